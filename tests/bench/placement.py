@@ -408,7 +408,7 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
     gc.collect()
     tracemalloc.start()
     fleet = index.fleet
-    assert fleet.components and fleet.rates(rdma=True) and fleet.reached_by("mac-00000")
+    assert fleet.parts(lan=False) and fleet.rates(rdma=True) and fleet.reached_by("mac-00000")
     gc.collect()
     per_mac = tracemalloc.get_traced_memory()[0] / count
     tracemalloc.stop()

@@ -24,7 +24,11 @@ PURE = {
     ),
     "localcluster": (
         "localcluster/thunderfleet_localcluster",
-        "fleet/* network/plan recorded/thunderbolt recorded/rdma run/follow run/manifest",
+        "fleet/* network/plan recorded/thunderbolt recorded/rdma follow",
+    ),
+    "cli": (
+        "cli/thunderfleet_cli",
+        "run/manifest doctor/check doctor/cluster doctor/network doctor/power doctor/security doctor/selftest doctor/system",
     ),
 }
 UNIT = {program: f"tests/unit/{'operator' if program == 'placement' else program}" for program in PURE}

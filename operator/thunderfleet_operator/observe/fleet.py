@@ -49,6 +49,10 @@ FAULTS = {
 """By the reason of Connected, the reason why nothing can be sent. Where a Node is not Ready, that is not known."""
 RDMA_FAULTS = frozenset({*rules.FAULT_CLASS, Reason.BELOW_THUNDERBOLT5}) - {Reason.COMMAND_FAILED}
 """Reasons of RDMAUsable that say what is wrong, not what is unknown."""
+NOT_SIZED = (
+    "the agent has not computed the sizes of the model's layers yet; if this lasts for more than a few minutes, see the log of "
+    "the agent"
+)
 SHARED_LIMIT = 65_536
 """Values that are kept to be shared between Macs."""
 Nodes = Mapping[str, Node]
@@ -115,7 +119,7 @@ def _facts(model: Model) -> ModelFacts:
         tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
         layer_bytes=pipeline.layer_bytes if pipeline else (),
         shared_bytes=pipeline.shared_bytes if pipeline else 0,
-        pipeline_refusal=pipeline.refusal if pipeline else "the agent has not computed the sizes of its layers",
+        pipeline_refusal=pipeline.refusal if pipeline else NOT_SIZED,
         kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
         active_bytes=model.active_bytes or 0,
         mixture=model.experts is not None,
@@ -198,6 +202,12 @@ def _faults(link: ThunderboltLink) -> tuple[CableFault | None, CableFault | None
     return None, CableFault(usable.reason, usable.message)
 
 
+def _connection(link: ThunderboltLink) -> str:
+    connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
+    since = connected.last_transition_time.isoformat() if connected is not None else ""
+    return f"{link.metadata.uid or ''} {since}".strip()
+
+
 def _end(end: LinkEnd, endpoint: Endpoint | None, profile: NodeProfile | None) -> End:
     # An agent that cannot read the interfaces reports its end without an address.
     reported = endpoint is not None and (profile is None or profile.status.network is not None)
@@ -229,6 +239,7 @@ def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
         rdma_mbps=_measured(link, MeasurementTransport.RDMA),
         fault=fault,
         rdma_fault=rdma_fault,
+        connection=_connection(link),
     )
 
 

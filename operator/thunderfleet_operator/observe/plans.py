@@ -128,7 +128,7 @@ class GroupView:
         """The group with these pods, and with ``epoch`` as its newest placement if given."""
         newest = epoch or self.epoch
         past = (*self.past, self.epoch) if epoch is not None and self.epoch is not None else self.past
-        number = newest.number if newest else -1
+        number = newest.number if newest else None
         ordered = sorted(pods, key=lambda pod: (pod.epoch, pod.rank))
         return replace(
             self,
@@ -136,7 +136,7 @@ class GroupView:
             past=past,
             pods=tuple(pod for pod in ordered if pod.epoch == number),
             old_pods=tuple(pod for pod in ordered if pod.epoch != number),
-            last_epoch=max(self.last_epoch, number),
+            last_epoch=max(self.last_epoch, number or self.last_epoch),
         )
 
 

@@ -134,7 +134,7 @@ def _over_lan(candidate: Candidate) -> str:
     relayed, direct = sum(hop.relay for hop in hops), sum(hop.cable is None and not hop.relay for hop in hops)
     parts = [f"{direct} of {len(hops)} hops over the LAN, unencrypted"] if direct else []
     if relayed:
-        parts.append(f"{relayed} of {len(hops)} hops over the LAN relayed by the supervisors, encrypted ({RELAY_COST})")
+        parts.append(f"{relayed} of {len(hops)} hops over the LAN relayed by the runner pods, encrypted ({RELAY_COST})")
     return "with " + " and ".join(parts) if parts else ""
 
 
@@ -168,5 +168,5 @@ def _layers(divided: Division) -> str:
     return (
         f"layers {counts}, in proportion to free memory"
         if divided.by_free_memory
-        else f"layers {counts}, moved so that every rank fits"
+        else f"layers {counts}, not in proportion to free memory, because otherwise at least one rank would not fit"
     )

@@ -2,10 +2,16 @@
 
 Two Macs with a hop between them, all Macs of a ring and all Macs of a mesh are in one block. A fleet whose racks are joined by
 one Mac each is divided into its racks, so no search has to look at it as a whole.
+
+Racks that are joined to a circle are one block, though no group goes around all of it. So a large block is divided once more,
+as rings of limited length see it: such a ring is near each of its Macs, in one block of what is near.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+
+LOOKS = 8
+"""A block is divided further if this takes at most so many looks at each of its hops."""
 
 
 @dataclass(slots=True)
@@ -58,3 +64,87 @@ def blocks(adjacent: Mapping[str, Collection[str]]) -> tuple[tuple[str, ...], ..
     for node in adjacent:
         walk.start(node)
     return tuple(walk.found)
+
+
+def short_blocks(adjacent: Mapping[str, Collection[str]], most: int) -> tuple[tuple[str, ...], ...]:
+    """Parts of a graph such that each ring, mesh and pair of at most ``most`` Macs has all of them in one part.
+
+    They are its blocks, of which the large ones are divided further where that takes little time. The same for every order of
+    the Macs and hops.
+    """
+    found: list[tuple[str, ...]] = []
+    for block in blocks(adjacent):
+        found += _divided(adjacent, block, most // 2) if len(block) > most else [block]
+    return tuple(found)
+
+
+def _divided(adjacent: Mapping[str, Collection[str]], block: tuple[str, ...], reach: int) -> list[tuple[str, ...]]:
+    """The parts of a block for rings whose Macs are within ``reach`` hops of each other; the whole block if that takes long.
+
+    A ring over a Mac of a core is within the core's reach and its own, and in one block of the hops there.
+    """
+    within = set(block)
+    near = {name: [peer for peer in adjacent[name] if peer in within] for name in block}
+    every = sum(map(len, near.values()))
+    left, parts, regions = LOOKS * every, _Parts(near), 0
+    seen: set[str] = set()
+    for center in sorted(block):
+        if center in seen:
+            continue
+        away = _around(near, center, reach + reach // 2)
+        hops = {name: [peer for peer in near[name] if peer in away] for name in away}
+        left -= sum(map(len, hops.values()))
+        # A block that is as joined near each of its Macs as it is as a whole is not worth more looks.
+        if left < 0 or len(away) == len(block) or (left < (LOOKS - 1) * every and len(parts) == regions):
+            return [block]
+        regions += 1
+        core = {name for name, distance in away.items() if distance <= reach // 2}
+        seen |= core
+        for part in blocks(hops):
+            if not core.isdisjoint(part):
+                parts.add(part)
+    return parts.joined()
+
+
+def _around(adjacent: Mapping[str, Collection[str]], center: str, reach: int) -> dict[str, int]:
+    """By Mac: how many hops it is away, up to ``reach``."""
+    found, edge = {center: 0}, [center]
+    for away in range(1, reach + 1):
+        edge = [peer for name in edge for peer in adjacent[name] if peer not in found]
+        found.update(dict.fromkeys(edge, away))
+        edge = list(dict.fromkeys(edge))
+    return found
+
+
+class _Parts:
+    """Parts that overlap. Those with a hop in common are one."""
+
+    def __init__(self, adjacent: Mapping[str, Collection[str]]) -> None:
+        self._adjacent = adjacent
+        self._parent: list[int] = []
+        self._parts: list[tuple[str, ...]] = []
+        self._of: dict[tuple[str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def _first(self, number: int) -> int:
+        while self._parent[number] != number:
+            self._parent[number] = number = self._parent[self._parent[number]]
+        return number
+
+    def add(self, part: tuple[str, ...]) -> None:
+        number, members = len(self._parts), set(part)
+        self._parts.append(part)
+        self._parent.append(number)
+        for name in part:
+            for peer in self._adjacent[name]:
+                if name < peer and peer in members:
+                    other = self._first(self._of.setdefault((name, peer), number))
+                    self._parent[self._first(number)] = other
+
+    def joined(self) -> list[tuple[str, ...]]:
+        found: dict[int, dict[str, None]] = {}
+        for number, part in enumerate(self._parts):
+            found.setdefault(self._first(number), {}).update(dict.fromkeys(part))
+        return [tuple(part) for part in found.values()]

@@ -4,7 +4,7 @@ To require that the Macs of a group share something else, add it to ``fleet.Mac`
 cohort here, and say in ``explain.obstacles`` why a Mac is in another cohort.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from thunderfleet_operator.placement.eligibility import wanted_model
@@ -27,6 +27,10 @@ class Cohort:
     def model(self) -> ModelFacts:
         """The model that all of them hold."""
         return self.needs.model
+
+    def among(self, names: Collection[str]) -> "Cohort":
+        """Those of the Macs that are named."""
+        return Cohort(self.needs, self.mlx, {name: mac for name, mac in self.macs.items() if name in names})
 
     @property
     def order(self) -> tuple[object, ...]:

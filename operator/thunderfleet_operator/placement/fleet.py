@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 
-from thunderfleet_operator.placement.blocks import blocks
+from thunderfleet_operator.placement.blocks import short_blocks
 from thunderfleet_operator.placement.model import ModelFacts
 
+MAX_RANKS = 64
+"""The planner's limit for any group."""
 QUEUE_PAIRS = 10
 """Queue pairs of one RDMA device, shared by all groups."""
 RDMA_YIELD = 0.65
@@ -206,6 +208,8 @@ class Cable:
     unsteady: Unsteady | None = None
     rdma_unsteady: Unsteady | None = None
     """The same for RDMA alone."""
+    connection: str = ""
+    """Changes when the cable is unplugged and plugged in again."""
 
     @property
     def rdma_rate(self) -> int:
@@ -256,57 +260,53 @@ class Fleet:
 
     def __init__(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = ()) -> None:
         by_name = {cable.name: cable for cable in cables}
-        self._set({mac.name: mac for mac in macs}, by_name, _by_mac(by_name.values()))
+        self._set({mac.name: mac for mac in macs}, by_name, _by_mac(by_name.values()), {})
 
-    def _set(self, macs: Mapping[str, Mac], cables: Mapping[str, Cable], links: Mapping[str, tuple[Cable, ...]]) -> None:
+    def _set(
+        self,
+        macs: Mapping[str, Mac],
+        cables: Mapping[str, Cable],
+        links: Mapping[str, tuple[Cable, ...]],
+        reached_elsewhere: Mapping[str, frozenset[str]],
+    ) -> None:
         self.macs = macs
         self.cables = cables
         self._links = links
+        self._reached_elsewhere = reached_elsewhere
         # Indexes; None until they are needed.
-        self._components: tuple[tuple[str, ...], ...] | None = None
+        self._parts: dict[bool, dict[str, list[int]]] = {}
         self._reached_by: Mapping[str, tuple[str, ...]] | None = None
+        self._reached_at: dict[str, frozenset[str]] = {}
         self._rates: tuple[frozenset[int], frozenset[int]] | None = None
 
     def links(self, node: str) -> tuple[Cable, ...]:
         """The cables that end at a Mac, in no particular order."""
         return self._links.get(node, ())
 
-    @property
-    def components(self) -> tuple[tuple[str, ...], ...]:
-        """Connected components of the graph of connected cables, each as names of Macs; every Mac is in exactly one."""
-        if self._components is None:
-            self._components = self._find_components()
-        return self._components
+    def parts(self, *, lan: bool) -> Mapping[str, Sequence[int]]:
+        """By Mac, numbers of parts of the fleet: every group of Macs is in one part.
 
-    def _find_components(self) -> tuple[tuple[str, ...], ...]:
-        seen: set[str] = set()
-        found: list[tuple[str, ...]] = []
-        for start in self.macs:
-            if start in seen:
-                continue
-            seen.add(start)
-            component = [start]
-            for node in component:
-                for cable in self._links.get(node, ()):
-                    peer = cable.b.node if cable.a.node == node else cable.a.node
-                    if peer not in seen and cable.connected and peer in self.macs:
-                        seen.add(peer)
-                        component.append(peer)
-            found.append(tuple(component))
-        return tuple(found)
+        Macs are joined by connected cables, and with ``lan`` by everything that a Mac has reached.
+        """
+        found = self._parts.get(lan)
+        if found is None:
+            found = {name: [] for name in self.macs}
+            for number, part in enumerate(short_blocks(self._adjacent(lan), MAX_RANKS)):
+                for name in part:
+                    found[name].append(number)
+            self._parts[lan] = found
+        return found
 
-    @cached_property
-    def blocks(self) -> tuple[tuple[str, ...], ...]:
-        """Blocks of the graph of connected cables and of everything that a Mac has reached."""
+    def _adjacent(self, lan: bool) -> Mapping[str, Collection[str]]:
         adjacent: dict[str, set[str]] = {name: set() for name in self.macs}
         pairs = [(cable.a.node, cable.b.node) for cable in self.cables.values() if cable.connected]
         for name, mac in self.macs.items():
-            pairs += [(name, peer) for peer in mac.dials.nodes] if mac.dials is not None else ()
+            pairs += [(name, peer) for peer in mac.dials.nodes] if lan and mac.dials is not None else ()
         for one, other in pairs:
             if one != other and one in adjacent and other in adjacent:
                 adjacent[one].add(other)
                 adjacent[other].add(one)
-        return blocks(adjacent)
+        return adjacent
 
     def reached_by(self, node: str) -> tuple[str, ...]:
         """Names of the Macs that have reached a Mac at any address."""
@@ -330,8 +330,12 @@ class Fleet:
 
     def reached_addresses(self, node: str) -> frozenset[str]:
         """Addresses at which any Mac has reached a Mac. Those of a Mac that is not ready are out of date."""
-        dials = (self.macs[name].dials for name in self.reached_by(node) if self.macs[name].ready)
-        return frozenset(address for known in dials if known is not None for address in known.at(node))
+        found = self._reached_at.get(node)
+        if found is None:
+            dials = (self.macs[name].dials for name in self.reached_by(node) if self.macs[name].ready)
+            here = frozenset(address for known in dials if known is not None for address in known.at(node))
+            self._reached_at[node] = found = here | self._reached_elsewhere.get(node, frozenset())
+        return found
 
     def rates(self, *, rdma: bool) -> frozenset[int]:
         """The rates of all cables in Mbit/s, over RDMA or TCP."""
@@ -372,13 +376,22 @@ class Fleet:
         for name in gone:
             table.pop(name, None)
         new = tuple(cables)
-        made._set(table, *(self._changed_cables(new, gone) if new or gone else (self.cables, self._links)))
+        cables_and_links = self._changed_cables(new, gone) if new or gone else (self.cables, self._links)
+        made._set(table, *cables_and_links, self._reached_elsewhere)
         if same_macs and all(map(self._is_joined_alike, new)):
-            made._components = self._components
+            made._parts = {lan: found for lan, found in self._parts.items() if same_dials or not lan}
         if same_dials:
             made._reached_by = self._reached_by
         if not new and not gone:
             made._rates = self._rates
+        return made
+
+    def part(self, nodes: Iterable[str]) -> "Fleet":
+        """These Macs with the cables between them and what all Macs have reached. Costs nothing for the rest of the fleet."""
+        made = Fleet()
+        macs = {name: self.macs[name] for name in nodes}
+        cables = {cable.name: cable for name in macs for cable in self.links(name) if cable.other(name) in macs}
+        made._set(macs, cables, _by_mac(cables.values()), {name: self.reached_addresses(name) for name in macs})
         return made
 
     @property

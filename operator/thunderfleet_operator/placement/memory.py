@@ -5,16 +5,19 @@ prefill step, and headroom. The agents publish these figures for each model; thi
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import add
 
+from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.vocabulary import PlacedSplit, Split
 
 from thunderfleet_operator.placement.model import KVLayer, ModelFacts
 from thunderfleet_operator.placement.request import MemoryRequest
 
+UNSIZED = "no agent has computed the memory that the model needs; see their logs"
 Layers = tuple[tuple[int, int], ...]
 """By rank: first (included) and last (excluded) layer."""
 
@@ -26,7 +29,7 @@ class Division:
     needs: tuple[int, ...]
     layers: Layers = ()
     by_free_memory: bool = True
-    """Whether the layers are proportional to free memory; otherwise they were moved so that every rank fits."""
+    """Whether the layers are in proportion to free memory; if not, at least one rank would not fit with such layers."""
 
 
 def kv_bytes(layer: KVLayer, memory: MemoryRequest, world_size: int = 1) -> int:
@@ -127,9 +130,12 @@ class Needs:
         self._sizes = {entry.world_size: entry for entry in reversed(model.tensor)}
         self._tensor: dict[int, tuple[int, ...]] = {}
         self._bounds: dict[tuple[PlacedSplit, int], Bounds | str] = {}
+        self._fitting: dict[int, int] = {}
+        self._divided: dict[tuple[int, ...], Division | None] = {}
+        """By free bytes of the ranks; a search divides only for the sets that it reports."""
 
     def tensor(self, size: int) -> tuple[int, ...]:
-        """Bytes by rank of tensor parallelism, or of a single Mac; empty if mlx-lm cannot split the model this way."""
+        """Bytes by rank of tensor parallelism, or of a single Mac; empty if it cannot be used."""
         if size not in self._tensor:
             entry = self._sizes.get(size)
             weights = entry.bytes_per_rank if entry is not None and not entry.refusal else ()
@@ -153,7 +159,7 @@ class Needs:
     def _pipeline_bounds(self, size: int) -> Bounds | str:
         model, costs = self.model, self._costs
         if model.pipeline_refusal or not costs:
-            return f"the model cannot be divided by layers: {model.pipeline_refusal or 'the sizes of its layers are unknown'}"
+            return model.pipeline_refusal or UNSIZED
         if len(costs) < size:
             return f"{size} ranks need at least {size} layers, the model has {len(costs)}"
         total, small = self._sums[-1], self._smallest
@@ -169,15 +175,15 @@ class Needs:
         needs = self.tensor(size)
         if not needs:
             entry = self._sizes.get(size)
-            if entry is None or not entry.refusal:
-                known = "agents compute sizes for 1 to 16 ranks, and only for 1 if mlx-lm cannot build the model"
-                return f"the size of the model for {size} {'ranks' if size > 1 else 'rank'} is not known: {known}"
-            return (
-                f"mlx-lm cannot split the model over {size} ranks: {entry.refusal}"
-                if size > 1
-                else f"the size of the model is unknown: {entry.refusal}"
-            )
+            why = entry.refusal if entry is not None else self._unsized(size)
+            return why or UNSIZED
         return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))
+
+    def _unsized(self, size: int) -> str | None:
+        """Why the agents publish no size for so many ranks. A model sized by its files has the size of one rank only."""
+        if size > MAX_WORLD_SIZE:
+            return f"agents compute the memory that a rank needs for at most {MAX_WORLD_SIZE} Macs"
+        return self.model.pipeline_refusal
 
     def advance(self, split: PlacedSplit, held: int, rank: int, size: int, free: int) -> int:
         """The state after one more rank, from the last rank to rank 0; 0 if the rank has no room.
@@ -188,15 +194,25 @@ class Needs:
         if split is not Split.PIPELINE:
             return held if self.tensor(size)[rank] <= free else 0
         sums, room = self._sums, free * 100 // self._percent - self._fixed
-        following = past = 0
-        while held and room >= 0:
-            first = (held & -held).bit_length() - 1
-            held &= held - 1
-            last = min(len(self._costs) - rank, bisect_right(sums, sums[first] + room) - 1)
-            if last > max(first, past):
-                following |= (1 << last + 1) - (1 << max(first, past) + 1)
-                past = last
+        most, following = len(self._costs) - rank, 0
+        held &= self._movable(room)
+        while held:
+            # Layers that follow each other: from any of them on, the ranks can hold all up to what the last reaches.
+            first = held & -held
+            rest = held + first
+            last = min(most, bisect_right(sums, sums[(rest & -rest).bit_length() - 2] + room) - 1)
+            following |= max(0, (1 << last + 1) - (first << 1))
+            held &= rest
         return following
+
+    def _movable(self, room: int) -> int:
+        """Bit i says that layer i alone fits into this room."""
+        if room >= self._largest:
+            return (1 << len(self._costs) + 1) - 1
+        found = self._fitting.get(room)
+        if found is None:
+            self._fitting[room] = found = sum([1 << i for i, cost in enumerate(self._costs) if cost <= room])
+        return found
 
     def complete(self, split: PlacedSplit, held: int) -> bool:
         """Whether the ranks hold the whole model after rank 0 was added."""
@@ -207,10 +223,13 @@ class Needs:
         if split is not Split.PIPELINE:
             needs = self.tensor(len(free))
             return Division(needs) if all(need <= room for need, room in zip(needs, free, strict=True)) else None
-        shared = self.share_layers(free)
-        if shared is None:
-            return None
-        return Division(tuple(self.span(*span) for span in shared[0]), *shared)
+        key = tuple(free)
+        if key not in self._divided:
+            shared = self.share_layers(free)
+            self._divided[key] = (
+                Division(tuple(self.span(*span) for span in shared[0]), *shared) if shared is not None else None
+            )
+        return self._divided[key]
 
     def share_layers(self, free: Sequence[int]) -> tuple[Layers, bool] | None:
         """Layer range of each rank, and whether it is proportional to free memory.
@@ -218,24 +237,44 @@ class Needs:
         Proportional by largest remainder where that fits. Otherwise the nearest division in which every rank fits and has a
         layer, or None if there is none.
         """
-        layers, sums = len(self._costs), self._sums
+        layers = len(self._costs)
         if layers < len(free):
             return None
         ranges = _ranges(largest_remainder(layers, free))
         if all(self.span(*span) <= room for span, room in zip(ranges, free, strict=True)):
             return ranges, True
-        # From the last rank, which holds the first layers: by end of its layers, the distance from the ideal, and the cuts.
-        cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
-        for position in reversed(range(len(free))):
-            ideal, room = ranges[position][1], free[position] * 100 // self._percent - self._fixed
-            following: dict[int, tuple[int, tuple[int, ...]]] = {}
-            for first, (distance, path) in cuts.items():
-                furthest = bisect_right(sums, sums[first] + room) - 1 if room >= 0 else first
-                for last in range(first + 1, min(layers - position, furthest) + 1):
-                    found = (distance + abs(last - ideal), (*path, last))
-                    if last not in following or found < following[last]:
-                        following[last] = found
-            cuts = following
-        if layers not in cuts:
+        held = 1
+        for rank in reversed(range(len(free))):
+            held = self.advance(Split.PIPELINE, held, rank, len(free), free[rank])
+        if not self.complete(Split.PIPELINE, held):
             return None
-        return tuple(reversed(list(pairwise(cuts[layers][1])))), False
+        cuts = self._nearest([end for _, end in ranges], free)
+        return tuple(reversed(list(pairwise(cuts)))), False
+
+    def _nearest(self, ideals: Sequence[int], free: Sequence[int]) -> tuple[int, ...]:
+        """The ends of the ranks' layers, from the last rank to rank 0, nearest to the ideals. There must be any.
+
+        Of equally near ones the first. Dynamic programming from the last rank, which holds the first layers: by end of its
+        layers, the distance from the ideals, the rank among all paths to such ends, and the path. The best of the paths that
+        an end can follow is the first of a queue, which only ever moves on.
+        """
+        layers, sums = len(self._costs), self._sums
+        paths: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, (0,))}
+        for position in reversed(range(len(free))):
+            room = free[position] * 100 // self._percent - self._fixed
+            queue: deque[tuple[tuple[int, int, tuple[int, ...]], int]] = deque()
+            found: list[tuple[int, int, int, tuple[int, ...]]] = []
+            for last in range(1, layers - position + 1):
+                path = paths.get(last - 1)
+                if path is not None:
+                    while queue and queue[-1][0] > path:
+                        queue.pop()
+                    queue.append((path, last - 1))
+                while queue and sums[last] - sums[queue[0][1]] > room:
+                    queue.popleft()
+                if queue:
+                    distance, order, before = queue[0][0]
+                    found.append((order, last, distance + abs(last - ideals[position]), before))
+            ranked = enumerate(sorted(found))
+            paths = {last: (distance, order, (*before, last)) for order, (_, last, distance, before) in ranked}
+        return paths[layers][2]

@@ -25,7 +25,9 @@ MOST = 8
 ROUNDS = 3
 """Most changes of places."""
 STEPS = 10
-"""What it takes to divide a model in one order."""
+"""What it takes to divide a model in one order,"""
+LAYERS_A_STEP = 8
+"""and more for so many layers on each rank, if they cannot be proportional to free memory."""
 
 Kind = tuple[int, str, int, int, int]
 
@@ -118,6 +120,8 @@ class Orders:
         divided = cohort.needs.divide(Split.PIPELINE, [mac.free_bytes for mac in macs])
         if divided is None:
             return 0
+        if not divided.by_free_memory:
+            self._budget.spend(len(macs) * len(cohort.model.layer_bytes) // LAYERS_A_STEP)
         shares, request = [last - first for first, last in divided.layers], self._search.request
         model, factors = cohort.model, request.corrections
         found = predict(model, macs, transport, Split.PIPELINE, shares, request.lengths, corrections=factors)

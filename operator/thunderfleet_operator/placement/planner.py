@@ -37,7 +37,7 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
         if chosen is None and not search.budget.exhausted:
             return explain(search)
         limited = chosen is None
-        search = CandidateSearch(fleet, request, StepBudget(max_steps // AFTER_LIMIT if limited else max_steps))
+        search = search.again(StepBudget(max_steps // AFTER_LIMIT if limited else max_steps))
     choice = chosen.choice if isinstance(chosen, Chosen) else None
     first = kept or (choice.candidate if choice is not None else None)
     ranked = [first] if first is not None else []
@@ -117,8 +117,10 @@ def _runner_up(loser: Candidate, winner: Candidate, request: Request, choice: Ch
 def _why_slower(loser: Candidate, winner: Candidate, speed: float, fastest: float, policy: PlacementPolicy) -> str:
     """Why predicted speeds decide against a candidate."""
     wanted = threshold(loser, winner, policy)
-    less = f", less than {wanted:g} times" if fastest < speed < wanted * fastest else ""
-    return f"predicted {speed:.3g} tokens/s instead of {fastest:.3g}{less} (policy {policy})"
+    rates = f"predicted {speed:.3g} tokens/s instead of {fastest:.3g}"
+    if fastest < speed < wanted * fastest:
+        return f"{rates}, not {wanted:g} times as fast, which policy {policy} requires"
+    return f"{rates} (policy {policy})"
 
 
 def _as_running(fleet: Fleet, kept: Candidate, links: tuple[str, ...]) -> Score:
@@ -156,7 +158,7 @@ def better(
     chosen = choose(search, request.policy) if request.policy is not None and speed is not None else None
     if isinstance(chosen, Chosen) and speed is not None:
         return _faster(chosen.choice, kept, speed.decode, other, request)
-    found = next(CandidateSearch(fleet, request, StepBudget(MAX_STEPS)).candidates(1), None)
+    found = next(search.again(StepBudget(MAX_STEPS)).candidates(1), None)
     return _scores_better(found, other) if found is not None else None
 
 
@@ -175,6 +177,7 @@ def _faster(choice: Choice, kept: Candidate, speed: float, running: Score, reque
     found = choice.candidate
     if request.policy is not None and choice.speed >= threshold(found, kept, request.policy) * speed:
         nodes = ", ".join(found.nodes)
-        return f"{nodes}; currently predicted {speed:.3g} tokens/s instead of {choice.speed:.3g} (policy {request.policy})"
+        here = f"{speed:.3g} tokens/s where the group is now"
+        return f"{nodes}; predicted {choice.speed:.3g} tokens/s there, {here} (policy {request.policy})"
     text = _scores_better(found, running) if choice.speed * ALIKE > speed else None
     return text or _scores_better(kept, running)

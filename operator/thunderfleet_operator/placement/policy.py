@@ -6,14 +6,16 @@ whose best placement is faster by the threshold, and repeats that from there.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
-from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy, Split
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacementPolicy, Split
 
 from thunderfleet_operator.placement.assembly import predicted
 from thunderfleet_operator.placement.buckets import MEMORY_STEP, Buckets
+from thunderfleet_operator.placement.fleet import MAX_RANKS, Mac
 from thunderfleet_operator.placement.orders import Orders
-from thunderfleet_operator.placement.preferences import MAX_RANKS
+from thunderfleet_operator.placement.preferences import Stage
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 from thunderfleet_operator.placement.speed import bandwidth, predict, unknown
@@ -87,10 +89,14 @@ class _Parts:
 
     def __init__(self, search: CandidateSearch) -> None:
         self.whole = search
-        self._steps = max(1, search.budget.left // CLASSES)
+        self._steps = max(1, search.budget.left // CLASSES // 2)
         self._rates = {name: bandwidth(mac) for name, mac in search.eligible.items()}
         self._classes: list[CandidateSearch] | None = None
         self.orders = Orders(search)
+
+    @cached_property
+    def _fastest(self) -> Mac:
+        return self.whole.eligible[max(self._rates, key=lambda name: self._rates[name])]
 
     @property
     def classes(self) -> list[CandidateSearch]:
@@ -104,8 +110,8 @@ class _Parts:
                 buckets = Buckets(rates.values(), MEMORY_STEP)
                 edges = sorted(set(map(buckets.of, rates.values())))[1:][-CLASSES:]
             # An edge is the lowest rate of its bucket.
-            groups = ([name for name, rate in rates.items() if rate >= edge] for edge in edges)
-            self._classes = [CandidateSearch(fleet, request, StepBudget(self._steps), only=names) for names in groups]
+            groups = ({name for name, rate in rates.items() if rate >= edge} for edge in edges)
+            self._classes = [self.whole.among(names, StepBudget(self._steps)) for names in groups]
         return self._classes
 
     @property
@@ -113,13 +119,13 @@ class _Parts:
         """Whether all searches completed."""
         return not any(part.budget.exhausted for part in (self.whole, *(self._classes or ())))
 
-    def may_reach(self, speed: float, size: int, transport: PlacedTransport, split: PlacedSplit) -> bool:
+    def may_reach(self, speed: float, size: int, stage: Stage, split: PlacedSplit) -> bool:
         """Whether so many of the fastest Mac would have this speed."""
-        if not speed or not self._rates:
+        if not speed:
             return True
-        macs = [self.whole.eligible[max(self._rates, key=lambda name: self._rates[name])]] * size
-        request = self.whole.request
-        most = (predict(cohort.model, macs, transport, split, lengths=request.lengths) for cohort in self.whole.cohorts)
+        macs, request = [self._fastest] * size, self.whole.request
+        models = self.whole.models(stage, size)
+        most = (predict(model, macs, stage.transport, split, lengths=request.lengths) for model in models)
         correction = max(request.corrections.values(), default=1.0)
         return any(found is None or found.decode * correction >= speed for found in most)
 
@@ -127,8 +133,8 @@ class _Parts:
 def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredicted:
     """The candidates on so many Macs with a speed of at least ``least``."""
 
-    def wanted(transport: PlacedTransport, split: PlacedSplit) -> bool:
-        return parts.may_reach(least, size, transport, split)
+    def wanted(stage: Stage, split: PlacedSplit) -> bool:
+        return parts.may_reach(least, size, stage, split)
 
     found = list(parts.whole.of_size(size, wanted, PIPELINES))
     if found:

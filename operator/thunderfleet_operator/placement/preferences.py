@@ -21,8 +21,6 @@ LABELS: Mapping[PlacedTransport, str] = {
 """Names of transports in messages."""
 MESH_RANKS = 8
 """JACCL's limit for a mesh."""
-MAX_RANKS = 64
-"""The planner's limit for any group."""
 
 
 class Stage(NamedTuple):

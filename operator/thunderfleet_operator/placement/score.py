@@ -102,7 +102,7 @@ class Score:
             "speed": "slowest hop {mine} instead of {theirs}",
             "bandwidth": "slowest memory {mine} instead of {theirs}",
             "spread": "free memory of its Macs differs by {mine} instead of {theirs}",
-            "room": "uses Macs with {mine} free instead of {theirs}",
+            "room": "uses Macs with more free memory: {mine} instead of {theirs}",
         }
         mine, theirs = self.texts(), winner.texts()
         for part, field_name in PARTS.items():

@@ -107,7 +107,11 @@ def unknown(model: ModelFacts, macs: Sequence[Mac]) -> str:
         return f"no agent has published yet how many bytes of {model.repository or model.path} are read to generate a token"
     lacking = [mac for mac in macs if _rates(mac, model, CALIBRATED) is None]
     mac = min(lacking, key=lambda mac: mac.name)
-    return f"{mac.name} has not measured itself yet, and its chip {mac.chip or '(not published)'} is not in the table of chips"
+    chip_name = f"its chip {mac.chip}" if mac.chip else "its chip, which its agent has not published"
+    return (
+        f"{mac.name} has no benchmark yet (the condition BenchmarksFresh of its NodeProfile says why), and Thunderfleet does "
+        f"not know the speed of {chip_name}"
+    )
 
 
 def bandwidth(mac: Mac) -> int:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], object]) -> None:
     """Adds the arguments; ``port_range`` parses a range of ports."""
-    plan.description = "Plan a ModelDeployment on the fleet that a file describes, as the operator would, without a cluster."
+    plan.description = "Plan a ModelDeployment as the operator would, on the fleet that a file describes or that a cluster has."
     plan.epilog = "exit status: 0 every group has a placement, 3 a group has none, 2 invalid input"
     plan.add_argument(
         "--fleet",
         type=Path,
         metavar="FILE",
-        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`; may be edited; with configmaps in the list, "
-        "the cables and RDMA queue pairs that other groups use are exact; - is stdin",
+        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`, or - for stdin; may be edited; add configmaps to the "
+        "list to know exactly which cables and RDMA connections other groups use; otherwise they are estimated",
     )
     plan.add_argument(
         "--context",
@@ -43,7 +43,12 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         "--ports",
         type=port_range,
         default="20000-20999",
-        help="ports of each Mac for gateways and control connections, as for run",
+        help="ports of each Mac for the HTTP endpoints of groups and for connections among their pods, as for run",
     )
-    plan.add_argument("--ring-ports", type=port_range, default="21000-29999", help="ports of each Mac for rings, as for run")
+    plan.add_argument(
+        "--ring-ports",
+        type=port_range,
+        default="21000-29999",
+        help="ports of each Mac for the connections that MLX opens among ranks, as for run",
+    )
     plan.add_argument("--schema", action="store_true", help="print the JSON Schema of the output and exit")

@@ -31,12 +31,12 @@ class LayersReport(_Report):
 
 
 class RelayReport(_Report):
-    """A hop carried by supervisors."""
+    """A hop of a ring over a LAN, which the pods of both ranks carry."""
 
     address: str = Field(description="Address that is dialed.")
     backwards: bool = Field(
-        description="Whether this rank's supervisor dials that of the previous rank; otherwise the previous rank's dials this "
-        "one's."
+        description="True if this rank's pod opens the connection to the previous rank's pod; false if the previous rank's pod "
+        "opens it."
     )
 
 
@@ -46,13 +46,13 @@ class RankReport(_Report):
     rank: int = Field(description="Number of the rank, from 0.")
     node: str = Field(description="Mac that the rank is placed on.")
     address: str = Field(description="Address of the Mac, on which gateway and control ports listen.")
-    gateway_port: int = Field(description="Port of the OpenAI-compatible API.")
-    control_port: int = Field(description="Port of the supervisors' protocol.")
+    gateway_port: int = Field(description="Port of the pod's HTTP endpoint (gateway); that of rank 0 serves the model.")
+    control_port: int = Field(description="Port for connections from the group's other pods.")
     memory_bytes: int = Field(description="Memory that the rank reserves.")
     free_bytes: int = Field(description="Free memory of the Mac before the group was placed.")
     layers: LayersReport | None = Field(default=None, description="Layers of the rank, in a pipeline.")
     ring_address: str | None = Field(default=None, description="Where the previous rank dials this one, in a TCP ring.")
-    relay: RelayReport | None = Field(default=None, description="How supervisors relay that hop, if there is no cable.")
+    relay: RelayReport | None = Field(default=None, description="How pods carry that hop, if there is no cable.")
     devices: tuple[str | None, ...] = Field(
         default=(), description="Over JACCL, by rank: RDMA device of this Mac at the cable to that rank; null if there is none."
     )
@@ -73,8 +73,9 @@ class ScorePartReport(_Report):
 
     part: str = Field(description="Name of the part. Parts are compared in the order of this list.")
     value: int = Field(
-        description="Lower is better. Speed is in negative Mbit/s. In bytes: spread, the difference of free memory among its "
-        "Macs, and room, their free memory in sum."
+        description="Lower is better. speed: Mbit/s, negated; bandwidth: MB/s, negated; both with equal values for rates that "
+        "are about equal. spread: bytes between the largest and the smallest free memory of its Macs. room: bytes of free "
+        "memory of its Macs in sum. transport, split: 0 is the best. macs, shared: numbers."
     )
     text: str = Field(description="Human-readable value.")
 

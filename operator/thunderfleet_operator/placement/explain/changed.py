@@ -39,7 +39,7 @@ def mended(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTranspor
 def changed(
     fleet: Fleet, request: Request, cohort: Cohort, transport: PlacedTransport, nodes: Sequence[str], changes: Changes
 ) -> tuple[Fleet, Request]:
-    """The fleet and the request once all ``changes`` are made. ``nodes``: the Macs of the near miss, new ones included."""
+    """These Macs and the request once all ``changes`` are made. ``nodes``: the Macs of the near miss, new ones included."""
     known = {name: fleet.macs.get(name) or Mac(name, name, 0) for name in nodes}
     macs = {name: mended(mac, request, cohort, transport) if name in changes.macs else mac for name, mac in known.items()}
     macs.update({name: replace(macs[name], free_bytes=max(size, macs[name].free_bytes)) for name, size in changes.free_bytes})
@@ -49,7 +49,8 @@ def changed(
     for name, device in changes.queue_pairs:
         for cable in fleet.links(name):
             cables[cable.name] = _with_queue_pairs(cables.get(cable.name, cable), name, device)
-    made = fleet.changed((mac for name, mac in macs.items() if mac is not fleet.macs.get(name)), cables.values())
+    part = fleet.part(name for name in nodes if name in fleet.macs)
+    made = part.changed((mac for name, mac in macs.items() if mac is not fleet.macs.get(name)), cables.values())
     avoid, ports = (
         {k: v for k, v in table.items() if k not in changes.macs} for table in (request.avoid, request.no_ring_ports)
     )

@@ -10,11 +10,12 @@ from thunderfleet_operator.placement.cohorts import Cohort, mlx_versions
 from thunderfleet_operator.placement.eligibility import wanted_model
 from thunderfleet_operator.placement.explain.fixes import NO_RANK_0
 from thunderfleet_operator.placement.explain.miss import NAMED, Miss, by_message, named
+from thunderfleet_operator.placement.explain.obstacles import without_backends
 from thunderfleet_operator.placement.explain.shortage import alone_text
 from thunderfleet_operator.placement.explain.transports import single_mac_misses, transport_misses
-from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.fleet import MAX_RANKS, Mac
 from thunderfleet_operator.placement.memory import Bounds, Needs
-from thunderfleet_operator.placement.preferences import LABELS, MAX_RANKS, allowed_transports, backend
+from thunderfleet_operator.placement.preferences import LABELS, allowed_transports, backend
 from thunderfleet_operator.placement.result import Changes, MacReason, NearMiss, Unplaceable
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
@@ -143,8 +144,7 @@ def _eligible_reason(search: CandidateSearch, mac: Mac, alone: Mapping[str, int 
     parts = [need if isinstance(need, str) else alone_text(mac, need)] if need is not None else []
     if not mac.backends.intersection(backend(transport) for transport in allowed_transports(request)[1:]):
         group = "join a group" if request.transport is Transport.AUTO else f"use {request.transport}"
-        has = f"supports only {', '.join(sorted(mac.backends))}" if mac.backends else "has no backend"
-        parts.append(f"cannot {group}: its MLX {mac.mlx_version or '(unknown version)'} {has}")
+        parts.append(f"cannot {group}: {without_backends(mac)}")
     if parts:
         return ", and ".join(parts)
     if not any(cable.connected for cable in search.fleet.links(mac.name)):

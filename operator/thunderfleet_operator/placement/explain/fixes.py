@@ -23,6 +23,7 @@ from thunderfleet_operator.placement.explain.obstacles import HopObstacles
 from thunderfleet_operator.placement.explain.shortage import alone_text, rank_text, smallest_needs
 from thunderfleet_operator.placement.fleet import Fleet, Mac
 from thunderfleet_operator.placement.graph.coordinators import coordinators
+from thunderfleet_operator.placement.graph.hops import too_few_queue_pairs
 from thunderfleet_operator.placement.preferences import LABELS, RDMA_TRANSPORTS
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Changes, NearMiss
@@ -125,12 +126,7 @@ def _queue_pairs(way: Way, order: Sequence[str], lacking: Mapping[tuple[str, str
             wanted[key] = wanted.get(key, 0) + 1
             left[key] = end.queue_pairs
     return [
-        (
-            node,
-            device,
-            f"RDMA device {device} of {node} has {left[node, device]} free queue pairs, needs {count}; other groups use "
-            "the others",
-        )
+        (node, device, too_few_queue_pairs(node, device, left[node, device], count))
         for (node, device), count in wanted.items()
         if count > left[node, device]
     ]
@@ -154,7 +150,7 @@ def _rank_0(way: Way, order: Sequence[str], changes: Changes) -> tuple[str, Chan
     if free is not None:
         return free, changes, problem
     zero = found[0]
-    text = f"no Mac has free ring ports, which rank 0 needs: {zero} {ports[zero]}"
+    text = f"rank 0 of several Macs needs a block of ports of operator.ringPorts, which no Mac has: {zero} {ports[zero]}"
     text = f"{problem.text}; {text}" if problem is not None else text
     return zero, replace(changes, macs=(*changes.macs, zero)), Obstacle(COST_MEMORY - 1, text)
 

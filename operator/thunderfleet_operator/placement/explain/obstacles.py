@@ -5,12 +5,21 @@ from functools import cache
 from heapq import nsmallest
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
+from thunderfleet_lib.rdma.rules import LEAST_MACOS_TEXT
 
 from thunderfleet_operator.placement.cohorts import Cohort, mlx_versions
 from thunderfleet_operator.placement.eligibility import ineligible_reasons, wanted_model
 from thunderfleet_operator.placement.explain.miss import COST_CABLE, COST_CHECK, COST_MEMORY, COST_SETTING, Obstacle
 from thunderfleet_operator.placement.fleet import Cable, Fleet, Mac
-from thunderfleet_operator.placement.graph.hops import Hop, LANHops, rdma_hops, rdma_problem, ring_hops, ring_problem
+from thunderfleet_operator.placement.graph.hops import (
+    Hop,
+    LANHops,
+    rdma_hops,
+    rdma_problem,
+    ring_hops,
+    ring_problem,
+    too_few_queue_pairs,
+)
 from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, backend
 from thunderfleet_operator.placement.request import Request
 
@@ -49,10 +58,12 @@ class HopObstacles:
 
     def _problem(self, cable: Cable) -> str:
         problem = (rdma_problem(cable) if self._rdma else ring_problem(self._fleet, cable)) or "cannot be used"
-        full = [f"RDMA device {end.device} of {end.node}" for end in (cable.a, cable.b) if end.device and end.queue_pairs < 1]
-        has = "have" if len(full) > 1 else "has"
-        more = f", and {' and '.join(full)} {has} no free queue pairs, because other groups use them"
-        return problem + more if self._rdma and cable.rdma_problem is not None and full else problem
+        if not self._rdma or cable.rdma_problem is None:
+            return problem
+        full = [
+            too_few_queue_pairs(end.node, end.device, 0) for end in (cable.a, cable.b) if end.device and end.queue_pairs < 1
+        ]
+        return ", and ".join([problem, *full])
 
 
 def helpful_macs(
@@ -74,6 +85,17 @@ def mac_lacks(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTrans
     return " and ".join(found)
 
 
+def without_backends(mac: Mac) -> str:
+    """Why a Mac does not have a backend, as a clause."""
+    if not mac.mlx_version:
+        return (
+            "its agent has not published the version and backends of its MLX (the condition InventoryComplete of its "
+            "NodeProfile says why)"
+        )
+    backends = f"supports only {', '.join(sorted(mac.backends))}" if mac.backends else "has no backend for groups of Macs"
+    return f"its MLX {mac.mlx_version} {backends}"
+
+
 def _software(mac: Mac, cohort: Cohort, transport: PlacedTransport) -> list[str]:
     found = []
     if mlx_versions(mac) != cohort.mlx:
@@ -81,9 +103,9 @@ def _software(mac: Mac, cohort: Cohort, transport: PlacedTransport) -> list[str]
             f"runs {_versions(mlx_versions(mac))}, the others {_versions(cohort.mlx)} (install the same versions on all)"
         )
     if transport is not Transport.NONE and backend(transport) not in mac.backends:
-        needs = " (it needs macOS 26.2 or newer)" if transport in RDMA_TRANSPORTS else ""
+        needs = f" (it needs {LEAST_MACOS_TEXT})" if transport in RDMA_TRANSPORTS else ""
         found.append(f"runs an MLX without the {backend(transport)} backend{needs}")
-    return found
+    return [f"cannot join the others: {without_backends(mac)}"] if found and not mac.mlx_version else found
 
 
 def _cost(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTransport) -> int:

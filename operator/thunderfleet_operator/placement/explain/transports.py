@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import PlacedTransport, Split, Transport
+from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
 from thunderfleet_operator.placement.explain.fixes import Way, fix
@@ -13,11 +13,10 @@ from thunderfleet_operator.placement.explain.miss import COST_MEMORY, NEW_MAC, M
 from thunderfleet_operator.placement.explain.obstacles import HopObstacles, helpful_macs
 from thunderfleet_operator.placement.explain.relaxed import cheapest_set
 from thunderfleet_operator.placement.explain.shortage import least_missing
-from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.fleet import MAX_RANKS, Mac
 from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.preferences import (
     LABELS,
-    MAX_RANKS,
     MESH_RANKS,
     allowed_splits,
     backend,
@@ -115,8 +114,8 @@ class _Explanation:
             Way(search.fleet, search.request, cohort, transport, split, hops, budget)
             for split in allowed_splits(transport, search.request)
         ]
-        self.refused: dict[str, Miss] = {}
-        """By reason, a division that mlx-lm refuses."""
+        self.refused: dict[tuple[PlacedSplit, str], Miss] = {}
+        """By split and reason, a division whose memory is not known."""
 
     def misses(self, pool: _Pool) -> list[Miss]:
         """The near misses of sets of these Macs."""
@@ -128,7 +127,7 @@ class _Explanation:
                     short.append((pool.missing(size, need), size, number))
                     continue
                 near = NearMiss((), way.transport, way.split, f"{way.split} over {size} Macs: {need}")
-                self.refused.setdefault(need, Miss(COST_MEMORY + 1, size, near, Reason.NO_ROOM))
+                self.refused.setdefault((way.split, need), Miss(COST_MEMORY + 1, size, near, Reason.NO_ROOM))
         short.sort()
         room = [entry for entry in short if not entry[0]][:CLOSER]
         rest = [entry for entry in short if entry[0]][:CLOSER]

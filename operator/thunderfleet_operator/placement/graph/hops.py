@@ -69,8 +69,16 @@ def rdma_problem(cable: Cable) -> str | None:
         if end.device is None:
             return f"{end.node} has no RDMA device at its end"
         if end.queue_pairs < 1:
-            return f"RDMA device {end.device} of {end.node} has no free queue pairs, because other groups use them"
+            return too_few_queue_pairs(end.node, end.device, end.queue_pairs)
     return None
+
+
+def too_few_queue_pairs(node: str, device: str, free: int, wanted: int = 1) -> str:
+    """That a device has fewer queue pairs than a group needs, and what to do."""
+    has = f"{free} free queue pair{'' if free == 1 else 's'}, needs {wanted}" if free > 0 else "no free queue pairs"
+    why = "other groups use the others" if free > 0 else "other groups use them all"
+    remedy = f"delete a ModelDeployment that uses {node}, or set spec.transport: Ring"
+    return f"RDMA device {device} of {node} has {has} (one for each RDMA connection), because {why}: {remedy}"
 
 
 def ring_problem(fleet: Fleet, cable: Cable) -> str | None:

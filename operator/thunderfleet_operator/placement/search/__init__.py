@@ -9,6 +9,7 @@ walking      rings walked hop by hop
 cycles       the best ring over a given set
 roots        where sets begin, the most promising first
 shortlist    the best arrangements found so far
+hop_graphs   the separate graphs in which groups can form, for every cohort and transport
 hop_graph    Macs that may form a group, with the hops between them
 budget       the step budget
 """

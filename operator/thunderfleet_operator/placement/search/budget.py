@@ -1,4 +1,10 @@
-"""The step budget of a search."""
+"""The step budget of a search: what bounds the time of a plan on every fleet.
+
+A step is a few microseconds of work: to add one Mac to a path, a set or an order. What costs more than that, because it grows
+with the number of Macs, hops or layers that it looks at, takes as many steps as it costs. What takes no steps is done once for
+each Mac, cable or dial of the fleet, however the fleet is wired: to sort the Macs, to find their hops and the parts of the
+fleet that groups can form in. So a plan takes time in proportion to the fleet, and at most that of its steps beyond.
+"""
 
 
 class StepBudget:

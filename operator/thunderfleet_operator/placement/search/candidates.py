@@ -5,25 +5,23 @@ are the first parts of the score, so the first of them that any set of Macs can 
 between the sets.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
-from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason
-from thunderfleet_operator.placement.fleet import Fleet, Mac
-from thunderfleet_operator.placement.graph.hops import RELAY_MBPS, LANHops, hops_of
+from thunderfleet_operator.placement.fleet import MAX_RANKS, Fleet
 from thunderfleet_operator.placement.memory import Bounds
+from thunderfleet_operator.placement.model import ModelFacts
 from thunderfleet_operator.placement.preferences import (
     LAN_RING,
-    MAX_RANKS,
     MESH_RANKS,
     RDMA_TRANSPORTS,
     Stage,
     allowed_splits,
-    backend,
     stages,
 )
 from thunderfleet_operator.placement.request import Request
@@ -31,6 +29,7 @@ from thunderfleet_operator.placement.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import Fitting
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
+from thunderfleet_operator.placement.search.hop_graphs import HopGraphs
 from thunderfleet_operator.placement.search.roots import SetSearch
 from thunderfleet_operator.placement.search.sets import search_sets
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
@@ -62,40 +61,6 @@ class Candidate:
         return tuple(mac.name for mac in self.found.graph.members(self.found.order))
 
 
-def _joined(fleet: Fleet, macs: Mapping[str, Mac], lan: bool) -> Iterable[Collection[str]]:
-    """Sets of Macs such that every group that can form has all its Macs in one of them."""
-    if not lan:
-        return fleet.components
-    # For a few Macs, finding the blocks of the whole fleet costs more than it saves.
-    return fleet.blocks if len(macs) > MAX_RANKS else (macs,)
-
-
-def hop_graphs(fleet: Fleet, cohort: Cohort, stage: Stage, request: Request) -> list[HopGraph]:
-    """The separate graphs in which groups of a stage can form."""
-    transport, lan = stage
-    macs = cohort.macs
-    bandwidths = Buckets(fleet.memory_rates, MEMORY_STEP)
-    if transport is Transport.NONE:
-        return [HopGraph(list(macs.values()), lambda name: {}, Buckets((), LINK_STEP), bandwidths)]
-    if lan and all(mac.dials is None for mac in macs.values()):
-        return []
-    relay, needed = not request.ring_without_relay, backend(transport)
-    excluded = request.no_ring_ports if transport is Transport.RING else {}
-    hops = hops_of(fleet, transport, LANHops(fleet, relay) if lan else None)
-    rates = fleet.rates(rdma=transport in RDMA_TRANSPORTS)
-    if lan:
-        rates |= {min(rate, RELAY_MBPS) for rate in fleet.lan_rates} | (set() if relay else fleet.lan_rates)
-    speeds = Buckets(rates, LINK_STEP)
-    found = []
-    for names in _joined(fleet, macs, lan):
-        able = (macs[name] for name in names if name in macs and name not in excluded)
-        members = [mac for mac in able if needed in mac.backends]
-        if len(members) > 1:
-            found.append(HopGraph(members, hops, speeds, bandwidths, directed=lan))
-    # Two blocks have at most one Mac in common.
-    return sorted(found, key=lambda graph: graph.tie((0, 1)))
-
-
 class CandidateSearch:
     """One request on one fleet."""
 
@@ -112,7 +77,24 @@ class CandidateSearch:
         self.cohorts = cohorts(self.eligible, request)
         self.unreached: list[tuple[PlacedTransport, tuple[str, ...]]] = []
         """Sets in which only a Mac that all others can reach is missing."""
-        self._graphs: dict[tuple[int, bool | None, bool], list[HopGraph]] = {}
+        self._made = HopGraphs(fleet, request)
+        self._graphs: dict[tuple[bool | None, bool, int], list[tuple[Cohort, list[HopGraph]]]] = {}
+        self._largest: dict[Stage, int] = {}
+
+    def again(self, budget: StepBudget) -> "CandidateSearch":
+        """The same search from its beginning, with another budget."""
+        other = copy(self)
+        other.budget, other.unreached = budget, []
+        return other
+
+    def among(self, names: Collection[str], budget: StepBudget) -> "CandidateSearch":
+        """The same search among some of the eligible Macs."""
+        other = self.again(budget)
+        other.eligible = {name: mac for name, mac in self.eligible.items() if name in names}
+        parts = (cohort.among(names) for cohort in self.cohorts)
+        other.cohorts = sorted((cohort for cohort in parts if cohort.macs), key=lambda cohort: cohort.order)
+        other._graphs, other._largest = {}, {}
+        return other
 
     def candidates(self, count: int) -> Iterator[Candidate]:
         """The best, then what comes after it, up to ``count`` for each stage, size and split."""
@@ -122,15 +104,19 @@ class CandidateSearch:
                     found = self._found(stage, size, split, preference, count)
                     yield from sorted(found, key=lambda candidate: candidate.order)
 
+    def models(self, stage: Stage, size: int) -> Iterator[ModelFacts]:
+        """The models that so many Macs of a graph hold."""
+        return (cohort.model for cohort, _ in self._hop_graphs(stage, size))
+
     def sizes(self) -> list[int]:
         """Numbers of Macs that a group can have, from the smallest."""
         return sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
 
-    def of_size(self, size: int, wanted: Callable[[PlacedTransport, PlacedSplit], bool], pipelines: int) -> Iterator[Candidate]:
+    def of_size(self, size: int, wanted: Callable[[Stage, PlacedSplit], bool], pipelines: int) -> Iterator[Candidate]:
         """The best candidate of each stage and split that is ``wanted``, on so many Macs; of pipelines several."""
         for stage in stages(self.request):
             for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
-                if size in self._sizes(stage) and wanted(stage.transport, split):
+                if size in self._sizes(stage) and wanted(stage, split):
                     count = pipelines if split is Split.PIPELINE else 1
                     yield from self._found(stage, size, split, preference, count)
 
@@ -151,8 +137,8 @@ class CandidateSearch:
             if size not in self._sizes(stage) or running not in (None, stage.transport):
                 continue
             for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
-                for position, cohort in enumerate(self.cohorts) if running_split in (None, split) else ():
-                    found = self._kept(position, stage, split, order)
+                for cohort, graphs in self._hop_graphs(stage, size) if running_split in (None, split) else ():
+                    found = self._kept(cohort, graphs, stage, split, order)
                     if found is not None:
                         yield _candidate(found, cohort, stage, split, preference)
 
@@ -172,31 +158,33 @@ class CandidateSearch:
         most = min(self.request.max_nodes or MAX_RANKS, len(self.eligible), MAX_RANKS)
         return min(most, MESH_RANKS) if transport is Transport.JACCL else most
 
-    def _hop_graphs(self, position: int, stage: Stage) -> list[HopGraph]:
-        """Of the cohort at ``position``."""
+    def _hop_graphs(self, stage: Stage, size: int = 1) -> list[tuple[Cohort, list[HopGraph]]]:
+        """The cohorts with graphs of at least so many Macs, and these graphs."""
         # The graphs of JACCL meshes and rings are the same.
         rdma = None if stage.transport is Transport.NONE else stage.transport in RDMA_TRANSPORTS
-        key = (position, rdma, stage.lan)
+        key = (rdma, stage.lan, size)
         if key not in self._graphs:
-            self._graphs[key] = hop_graphs(self.fleet, self.cohorts[position], stage, self.request)
+            every = self._hop_graphs(stage) if size > 1 else [(cohort, self._made.of(cohort, stage)) for cohort in self.cohorts]
+            large = ((cohort, [graph for graph in graphs if len(graph) >= size]) for cohort, graphs in every)
+            self._graphs[key] = [(cohort, graphs) for cohort, graphs in large if graphs]
         return self._graphs[key]
 
     def _sizes(self, stage: Stage) -> range:
         request = self.request
         if stage.transport is Transport.NONE:
             return range(1, 2 if request.min_nodes == 1 else 1)
-        graphs = (graph for position in range(len(self.cohorts)) for graph in self._hop_graphs(position, stage))
-        largest = max(map(len, graphs), default=0)
+        if stage not in self._largest:
+            self._largest[stage] = max((len(graph) for _, graphs in self._hop_graphs(stage) for graph in graphs), default=0)
         # Two Macs are a mesh: a ring of two is tried only on request.
         least = 3 if stage.transport is Transport.JACCL_RING and request.transport is Transport.AUTO else 2
-        return range(max(least, request.min_nodes), min(self.most_ranks(stage.transport), largest) + 1)
+        return range(max(least, request.min_nodes), min(self.most_ranks(stage.transport), self._largest[stage]) + 1)
 
     def _found(self, stage: Stage, size: int, split: PlacedSplit, preference: int, count: int) -> Iterator[Candidate]:
-        for position, cohort in enumerate(self.cohorts):
+        for cohort, graphs in self._hop_graphs(stage, size):
             need = cohort.needs.bounds(split, size)
             if isinstance(need, str):
                 continue
-            able = [graph for graph in self._hop_graphs(position, stage) if graph.may_hold(size, need)]
+            able = [graph for graph in graphs if graph.may_hold(size, need)]
             if not able:
                 continue
             steps = max(1, self.budget.left // STAGE_SHARE)
@@ -227,12 +215,16 @@ class CandidateSearch:
         never_rank_0 = self.request.no_ring_ports if transport in RDMA_TRANSPORTS else {}
         return Fitting(self.fleet, cohort.needs, transport, split, size, need, Shortlist(count), budget, never_rank_0)
 
-    def _kept(self, position: int, stage: Stage, split: PlacedSplit, names: tuple[str, ...]) -> Arrangement | None:
-        cohort, size = self.cohorts[position], len(names)
-        need = cohort.needs.bounds(split, size)
-        if isinstance(need, str) or any(name not in cohort.macs for name in names):
+    def _kept(
+        self, cohort: Cohort, graphs: Iterable[HopGraph], stage: Stage, split: PlacedSplit, names: tuple[str, ...]
+    ) -> Arrangement | None:
+        if any(name not in cohort.macs for name in names):
             return None
-        for graph in self._hop_graphs(position, stage):
+        size = len(names)
+        need = cohort.needs.bounds(split, size)
+        if isinstance(need, str):
+            return None
+        for graph in graphs:
             order = graph.positions(names)
             if order is not None:
                 fitting = self._fitting(cohort, stage.transport, split, size, need, 1, self.budget)

@@ -6,9 +6,13 @@ from thunderfleet_operator.placement.search.hop_graph import HopGraph
 Cycle = tuple[tuple[int, ...], int]
 """The Macs in the order of the ring, and how many of its cables are shared."""
 
+PAIRS_A_STEP = 16
+"""To look at so many pairs of Macs takes about as long as a step."""
+
 
 def best_cycle(graph: HopGraph, members: tuple[int, ...], speed: int, budget: StepBudget) -> Cycle | None:
     """A ring over all of these with no hop in a slower bucket than ``speed`` and as few shared cables as possible."""
+    budget.spend(len(members) ** 2 // PAIRS_A_STEP)
     onward: dict[int, list[int]] = {}
     cost: dict[tuple[int, int], int] = {}
     for i in members:

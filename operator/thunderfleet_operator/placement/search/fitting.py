@@ -16,6 +16,11 @@ from thunderfleet_operator.placement.search.hop_graph import HopGraph
 from thunderfleet_operator.placement.search.rank_order import RankOrderSearch
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
 
+PAIRS_A_STEP = 4
+"""To find out how so many pairs of Macs dial each other takes about as long as a step."""
+DIALS = 16
+"""So many pairs' worth of work for what each Mac has dialled."""
+
 
 def joined_pairs(transport: PlacedTransport, order: Sequence[int]) -> list[tuple[int, int]]:
     """The pairs that need a hop: in a mesh every two, in a ring each rank and the next."""
@@ -72,6 +77,7 @@ class Fitting:
         key = tuple([mac.name for mac in macs])
         found = self._coordinators.get(key)
         if found is None:
+            self.budget.spend(len(key) * (len(key) + DIALS) // PAIRS_A_STEP)
             self._coordinators[key] = found = coordinators(self.fleet, macs, self.transport)
             if not found:
                 self.unreached.append(tuple(sorted(key)))

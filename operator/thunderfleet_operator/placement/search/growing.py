@@ -9,6 +9,9 @@ from thunderfleet_operator.placement.graph.hops import Hop
 from thunderfleet_operator.placement.search.cycles import best_cycle
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
 
+CANDIDATES_A_STEP = 8
+"""To sum up so many candidates takes about as long as a step."""
+
 
 class _Partial(NamedTuple):
     """Some Macs of a set, and what they have together."""
@@ -39,6 +42,7 @@ def _grow(search: SetSearch, base: _Partial, candidates: Sequence[int], ring: in
     if not left:
         _complete(search, base, ring)
         return
+    search.budget.spend(len(candidates) // CANDIDATES_A_STEP)
     lowest, together = free[chosen[0]], search.need.together
     sums = [0, *accumulate([free[i] for i in candidates])]
     onward = [graph.hops(member) for member in chosen] if ring is None else []

@@ -1,7 +1,6 @@
 """Macs that may form a group, numbered by free memory and name, with the hops between them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 
 from thunderfleet_operator.placement.buckets import Buckets
@@ -26,9 +25,10 @@ class HopGraph:
         bandwidths: Buckets,
         directed: bool = False,
     ) -> None:
-        """``hops``: by name of a Mac. ``speeds``: of all hops of the fleet. ``bandwidths``: of the memory of all its Macs.
+        """``hops``: by name of a Mac; each has a counterpart in the other direction.
 
-        ``directed``: a hop may have no counterpart in the other direction, or a slower one.
+        ``speeds``: of all hops of the fleet. ``bandwidths``: of the memory of all its Macs. ``directed``: the counterpart of a
+        hop may be slower.
         """
         self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
@@ -44,6 +44,7 @@ class HopGraph:
         self._index = {mac.name: position for position, mac in enumerate(self.macs)}
         self._hops_of = hops
         self._hops: list[dict[int, Hop] | None] = [None] * len(self.macs)
+        self._speeds: dict[int, frozenset[int]] = {}
 
     def __len__(self) -> int:
         return len(self.macs)
@@ -66,17 +67,11 @@ class HopGraph:
             self._hops[i] = found = {j: known[j] for j in sorted(known)}
         return found
 
-    def to(self, i: int) -> Iterable[int]:
-        """Macs with a hop to this one, in the order of positions."""
-        return self._hops_to[i] if self.directed else self.hops(i)
-
-    @cached_property
-    def _hops_to(self) -> list[list[int]]:
-        """The hops of a directed graph reversed."""
-        found: list[list[int]] = [[] for _ in self.macs]
-        for j in range(len(self)):
-            for i in self.hops(j):
-                found[i].append(j)
+    def speeds(self, i: int) -> frozenset[int]:
+        """The speed buckets of a Mac's hops."""
+        found = self._speeds.get(i)
+        if found is None:
+            self._speeds[i] = found = frozenset([self.bucket(hop.speed_mbps) for hop in self.hops(i).values()])
         return found
 
     def speed(self, i: int, count: int) -> int:

@@ -10,6 +10,8 @@ from thunderfleet_operator.placement.search.hop_graph import HopGraph
 
 Cost = tuple[int, int]
 """Shared Macs and cables, and the negated speed bucket of the slowest hop."""
+PAST_A_STEP = 16
+"""To compare with so many other orders takes about as long as a step."""
 NO_HOPS = -(1 << 62)
 """Negated speed of a path without hops."""
 
@@ -49,20 +51,21 @@ class RankOrderSearch:
         self._shared = shared
         self._order_matters = order_matters
         self._accept = accept
-        self._seen: dict[tuple[int, ...], list[tuple[Cost, int]]] = {}
+        self._bits = {member: 1 << at for at, member in enumerate(members)}
+        self._seen: dict[tuple[int, int, int], list[tuple[Cost, int]]] = {}
 
     def search_from(self, coordinator: int) -> None:
         """Looks at all orders that begin with this Mac as rank 0."""
-        self._extend((coordinator,), (self._shared, NO_HOPS), 1)
+        self._extend((coordinator,), self._bits[coordinator], (self._shared, NO_HOPS), 1)
 
-    def _extend(self, order: tuple[int, ...], cost: Cost, held: int) -> None:
-        """``order``: rank 0, then the ranks so far from the last one up. ``held``: as in ``Needs.advance``."""
+    def _extend(self, order: tuple[int, ...], mask: int, cost: Cost, held: int) -> None:
+        """``order``: rank 0, then the ranks so far from the last one up. ``mask``: their bits. ``held``: as in ``advance``."""
         rank = len(self._members) - len(order)
         if not rank:
             self._close(order, cost, held)
             return
-        for new in self._members:
-            if new in order or (self.best is not None and self.best[0] <= cost):
+        for new, bit in self._bits.items():
+            if mask & bit or (self.best is not None and self.best[0] <= cost):
                 continue
             longer_cost = self._with_hop(new, order[1] if len(order) > 1 else order[0], cost)
             if longer_cost is None:
@@ -72,9 +75,8 @@ class RankOrderSearch:
             now_held = self._needs.advance(self._split, held, rank, len(self._members), self._graph.free[new])
             if not now_held:
                 continue
-            longer = (order[0], new, *order[1:])
-            if self._is_news(longer, longer_cost, now_held):
-                self._extend(longer, longer_cost, now_held)
+            if self._is_news((order[0], new if self._ring else -1, mask | bit), longer_cost, now_held):
+                self._extend((order[0], new, *order[1:]), mask | bit, longer_cost, now_held)
 
     def _with_hop(self, one: int, other: int, cost: Cost) -> Cost | None:
         """The cost with a hop more; None if there is no such hop."""
@@ -83,10 +85,13 @@ class RankOrderSearch:
         hop = self._graph.hops(one).get(other)
         return None if hop is None else (cost[0] + hop.shared, max(cost[1], -self._graph.bucket(hop.speed_mbps)))
 
-    def _is_news(self, order: tuple[int, ...], cost: Cost, held: int) -> bool:
-        state = (order[0], order[1] if self._ring else -1, *sorted(order))
+    def _is_news(self, state: tuple[int, int, int], cost: Cost, held: int) -> bool:
+        """``state``: rank 0, in a ring the rank whose predecessor comes next, and the bits of all Macs so far."""
+        if self._order_matters:
+            return True
         past = self._seen.setdefault(state, [])
-        if not self._order_matters and any(price <= cost and held & ~layers == 0 for price, layers in past):
+        self._budget.spend(len(past) // PAST_A_STEP)
+        if any(price <= cost and held & ~layers == 0 for price, layers in past):
             return False
         past.append((cost, held))
         return True

@@ -5,7 +5,7 @@ nothing lists all rings of a fleet. Among Macs that mostly reach each other, as 
 searched for one ring.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
 
@@ -15,6 +15,9 @@ from thunderfleet_operator.placement.search.walking import walk
 
 DENSE = 128
 """Most Macs among which sets are grown before a ring is searched. Agents of larger fleets do not probe so many others."""
+
+HOPS_A_STEP = 32
+"""To look at so many hops takes about as long as a step of a walk."""
 
 
 def search_sets(search: SetSearch, transport: PlacedTransport) -> None:
@@ -44,39 +47,39 @@ def _rings(search: SetSearch) -> None:
     graph = search.graph
     # A ring leaves a Mac by one hop and returns by another; in a directed graph only the first is among its own hops.
     for root, bound in search.roots(1 if search.size == 2 or graph.directed else 2):
-        back = _distances(search, root)
-        if len(back) < search.size:
+        near = _around(search, root)
+        if len(near) < search.size:
             continue
-        members = sorted(i for i in back if i != root)
-        if not _is_dense(search, (root, *members)):
-            walk(search, root, members, back)
+        members = sorted(i for i in near if i != root)
+        if not _is_dense(search, near):
+            walk(search, root, members, near)
             continue
-        speeds = {hop.speed_mbps for i in back for j, hop in graph.hops(i).items() if j in back}
-        for speed in sorted(set(map(graph.bucket, speeds)), reverse=True):
+        for speed in sorted(set[int]().union(*map(graph.speeds, near)), reverse=True):
             if not search.admits(root, bound, speed):
                 break
             grow(search, root, members, speed, speed)
 
 
-def _is_dense(search: SetSearch, members: Sequence[int]) -> bool:
-    """Whether each of these Macs has hops to half of the others on average."""
-    count, graph = len(members), search.graph
-    if count > DENSE:
-        return False
-    within, hops = set(members), map(graph.hops, members)
-    # If these are all Macs, no hop leads elsewhere.
-    near = map(len, hops) if count == len(graph) else (len(within & found.keys()) for found in hops)
-    return 2 * sum(near) >= count * (count - 1)
-
-
-def _distances(search: SetSearch, root: int) -> dict[int, int]:
-    """By Mac: hops to the root, over Macs that come after it."""
+def _around(search: SetSearch, root: int) -> dict[int, int]:
+    """By Mac that a ring with this root can reach, over Macs that come after it: hops to the root."""
     graph, found = search.graph, {root: 0}
     edge = [root]
-    for away in range(1, search.size):
+    for away in range(1, search.size // 2 + 1):
         if not edge or len(found) == len(graph) - root:
             break
-        edge = [i for j in edge for i in graph.to(j) if i > root and found.setdefault(i, away) == away]
+        search.budget.spend(sum([len(graph.hops(j)) for j in edge]) // HOPS_A_STEP)
+        edge = [i for j in edge for i in graph.hops(j) if i > root and found.setdefault(i, away) == away]
         edge = list(dict.fromkeys(edge))
-        search.budget.spend(len(edge))
     return found
+
+
+def _is_dense(search: SetSearch, near: Mapping[int, int]) -> bool:
+    """Whether each of these Macs has hops to half of the others on average."""
+    count, graph = len(near), search.graph
+    if count > DENSE:
+        return False
+    search.budget.spend(count // HOPS_A_STEP)
+    hops = map(graph.hops, near)
+    # If these are all Macs, no hop leads elsewhere.
+    within = map(len, hops) if count == len(graph) else (len(near.keys() & found.keys()) for found in hops)
+    return 2 * sum(within) >= count * (count - 1)

@@ -30,12 +30,17 @@ class Shortlist:
         self.size = size
         self.entries: list[Arrangement] = []
 
+    @property
+    def full(self) -> bool:
+        """Whether only what is better than an entry gets on the list."""
+        return len(self.entries) >= self.size
+
     def admits(self, key: Key, graph: HopGraph, places: Callable[[], tuple[int, ...]]) -> bool:
         """Whether an arrangement with ``key`` at best could get on the list.
 
         ``places``: the first Macs that it could consist of, sorted by position; called only when they decide.
         """
-        if len(self.entries) < self.size:
+        if not self.full:
             return True
         last = self.entries[-1]
         if key != last.key:

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from thunderfleet_operator.placement.graph.hops import Hop
 from thunderfleet_operator.placement.search.cycles import same_cable
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
 
@@ -24,6 +23,18 @@ class _Path(NamedTuple):
     """Most free memory of one Mac that any continuation has at least."""
 
 
+class _Onward(NamedTuple):
+    """A hop onward."""
+
+    new: int
+    bit: int
+    away: int
+    """The least number of hops from there to the root."""
+    shared: int
+    """By the hop and the Mac that it leads to."""
+    speed: int
+
+
 def walk(search: SetSearch, root: int, members: Sequence[int], back: Mapping[int, int]) -> None:
     """Considers all rings over the root and some of ``members``, which are sorted and come after it.
 
@@ -34,9 +45,7 @@ def walk(search: SetSearch, root: int, members: Sequence[int], back: Mapping[int
     if highest >= len(members):
         return
     ceiling = graph.free[members[max(highest, size - 2)]]
-    start = _Path(
-        (root,), 1 << root, graph.used[root], graph.top_speed, graph.bandwidths[root], graph.free[root], rooms[root], ceiling
-    )
+    start = _Path((root,), 1, graph.used[root], graph.top_speed, graph.bandwidths[root], graph.free[root], rooms[root], ceiling)
     _RingWalk(search, root, members, back).extend(start)
 
 
@@ -47,50 +56,70 @@ class _RingWalk:
         self._search = search
         self._root = root
         self._back = back
+        self._bits = {member: 2 << at for at, member in enumerate(members)}
         self._most_room = [0]
         """By number of Macs: the most room that they have."""
         for i in reversed(members[1 - search.size :]):
             self._most_room.append(self._most_room[-1] + search.rooms[i])
+        self._onward: dict[int, list[_Onward]] = {}
         self._visited: dict[tuple[int, int], tuple[int, int]] = {}
 
     def extend(self, path: _Path) -> None:
         """Considers all rings that begin with this path."""
-        search, graph = self._search, self._search.graph
+        search, rooms = self._search, self._search.rooms
         left = search.size - len(path.order)
         if not left:
             self._close(path)
             return
-        for new, hop in graph.hops(path.order[-1]).items():
-            if new <= self._root or path.mask >> new & 1 or self._back.get(new, search.size) > left:
+        order, mask, shared, speed, _, _, room, _ = path
+        last, visited, step = order[-1], self._visited, search.budget.step
+        missing = search.need.wanted - room - self._most_room[left - 1]
+        for onward in self._onward.get(last) or self._hops_from(last):
+            new, bit, away, more, rate = onward
+            if mask & bit or away > left:
                 continue
-            if not search.budget.step():
+            if not step():
                 return
-            if path.room + search.rooms[new] + self._most_room[left - 1] < search.need.wanted:
+            if rooms[new] < missing:
                 continue
-            longer = self._longer(path, new, hop)
-            state, cost = (longer.mask, new), (longer.shared, -longer.speed)
-            before = self._visited.get(state)
+            state, cost = (mask | bit, new), (shared + more, -rate if rate < speed else -speed)
+            before = visited.get(state)
             if before is not None and before <= cost:
                 continue
+            longer = self._longer(path, onward, cost)
             if self._admits(longer):
-                self._visited[state] = cost
+                visited[state] = cost
                 self.extend(longer)
 
-    def _longer(self, path: _Path, new: int, hop: Hop) -> _Path:
-        graph = self._search.graph
+    def _hops_from(self, last: int) -> list[_Onward]:
+        graph, back, bits = self._search.graph, self._back, self._bits
+        found = [
+            _Onward(new, bits[new], back[new], hop.shared + graph.used[new], graph.bucket(hop.speed_mbps))
+            for new, hop in graph.hops(last).items()
+            if new in bits
+        ]
+        self._onward[last] = found
+        return found
+
+    def _longer(self, path: _Path, onward: _Onward, cost: tuple[int, int]) -> _Path:
+        order, mask, _, _, bandwidth, free, room, highest = path
+        graph, new = self._search.graph, onward.new
+        slowest, own = graph.bandwidths[new], graph.free[new]
         return _Path(
-            (*path.order, new),
-            path.mask | 1 << new,
-            path.shared + graph.used[new] + hop.shared,
-            min(path.speed, graph.bucket(hop.speed_mbps)),
-            min(path.bandwidth, graph.bandwidths[new]),
-            path.free + graph.free[new],
-            path.room + self._search.rooms[new],
-            max(path.highest, graph.free[new]),
+            (*order, new),
+            mask | onward.bit,
+            cost[0],
+            -cost[1],
+            slowest if slowest < bandwidth else bandwidth,
+            free + own,
+            room + self._search.rooms[new],
+            own if own > highest else highest,
         )
 
     def _admits(self, path: _Path) -> bool:
         search, graph, root = self._search, self._search.graph, self._root
+        if not search.shortlist.full:
+            return True
         left = search.size - len(path.order)
         room = max(search.need.together, path.free + graph.span(root + 1, root + 1 + left))
         key = (path.shared, -path.speed, -path.bandwidth, path.highest - graph.free[root], room)
