@@ -11,7 +11,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from thunderfleet_crds.vocabulary import FaultClass, ReportedGroupPhase, ReportedRankPhase
+from thunderfleet_crds.vocabulary import ConditionStatus, FaultClass, ReportedGroupPhase, ReportedRankPhase
 
 STATE_PATH = "/v1/state"
 """``GET``: rank 0 responds with a GroupState, any other rank with 421 and the address of rank 0.
@@ -64,6 +64,8 @@ class Failure(_Value):
     attempt: int = 0
     at: datetime
     echoes: tuple[str, ...] = ()
+    peer: int | None = None
+    """The other rank, if the failure is that of the connection to it."""
 
 
 class RankReport(_Value):
@@ -97,6 +99,15 @@ class BenchmarkReport(_Value):
     """Human-readable description of the benchmark."""
 
 
+class VerifiedReport(_Value):
+    """Whether the group has passed the checks of its plan: True, False, or Unknown while they have not ended."""
+
+    status: ConditionStatus
+    reason: str
+    """One of ``reasons.Reason``."""
+    message: str
+
+
 class GroupState(_Value):
     """The state of a group."""
 
@@ -117,3 +128,5 @@ class GroupState(_Value):
     requests: int | None = None
     """Number of requests that rank 0 works on; None from a runner of an earlier version."""
     benchmark: BenchmarkReport | None = None
+    verified: VerifiedReport | None = None
+    """None from a runner of an earlier version."""

@@ -34,8 +34,10 @@ from thunderfleet_crds.fields import (
 )
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
 from thunderfleet_crds.vocabulary import (
+    ConditionStatus,
     ConditionType,
     FailbackPolicy,
+    FastSynch,
     FaultClass,
     GroupPhase,
     PlacedSplit,
@@ -44,10 +46,13 @@ from thunderfleet_crds.vocabulary import (
     RankPhase,
     RequestedSplit,
     RequestedTransport,
+    RuntimeVariable,
     Split,
     TaintEffect,
     TolerationOperator,
     Transport,
+    Verify,
+    WiredLimit,
 )
 
 CONDITION_TYPES: Final = (
@@ -57,10 +62,12 @@ CONDITION_TYPES: Final = (
     ConditionType.READY,
     ConditionType.BENCHMARKED,
     ConditionType.DEGRADED,
+    ConditionType.VERIFIED,
 )
 
 DURATION_PATTERN: Final = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 LABEL_KEY_MAX_LENGTH: Final = 317
+MAX_AVOIDED_LINKS: Final = 16
 
 
 class ModelSource(ApiModel):
@@ -249,6 +256,35 @@ class PlacementSpec(ApiModel):
     )
 
 
+class EnvVar(ApiModel):
+    """An environment variable of MLX."""
+
+    name: RuntimeVariable = Field(description="Name of the variable.")
+    value: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._+-]+$")] = Field(
+        description="Value of the variable."
+    )
+
+
+class RuntimeSpec(ApiModel):
+    """Settings of MLX, the same on all ranks of a group."""
+
+    fast_synch: FastSynch = Field(
+        default=FastSynch.DISABLED,
+        description="Enabled sets MLX_METAL_FAST_SYNCH for groups with parallelism Tensor and transport JACCL: CPU and GPU "
+        "wait for each other a few microseconds instead of 150 to 180, several times in each layer. A GPU that waits in "
+        "this way can hang until its Mac is rebooted. Groups with another parallelism or transport run without it.",
+    )
+    wired_limit: WiredLimit = Field(
+        default=WiredLimit.AUTO,
+        description="Auto wires the memory that is reserved for a rank, so that macOS does not page it out. Unlimited sets no "
+        "wired limit, so macOS decides what it pages out: use it if a Mac restarts with kernel panics of IOGPU under load. "
+        "Models that nearly fill the memory are then much slower.",
+    )
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=len(RuntimeVariable))] = Field(
+        default=(), description="Environment variables of MLX.", json_schema_extra={"x-list-keys": ["name"]}
+    )
+
+
 class ModelDeploymentSpec(ApiModel):
     """The desired state. Every change rolls out to the groups one after the other."""
 
@@ -270,7 +306,14 @@ class ModelDeploymentSpec(ApiModel):
     )
     memory: Memory = Field(default=Memory(), description="Memory reserved in addition to the weights.")
     server: Server = Field(default=Server(), description="The OpenAI-compatible HTTP endpoint.")
+    runtime: RuntimeSpec = Field(default=RuntimeSpec(), description="Settings of MLX, the same on all ranks of a group.")
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="How the ranks form a group.")
+    verify: Verify = Field(
+        default=Verify.FULL,
+        description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
+        "exchange known values over each connection and compare every bit. Full: everything that is available, which is so "
+        "far the same. None: nothing. See the condition Verified.",
+    )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
         default=BenchmarkSpec(), description="The benchmark that runs on the serving group while it is idle."
@@ -321,10 +364,19 @@ class Failure(ApiModel):
     )
     node: Name | None = Field(default=None, description="Name of the Node that the failure occurred on.")
     link: Name | None = Field(
-        default=None, description="Name of the ThunderboltLink, if a cable that the group uses has a known fault."
+        default=None,
+        description="Name of the ThunderboltLink, if a cable that the group uses has a known fault or changed data.",
     )
     message: Message = Field(default="", description="Human-readable description of the failure and of what to do.")
     time: Time = Field(description="Time of the failure.")
+
+
+class VerifiedStatus(ApiModel):
+    """Whether a group has passed the checks of spec.verify."""
+
+    status: ConditionStatus = Field(description="True, False, or Unknown while the checks have not ended.")
+    reason: ReasonText = Field(description="Machine-readable reason in CamelCase.")
+    message: Message = Field(default="", description="Human-readable description of what was checked.")
 
 
 class LostPlace(ApiModel):
@@ -340,6 +392,17 @@ class LostPlace(ApiModel):
     returning: bool = Field(
         default=False, description="Whether the group is draining in order to go back to a better placement."
     )
+
+
+class AvoidedLink(ApiModel):
+    """A cable that changed data of a group: nothing of the ModelDeployment is placed on it."""
+
+    name: Name = Field(description="Name of the ThunderboltLink.")
+    epoch: Count = Field(description="Number of the placement (epoch) whose check failed.")
+    connection: Annotated[str, Field(max_length=128)] = Field(
+        default="", description="What the connection was identified by; it changes when the cable is unplugged and plugged in."
+    )
+    since: Time = Field(description="Time at which the check failed.")
 
 
 class Predicted(ApiModel):
@@ -379,7 +442,8 @@ class Group(ApiModel):
         "reported yet), "
         "Waiting (ranks have not joined rank 0), Preparing (checks before an attempt, or the pause between two attempts), "
         "Forming (the ranks connect to each other), Loading (weights, then a test prompt), Ready (serves requests), Draining "
-        "(finishes its requests), GaveUp (stopped after failures) or BackingOff (waits for its next restart).",
+        "(finishes its requests), GaveUp (stopped after failures) or BackingOff (after a failure, waits for its next restart "
+        "or for a placement).",
     )
     message: Message = Field(default="", description="Human-readable description of what the group waits for.")
     transport: PlacedTransport | None = Field(
@@ -394,6 +458,12 @@ class Group(ApiModel):
     ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
     )
+    environment: Annotated[tuple[Word, ...], Field(max_length=16)] = Field(
+        default=(), description="Environment variables that spec.runtime sets for the ranks, as NAME=value."
+    )
+    verified: VerifiedStatus | None = Field(
+        default=None, description="Whether the group has passed the checks of spec.verify. Unset before the first report."
+    )
     predicted: Predicted | None = Field(
         default=None, description="Predicted speed for one request; status.benchmark has the measured speed."
     )
@@ -404,6 +474,13 @@ class Group(ApiModel):
         default=None,
         description="Placement that the group had to leave because a cable failed. Unset when the group has gone back to a "
         "better placement.",
+    )
+    avoided_links: Annotated[tuple[AvoidedLink, ...], Field(max_length=MAX_AVOIDED_LINKS)] = Field(
+        default=(),
+        description="Cables that changed data, as the check of a placement found. No group of the ModelDeployment is placed on "
+        "them until they are unplugged and plugged in again, or for 24 hours; after 5 minutes they are used if there is no "
+        "other placement.",
+        json_schema_extra={"x-list-keys": ["name"]},
     )
 
 
@@ -497,7 +574,7 @@ class ModelDeploymentStatus(ApiModel):
     benchmark: BenchmarkResult | None = Field(default=None, description="Result of the most recent benchmark.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
-        description="Conditions: ModelResolved, Placed, Bootstrapped, Ready, Benchmarked and Degraded.",
+        description="Conditions: ModelResolved, Placed, Bootstrapped, Verified, Ready, Benchmarked and Degraded.",
         json_schema_extra={"x-list-keys": ["type"]},
     )
 

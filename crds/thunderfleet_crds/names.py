@@ -42,4 +42,6 @@ RUNTIME_CLASS: Final = "macos"
 
 MAX_GROUPS: Final = 64
 MAX_RANKS: Final = 64
+# The most ranks for which agents compute the memory that tensor parallelism needs.
+MAX_WORLD_SIZE: Final = 16
 MAX_NAME_LENGTH: Final = 40

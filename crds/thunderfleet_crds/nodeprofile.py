@@ -30,7 +30,7 @@ from thunderfleet_crds.fields import (
     Token,
     Word,
 )
-from thunderfleet_crds.names import LABEL_DOMAIN_PREFIX
+from thunderfleet_crds.names import LABEL_DOMAIN_PREFIX, MAX_WORLD_SIZE
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState, ReachabilityState, SizedBy
 
 CONDITION_TYPES: Final = (
@@ -42,8 +42,10 @@ CONDITION_TYPES: Final = (
 )
 
 MAX_REACHABILITY: Final = 64
-# `thunderfleet-runner size` tries world sizes from 1 to this.
-MAX_WORLD_SIZE: Final = 16
+REFUSAL: Final = (
+    "Why sizes are not known: the error of mlx-lm if it cannot split the model this way, or how its dry run failed before "
+    "that; unset if they are known."
+)
 # A cable with a higher negotiated speed is Thunderbolt 5.
 THUNDERBOLT4_MBPS: Final = 40_000
 
@@ -189,7 +191,8 @@ class Reachability(ApiModel):
     """Address of another Node to which the Mac's agent has tried to connect."""
 
     node: Name = Field(
-        description="Name of the Node. If the address has answered, the certificate of the agent there has proved the name."
+        description="Name of the Node. When the address has answered, it is certainly an address of this Node: the agent there "
+        "has the certificate that the Node's NodeProfile shows."
     )
     address: Address = Field(description="IP address of the other Node.")
     interface: Word | None = Field(default=None, description="Network interface of this Mac that the connection uses.")
@@ -243,9 +246,9 @@ class TensorSize(ApiModel):
 
     world_size: Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE)] = Field(description="Number of ranks.")
     tensor_bytes_per_rank: Annotated[tuple[Int64, ...], Field(max_length=MAX_WORLD_SIZE)] = Field(
-        default=(), description="Weights of each rank in bytes, by rank; empty if mlx-lm cannot split the model this way."
+        default=(), description="Weights of each rank in bytes, by rank; empty if refusal says why they are not known."
     )
-    refusal: Message | None = Field(default=None, description="Reason that mlx-lm gives if it cannot split the model this way.")
+    refusal: Message | None = Field(default=None, description=REFUSAL)
 
 
 class PipelineSize(ApiModel):
@@ -255,7 +258,7 @@ class PipelineSize(ApiModel):
         default=(), description="Weights of each layer in bytes, by layer."
     )
     shared_bytes: Int64 = Field(default=0, description="Weights that every rank holds (embeddings, head) in bytes.")
-    refusal: Message | None = Field(default=None, description="Reason that mlx-lm gives if it cannot split the model this way.")
+    refusal: Message | None = Field(default=None, description=REFUSAL)
 
 
 class KVLayer(ApiModel):
@@ -379,7 +382,7 @@ class NodeProfileStatus(ApiModel):
 
 
 class NodeProfile(ApiModel):
-    """NodeProfile describes one Mac: its hardware, network, cables and models. It has the name of its Node, its owner."""
+    """NodeProfile describes one Mac: its hardware, network, cables and models. It has the name of its Node, which owns it."""
 
     api_version: Literal["thunderfleet.io/v1alpha1"] = "thunderfleet.io/v1alpha1"
     kind: Literal["NodeProfile"] = "NodeProfile"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from thunderfleet_crds.names import MAX_RANKS
-from thunderfleet_crds.vocabulary import Backend, PlacedSplit, Split
+from thunderfleet_crds.vocabulary import Backend, PlacedSplit, Split, Verify, WiredLimit
 
 PLAN_KEY = "plan.json"
 PLAN_BYTES = 256 * 1024
@@ -118,6 +118,14 @@ class BenchmarkPlan(_Value):
     every_seconds: Annotated[int, Field(ge=0)] = 86400
 
 
+class RuntimePlan(_Value):
+    """Settings of MLX, from ``spec.runtime``."""
+
+    environment: dict[str, str] = {}
+    """Variables of all ranks."""
+    wired_limit: WiredLimit = WiredLimit.AUTO
+
+
 class Plan(_Value):
     """One placement of one group. ``uid`` is that of the ModelDeployment; (uid, index, epoch) identifies the placement."""
 
@@ -142,6 +150,9 @@ class Plan(_Value):
     memory: MemoryPlan
     bootstrap: BootstrapPlan = BootstrapPlan()
     benchmark: BenchmarkPlan = BenchmarkPlan()
+    runtime: RuntimePlan = RuntimePlan()
+    verify: Verify = Verify.FULL
+    """What the group checks, from ``spec.verify``."""
 
     @property
     def name(self) -> str:

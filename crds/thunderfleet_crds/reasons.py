@@ -38,8 +38,8 @@ class Reason(StrEnum):
     # RDMA: one table for the Mac (RDMAReady), the cable (RDMAUsable) and the preflight check of a rank (lastFailure).
     RDMA_UNSUPPORTED = (
         "RDMAUnsupported",
-        "The Mac has no RDMA over Thunderbolt: macOS is older than 26.2, or it is a virtual machine.",
-        "Update macOS to 26.2 or newer; use a physical Mac instead of a virtual machine.",
+        "The Mac cannot use RDMA over Thunderbolt: macOS is older than 26.3, or it is a virtual machine.",
+        "Update macOS to 26.3 or newer; use a physical Mac instead of a virtual machine.",
         (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     RDMA_DISABLED = (
@@ -88,8 +88,8 @@ class Reason(StrEnum):
     )
     COMMAND_FAILED = (
         "CommandFailed",
-        "A command that Thunderfleet runs on the Mac failed, or its output cannot be parsed.",
-        "On the Mac, run the command in the message to see the error.",
+        "A command that Thunderfleet runs on the Mac failed, its output cannot be parsed, or a model folder cannot be read.",
+        "Do what the message says. If it names a command, run it on the Mac to see the error.",
         (On.INVENTORY_COMPLETE, On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, FAILURE),
     )
     NOT_OBSERVED = (
@@ -127,7 +127,12 @@ class Reason(StrEnum):
     )
 
     # The Mac.
-    COMPLETE = ("Complete", "Every command of the inventory succeeded.", "", (On.INVENTORY_COMPLETE,))
+    COMPLETE = (
+        "Complete",
+        "Every command of the inventory succeeded, and the model folders were read.",
+        "",
+        (On.INVENTORY_COMPLETE,),
+    )
     NO_MEMBERS = ("NoMembers", "No Thunderbolt port is a member of a bridge.", "", (On.BRIDGE_FREE,))
     FRESH = ("Fresh", "Every benchmark has a recent result.", "", (On.BENCHMARKS_FRESH,))
     DISABLED = (
@@ -166,7 +171,7 @@ class Reason(StrEnum):
     CONNECTED = ("Connected", "The cable is connected.", "", (On.CONNECTED,))
     CABLE_DEGRADED = (
         "Degraded",
-        "The cable carries less than half of what is expected: over RDMA its negotiated speed, over TCP 2 Gb/s.",
+        "The cable carries less than half of the expected rate, which is its negotiated speed over RDMA and 2 Gb/s over TCP.",
         "Use another cable, without a hub in between.",
         (On.CONNECTED,),
     )
@@ -229,7 +234,7 @@ class Reason(StrEnum):
     )
     MODEL_UNREADABLE = (
         "ModelUnreadable",
-        "The supervisor cannot read a file of the model.",
+        "A runner pod cannot read a file of the model.",
         "Let all users of the Mac read the folder in the message: `sudo chmod -R a+rX FOLDER`. Every folder above it needs "
         "`a+x` too, so keep models outside of home folders.",
         (FAILURE,),
@@ -257,8 +262,8 @@ class Reason(StrEnum):
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
     FAILBACK_PENDING = (
         "FailbackPending",
-        "Every group has a placement. One that was moved because a cable failed goes back to a better one; the message says "
-        "when.",
+        "Every group has a placement. A group that was moved because a cable failed goes back to a better placement; the "
+        "message says when.",
         "None, or set `spec.recovery.failback: Never` to keep the group where it is.",
         (On.PLACED,),
     )
@@ -269,11 +274,11 @@ class Reason(StrEnum):
         "Wait a few seconds; if the reason stays, read the log of the operator.",
         (On.PLACED,),
     )
-    SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.READY))
+    SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
-        "No Mac has the model.",
-        "Fix the condition ModelResolved first: its message names the folders in which models were found.",
+        "No Mac has a complete copy of the model that spec.model names.",
+        "Fix the condition ModelResolved first: its message says what was found.",
         (On.PLACED,),
     )
     NO_MACS = (
@@ -298,8 +303,8 @@ class Reason(StrEnum):
         "NoRoom",
         "The model does not fit into the free memory of the usable Macs, cannot be split over them, or needs a Mac that "
         "cannot be used now.",
-        "Do what the message lists for one set of Macs; otherwise lower spec.memory, delete another ModelDeployment, or "
-        "join a Mac.",
+        "Do what the message lists for one set of Macs; otherwise lower spec.memory.contextTokens, concurrentRequests "
+        "or cachedTokens, delete another ModelDeployment, or join a Mac.",
         (On.PLACED, On.READY),
     )
     PLANNING_FAILED = (
@@ -376,6 +381,25 @@ class Reason(StrEnum):
         "None for the groups that serve; the message says for each other group what it waits for.",
         (On.READY,),
     )
+    VERIFIED = (
+        "Verified",
+        "Every group has passed the checks of spec.verify since its ranks connected; the message says what was checked.",
+        "",
+        (On.VERIFIED,),
+    )
+    NOT_VERIFIED = (
+        "NotVerified",
+        "A group has not finished the checks of spec.verify.",
+        "None: the checks run when the ranks of the group have connected. If the reason stays although the group is Ready, use "
+        "the same image on every Mac.",
+        (On.VERIFIED,),
+    )
+    VERIFICATION_DISABLED = (
+        "VerificationDisabled",
+        "spec.verify is None, so groups serve without having checked their connections.",
+        "Set spec.verify to Full.",
+        (On.VERIFIED,),
+    )
     MEASURED = ("Measured", "The benchmark of the serving group has succeeded.", "", (On.BENCHMARKED,))
     AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
     FAILED = (
@@ -443,7 +467,7 @@ class Reason(StrEnum):
     )
     CRASH_LOOP = (
         "CrashLoop",
-        "A supervisor has exited at least five times.",
+        "The container of a runner pod has exited at least five times.",
         "Read `kubectl logs --previous POD` with the pod in the message; report a bug if the log names no cause.",
         (FAILURE,),
     )
@@ -491,7 +515,7 @@ class Reason(StrEnum):
     MEMORY_NOT_FREE = (
         "MemoryNotFree",
         "The Mac has less free memory than the placement reserves, because other programs use it.",
-        "Close other programs on the Mac, or lower spec.memory so that the placement reserves less.",
+        "Close other programs on the Mac, or lower spec.memory.contextTokens, concurrentRequests or cachedTokens.",
         (FAILURE,),
     )
     MEMORY_STRANDED = (
@@ -502,9 +526,9 @@ class Reason(StrEnum):
     )
     KILLED_TOO_OFTEN = (
         "KilledTooOften",
-        "Loaded ranks were killed twice within an hour on this Mac, so the pod starts no rank for the rest of that hour.",
-        "Find the cause in the earlier failures (`kubectl describe md NAME`). The operator places the group again after "
-        "spec.recovery.backoffLimitSeconds; to continue now, `kubectl delete pod POD`.",
+        "Loaded ranks were killed twice within an hour on this Mac, so the pod starts no rank for a while.",
+        "Find the cause in the earlier failures (`kubectl describe md NAME`). The operator replaces the pods of the group "
+        "after spec.recovery.backoffLimitSeconds, if restarts are left.",
         (FAILURE,),
     )
     RANK_NOT_STARTED = (
@@ -549,24 +573,25 @@ class Reason(StrEnum):
     PEER_UNREACHABLE = (
         "PeerUnreachable",
         "The address of a peer did not answer.",
-        "Check the cable with `kubectl get tbl`, and `ping ADDRESS` from the Mac in the message.",
+        "Check with `kubectl get nodes` that the Macs of the group are on, and with `kubectl get tbl` the cables between them.",
         (FAILURE,),
     )
     LOCAL_NETWORK_DENIED = (
         "LocalNetworkDenied",
-        "macOS denies the runner access to the local network.",
-        "Allow it in System Settings > Privacy & Security > Local Network.",
+        "The address of a peer cannot be reached: the peer is off, or macOS denies the runner access to the local network.",
+        "Check that the peer is on and the cable is plugged in. If so, allow the runner in System Settings > Privacy & "
+        "Security > Local Network.",
         (FAILURE,),
     )
     SOCKET_REFUSED = (
         "SocketRefused",
         "The operating system could not create a socket.",
-        "Close programs with many open files.",
+        "Close programs with many open files on that Mac.",
         (FAILURE,),
     )
     RELAY_REFUSED = (
         "RelayRefused",
-        "A supervisor cannot open the relay connection to another one.",
+        "A runner pod cannot open the connection that relays a ring across the LAN to another one.",
         "Check that the Macs reach each other over the LAN: `kubectl get np NODE -o yaml`, status.reachability.",
         (FAILURE,),
     )
@@ -579,11 +604,18 @@ class Reason(StrEnum):
     BACKEND_NOT_AVAILABLE = (
         "BackendNotAvailable",
         "The MLX of the image has no JACCL on this Mac.",
-        "Update macOS to 26.2 or newer, or set spec.transport to Ring.",
+        "Update macOS to 26.3 or newer, or set spec.transport to Ring.",
         (FAILURE,),
     )
     BACKEND_REFUSED = ("BackendRefused", "MLX rejected the configuration of the group.", "Report a bug.", (FAILURE,))
     WRONG_GROUP = ("WrongGroup", "The group that formed is not the planned one.", "Report a bug.", (FAILURE,))
+    LINK_CORRUPTS = (
+        "LinkCorrupts",
+        "In the check before the model is loaded, a rank received a value that is not the one that another rank sent.",
+        "Replace the cable in the message, or unplug it, wait ten seconds and plug it in again. Until then the group is placed "
+        "without it, if that is possible.",
+        (On.VERIFIED, On.READY, FAILURE),
+    )
     WRONG_SUM = ("WrongSum", "The first all-reduce of the group gave a wrong sum.", "Report a bug.", (FAILURE,))
     PROTECTION_DOMAIN = (
         "ProtectionDomain",
@@ -615,6 +647,18 @@ class Reason(StrEnum):
         "None: the next attempt follows. If it repeats, reboot the Mac.",
         (FAILURE,),
     )
+    QUEUE_PAIR_UNANSWERED = (
+        "QueuePairUnanswered",
+        "Nothing answers over the cable of an RDMA device, so its queue pair does not connect.",
+        "Check that the cable leads to the Mac that `kubectl get tbl` shows, and that it is a Thunderbolt 5 cable.",
+        (FAILURE,),
+    )
+    QUEUE_PAIR_REFUSED = (
+        "QueuePairRefused",
+        "An RDMA device does not connect a queue pair, although its port is active and has an IPv4 address.",
+        "Unplug the cable and plug it in again; if it repeats, reboot both Macs.",
+        (FAILURE,),
+    )
     MEMORY_REGIONS_SPENT = (
         "MemoryRegionsSpent",
         "The RDMA device has no free memory region.",
@@ -625,7 +669,7 @@ class Reason(StrEnum):
     # Failures that the runner sees: in a group that has formed.
     RDMA_FAILED = (
         "RDMAFailed",
-        "The RDMA device aborted a transfer.",
+        "The RDMA device aborted a transfer, or the rank crashed during one, as happens when a cable is unplugged.",
         "Check the cable with `kubectl get tbl`; if it repeats, replace the cable.",
         (FAILURE,),
     )
@@ -637,13 +681,13 @@ class Reason(StrEnum):
     )
     RELAY_LOST = (
         "RelayLost",
-        "The connection over which two supervisors relay the traffic of a ring across the LAN broke.",
+        "The connection over which two runner pods relay the traffic of a ring across the LAN broke.",
         "None: the group forms again. If it repeats, check the LAN between the Macs in the message.",
         (FAILURE,),
     )
     SUPERVISOR_LOST = (
         "SupervisorLost",
-        "The connection between rank 0 and the supervisor of a rank broke.",
+        "The connection between the pod of rank 0 and the pod of another rank broke.",
         "None: the group forms again. If it repeats, check that the Mac is on and that `kubectl get node NODE` shows Ready.",
         (FAILURE,),
     )
@@ -673,8 +717,14 @@ class Reason(StrEnum):
     )
     GPU_FAILED = (
         "GpuFailed",
-        "The GPU aborted a command.",
+        "macOS ended a command of the GPU; the message says why.",
         "None: the group forms again. If it repeats, end other programs that use the GPU on that Mac.",
+        (FAILURE,),
+    )
+    GPU_BUFFERS_SPENT = (
+        "GPUBuffersSpent",
+        "MLX reached its limit of GPU buffers, as happens with many or very long requests.",
+        "Lower spec.memory.concurrentRequests or spec.memory.contextTokens.",
         (FAILURE,),
     )
     OUT_OF_MEMORY = (
@@ -718,8 +768,8 @@ class Reason(StrEnum):
     )
     RANK_TAKEN = (
         "RankTaken",
-        "Another supervisor already runs the rank.",
-        "None: the rank joins when the connection of the other supervisor has ended, within seconds.",
+        "An earlier process of the rank is still connected to rank 0.",
+        "None: the rank joins when that connection has ended, within seconds.",
         (REFUSAL,),
     )
     VERSION_DIFFERS = (
@@ -730,7 +780,7 @@ class Reason(StrEnum):
     )
     NOT_LEADER = (
         "NotLeader",
-        "The supervisor is not rank 0.",
+        "The pod is not that of rank 0.",
         "None: only rank 0 accepts other ranks; it tells the caller its address.",
         (REFUSAL,),
     )

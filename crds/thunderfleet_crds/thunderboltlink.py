@@ -120,7 +120,7 @@ class ThunderboltLinkStatus(ApiModel):
 
 
 class ThunderboltLink(ApiModel):
-    """ThunderboltLink describes a Thunderbolt cable between two Macs. Agents and operator create and delete it, not users."""
+    """ThunderboltLink describes a Thunderbolt cable between two Macs. Agents create it; the operator deletes it."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -27,6 +27,7 @@ class ConditionType(StrEnum):
     BOOTSTRAPPED = "Bootstrapped"
     READY = "Ready"
     BENCHMARKED = "Benchmarked"
+    VERIFIED = "Verified"
     DEGRADED = "Degraded"
 
 
@@ -36,6 +37,44 @@ class ConditionStatus(StrEnum):
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
+
+
+class FastSynch(StrEnum):
+    """Whether CPU and GPU of a rank wait for each other by polling memory."""
+
+    DISABLED = "Disabled"
+    ENABLED = "Enabled"
+
+
+class WiredLimit(StrEnum):
+    """Whether a rank keeps its memory from being paged out."""
+
+    AUTO = "Auto"
+    """Its reservation."""
+    UNLIMITED = "Unlimited"
+    """The rank sets no limit, so macOS decides what it pages out."""
+
+
+class Verify(StrEnum):
+    """What a group checks before it serves, and while it does."""
+
+    FULL = "Full"
+    """Everything that is available."""
+    QUICK = "Quick"
+    """The connections only, before the model is loaded."""
+    NONE = "None"
+
+
+class RuntimeVariable(StrEnum):
+    """MLX's variables that a ModelDeployment may set. All others are MLX's description of a group."""
+
+    BFS_MAX_WIDTH = "MLX_BFS_MAX_WIDTH"
+    DISABLE_COMPILE = "MLX_DISABLE_COMPILE"
+    ENABLE_TF32 = "MLX_ENABLE_TF32"
+    MAX_MB_PER_BUFFER = "MLX_MAX_MB_PER_BUFFER"
+    MAX_OPS_PER_BUFFER = "MLX_MAX_OPS_PER_BUFFER"
+    METAL_GPU_ARCH = "MLX_METAL_GPU_ARCH"
+    SDPA_BLOCKS = "MLX_SDPA_BLOCKS"
 
 
 class PlacementPolicy(StrEnum):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from thunderfleet_crds.group import TERMINATION_LOG, LastWords
+from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.sandbox import mounted
@@ -31,9 +32,9 @@ def _world_sizes(text: str) -> range:
         sizes = range(int(first), int(last or first) + 1)
     except ValueError:
         sizes = range(0)
-    if not sizes or sizes[0] < 1 or sizes[-1] > 64:
+    if not sizes or sizes[0] < 1 or sizes[-1] > MAX_WORLD_SIZE:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of ranks; use a number such as 2, or a range such as 1-16, from 1 to 64"
+            f"{text!r} is not a number of ranks; use a number such as 2, or a range such as 1-4, from 1 to {MAX_WORLD_SIZE}"
         )
     return sizes
 
@@ -65,14 +66,14 @@ def _parser() -> argparse.ArgumentParser:
         "--state-folder",
         type=Path,
         default=Path(tempfile.gettempdir()) / "thunderfleet-runner",
-        help="folder for this supervisor's files",
+        help="folder for files of this pod's main process",
     )
 
     serve.add_argument(
         "--jaccl-environment",
         action="store_true",
         default=os.environ.get("THUNDERFLEET_JACCL_ENVIRONMENT", "") not in ("", "0"),
-        help="let JACCL exchange its connection data itself, over a port of rank 0, instead of through the supervisors; for "
+        help="let JACCL exchange its connection data itself, over a port of rank 0, instead of through the runner pods; for "
         "versions of MLX in which all_gather_factory does not work. The setting of rank 0 applies to the group "
         "($THUNDERFLEET_JACCL_ENVIRONMENT)",
     )
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     size.add_argument("path", type=Path, help="folder of the model")
-    size.add_argument("--world-sizes", type=_world_sizes, default="1-16", help="number of ranks, or a range")
+    size.add_argument("--world-sizes", type=_world_sizes, default=f"1-{MAX_WORLD_SIZE}", help="number of ranks, or a range")
     size.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
 
     capabilities = commands.add_parser(

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_lib.rdma.rules import LEAST_MACOS_TEXT
 
 GRACE_IS_OVER = "the deployment is being stopped or moved, and its grace period is over"
 """Sent to a client whose response a drain has cut."""
@@ -22,6 +23,7 @@ class Stage(StrEnum):
     PREFLIGHT = "preflight"
     START = "start"
     INIT = "init"
+    PROVE = "prove"
     LOAD = "load"
     CHECK = "check"
     SERVE = "serve"
@@ -37,6 +39,7 @@ _DURING = {
     Stage.PREFLIGHT: "during the preflight checks",
     Stage.START: "before its process had started",
     Stage.INIT: "while the ranks connected to each other",
+    Stage.PROVE: "while the ranks checked their connections",
     Stage.LOAD: "while the model was loaded",
     Stage.CHECK: "during the test prompt",
     Stage.SERVE: "while the group served",
@@ -52,6 +55,8 @@ class Fault:
     reason: str
     message: str
     echo: bool = False
+    peer: int | None = None
+    """The other rank, if the failure is that of the connection to it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,9 @@ def _rule(
 
 _CANNOT_SPLIT = "this model cannot be split this way; change spec.parallelism or the number of Macs"
 _MODEL_FILES = "files of the model are missing or inconsistent: download it again"
-_STACK_STUCK = "this Mac's RDMA stack is stuck: reboot it"
+_NO_QUEUE_PAIR = "the RDMA device has no free queue pair (it supports about ten): end other programs on this Mac that use RDMA"
+_STACK_STUCK = "this Mac's RDMA stack does not work until the next boot: reboot the Mac"
+_CONNECTED = frozenset({Stage.INIT, Stage.PROVE, Stage.LOAD, Stage.CHECK, Stage.SERVE})
 _LOADING = frozenset({Stage.LOAD, Stage.CHECK})
 
 # The first rule that matches applies: specific texts before general ones. Errnos are (Linux|macOS).
@@ -83,7 +90,8 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"bind.*error: (99|49)\)|(can't|cannot) assign requested address", FaultClass.REPLAN, Reason.ADDRESS_LOST,
           "this Mac no longer has the planned address"),
     _rule(r"error: 65\)|no route to host", FaultClass.CONFIGURE, Reason.LOCAL_NETWORK_DENIED,
-          "macOS denies access to the peer's address: allow the runner under Privacy & Security > Local Network"),
+          "the peer's address cannot be reached: check that the peer is on and the cable is plugged in; if so, macOS denies "
+          "access: allow the runner on this Mac in System Settings > Privacy & Security > Local Network"),
     _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, Reason.PEER_REFUSED,
           "the peer did not listen in time", echo=True),
     _rule(r"connect.*error: (110|60|113|101|51|64)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
@@ -94,6 +102,8 @@ _RULES: tuple[_Rule, ...] = (
           r"|(receiving from|sending to) socket.*(errno|error|made no progress)"
           r"|(send|recv) failed with errno ?=|peer closed the side channel"
           r"|connection reset by peer|broken pipe", FaultClass.RETRY, Reason.PEER_LOST, "a peer left the group", echo=True),
+    _rule(r"^ProofDeadline\b", FaultClass.RETRY, Reason.STALLED, "the exchange waits for another rank; check the cables with "
+          "`kubectl get tbl`", stages=frozenset({Stage.PROVE})),
     # RDMA, in the order in which JACCL uses it.
     _rule(r"could not find device|rdma device .*not found", FaultClass.REPLAN, Reason.DEVICE_MISSING,
           "the planned RDMA device no longer exists: check the cable"),
@@ -104,16 +114,22 @@ _RULES: tuple[_Rule, ...] = (
           _STACK_STUCK),
     _rule(r"create completion queue", FaultClass.REBOOT, Reason.COMPLETION_QUEUE,
           _STACK_STUCK),
+    _rule(r"creating the queue pair failed", FaultClass.RETRY, Reason.QUEUE_PAIRS_SPENT, _NO_QUEUE_PAIR),
     _rule(r"queue pair.*(errno|error:?) ?16\b|queue pair.*busy", FaultClass.REBOOT, Reason.QUEUE_PAIR_BUSY,
           _STACK_STUCK),
-    _rule(r"create queue pair", FaultClass.RETRY, Reason.QUEUE_PAIRS_SPENT,
-          "the RDMA device has no free queue pair (it supports about ten): end other programs on this Mac that use RDMA"),
+    _rule(r"create queue pair", FaultClass.RETRY, Reason.QUEUE_PAIRS_SPENT, _NO_QUEUE_PAIR),
     _rule(r"register memory region failed", FaultClass.RETRY, Reason.MEMORY_REGIONS_SPENT,
           "the RDMA device has no free memory region (it supports about a hundred): end other programs on this Mac that "
           "use RDMA"),
     _rule(r"queue pair to INIT", FaultClass.RETRY, Reason.QUEUE_PAIR_INIT,
           "the RDMA device could not initialize a queue pair; if this repeats, reboot this Mac"),
-    _rule(r"queue pair to RT[RS]|no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
+    _rule(r"queue pair to RT[RS].*(errno|error:?) ?(110|60)\b", FaultClass.REPLAN, Reason.QUEUE_PAIR_UNANSWERED,
+          "no answer over the cable of the RDMA device: check that it leads to the Mac that `kubectl get tbl` shows, and that "
+          "it is a Thunderbolt 5 cable"),
+    _rule(r"queue pair to RT[RS]", FaultClass.CONFIGURE, Reason.QUEUE_PAIR_REFUSED,
+          "the RDMA device refused the connection, although its address and port are in order: unplug the cable and plug it in "
+          "again; if this repeats, reboot both Macs"),
+    _rule(r"no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
           "the RDMA device has no IPv4 address: give both ends of the cable IPv4 addresses of one network; the condition "
           "BridgeFree of the NodeProfile says whether the interface is a member of a bridge"),
     _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, Reason.RDMA_FAILED,
@@ -121,7 +137,7 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"mesh supports up to", FaultClass.REPLAN, Reason.MESH_TOO_LARGE,
           "a JACCL mesh has at most 8 ranks: set spec.transport to JACCLRing or Auto"),
     _rule(r"cannot initialize jaccl", FaultClass.CONFIGURE, Reason.BACKEND_NOT_AVAILABLE,
-          "MLX has no JACCL on this Mac: it requires macOS 26.2 or newer"),
+          f"MLX has no JACCL on this Mac: it requires {LEAST_MACOS_TEXT}"),
     _rule(r"need to provide via environment variables|valid (mesh|ring)|device file should|device names should"
           r"|connectivity matrix|can't parse address|registered once per protection|all[ _]gather[ _]factory"
           r"|couldn't initialize any backend"
@@ -131,11 +147,21 @@ _RULES: tuple[_Rule, ...] = (
           FaultClass.BUG, Reason.BACKEND_REFUSED, "MLX rejected the configuration of the group: report a bug"),
     _rule(r"planned rank|was planned, MLX reports|NotFormed|all-sum", FaultClass.BUG, Reason.WRONG_GROUP,
           "MLX formed a group that differs from the plan: report a bug"),
-    _rule(r"GPU (timeout|hang)|CallbackError(Timeout|Hang|InnocentVictim)|impacting interactivity", FaultClass.RETRY,
-          Reason.GPU_FAILED, "the GPU aborted a command; if this repeats, another program on this Mac uses the GPU heavily"),
+    _rule(r"impacting ?interactivity", FaultClass.RETRY, Reason.GPU_FAILED,
+          "macOS ended a GPU command to keep the display responsive; if this repeats, log out on this Mac, or use it without a "
+          "display"),
+    _rule(r"GPU (timeout|hang)|CallbackError(Timeout|Hang)", FaultClass.RETRY, Reason.GPU_FAILED,
+          "macOS ended a GPU command that took longer than about 5 s: the GPU is busy with another program, or it waited for "
+          "another rank; look for an earlier failure of a rank"),
+    _rule(r"GPU address fault|CallbackErrorPageFault", FaultClass.RETRY, Reason.GPU_FAILED,
+          "the GPU accessed memory that is not mapped, a defect of MLX or macOS; if this repeats, update both"),
+    _rule(r"innocent ?victim", FaultClass.RETRY, Reason.GPU_FAILED,
+          "macOS reset the GPU because of another command, maybe of another program on this Mac"),
+    _rule(r"resource limit \(\d+\) exceeded", FaultClass.RETRY, Reason.GPU_BUFFERS_SPENT,
+          "MLX reached its limit of GPU buffers: lower spec.memory.concurrentRequests or spec.memory.contextTokens"),
     _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
           FaultClass.RETRY, Reason.OUT_OF_MEMORY,
-          "another program on this Mac uses the memory that is reserved for the rank: close that program"),
+          "this Mac ran out of memory: end other programs on it, or raise spec.memory.headroomPercent"),
     _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, Reason.MODEL_UNSUPPORTED,
           "mlx-lm does not support this model; choose another model or another version of mlx-lm"),
     _rule(r"^CannotSplit\b", FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT,
@@ -159,8 +185,8 @@ def from_text(stage: Stage, text: str) -> Fault:
     return Fault(FaultClass.BUG, Reason.UNKNOWN, f"failed {stage.during}: {seen}")
 
 
-def from_exit(stage: Stage, returncode: int, tail: str) -> Fault:
-    """The fault of a rank that exited without a Failed message. ``tail`` is the end of its output.
+def from_exit(stage: Stage, returncode: int, tail: str, *, rdma: bool = False) -> Fault:
+    """The fault of a rank that exited without a Failed message. ``tail`` is the end of its output, ``rdma`` if it used JACCL.
 
     Exit codes are unreliable (0 or 134 on failure), so the text is matched first, whatever the code.
     """
@@ -171,6 +197,12 @@ def from_exit(stage: Stage, returncode: int, tail: str) -> Fault:
             return replace(fault, message=f"the rank {how} {stage.during}: {fault.message}")
     last = " ".join(tail.strip().splitlines()[-3:])
     said = f"; last output: {last}" if last else ""
+    if rdma and -returncode == signal.SIGSEGV and stage in _CONNECTED:
+        text = (
+            f"the rank {how} {stage.during}: MLX over RDMA ends in this way when a cable is unplugged during a transfer; check "
+            f"the cables of this Mac with `kubectl get tbl`{said}"
+        )
+        return Fault(FaultClass.RETRY, Reason.RDMA_FAILED, text)
     if returncode < 0:
         kind = FaultClass.RETRY if -returncode in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) else FaultClass.BUG
         hint = " (out of memory, or killed manually)" if -returncode == signal.SIGKILL else ""
@@ -202,9 +234,16 @@ def stalled(seconds: float, stage: Stage) -> Fault:
     return Fault(FaultClass.RETRY, Reason.STALLED, f"no rank has completed a step for {seconds:g} s {stage.during}")
 
 
+def link_corrupts(where: str, what: str, peer: int | None = None) -> Fault:
+    """Data arrived changed: answers of this group would be wrong."""
+    check = "check the cable with `kubectl get tbl`, and replace it if this repeats"
+    text = f"data was changed on the way {where}: {what}; {check}"
+    return Fault(FaultClass.REPLAN, Reason.LINK_CORRUPTS, text, peer=peer)
+
+
 def supervisor_lost(why: str) -> Fault:
     """The connection to a member has ended."""
-    return Fault(FaultClass.RETRY, Reason.SUPERVISOR_LOST, f"the connection to the rank's supervisor was lost: {why}")
+    return Fault(FaultClass.RETRY, Reason.SUPERVISOR_LOST, f"the connection to the pod of the rank was lost: {why}")
 
 
 def lasting_port_taken(what: str, address: str, port: int, node: str) -> Fault:

@@ -122,10 +122,18 @@ class Start(Message):
     model: str
     """The name that clients use; mlx-lm's requests carry it on every rank."""
     model_path: str
+    prove: bool = True
+    """Whether the ranks check their connections before they load the model."""
+    prove_seconds: float
+    """Limit of one exchange in this check."""
     memory_bytes: int
-    """The reservation, which is the wired limit."""
+    """The reservation."""
+    wired: bool = True
+    """Whether the reservation is the wired limit; otherwise none is set."""
     memory: MemoryPlan
     hostfile: str | None = None
+    mesh: bool = False
+    """Every two ranks are connected, not only those next to each other."""
     jaccl_environment: bool = False
     """JACCL: MLX runs its own exchange from environment variables; otherwise through ``Gather``."""
     environment: dict[str, str] = {}
@@ -209,6 +217,14 @@ class Gather(Message):
     number: int
     data: str
     """This rank's bytes, base64."""
+
+
+class Proved(Message):
+    """All exchanges of known values with the other ranks were right."""
+
+    type: Literal["proved"] = "proved"
+    exchanges: int
+    seconds: float
 
 
 class Progress(Message):
@@ -300,8 +316,10 @@ class Heartbeat(Message):
     """Whether the rank works (in a turn, loading, checking) rather than idles."""
     step_seconds: float = 0.0
     """Duration of the running step so far."""
-    longest_step_seconds: float = 0.0
-    """The longest completed step of the running step's shape (loading, prefill, decode)."""
+    expected_step_seconds: float = 0.0
+    """What the running step should take at most, by the slowest steps before it; 0 if there were none like it."""
+    step_known: bool = False
+    """Whether a step with as many tokens has been completed."""
     peak_memory_bytes: int = 0
 
 
@@ -326,8 +344,12 @@ class Failed(Message):
     """The last message before the rank exits 1. ``text`` is the library's error."""
 
     type: Literal["failed"] = "failed"
-    stage: Literal["start", "init", "load", "check", "serve", "stop"]
+    stage: Literal["start", "init", "prove", "load", "check", "serve", "stop"]
     text: str
+    corrupted: bool = False
+    """A value arrived changed; ``text`` says which."""
+    peer: int | None = None
+    """The rank that sent it, if that is known."""
 
 
 class Log(Message):
@@ -342,6 +364,7 @@ FromRank = Annotated[
     Waiting
     | Formed
     | Gather
+    | Proved
     | Progress
     | Loaded
     | Ready

@@ -33,7 +33,7 @@ from thunderfleet_runner.group.metrics import GroupMetrics
 from thunderfleet_runner.group.rendezvous import Identity
 from thunderfleet_runner.host import preflight, wired_memory
 from thunderfleet_runner.host.intakeprocess import IntakeStarter, intake_command
-from thunderfleet_runner.host.rankprocess import rank_command
+from thunderfleet_runner.host.rankprocess import ignored_variables, rank_command
 from thunderfleet_runner.net import connection, control, jaccl, peers
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class SupervisorSettings:
         if self.jaccl_environment and jaccl.wants_coordinator(self.plan) and not self.plan.ranks[0].ring_ports:
             raise ValueError(
                 f"--jaccl-environment needs ringPorts of rank 0 for MLX's own exchange; the plan of {self.plan.group} has "
-                "none: redeploy so that the operator makes a new plan, or start without --jaccl-environment"
+                f"none: run `kubectl delete pod -n {self.plan.namespace} {self.plan.ranks[0].pod}` so that the operator makes "
+                "a new plan, or start without --jaccl-environment"
             )
         for name in ("tls.crt", "tls.key"):
             with (self.keys_folder / name).open("rb"):
@@ -108,6 +109,8 @@ class Supervisor:
         self._ending = asyncio.Event()
         self._changes = control.Changes()
         self._tasks: list[asyncio.Task[None]] = []
+        if ignored := ignored_variables(os.environ):
+            log.warning("ranks do not get %s: set MLX's variables in spec.runtime", ", ".join(ignored))
         self.service = Service(self.plan, self.rank, lambda: self.role.state)
         command = settings.intake(self.plan.model_path, self.plan.group)
         self._intake = Intake(IntakeStarter(command).start)
@@ -329,7 +332,7 @@ async def _once_free(listen: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _refuse(_: peers.Hello, __: connection.Connection) -> peers.Refusal | None:
-    return peers.Refusal(reason=Reason.NOT_LEADER, message="this supervisor is not the leader")
+    return peers.Refusal(reason=Reason.NOT_LEADER, message="this pod is not that of rank 0")
 
 
 def api_keys(folder: Path) -> frozenset[str]:

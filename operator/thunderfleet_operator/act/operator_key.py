@@ -54,7 +54,7 @@ def _parse(name: str, data: Json) -> list[bytes]:
     lost = f"groups whose key is missing get OperatorKeyLost. {again}"
     if KEY_FIELD not in data:
         raise ValueError(
-            f"{name} has no field '{KEY_FIELD}': add it with {MASTER_BYTES} random bytes, keep the others. {again}"
+            f"{name} has no field '{KEY_FIELD}': add it with {MASTER_BYTES} random bytes, and keep the others. {again}"
         )
     if len(data) > MAX_KEYS:
         raise ValueError(f"{name} has {len(data)} fields, at most {MAX_KEYS} are allowed: remove the oldest keys; {lost}")

@@ -5,6 +5,7 @@ account               what is taken, as it grows with each group that is placed
 lifecycle             one group: keep, drain, place, back off or give up
 trouble               why a group cannot go on
 cables                what is known to be wrong with the cables of a group
+avoided               cables that changed data, which are avoided for a while
 failback              whether a group goes back to a better placement
 rollout               which group a changed spec replaces next
 port_aware_placement  a place for one group, with its ports

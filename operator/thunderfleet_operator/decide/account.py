@@ -1,9 +1,13 @@
 """The running account of one round: what is taken grows with each group that is placed."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from datetime import datetime
 
+from thunderfleet_crds.modeldeployment import AvoidedLink
 from thunderfleet_crds.plan import Plan
 
+from thunderfleet_operator.decide.avoided import without
 from thunderfleet_operator.observe.fleet import occupied
 from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.usage import Taken, Usage
@@ -28,6 +32,10 @@ class Account:
         usage = self.usage.placed(group, plan)
         taken = usage.taken()
         return Account(occupied(self.fleet, self.taken, taken), usage, taken)
+
+    def avoiding(self, links: Collection[AvoidedLink], now: datetime) -> "Account":
+        """The account, in which nothing new is placed on these cables."""
+        return replace(self, fleet=without(self.fleet, links, now)) if links else self
 
     def quarantined(self, node: str, reason: str) -> "Account":
         """The account with one Mac out of placement."""

@@ -46,6 +46,11 @@ def _hops(plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
     yield from ((name, pair) for name, pair in zip(plan.links, pairs, strict=False) if name)
 
 
+def cable_between(plan: Plan, one: int, other: int) -> str | None:
+    """The cable over which the ranks of a placement exchange data; None if it is a LAN, or not known."""
+    return next((name for name, ranks in _hops(plan) if set(ranks) == {one, other}), None)
+
+
 def _fault(plan: Plan, ranks: tuple[int, int], cable: Cable) -> CableFault | None:
     if cable.fault is not None:
         return cable.fault
@@ -62,11 +67,11 @@ def _address_fault(plan: Plan, rank: int, cable: Cable) -> CableFault | None:
         return None
     if end.address is None:
         text = (
-            f"{end.node} has no address at its end: give both ends IPv4 addresses of one network, such as 10.0.0.1/30 and "
-            "10.0.0.2/30"
+            f"{end.node} has no address at its end of the cable: give both ends IPv4 addresses of one network, such as "
+            "10.0.0.1/30 and 10.0.0.2/30"
         )
         return CableFault(Reason.NO_IPV4_ADDRESS, text)
-    text = f"the address of {end.node} at its end changed from {entry.ring_address} to {end.address}"
+    text = f"the address of {end.node} at its end of the cable changed from {entry.ring_address} to {end.address}"
     return CableFault(Reason.ADDRESS_LOST, text)
 
 

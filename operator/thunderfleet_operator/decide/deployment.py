@@ -6,7 +6,7 @@ Each group that is placed takes memory, ports and queue pairs from those after i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
 from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.reasons import Reason
@@ -15,6 +15,7 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.account import Account
+from thunderfleet_operator.decide.avoided import avoided, without
 from thunderfleet_operator.decide.cables import unknown_rdma
 from thunderfleet_operator.decide.failback import Failback, failback, lost_place
 from thunderfleet_operator.decide.lifecycle import NextStep, Step, must_drain, next_step, ready
@@ -32,7 +33,7 @@ from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.observed import Observed
 from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.placement import Answers, Question, Speed, Unplaceable, WhatIsBetter, WherePlaced
+from thunderfleet_operator.placement import Answers, Fleet, Question, Speed, Unplaceable, WhatIsBetter, WherePlaced
 
 UNPLACED_SECONDS = 30.0
 """A group without a placement is retried after this many seconds even if nothing has changed."""
@@ -88,6 +89,8 @@ class GroupDecision:
     """Whether the planner is still looking for a place. ``unplaceable`` is then its last answer."""
     unknown: str | None = None
     """The cable whose first report the placement waits for. ``planning`` then."""
+    avoided: tuple[AvoidedLink, ...] = ()
+    """Cables that changed data of the group."""
 
     @property
     def plan(self) -> Plan | None:
@@ -160,7 +163,9 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
     name = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
     wanted_hash = spec_hash(deployment.spec)
     wanted = {index: view for index, view in observed.groups.items() if index < deployment.spec.replicas}
-    account = Account(observed.fleet, observed.usage, observed.taken)
+    links = {index: _avoided(observed, view) for index, view in observed.groups.items()}
+    fleet = without(observed.fleet, (link for known in links.values() for link in known), observed.now)
+    account = Account(fleet, observed.usage, observed.taken)
     quarantines: list[tuple[Failure, str]] = []
     groups: list[GroupDecision] = []
     questions: dict[int, Question] = {}
@@ -169,7 +174,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
     stuck: set[int] = set()
     # Groups that serve come last: whether one of them may be replaced depends on the others.
     for index, view in sorted(wanted.items(), key=lambda item: (ready(observed.reports[item[0]]), item[0])):
-        back = _failback(observed, view, wanted, moving=any(group.next.returns for group in groups))
+        back = _failback(observed, view, wanted, fleet, moving=any(group.next.returns for group in groups))
         step = next_step(
             view,
             observed.reports[index],
@@ -186,8 +191,10 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         if step.failure is not None and held is not None:
             quarantines.append((step.failure, f"{name}-{index}"))
             account = account.quarantined(step.failure.node or "", held.reason)
+        links[index] = _avoided(observed, view, step.failure)
+        account = account.avoiding(links[index], observed.now)
         group, place = _group(observed, settings, account, view, step, wanted_hash, answers, waiting=waiting)
-        group, advice, again = _with_advice(observed, replace(group, waits=back.waits))
+        group, advice, again = _with_advice(observed, replace(group, waits=back.waits, avoided=links[index]), fleet)
         waiting = waiting or group.planning
         question = place or advice
         if question is not None:
@@ -282,15 +289,20 @@ def _same_place(one: Plan, other: Plan) -> bool:
     return next(nodes) == next(nodes) and transport(one) == transport(other) and set(one.links) == set(other.links)
 
 
-def _failback(observed: Observed, view: GroupView, wanted: Mapping[int, GroupView], *, moving: bool) -> Failback:
-    """Whether a group goes back. ``moving``: whether another one does."""
+def _avoided(observed: Observed, view: GroupView, failure: Failure | None = None) -> tuple[AvoidedLink, ...]:
+    known = view.status.avoided_links if view.status is not None else ()
+    return avoided(known, failure, view.last_epoch, observed.fleet, observed.now)
+
+
+def _failback(observed: Observed, view: GroupView, wanted: Mapping[int, GroupView], fleet: Fleet, *, moving: bool) -> Failback:
+    """Whether a group goes back. ``fleet``: without what it avoids. ``moving``: whether another one does."""
     report, known = observed.reports[view.index], observed.advice.get(view.index)
     lost = lost_place(view)
     if lost is None or not (ready(report) or lost.returning):
         return Failback()
     current = known is not None and known.epoch == view.last_epoch and known.fleet is observed.fleet
     others = not moving and all(ready(observed.reports[index]) for index in wanted if index != view.index)
-    return failback(view, report, known if current else None, observed.fleet, observed.deployment.spec.recovery, alone=others)
+    return failback(view, report, known if current else None, fleet, observed.deployment.spec.recovery, alone=others)
 
 
 def _alive(pods: Iterable[Pod]) -> tuple[Pod, ...]:
@@ -382,10 +394,13 @@ def _own_service(observed: Observed) -> bool:
     return observed.service is not None and observed.service.owner == observed.deployment.metadata.uid
 
 
-def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecision, WhatIsBetter | None, float | None]:
+def _with_advice(
+    observed: Observed, group: GroupDecision, base: Fleet
+) -> tuple[GroupDecision, WhatIsBetter | None, float | None]:
     """Adds whether a group that keeps serving would be placed better today: reported, never carried out.
 
-    Also the question about it if the answer is not there or too old, and the seconds until it will be too old.
+    Also the question about it if the answer is not there or too old, and the seconds until it will be too old. ``base``: the
+    fleet without what the deployment avoids.
     """
     view, plan = group.view, group.view.plan
     if plan is None or group.next.step is not Step.KEEP or not ready(group.report):
@@ -400,7 +415,7 @@ def _with_advice(observed: Observed, group: GroupDecision) -> tuple[GroupDecisio
             return group, None, None
         if left > 0:
             return group, None, left
-    fleet, _ = Account(observed.fleet, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
+    fleet, _ = Account(base, observed.usage, observed.taken).without(_key(observed.deployment, view.index))
     asked = request(observed.deployment.spec, view.current, corrections=observed.corrections)
     return group, WhatIsBetter(fleet, asked, transport(plan), plan.links, plan.split), None
 
@@ -452,6 +467,7 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             blocked=result.blocked,
             better=group.better,
             waits=group.waits,
+            avoided=group.avoided,
             predicted=_predicted(decision, views[group.view.index].plan),
         )
         outcomes.append(outcome)

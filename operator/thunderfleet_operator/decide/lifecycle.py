@@ -136,7 +136,7 @@ def next_step(
 
 
 def by_cable(failure: Failure | None) -> bool:
-    """Whether a failure is that of a cable, as the operator sees it."""
+    """Whether a failure is that of a cable."""
     return failure is not None and failure.link is not None
 
 
@@ -150,7 +150,8 @@ def _leave_cable(view: GroupView, report: Report, failure: Failure, status: Grou
     known = status.last_failure if status is not None and status.next_restart_time is not None else None
     if status is not None and known is not None and (known.link, known.reason) == (failure.link, failure.reason):
         failure = failure.model_copy(update={"time": known.time})
-    until = now + timedelta(seconds=CABLE_SECONDS)
+    # What changes data does not pass within a moment, and no rank runs any more.
+    until = now + timedelta(seconds=0.0 if failure.reason == Reason.LINK_CORRUPTS else CABLE_SECONDS)
     pending = status.next_restart_time if status is not None else None
     until = until if pending is None else min(until, pending)
     if now < until:
@@ -165,7 +166,8 @@ def _absent(view: GroupView, report: Report) -> dict[str, str]:
     ranks = {rank.rank for rank in report.state.ranks if rank.phase is RankPhase.ABSENT}
     if report.silent_seconds >= SILENT_LEADER_SECONDS:
         ranks = {0}
-    return {entry.node: "does not answer the other ranks" for entry in view.plan.ranks if entry.rank in ranks}
+    text = "does not answer the other ranks: check that it is on and connected to the LAN"
+    return {entry.node: text for entry in view.plan.ranks if entry.rank in ranks}
 
 
 def _waits(status: Group) -> bool:
@@ -204,5 +206,6 @@ def _recover(
     # With its new address, a Mac that lost one is as good as before.
     blamed = failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG)
     if failure.node and blamed and failure.reason != Reason.ADDRESS_LOST:
-        avoid = {failure.node: f"is avoided after the last failure there: {failure.reason}: {failure.message}"}
+        why = f"{failure.reason}: {failure.message}"
+        avoid = {failure.node: f"is used only if no other Mac fits, because of the last failure there: {why}"}
     return NextStep(Step.PLACE, failure, counts=True, avoid=avoid)

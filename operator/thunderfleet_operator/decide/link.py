@@ -34,7 +34,12 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
     found = find_condition(link.status.conditions, ConditionType.CONNECTED)
     if found is None or found.status is ConditionStatus.TRUE or found.last_transition_time is None:
         return LINGER_SECONDS
-    return max(0.0, LINGER_SECONDS - age_seconds(found.last_transition_time, now))
+    # A cable that flaps is not Connected long before its ends are gone; until then both are reported.
+    both = find_condition(link.status.conditions, ConditionType.SYMMETRIC)
+    if both is not None and both.status is ConditionStatus.TRUE:
+        return LINGER_SECONDS
+    since = max(one.last_transition_time for one in (found, both) if one is not None and one.last_transition_time is not None)
+    return max(0.0, LINGER_SECONDS - age_seconds(since, now))
 
 
 def change(link: ThunderboltLink, made: Json) -> Occurrence | None:

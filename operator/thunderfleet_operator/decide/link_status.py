@@ -163,7 +163,7 @@ def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
     if not blind:
         return Verdict(True, Reason.BOTH_ENDS, "both ends see each other")
     if len(blind) == 2:
-        return Verdict(False, Reason.NO_END, f"neither {blind[0]} nor {blind[1]} sees the other")
+        return Verdict(False, Reason.NO_END, _disconnected(link, ready).message)
     (node,) = blind
     if node not in endpoints:
         return Verdict(False, Reason.ONE_END, f"{node} has not reported its end: check that its agent runs: {_agent(node)}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds.modeldeployment import ModelDeployment, duration_seconds
+from thunderfleet_crds.modeldeployment import ModelDeployment, RuntimeSpec, duration_seconds
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
     ANNOTATION_PORTS,
@@ -38,15 +38,18 @@ from thunderfleet_crds.plan import (
     Plan,
     RankPlan,
     RelayPlan,
+    RuntimePlan,
     group_name,
     loopback_of,
 )
-from thunderfleet_crds.vocabulary import Backend, Transport
+from thunderfleet_crds.vocabulary import Backend, FastSynch, PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.observe import plans, pods
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.proofs import Keyring, Purpose
 from thunderfleet_operator.placement import Placement
+
+FAST_SYNCH_VARIABLE = "MLX_METAL_FAST_SYNCH"
 
 Manifest = dict[str, Any]
 
@@ -110,6 +113,11 @@ def ring_size(deployment: ModelDeployment, placement: Placement) -> int:
     return RING_PORTS_PER_ATTEMPT * deployment.spec.bootstrap.attempts if len(placement.ranks) > 1 else 0
 
 
+def uses_fast_synch(transport: PlacedTransport, split: PlacedSplit) -> bool:
+    """Whether a group can use it: a pipeline waits inside commands of the GPU, and a ring gains nothing."""
+    return transport is Transport.JACCL and split is Split.TENSOR
+
+
 def ring_ranks(placement: Placement) -> int | None:
     """How many ranks, from rank 0 on, have ring ports; None for all.
 
@@ -166,7 +174,16 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
             generation_tokens=spec.benchmark.generation_tokens,
             every_seconds=duration_seconds(spec.benchmark.every),
         ),
+        runtime=_runtime(spec.runtime, placement),
+        verify=spec.verify,
     )
+
+
+def _runtime(spec: RuntimeSpec, placement: Placement) -> RuntimePlan:
+    environment = {entry.name.value: entry.value for entry in spec.env}
+    if spec.fast_synch is FastSynch.ENABLED and uses_fast_synch(placement.transport, placement.split):
+        environment[FAST_SYNCH_VARIABLE] = "1"
+    return RuntimePlan(environment=environment, wired_limit=spec.wired_limit)
 
 
 def renumbered(plan: Plan, epoch: int) -> Plan:

@@ -75,7 +75,7 @@ def _block(settings: PortRange, taken: AbstractSet[int], node: str, size: int) -
             return tuple(range(first, first + size))
         first = clash + 1
     remedy = "widen the chart's value operator.ringPorts, or lower spec.bootstrap.attempts"
-    raise NoPortsLeft(node, f"has no block of {size} ring ports left in {settings.first}-{settings.last} ({remedy})")
+    raise NoPortsLeft(node, f"has no block of {size} free ports in {settings.first}-{settings.last} ({remedy})")
 
 
 def allocate(

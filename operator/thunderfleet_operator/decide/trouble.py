@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from thunderfleet_crds import group
 from thunderfleet_crds.group import LastWords
 from thunderfleet_crds.modeldeployment import Failure
 from thunderfleet_crds.plan import Plan, RankPlan
@@ -11,7 +12,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.cables import broken_cable
+from thunderfleet_operator.decide.cables import broken_cable, cable_between
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
@@ -97,15 +98,31 @@ def _gave_up(plan: Plan, report: Report, now: datetime) -> Failure | None:
     if state is None or state.phase is not GroupPhase.GAVE_UP:
         return None
     if state.failure is None:
-        return _failure(now, Reason.GAVE_UP, state.message or "the runner gave up", None, None, FaultClass.BUG)
+        log = f"`kubectl logs -n {plan.namespace} {plan.ranks[0].pod}`"
+        text = state.message or f"rank 0 gave up without a reason: see {log}, before the pod is replaced"
+        return _failure(now, Reason.GAVE_UP, text, None, None, FaultClass.BUG)
+    return reported(plan, state.failure)
+
+
+def reported(plan: Plan, told: group.Failure) -> Failure:
+    """A failure as the status has it, which rank 0 of a placement reports."""
+    link = _corrupting(plan, told)
     return Failure(
-        class_=state.failure.fault,
-        reason=state.failure.reason or Reason.GAVE_UP,
-        message=state.failure.message,
-        rank=state.failure.rank,
-        node=state.failure.node if state.failure.node in {rank.node for rank in plan.ranks} else None,
-        time=state.failure.at,
+        class_=told.fault,
+        reason=told.reason or Reason.GAVE_UP,
+        message=f"cable {link}: {told.message}" if link is not None else told.message,
+        rank=told.rank,
+        node=told.node if told.node in {rank.node for rank in plan.ranks} else None,
+        link=link,
+        time=told.at,
     )
+
+
+def _corrupting(plan: Plan, told: group.Failure) -> str | None:
+    """The cable over which data arrived changed; None if that is another failure, or not known to be one cable's."""
+    if told.reason != Reason.LINK_CORRUPTS or told.rank is None or told.peer is None:
+        return None
+    return cable_between(plan, told.rank, told.peer)
 
 
 def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
@@ -164,7 +181,7 @@ def _crashed(pod: Pod, entry: RankPlan, now: datetime) -> Failure | None:
         return _failure(now, words.reason, words.message, entry.node, entry.rank, words.fault)
     if pod.restarts >= CRASHES:
         last = next(iter(pod.last_words.splitlines()[-1:]), pod.waiting)
-        text = f"the supervisor of {pod.name} exited {pod.restarts} times: {last}; see `kubectl logs --previous {pod.name}`"
+        text = f"the container of pod {pod.name} exited {pod.restarts} times: {last}; see `kubectl logs --previous {pod.name}`"
         return _failure(now, Reason.CRASH_LOOP, text, entry.node, entry.rank, FaultClass.BUG)
     return None
 
@@ -173,7 +190,8 @@ def _stopped(report: Report, now: datetime) -> Failure | None:
     state = report.state
     if state is None or state.phase is not GroupPhase.DRAINING or report.phase_seconds < STOPPED_SECONDS:
         return None
-    return _failure(now, Reason.STOPPED, "the group has drained and stopped", None, None, FaultClass.RETRY)
+    text = "the group finished its requests and stopped, although it is still needed; it restarts by itself"
+    return _failure(now, Reason.STOPPED, text, None, None, FaultClass.RETRY)
 
 
 def _unready_macs(plan: Plan, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:

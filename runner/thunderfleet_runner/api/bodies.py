@@ -58,7 +58,7 @@ class _Share:
         if self._bodies.held + more > SHARED_BYTES:
             raise ApiError(
                 429,
-                f"all request bodies together may have {SHARED_BYTES >> 20} MiB, and others are being received; retry later",
+                f"request bodies of more than {SHARED_BYTES >> 20} MiB in total are being received; retry later",
                 type="rate_limit_error",
                 code="bodies_full",
                 headers={"Retry-After": "5"},

@@ -162,7 +162,7 @@ class Gateway:
         if not self._service.ready:
             raise self._not_ready()
         if self._inside >= self._admission.limit + SPARE_REQUESTS:
-            raise _api_error(Full(f"too many requests: {self._inside} are running or waiting", 5))
+            raise _api_error(Full(f"too many requests: {self._inside} are running or waiting; retry later", 5))
         self._inside += 1
         try:
             return await self._answer(request, endpoint)

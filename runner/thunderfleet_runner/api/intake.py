@@ -130,7 +130,7 @@ class Intake:
         self.on_end(cause)
         log.warning("the intake process ended: %s", error)
         if cause not in _TOO_MUCH:
-            return Unavailable(f"requests cannot be prepared now, retry later: the intake process ended: {error}")
+            return Unavailable(f"requests cannot be read now, retry later: the process that tokenizes them ended: {error}")
         # The next request finds it started.
         self._process()
         return refused(None, _TOO_MUCH[cause], "request_too_expensive")
@@ -166,4 +166,6 @@ async def _acquire(lock: asyncio.Lock) -> None:
         async with asyncio.timeout(TURN_SECONDS):
             await lock.acquire()
     except TimeoutError as error:
-        raise Unavailable(f"too many requests arrive at once: this one was not read within {TURN_SECONDS:g} s") from error
+        raise Unavailable(
+            f"too many requests arrive at once: this one was not read within {TURN_SECONDS:g} s; retry later"
+        ) from error

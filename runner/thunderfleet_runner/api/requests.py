@@ -86,7 +86,7 @@ def prepare(question: Prepare, raw: bytes, tokenize: Callable[[Call], Prompt]) -
         vocabulary = question.limits.vocabulary
         highest = max((max(segment, default=0) for segment in prompt.unpacked()), default=0)
         if vocabulary and highest >= vocabulary:
-            raise refused(None, f"the prompt has token {highest}, the model's last one is {vocabulary - 1}")
+            raise refused(None, f"the prompt contains token id {highest}; the model has ids 0 to {vocabulary - 1} only")
         return Prepared(options=call.options(fit(call, prompt.count, question.limits)), prompt=prompt)
     except ApiError as error:
         return Rejected(status=error.status, message=str(error), error=error.type, param=error.param, code=error.code)
@@ -99,7 +99,7 @@ def parse(endpoint: Endpoint, raw: bytes, limits: ModelLimits) -> Call:
     body = {name: value for name, value in body.items() if value is not None and name not in _DROPPED}
     unknown = sorted(set(body) - allowed)
     if unknown:
-        raise refused(unknown[0][:64], f"{_quoted(unknown)} not supported; allowed fields are {', '.join(sorted(allowed))}")
+        raise refused(unknown[0][:64], f"not supported: {_quoted(unknown)}; allowed fields are {', '.join(sorted(allowed))}")
     _model(body, limits)
     if _integer(body, "n", 1, 1 << 31, default=1) != 1:
         raise refused("n", "n must be 1")

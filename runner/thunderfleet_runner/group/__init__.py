@@ -7,6 +7,7 @@ events      its events and actions; pure
 rendezvous  which supervisors may join; pure
 stall       when a group makes no progress; pure
 status      what people read of the group's state; pure
+verification  whether the group has passed its checks; pure
 history     what survives a restart of rank 0's container
 metrics     the group's state for Prometheus
 member      one rank's orders and reports, on every rank

@@ -7,7 +7,7 @@ At most one timer runs. Entering a phase sets or stops it. A timer that fires ca
 outdated one is ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -99,13 +99,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class StateMachine:
-    """The leader's state. ``size`` members; ``attempt`` numbers the attempts, ``spent`` counts those charged to the budget.
+    """The leader's state. ``nodes``: by rank; ``attempt`` numbers the attempts, ``spent`` counts those charged to the budget.
 
     A preflight that ends because a member has left returns to Waiting and costs no attempt: the next one has the same number. A
     late result of the first preflight does no harm: it was true a moment ago, and nothing had been started.
     """
 
-    size: int
+    nodes: tuple[str, ...]
     limits: Limits
     phase: Phase = Phase.WAITING
     attempt: int = 0
@@ -133,6 +133,15 @@ class StateMachine:
     for_good: bool = False
     timer: int = 0
     timer_on: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.nodes)
+
+    def names(self, ranks: Iterable[int]) -> str:
+        """Ranks and their Macs in a message."""
+        return ", ".join(f"rank {rank} ({self.nodes[rank]})" for rank in ranks)
 
     @property
     def complete(self) -> bool:
@@ -387,7 +396,7 @@ class StateMachine:
 
     def _expired(self, late: tuple[int, ...]) -> tuple["StateMachine", list[Action]]:
         waited_for = late or tuple(rank for rank in range(self.size) if rank not in self.done)
-        missing = ", ".join(f"rank {rank}" for rank in waited_for)
+        missing = self.names(waited_for)
         slow = next(iter(waited_for), None)
         match self.phase:
             case Phase.CHECKING:

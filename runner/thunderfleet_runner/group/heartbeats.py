@@ -62,7 +62,8 @@ class Heartbeats:
             attempt=attempt,
             steps=beat.steps,
             in_step=beat.in_step,
-            longest_step_seconds=beat.longest_step_seconds,
+            expected_step_seconds=beat.expected_step_seconds,
+            step_known=beat.step_known,
             heartbeat_age_seconds=round(self.age, 1),
             peak_memory_bytes=beat.peak_memory_bytes,
         )

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.vocabulary import Backend
+from thunderfleet_crds.vocabulary import Backend, Verify, WiredLimit
 
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.net import jaccl
+
+PROVE_SECONDS = 60.0
+"""Limit of one exchange in the check of the connections: at least the time of the largest message over a slow LAN."""
 
 
 def mlx_environment(
@@ -47,9 +50,13 @@ def start_message(
         pipeline=tuple(other.layers for other in plan.ranks if other.layers is not None),
         model=plan.model,
         model_path=plan.model_path,
+        prove=plan.verify is not Verify.NONE,
+        prove_seconds=PROVE_SECONDS,
         memory_bytes=entry.memory_bytes,
         memory=plan.memory,
         hostfile=str(hostfile) if hostfile else None,
+        mesh=plan.backend is Backend.JACCL and not jaccl.is_ring(plan),
         jaccl_environment=jaccl_environment,
-        environment={framing.ATTEMPT_VARIABLE: str(attempt), **environment},
+        environment={**plan.runtime.environment, framing.ATTEMPT_VARIABLE: str(attempt), **environment},
+        wired=plan.runtime.wired_limit is WiredLimit.AUTO,
     )

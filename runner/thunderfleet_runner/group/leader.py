@@ -18,7 +18,7 @@ from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api.service import Service, Vocabulary
-from thunderfleet_runner.group import attempts, events, history, status
+from thunderfleet_runner.group import attempts, events, history, status, verification
 from thunderfleet_runner.group.attempts import Phase, StateMachine
 from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.group.rendezvous import Identity, Rendezvous, model_differs
@@ -49,7 +49,7 @@ class Leader:
         self._exchange = jaccl.Exchange(plan.world_size)
         past = history.load(history_file, plan)
         self.machine = StateMachine(
-            plan.world_size,
+            tuple(entry.node for entry in plan.ranks),
             limits or attempts.Limits(plan.bootstrap.attempts, plan.bootstrap.attempt_timeout_seconds),
             was_ready=past.was_ready,
             recoveries=past.recoveries,
@@ -68,6 +68,7 @@ class Leader:
             entry.rank: RankReport(rank=entry.rank, node=entry.node, phase=RankPhase.ABSENT) for entry in plan.ranks
         }
         self._digests: dict[int, str] = {}
+        self._proved: dict[int, verification.Proved] = {}
         self._vocabulary = Vocabulary(0, True)
         self._pulses: dict[int, peers.Pulse] = {}
         self._stall = StallDetector()
@@ -88,7 +89,6 @@ class Leader:
             epoch=self.plan.epoch,
             phase=status.GROUP_PHASES[machine.phase],
             message=status.message(
-                self.plan,
                 machine,
                 failure=self._failure.message if self._failure is not None else "",
                 refusals=refusals,
@@ -105,6 +105,7 @@ class Leader:
             ),
             requests=self._service().running,
             benchmark=self._service().benchmark,
+            verified=verification.verified(self.plan, machine, self._proved),
         )
 
     @property
@@ -138,7 +139,7 @@ class Leader:
         connection.send(peers.Beat(state=self.state))
         self._links[rank] = connection
         self.feed(events.Joined(rank))
-        why = "the supervisor ended"
+        why = "its main process ended"
         try:
             why = await connection.serve(lambda text: self.receive(rank, peers.REPORT.validate_json(text)), lambda: None)
         finally:
@@ -157,18 +158,22 @@ class Leader:
             case peers.Leaving():
                 log.info("rank %d received SIGTERM: draining", rank)
                 self.feed(events.Drain(for_good=False))
-            case peers.Gather() | peers.RankProgress():
+            case peers.Gather() | peers.RankProved() | peers.RankProgress():
                 if report.attempt == self.machine.attempt:
                     self._advance(rank, report)
             case _:
                 self.feed(self._event(rank, report))
 
-    def _advance(self, rank: int, report: peers.Gather | peers.RankProgress) -> None:
+    def _advance(self, rank: int, report: peers.Gather | peers.RankProved | peers.RankProgress) -> None:
         """A report that is no event of the state machine."""
         if isinstance(report, peers.Gather):
             self._gather(rank, report)
             return
         self._stall.reset()
+        if isinstance(report, peers.RankProved):
+            self._proved[rank] = verification.Proved(report.exchanges, report.seconds)
+            self._changed()
+            return
         self._update(rank, loaded_bytes=report.loaded_bytes, total_bytes=report.total_bytes, loaded_layers=report.layers)
 
     def _event(
@@ -188,7 +193,7 @@ class Leader:
             case peers.RankFailed():
                 stage = faults.Stage(report.stage)
                 log.warning("attempt %d: rank %d failed %s: %s", attempt, rank, stage.during, report.message)
-                fault = faults.Fault(report.fault, report.reason, report.message, report.echo)
+                fault = faults.Fault(report.fault, report.reason, report.message, report.echo, report.peer)
                 return events.RankFailed(rank, attempt, fault, stage)
             case peers.RankFormed():
                 return events.RankFormed(rank, attempt)
@@ -255,7 +260,7 @@ class Leader:
         elif phase is not Phase.DRAINING:
             self._ready_since = None
         if phase is Phase.CHECKING:
-            self._digests = {}
+            self._digests, self._proved = {}, {}
             for rank, report in self._reports.items():
                 self._reports[rank] = RankReport(rank=rank, node=report.node, phase=RankPhase.JOINED)
         if not self.machine.timer_on and self._timer is not None:
@@ -276,6 +281,7 @@ class Leader:
             attempt=cause.attempt,
             at=now,
             echoes=cause.echoes,
+            peer=cause.fault.peer,
         )
 
     def _act(self, action: events.Action) -> None:

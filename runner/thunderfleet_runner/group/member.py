@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import Backend, FaultClass
+from thunderfleet_crds.vocabulary import Backend, FaultClass, Verify
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.faults import Fault, Stage
@@ -294,7 +294,7 @@ class Member:
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Answers a peer's supervisor that opens a relay for a hop of the ring."""
         if self._relays is None:
-            return not_taken(NOT_YET, "this supervisor is not starting a rank now")
+            return not_taken(NOT_YET, "this pod is not starting a rank now")
         return await self._relays.answer(request)
 
     async def _stop(self, attempt: int) -> None:
@@ -319,21 +319,33 @@ class Member:
                 self._formed(attempt, rank, size, all_sum)
             case protocol.Gather(number=number, data=data):
                 self._report(peers.Gather(attempt=attempt, number=number, data=data))
+            case protocol.Proved(exchanges=exchanges, seconds=seconds):
+                log.info("%d exchanges with the other ranks in %.2f s, all values right", exchanges, seconds)
+                self._stage = Stage.LOAD
+                self._report(peers.RankProved(attempt=attempt, exchanges=exchanges, seconds=seconds))
             case protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers):
+                self._stage = Stage.LOAD
                 self._report(peers.RankProgress(attempt=attempt, loaded_bytes=loaded, total_bytes=total, layers=layers))
             case protocol.Loaded(total_bytes=total, peak_memory_bytes=peak):
                 self._report(peers.RankLoaded(attempt=attempt, total_bytes=total, peak_memory_bytes=peak))
             case protocol.Ready() as ready:
                 self._stage = Stage.SERVE
                 self._report(peers.RankReady(attempt=attempt, **ready.model_dump(exclude={"type"})))
-            case protocol.Failed(stage=stage, text=text):
-                self._stage = Stage(stage)
-                self._fail(faults.from_text(self._stage, text))
+            case protocol.Failed() as failed:
+                self._stage = Stage(failed.stage)
+                self._fail(self._corrupted(failed) if failed.corrupted else faults.from_text(self._stage, failed.text))
             case protocol.Log(level=level, text=text):
                 logging.getLogger("rank").log(logging.getLevelNamesMapping()[level.upper()], "%s", text)
             case _:
                 pass
         self._on_rank(message)
+
+    def _corrupted(self, failed: protocol.Failed) -> Fault:
+        here = f"rank {self.rank} ({self.plan.ranks[self.rank].node})"
+        if failed.peer is None:
+            return faults.link_corrupts(f"between the ranks of the group, as {here} received it", failed.text)
+        sender = f"rank {failed.peer} ({self.plan.ranks[failed.peer].node})"
+        return faults.link_corrupts(f"from {sender} to {here}", failed.text, failed.peer)
 
     def _formed(self, attempt: int, rank: int, size: int, all_sum: int) -> None:
         planned = self.plan.world_size
@@ -344,16 +356,16 @@ class Member:
         elif all_sum != right:
             self._fail(Fault(FaultClass.BUG, Reason.WRONG_SUM, f"the group's all-sum is {all_sum}, expected {right}"))
         else:
-            self._stage = Stage.LOAD
+            self._stage = Stage.PROVE if planned > 1 and self.plan.verify is not Verify.NONE else Stage.LOAD
             self._report(peers.RankFormed(attempt=attempt, rank=rank, size=size, all_sum=all_sum))
 
     def _exited(self, attempt: int, code: int, tail: str) -> None:
         self.heartbeats.stop()
-        if code < 0 and self._stage in (Stage.LOAD, Stage.CHECK, Stage.SERVE):
+        if code < 0 and self._stage in (Stage.PROVE, Stage.LOAD, Stage.CHECK, Stage.SERVE):
             self._kills.killed()
         log.info("attempt %d: rank %d exited (code %d)", attempt, self.rank, code)
         if not self._ending:
-            self._fail(faults.from_exit(self._stage, code, tail))
+            self._fail(faults.from_exit(self._stage, code, tail, rdma=self.plan.backend is Backend.JACCL))
 
     def _fail(self, fault: Fault) -> None:
         """Reports a failure of this attempt; only the first one, since the others follow from it."""
@@ -368,6 +380,7 @@ class Member:
                 reason=fault.reason,
                 message=_bounded(fault.message),
                 echo=fault.echo,
+                peer=fault.peer,
             )
         )
 

@@ -64,7 +64,7 @@ class Rendezvous:
             text = f"rank {rank} is planned on node {plan.ranks[rank].node}, not on {hello.node}"
             return Refusal(reason=Reason.WRONG_NODE, message=text)
         if rank in self.present:
-            return Refusal(reason=Reason.RANK_TAKEN, message=f"another supervisor of rank {rank} is still connected")
+            return Refusal(reason=Reason.RANK_TAKEN, message=f"an earlier process of rank {rank} is still connected")
         return None
 
     def _software(self, hello: Hello) -> Refusal | None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from thunderfleet_crds.group import RankReport
-from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 
 from thunderfleet_runner.group.attempts import Phase, StateMachine
@@ -31,7 +30,6 @@ _SENTENCES = {
 
 
 def message(
-    plan: Plan,
     machine: StateMachine,
     *,
     failure: str,
@@ -44,7 +42,9 @@ def message(
     ``failure`` is the message of the last failure, ``refusals`` are those of ranks that may not join, ``exchange_missing`` the
     ranks that JACCL's exchange waits for, ``running`` the number of running requests.
     """
-    who = _names(plan, machine.waiting_for)
+    who = machine.names(machine.waiting_for)
+    cause = machine.cause
+    where = f" on {machine.names((cause.rank,))}" if cause is not None and cause.rank is not None else ""
     attempt = f"attempt {machine.attempt}"
     match machine.phase:
         case Phase.WAITING:
@@ -53,24 +53,20 @@ def message(
         case Phase.CHECKING:
             return f"{attempt}: running preflight checks on {who}"
         case Phase.FORMING:
-            missing = f"; no JACCL connection data from {_names(plan, exchange_missing)}" if exchange_missing else ""
+            missing = f"; no JACCL connection data from {machine.names(exchange_missing)}" if exchange_missing else ""
             return f"{attempt}: the ranks connect to each other; waiting for {who}{missing}"
         case Phase.LOADING:
             return f"loading the model on {who}"
         case Phase.ENDING:
-            return f"{attempt} failed, ending its ranks: {failure}"
+            return f"{attempt} failed{where}, ending its ranks: {failure}"
         case Phase.BACKOFF:
-            return f"next attempt in {machine.backoff:g} s; the last one failed: {failure}"
+            return f"next attempt in {machine.backoff:g} s; the last one failed{where}: {failure}"
         case Phase.GAVE_UP:
             return failure
         case Phase.DRAINING:
             return f"draining: {running} request{'' if running == 1 else 's'} still running"
         case other:
             return _SENTENCES[other]
-
-
-def _names(plan: Plan, ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {rank} ({plan.ranks[rank].node})" for rank in ranks)
 
 
 def rank_report(report: RankReport, machine: StateMachine, refused: str) -> RankReport:

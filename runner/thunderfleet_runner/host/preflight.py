@@ -120,7 +120,7 @@ def check_memory(entry: RankPlan, free: int | None) -> None:
                 FaultClass.RETRY,
                 Reason.MEMORY_NOT_FREE,
                 f"node {entry.node} has {free / _GIB:.1f} GiB free, the plan reserves {entry.memory_bytes / _GIB:.1f} GiB: "
-                "close other programs on it, or lower spec.memory",
+                "close other programs on it, or lower spec.memory.contextTokens, concurrentRequests or cachedTokens",
             )
         )
 

@@ -54,6 +54,11 @@ def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
     return clean
 
 
+def ignored_variables(base: Mapping[str, str]) -> list[str]:
+    """MLX's variables in the supervisor's environment that no rank gets."""
+    return sorted(name for name in base if name.startswith(("MLX_", "JACCL_")) and name not in _OF_ONE_PROCESS)
+
+
 class RankProcess:
     """One started process.
 

@@ -87,9 +87,9 @@ def stranded(node: str, before: int, wired: int) -> Fault:
 def held(node: str, seconds: float) -> Fault:
     """Too many kills: no rank starts for ``seconds``."""
     text = (
-        f"a loaded rank was killed {KILLS} times within an hour on {node}, which can leave its memory wired: this pod starts "
-        f"no rank for {max(1, round(seconds / 60))} min. Check the earlier failures. The operator places the group again after "
-        "spec.recovery.backoffLimitSeconds; to continue now, delete the pod"
+        f"a loaded rank was killed {KILLS} times within an hour on {node}, which can leave its memory wired, so this pod "
+        f"starts no rank for {max(1, round(seconds / 60))} min, or until the operator replaces it after "
+        "spec.recovery.backoffLimitSeconds. Find the cause in the earlier failures (`kubectl describe md NAME`)"
     )
     return Fault(FaultClass.CONFIGURE, Reason.KILLED_TOO_OFTEN, text)
 

@@ -61,6 +61,7 @@ class RankFailed(_Message):
     reason: Name
     message: Text
     echo: bool = False
+    peer: Number | None = None
 
 
 class RankFormed(_Message):
@@ -71,6 +72,15 @@ class RankFormed(_Message):
     rank: Number
     size: Number
     all_sum: Number
+
+
+class RankProved(_Message):
+    """The rank's connections carry values unchanged; see ``protocol.Proved``."""
+
+    type: Literal["proved"] = "proved"
+    attempt: Number
+    exchanges: Number
+    seconds: float
 
 
 class RankProgress(_Message):
@@ -132,13 +142,24 @@ class Pulse(_Message):
     attempt: Number = 0
     steps: Number = 0
     in_step: bool = False
-    longest_step_seconds: float = 0.0
+    expected_step_seconds: float = 0.0
+    step_known: bool = False
     heartbeat_age_seconds: float = 0.0
     peak_memory_bytes: Number = 0
 
 
 Report = Annotated[
-    Checked | RankFailed | RankFormed | RankProgress | RankLoaded | RankReady | RankEnded | Gather | Leaving | Pulse,
+    Checked
+    | RankFailed
+    | RankFormed
+    | RankProved
+    | RankProgress
+    | RankLoaded
+    | RankReady
+    | RankEnded
+    | Gather
+    | Leaving
+    | Pulse,
     Field(discriminator="type"),
 ]
 

@@ -198,7 +198,7 @@ class Relays:
                             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                         )
                     except aiohttp.WSServerHandshakeError as error:
-                        why = f"it answered {error.status}"
+                        why = _answer(error)
                         if error.status != NOT_YET:
                             raise RelayLost(f"{where} refused the relay: {why}") from error
                     except (aiohttp.ClientError, OSError) as error:
@@ -218,7 +218,7 @@ class Relays:
         if query.get("hop", "") not in map(str, hops):
             return 403, f"rank {self._rank} is not an end of that hop"
         if query.get("attempt") != str(self._attempt) or self._closed:
-            return NOT_YET, f"the request is not for attempt {self._attempt}, which runs here"
+            return NOT_YET, f"the request is not for a running attempt; the last one here is {self._attempt}"
         if int(query["hop"]) in self._taken:
             return 409, "that hop is already relayed"
         return None
@@ -265,9 +265,12 @@ class Relays:
             self._lost = self._lost or hop == self.out
             for task in (inward, outward, both, found):
                 task.cancel()
+            # Before the next await: close() and the server of the peer's request may both cancel this.
+            if found.done():
+                _end(found, clean)
+            else:
+                found.add_done_callback(lambda done: _end(done, clean))
             await asyncio.gather(inward, outward, both, return_exceptions=True)
-            if found.done() and not found.cancelled() and not found.exception():
-                found.result().end(clean)
             with contextlib.suppress(ConnectionError, TimeoutError, RuntimeError):
                 await channel.close(message=_DONE.encode())
 
@@ -292,9 +295,20 @@ NOT_YET = 425
 """HTTP status Too Early: the peer is not in that attempt yet, or no longer."""
 
 
+WHY_HEADER = "Thunderfleet-Refused"
+"""Why a relay is refused. A client that asks for a WebSocket gets no body."""
+WHY_CHARACTERS = 300
+
+
 def not_taken(status: int, why: str) -> web.Response:
     """The response to a peer whose relay is refused."""
-    return web.json_response({"message": why}, status=status)
+    return web.json_response({"message": why}, status=status, headers={WHY_HEADER: why})
+
+
+def _answer(error: aiohttp.WSServerHandshakeError) -> str:
+    """What a peer that refuses has answered."""
+    why = error.headers.get(WHY_HEADER, "")[:WHY_CHARACTERS] if error.headers is not None else ""
+    return f"it answered {error.status}{f' ({why})' if why else ''}"
 
 
 class _Local:
@@ -310,6 +324,11 @@ class _Local:
             self.writer.close()
         else:
             self.writer.transport.abort()
+
+
+def _end(found: "asyncio.Future[_Local]", clean: bool) -> None:
+    if not found.cancelled() and not found.exception():
+        found.result().end(clean)
 
 
 async def _outward(channel: _Socket, found: "asyncio.Future[_Local]") -> None:

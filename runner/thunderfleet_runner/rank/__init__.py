@@ -4,12 +4,14 @@ __main__      ``python -m thunderfleet_runner.rank``
 start         from the process's start until its group has formed
 rank          the process's threads, and its life from there on
 channel       the socket to the supervisor
+proof         whether the connections carry values unchanged
 loading       loads this rank's part of the model
 engine        turns, requests and cancels
 answer        one request's tokens as messages
 mlxlm         mlx-lm as we use and patch it
 stops         stop strings in streamed text; pure
-step_clock    how long steps take, for the heartbeat
+step_clock    how long the running step takes, for the heartbeat
+step_times    how long it should take, by earlier steps; pure
 allreduce     measures the group's all-reduce
 capabilities  what this machine's MLX supports
 """

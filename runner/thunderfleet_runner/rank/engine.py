@@ -17,7 +17,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.rank import allreduce, mlxlm
 from thunderfleet_runner.rank.answer import Answer, NullSink, Recorder, Send
 from thunderfleet_runner.rank.mlxlm import Work
-from thunderfleet_runner.rank.step_clock import StepClock
+from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
 
 CHECK_ID = "check"
 CHECK_PROMPT = "The quick brown fox jumps over the lazy dog."
@@ -147,13 +147,13 @@ class Engine:
         self._clock.rest()
         self._current = self._commands.get()
         while isinstance(self._current, protocol.Measure):
-            self._clock.wake("prefill")
+            self._clock.wake(COLLECTIVE)
             self._send(allreduce.measure(self._group, self._clock))
             self._clock.rest()
             self._current = self._commands.get()
         if isinstance(self._current, protocol.Stop):
             return False
-        self._clock.wake("prefill")
+        self._clock.wake(COLLECTIVE)
         if isinstance(self._current, protocol.Check):
             self._recorder = Recorder()
             if self._rank == 0:

@@ -23,12 +23,23 @@ from thunderfleet_crds.vocabulary import Backend, Split
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.rank.channel import Channel
 from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
-from thunderfleet_runner.rank.step_clock import StepClock
+from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
 
 if TYPE_CHECKING:
     from thunderfleet_runner.rank.engine import Engine
+    from thunderfleet_runner.rank.proof import Wrong
 
 log = logging.getLogger("thunderfleet.rank")
+
+RankStage = Literal["init", "prove", "load", "check", "serve", "stop"]
+
+
+class Corrupted(RuntimeError):
+    """A value arrived changed."""
+
+    def __init__(self, wrong: "Wrong") -> None:
+        super().__init__(wrong.what)
+        self.wrong = wrong
 
 
 class Rank:
@@ -42,7 +53,8 @@ class Rank:
         self._early: list[protocol.ToRank] = []
         self._gathered: queue.SimpleQueue[protocol.Gathered] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self.stage: Literal["init", "load", "check", "serve", "stop"] = "init"
+        self.stage: RankStage = "init"
+        self._prove_seconds = float("inf")
 
     def send(self, *messages: Any) -> None:
         """Sends to the supervisor; ends the process when the supervisor is gone."""
@@ -117,12 +129,15 @@ class Rank:
         pause = threading.Event()
         while not pause.wait(protocol.HEARTBEAT_SECONDS):
             reading = self._clock.read()
+            if self.stage == "prove" and reading.step_seconds > self._prove_seconds:
+                self._not_proved()
             self.send(
                 protocol.Heartbeat(
                     steps=reading.steps,
                     in_step=reading.in_step,
                     step_seconds=reading.step_seconds,
-                    longest_step_seconds=reading.longest_step_seconds,
+                    expected_step_seconds=reading.expected.seconds,
+                    step_known=reading.expected.known,
                     peak_memory_bytes=mx.get_peak_memory(),
                 )
             )
@@ -137,8 +152,13 @@ class Rank:
             group = form(start, self.exchange)
             self.send(formed(group))
         threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
+        if group is not None and start.prove:
+            self._prove_seconds = start.prove_seconds
+            self.stage = "prove"
+            with self._clock.work(COLLECTIVE):
+                self._prove(start, group)
         self.stage = "load"
-        with self._clock.work("loading"):
+        with self._clock.work(LOADING):
             engine = self._load(start, group)
         with self._lock:
             self._engine = engine
@@ -152,6 +172,26 @@ class Rank:
 
             barrier(group)
 
+    def _prove(self, start: protocol.Start, group: Any) -> None:
+        """Raises Corrupted."""
+        import mlx.core as mx
+
+        from thunderfleet_runner.rank import proof
+
+        found = proof.prove(group, Path(start.model_path), split=start.split, mesh=start.mesh, step=self._clock.step)
+        if found.wrong is not None:
+            raise Corrupted(found.wrong)
+        self.send(protocol.Proved(exchanges=found.exchanges, seconds=found.seconds))
+        mx.clear_cache()
+        mx.reset_peak_memory()
+
+    def _not_proved(self) -> None:
+        """Ends the process: the main thread waits for a peer, or for data that is lost."""
+        self.send(
+            protocol.Failed(stage="prove", text=f"ProofDeadline: an exchange did not end within {self._prove_seconds:g} s")
+        )
+        os._exit(1)
+
     def _load(self, start: protocol.Start, group: Any) -> "Engine":
         import mlx.core as mx
 
@@ -159,11 +199,11 @@ class Rank:
         from thunderfleet_runner.rank.engine import Engine
 
         mlxlm.forget_wired_limit()
-        if mx.metal.is_available():
+        if start.wired and mx.metal.is_available():
             mx.set_wired_limit(start.memory_bytes)
 
         def report(loaded: int, total: int, layers: int) -> None:
-            self._clock.step("loading")
+            self._clock.step()
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
@@ -229,6 +269,12 @@ def vocabulary(config: dict[str, Any]) -> int:
     return 0
 
 
+def _failed(stage: RankStage, error: BaseException) -> protocol.Failed:
+    if isinstance(error, Corrupted):
+        return protocol.Failed(stage=stage, text=error.wrong.what, corrupted=True, peer=error.wrong.peer)
+    return protocol.Failed(stage=stage, text=f"{type(error).__name__}: {error}")
+
+
 def run(started: Started) -> NoReturn:
     """Runs the rank until its end, and exits the process."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -239,7 +285,7 @@ def run(started: Started) -> NoReturn:
         rank.run()
     except BaseException as error:
         log.exception("the rank failed in stage %s", rank.stage)
-        rank.send(protocol.Failed(stage=rank.stage, text=f"{type(error).__name__}: {error}"))
+        rank.send(_failed(rank.stage, error))
         code = 1
     sys.stderr.flush()
     # Not sys.exit: MLX's destructors wait for peers that may be gone, and turn success into signals.

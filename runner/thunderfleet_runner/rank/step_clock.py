@@ -9,19 +9,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
-Shape = Literal["loading", "prefill", "decode"]
+from thunderfleet_runner.rank.step_times import Expected, Step, StepTimes
+
+COLLECTIVE = Step("collective")
+"""Ranks exchange something small and compute nothing, as at the start of a turn."""
+LOADING = Step("loading")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """``steps`` completed since the start, the running step's seconds so far, and the longest completed step of its shape."""
+    """``steps`` completed since the start, the running step's seconds so far, and what it should take by earlier steps."""
 
     steps: int
     in_step: bool
     step_seconds: float
-    longest_step_seconds: float
+    expected: Expected
 
 
 class StepClock:
@@ -31,41 +34,46 @@ class StepClock:
         self._lock = threading.Lock()
         self._steps = 0
         self._working = False
-        self._shape: Shape = "loading"
+        self._step = LOADING
         self._since = time.monotonic()
-        self._longest: dict[Shape, float] = {}
+        self._times = StepTimes()
 
     @contextmanager
-    def work(self, shape: Shape) -> Iterator[None]:
+    def work(self, step: Step) -> Iterator[None]:
         """While the rank works (a load, a turn) rather than idles."""
-        self.wake(shape)
+        self.wake(step)
         try:
             yield
         finally:
             self.rest()
 
-    def wake(self, shape: Shape) -> None:
-        """Work starts, with a step of this shape."""
+    def wake(self, step: Step) -> None:
+        """Work starts, with this step."""
         with self._lock:
-            self._working, self._shape, self._since = True, shape, time.monotonic()
+            self._working, self._step, self._since = True, step, time.monotonic()
 
     def rest(self) -> None:
         """The rank is idle."""
         with self._lock:
             self._working = False
 
-    def step(self, shape: Shape) -> None:
-        """A step of this shape has ended and the next one starts."""
-        now = time.monotonic()
+    def step(self, ended: Step | None = None) -> None:
+        """The running step has ended, and another one like it starts. ``ended``: what it was, if not what ``begin`` got."""
         with self._lock:
             self._steps += 1
-            self._longest[shape] = max(self._longest.get(shape, 0.0), now - self._since)
-            self._since = now
+            self._add(ended or self._step)
 
-    def begin(self, shape: Shape) -> None:
-        """The running step has this shape."""
+    def begin(self, step: Step) -> None:
+        """A step starts. The exchange before it, if there was one, has ended."""
         with self._lock:
-            self._shape, self._since = shape, time.monotonic()
+            if self._step.shape == "collective":
+                self._add(self._step)
+            self._step, self._since = step, time.monotonic()
+
+    def _add(self, step: Step) -> None:
+        now = time.monotonic()
+        self._times.add(step, now - self._since)
+        self._since = now
 
     def read(self) -> Reading:
         """The current figures."""
@@ -74,5 +82,5 @@ class StepClock:
                 steps=self._steps,
                 in_step=self._working,
                 step_seconds=time.monotonic() - self._since if self._working else 0.0,
-                longest_step_seconds=self._longest.get(self._shape, 0.0),
+                expected=self._times.expected(self._step),
             )

@@ -95,6 +95,11 @@ def text(error: object) -> str:
     return " ".join(str(error).split())[:TEXT_LIMIT] or type(error).__name__
 
 
+def refused(error: Exception) -> str:
+    """What mlx-lm says when it cannot split a model, as the text of a size."""
+    return text(f"mlx-lm refuses it: {text(error)}")
+
+
 # --- configurations -------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +234,7 @@ def by_mlx(
 ) -> Model:
     """A model sized by the dry run; results it did not reach are refused, or estimated from above. ``tensors``: its files'."""
     total = facts.total_bytes or 0
-    ended = text(facts.ended or "the dry run ended before this split")
+    ended = text(facts.ended or "the dry run of mlx-lm ended before it tried this number of Macs")
     workspace = facts.workspace or workspace_by_configuration(config, 2048)
     return Model(
         **_common(path, config, total, tensors),

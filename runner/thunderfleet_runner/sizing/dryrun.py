@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.nodeprofile import KVLayer
 from thunderfleet_crds.vocabulary import Split
 
@@ -61,7 +62,7 @@ def of_model(model: Any, world_sizes: Sequence[int], report: Report, context: in
         try:
             found.tensor[world_size], caches = _tensor(model, world_size, runs=whole is not None)
         except Exception as error:
-            found.tensor[world_size] = arithmetic.text(error)
+            found.tensor[world_size] = arithmetic.refused(error)
         else:
             split_at_all = True
             if whole is not None:
@@ -162,7 +163,7 @@ def _pipeline(model: Any, found: Facts, *, runs: bool) -> None:
         found.pipeline_refusal = "a pipeline needs at least two layers"
         return
     try:
-        for world_size in sorted({2, min(layers, 16)}):
+        for world_size in sorted({2, min(layers, MAX_WORLD_SIZE)}):
             split = [layers // world_size + (rank < layers % world_size) for rank in range(world_size)]
             end = layers
             for rank, count in enumerate(split):
@@ -177,7 +178,7 @@ def _pipeline(model: Any, found: Facts, *, runs: bool) -> None:
                 if runs:
                     _try(part, world_size)
     except Exception as error:
-        found.pipeline_refusal = arithmetic.text(error)
+        found.pipeline_refusal = arithmetic.refused(error)
 
 
 # --- caches and workspace -------------------------------------------------------------------------------------------

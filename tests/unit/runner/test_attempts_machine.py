@@ -38,6 +38,7 @@ from thunderfleet_runner.group.events import (
 )
 from thunderfleet_runner.host import rankprocess
 
+MACS = ("mac-0", "mac-1", "mac-2")
 RETRY = Fault(FaultClass.RETRY, "RankKilled", "killed")
 BUG = Fault(FaultClass.BUG, "Unknown", "odd")
 
@@ -51,7 +52,7 @@ def run(machine: StateMachine, *events: Event) -> tuple[StateMachine, list[Actio
 
 
 def formed(size: int = 2, limits: Limits | None = None) -> StateMachine:
-    machine = StateMachine(size, limits or Limits(3, 60))
+    machine = StateMachine(MACS[:size], limits or Limits(3, 60))
     machine, _ = run(machine, *(Joined(rank) for rank in range(size)))
     return to_ready(machine)
 
@@ -77,7 +78,7 @@ def fail_in_init(machine: StateMachine, fault: Fault = RETRY) -> tuple[StateMach
 
 def test_the_usual_path_in_order() -> None:
     machine, actions = run(
-        StateMachine(2, Limits(3, 60)),
+        StateMachine(MACS[:2], Limits(3, 60)),
         Joined(0), Joined(1), Checked(0, 1, 5), Checked(1, 1, 6), RankFormed(0, 1), RankLoaded(0, 1), RankFormed(1, 1),
         RankLoaded(1, 1), RankReady(1, 1, (7,)), RankReady(0, 1, (7,)),
     )  # fmt: skip
@@ -88,13 +89,13 @@ def test_the_usual_path_in_order() -> None:
 
 
 def test_waiting_costs_nothing() -> None:
-    machine, actions = run(StateMachine(2, Limits(1, 60)), *(Joined(0), Joined(1), Left(1, "gone")) * 5, Joined(1))
+    machine, actions = run(StateMachine(MACS[:2], Limits(1, 60)), *(Joined(0), Joined(1), Left(1, "gone")) * 5, Joined(1))
     assert (machine.phase, machine.attempt, machine.spent) == (Phase.CHECKING, 1, 0)
     assert not [action for action in actions if isinstance(action, GiveUp)]
 
 
 def test_an_attempt_counts_from_the_barrier_on_or_when_a_check_fails() -> None:
-    checking, _ = run(StateMachine(2, Limits(3, 60)), *(Joined(0), Joined(1), Left(1, "the LAN was cut")) * 2, Joined(1))
+    checking, _ = run(StateMachine(MACS[:2], Limits(3, 60)), *(Joined(0), Joined(1), Left(1, "the LAN was cut")) * 2, Joined(1))
     started, _ = run(checking, Checked(0, 1, 5), Checked(1, 1, 6))
     lost, _ = run(started, Left(1, "the LAN was cut"), RankEnded(0, 1), Joined(1))
     failed, _ = run(checking, RankFailed(1, 1, BUG, faults.Stage.PREFLIGHT), RankEnded(0, 1), RankEnded(1, 1))
@@ -105,7 +106,7 @@ def test_an_attempt_counts_from_the_barrier_on_or_when_a_check_fails() -> None:
 
 
 def test_the_budget_is_spent_in_init_and_no_sooner() -> None:
-    machine, _ = run(StateMachine(2, Limits(3, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(MACS[:2], Limits(3, 60)), Joined(0), Joined(1))
     for _ in range(2):
         machine, actions = fail_in_init(machine)
         assert machine.phase is Phase.BACKOFF
@@ -117,7 +118,7 @@ def test_the_budget_is_spent_in_init_and_no_sooner() -> None:
 
 
 def test_a_ready_period_gives_the_budget_back() -> None:
-    machine, _ = run(StateMachine(2, Limits(2, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(MACS[:2], Limits(2, 60)), Joined(0), Joined(1))
     for _ in range(4):
         machine, _ = fail_in_init(machine)
         machine, _ = run(machine, Timer(machine.timer))
@@ -131,7 +132,7 @@ def test_a_ready_period_gives_the_budget_back() -> None:
 
 @pytest.mark.parametrize("kind", [FaultClass.REPLAN, FaultClass.REBOOT])
 def test_a_placement_that_cannot_work_is_given_up_at_once(kind: FaultClass) -> None:
-    machine, _ = run(StateMachine(2, Limits(8, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(MACS[:2], Limits(8, 60)), Joined(0), Joined(1))
     machine, actions = run(
         machine, RankFailed(1, 1, Fault(kind, "X", "x"), faults.Stage.PREFLIGHT), RankEnded(0, 1), RankEnded(1, 1)
     )
@@ -141,7 +142,7 @@ def test_a_placement_that_cannot_work_is_given_up_at_once(kind: FaultClass) -> N
 
 
 def test_what_a_person_must_change_is_tried_again_slowly() -> None:
-    machine, _ = run(StateMachine(2, Limits(1, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(MACS[:2], Limits(1, 60)), Joined(0), Joined(1))
     for _ in range(3):
         n = machine.attempt
         fault = Fault(FaultClass.CONFIGURE, "ModelNotFound", "no model")
@@ -153,7 +154,7 @@ def test_what_a_person_must_change_is_tried_again_slowly() -> None:
 
 
 def test_the_same_load_error_twice_is_for_a_person() -> None:
-    machine, _ = run(StateMachine(2, Limits(8, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(MACS[:2], Limits(8, 60)), Joined(0), Joined(1))
     for stage in (Phase.BACKOFF, Phase.GAVE_UP):
         n = machine.attempt
         machine, _ = run(machine, Checked(0, n, 1), Checked(1, n, 2), RankFormed(0, n), RankFormed(1, n))
@@ -218,7 +219,7 @@ def test_a_drain_for_a_leaving_member_ends_with_its_successor() -> None:
 
 
 def test_a_load_failure_resets_the_budget_of_forming() -> None:
-    machine, _ = run(StateMachine(2, Limits(3, 60)), Joined(0), Joined(1))
+    machine, _ = run(StateMachine(MACS[:2], Limits(3, 60)), Joined(0), Joined(1))
     machine, _ = fail_in_init(machine)
     machine, _ = run(machine, Timer(machine.timer))
     assert (machine.phase, machine.spent) == (Phase.CHECKING, 1)
@@ -249,7 +250,7 @@ def test_requests_that_end_with_a_drain_get_a_true_reason(for_good: bool) -> Non
     _, actions = run(draining, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
     assert Unserve("the group failed while its deployment was being stopped or moved: rank 1: killed") in actions
     # The old failure is not the reason, and the group does not restart.
-    machine, _ = fail_in_init(run(StateMachine(2, Limits(3, 60)), Joined(0), Joined(1))[0])
+    machine, _ = fail_in_init(run(StateMachine(MACS[:2], Limits(3, 60)), Joined(0), Joined(1))[0])
     machine = to_ready(run(machine, Timer(machine.timer))[0])
     stopping, _ = run(machine, Drain(for_good), Timer(machine.timer + 1))
     assert stopping.phase is Phase.STOPPING
@@ -278,10 +279,18 @@ def test_requests_cut_by_a_failure_end_with_its_first_cause() -> None:
 
 
 def test_backoff_grows_and_is_bounded() -> None:
-    waits = [StateMachine(2, Limits(9, 60), failures=count).backoff for count in range(1, 40)]
+    waits = [StateMachine(MACS[:2], Limits(9, 60), failures=count).backoff for count in range(1, 40)]
     assert waits == sorted(waits)
     assert waits[0] == 0.5
     assert waits[-1] == 30.0
+
+
+def test_a_group_that_does_not_form_in_time_names_the_macs_that_did_not_answer() -> None:
+    machine, _ = run(StateMachine(MACS[:2], Limits(3, 60)), Joined(0), Joined(1))
+    machine, _ = run(machine, Checked(0, 1, 1), Checked(1, 1, 1), RankFormed(0, 1))
+    machine, _ = run(machine, Timer(machine.timer))
+    assert machine.cause is not None
+    assert machine.cause.fault.message == "the group did not form within 60 s: no answer from rank 1 (mac-1)"
 
 
 def happenings(size: int) -> st.SearchStrategy[list[tuple[str, int, int]]]:
@@ -296,7 +305,7 @@ class World:
     """The members, which run processes of attempts and obey orders, except where the events say otherwise."""
 
     def __init__(self, size: int, budget: int) -> None:
-        self.machine = StateMachine(size, Limits(budget, 60))
+        self.machine = StateMachine(MACS[:size], Limits(budget, 60))
         self.processes: dict[int, int] = {}
         self.started = 0
         self.waits: list[float] = []

@@ -35,7 +35,8 @@ PLAN = Plan.model_validate(
 _NAMES = st.sampled_from([
     "type", "attempt", "port", "digest", "stage", "fault", "reason", "message", "echo", "rank", "size", "all_sum",
     "loaded_bytes", "total_bytes", "layers", "peak_memory_bytes", "tokens", "vocabulary", "chat_template", "number", "data",
-    "steps", "in_step", "longest_step_seconds", "heartbeat_age_seconds", "uid", "index", "epoch", "node", "mlx", "mlx_lm",
+    "steps", "in_step", "expected_step_seconds", "step_known", "heartbeat_age_seconds", "uid", "index", "epoch",
+    "node", "mlx", "mlx_lm",
     "state", "hosts", "request",
 ])  # fmt: skip
 _TYPES = st.sampled_from([

@@ -24,7 +24,7 @@ KNOWN = [
     (Stage.INIT, "NotFormed: rank 1 of 2 was planned, MLX reports rank 0 of 1", FaultClass.BUG, "WrongGroup", False),
     (Stage.INIT, "[jaccl] Couldn't allocate protection domain", FaultClass.REBOOT, "ProtectionDomain", False),
     (Stage.INIT, "[jaccl] Couldn't create queue pair (errno 16)", FaultClass.REBOOT, "QueuePairBusy", False),
-    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 96", FaultClass.CONFIGURE, "NoIPv4Address", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 96", FaultClass.CONFIGURE, "QueuePairRefused", False),
     (Stage.INIT, "[ring] Couldn't create socket (error: 24)", FaultClass.RETRY, "SocketRefused", False),
     (Stage.INIT, "[ring] Couldn't enable reuseport (error: 22)", FaultClass.RETRY, "SocketRefused", False),
     (Stage.INIT, "[ring] Couldn't listen (error: 22)", FaultClass.RETRY, "SocketRefused", False),
@@ -67,7 +67,17 @@ KNOWN = [
         False,
     ),
     (Stage.INIT, "[jaccl] Changing queue pair to INIT failed with errno 16", FaultClass.REBOOT, "QueuePairBusy", False),
-    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 22", FaultClass.CONFIGURE, "NoIPv4Address", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 22", FaultClass.CONFIGURE, "QueuePairRefused", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTS failed with errno 22", FaultClass.CONFIGURE, "QueuePairRefused", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 60", FaultClass.REPLAN, "QueuePairUnanswered", False),
+    (Stage.INIT, "[jaccl] Changing queue pair to RTR failed with errno 110", FaultClass.REPLAN, "QueuePairUnanswered", False),
+    (
+        Stage.INIT,
+        "[jaccl] Creating the queue pair failed with errno 16. Thunderbolt",
+        FaultClass.RETRY,
+        "QueuePairsSpent",
+        False,
+    ),
     (
         Stage.INIT,
         "[jaccl] The JACCL mesh supports up to 8 peers but 9 were provided.",
@@ -103,6 +113,29 @@ KNOWN = [
         "GpuFailed",
         False,
     ),
+    (
+        Stage.SERVE,
+        "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
+        FaultClass.RETRY,
+        "GpuFailed",
+        False,
+    ),
+    (
+        Stage.SERVE,
+        "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)",
+        FaultClass.RETRY,
+        "GpuFailed",
+        False,
+    ),
+    (
+        Stage.SERVE,
+        "Innocent Victim (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+        FaultClass.RETRY,
+        "GpuFailed",
+        False,
+    ),
+    (Stage.SERVE, "[metal::malloc] Resource limit (499000) exceeded.", FaultClass.RETRY, "GPUBuffersSpent", False),
+    (Stage.PROVE, "ProofDeadline: an exchange did not end within 60 s", FaultClass.RETRY, "Stalled", False),
     (Stage.LOAD, "ValueError: Model type foo not supported.", FaultClass.CONFIGURE, "ModelUnsupported", False),
     (Stage.LOAD, "ValueError: Missing 3 parameters: model.norm", FaultClass.CONFIGURE, "ModelIncomplete", False),
     (Stage.LOAD, "IncompleteModel: a.safetensors is truncated: tensor w", FaultClass.CONFIGURE, "ModelIncomplete", False),
@@ -122,8 +155,8 @@ JACCL_POINTS = {
     "memory_region": (FaultClass.RETRY, "MemoryRegionsSpent"),
     "init": (FaultClass.RETRY, "QueuePairInit"),
     "gid": (FaultClass.CONFIGURE, "NoIPv4Address"),
-    "rtr": (FaultClass.CONFIGURE, "NoIPv4Address"),
-    "rts": (FaultClass.CONFIGURE, "NoIPv4Address"),
+    "rtr": (FaultClass.CONFIGURE, "QueuePairRefused"),
+    "rts": (FaultClass.CONFIGURE, "QueuePairRefused"),
     "barrier": (FaultClass.RETRY, "PeerLost"),
     "send": (FaultClass.RETRY, "RDMAFailed"),
     "recv": (FaultClass.RETRY, "RDMAFailed"),
@@ -168,6 +201,16 @@ def test_exits_without_a_text_name_the_code_or_the_signal() -> None:
     assert (crashed.fault, "last line" in crashed.message) == (FaultClass.BUG, True)
     quiet = faults.from_exit(Stage.SERVE, 0, "")
     assert (quiet.fault, quiet.reason) == (FaultClass.BUG, "RankExited")
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_a_crash_while_connected_over_rdma_points_to_the_cables(stage: Stage) -> None:
+    crashed = faults.from_exit(stage, -signal.SIGSEGV, "", rdma=True)
+    connected = stage in (Stage.INIT, Stage.PROVE, Stage.LOAD, Stage.CHECK, Stage.SERVE)
+    assert (crashed.reason == "RDMAFailed", "kubectl get tbl" in crashed.message) == (connected, connected)
+    assert crashed.fault is (FaultClass.RETRY if connected else FaultClass.BUG)
+    assert faults.from_exit(stage, -signal.SIGSEGV, "").reason == "RankKilled"
+    assert faults.from_exit(stage, -signal.SIGABRT, "", rdma=True).reason == "RankKilled"
 
 
 def test_an_echo_in_the_tail_stays_an_echo() -> None:

@@ -125,7 +125,7 @@ async def test_a_renewed_intake_has_another_process_and_answers_on(watched: Watc
 async def test_a_command_that_cannot_start_is_unavailable() -> None:
     for command in (["/nonexistent"], [sys.executable, "-c", "raise SystemExit(3)"]):
         intake = Intake(IntakeStarter(command).start)
-        with pytest.raises(Unavailable, match="requests cannot be prepared now"):
+        with pytest.raises(Unavailable, match="requests cannot be read now"):
             await intake.prepare("completion", b"{}", LIMITS)
         await intake.close()
         with pytest.raises(Unavailable, match="stopping"):

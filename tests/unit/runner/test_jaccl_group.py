@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, Verify
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
@@ -20,7 +20,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.recorded.folder import write_machine
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import Unavailable
-from thunderfleet_runner.group import attempts
+from thunderfleet_runner.group import attempts, launch
 from thunderfleet_runner.host.rankprocess import rank_command
 
 from tests.support.processes import exists
@@ -225,6 +225,48 @@ async def test_a_mac_that_must_be_rebooted_ends_the_placement_and_is_named(macs:
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up", SECONDS)
     failure = leader.state.failure
     assert (failure.fault, failure.reason, failure.node) == (FaultClass.REBOOT, "ProtectionDomain", "studio-1")
+
+
+async def test_a_cable_that_changes_a_bit_is_named_before_the_model_is_loaded(macs: Callable[..., Macs]) -> None:
+    group = macs(3)
+    group.fails(2, at="wire", flipAfterBytes=200_000)
+    leader = await group.start()
+    failure = await group.until_failed(leader)
+    assert (failure.rank, failure.node, failure.fault, failure.reason) == (2, "studio-2", FaultClass.REPLAN, "LinkCorrupts")
+    assert "data was changed on the way from rank 1 (studio-1) to rank 2 (studio-2): " in failure.message
+    assert " is " in failure.message and " instead of " in failure.message
+    await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
+
+
+@pytest.mark.parametrize("verify", ["Quick", "None"])
+async def test_what_is_not_to_be_checked_is_not_checked(macs: Callable[..., Macs], verify: str) -> None:
+    """A bit changes after more bytes than a test prompt sends."""
+    group = macs()
+    group.fails(1, at="wire", flipAfterBytes=200_000)
+    group.group.plan = group.group.plan.model_copy(update={"verify": Verify(verify)})
+    leader = await group.start()
+    if verify == "None":
+        await group.until_ready()
+        assert (leader.state.verified.status, leader.state.verified.reason) == ("Unknown", "VerificationDisabled")
+        return
+    failure = await group.until_failed(leader)
+    assert failure.reason == "LinkCorrupts"
+    assert (leader.state.verified.status, leader.state.verified.message) == ("False", failure.message)
+
+
+async def test_an_exchange_that_does_not_end_ends_the_attempt(
+    macs: Callable[..., Macs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "PROVE_SECONDS", 2.0)
+    group = macs()
+    # The limit is for rank 0, whose supervisor runs here: what the other one sends in the first attempt is lost.
+    group.fails(0, at="wire", loseAfterBytes=150_000, attempts=[1])
+    leader = await group.start()
+    failure = await group.until_failed(leader)
+    assert (failure.rank, failure.reason, failure.attempt, failure.fault) == (0, "Stalled", 1, FaultClass.RETRY)
+    assert "an exchange did not end within 2 s" in failure.message
+    await group.until_ready()
+    assert (leader.state.attempt, leader.state.verified.status) == (2, "True")
 
 
 async def test_a_rank_that_hangs_in_jaccls_init_is_the_one_that_is_named(macs: Callable[..., Macs]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.api import gateway, requests, responses
 from thunderfleet_runner.api.errors import ApiError
-from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Prepare, Prepared, ToolsParsed, decode_answer
+from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Prepare, Prepared, Rejected, ToolsParsed, decode_answer
 
 LIMITS = ModelLimits(model="org/m", vocabulary=256, context_tokens=100)
 CHAT: dict[str, Any] = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}
@@ -310,3 +310,10 @@ def test_a_tools_description_and_parameters_are_each_checked() -> None:
         assert refused(CHAT | {"tools": [tool]}).param == "tools"
     whole = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
     assert parse(CHAT | {"tools": [whole]}).fields["tools"] == [whole]
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_with_the_last_one() -> None:
+    question = Prepare(endpoint="chat", limits=LIMITS)
+    answer = requests.prepare(question, json.dumps(CHAT).encode(), lambda _: protocol.Prompt.of([1, 256]))
+    assert isinstance(answer, Rejected) and answer.status == 400
+    assert "contains token id 256; the model has ids 0 to 255 only" in answer.message

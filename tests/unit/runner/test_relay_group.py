@@ -425,6 +425,22 @@ async def test_supervisors_that_do_not_reach_each_other_say_who_and_where(
     assert "rank 2 (studio-2) at 127.0.0.77:" in failure.message
 
 
+async def test_a_relay_that_is_refused_says_why(make_relayed: MakeGroup) -> None:
+    group = make_relayed(3, attempts_budget=1)
+    ranks = list(group.plan.ranks)
+    # In the plan of rank 1, rank 2 has the control port of rank 0.
+    changes = {"relay": RelayPlan(address=ranks[0].address), "control_port": ranks[0].control_port}
+    ranks[2] = ranks[2].model_copy(update=changes)
+    wrong = group.plan.model_copy(update={"ranks": tuple(ranks)})
+    leader = group.start(0)
+    group.start(1, plan=wrong)
+    group.start(2)
+    await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the leader gives up")
+    failure = leader.state.failure
+    assert (failure.rank, failure.reason) == (1, "RelayRefused")
+    assert "refused the relay: it answered 403 (rank 0 is not an end of that hop)" in failure.message
+
+
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("size", quick([3], [2, 3]))
 async def test_real_ranks_say_through_relays_what_one_process_says(

@@ -44,6 +44,12 @@ def test_what_was_found_before_the_end_is_kept() -> None:
     assert model.pipeline is not None and model.pipeline.refusal == "it was ended"
 
 
+def test_before_the_layers_are_known_nothing_is_shared() -> None:
+    model = arithmetic.by_mlx("/m", {"model_type": "x"}, Facts(ended="it was ended"), (1,))
+    assert model.pipeline is not None and (model.pipeline.layer_bytes, model.pipeline.shared_bytes) == ((), 0)
+    assert model.pipeline.refusal == "it was ended"
+
+
 def test_facts_survive_the_pipe() -> None:
     facts = Facts(total_bytes=1, kv=(KVLayer(bytes_per_token=3, window_tokens=5),), workspace=Workspace(7, 8))
     assert bounded.from_json(json.loads(json.dumps(bounded.to_json(facts)))) == facts

@@ -1,39 +1,35 @@
 """The group's state as text: one sentence, and a phase for each rank."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from thunderfleet_crds.group import RankReport
-from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_runner import faults
 from thunderfleet_runner.group import status
 from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
 from thunderfleet_runner.group.events import Cause
 
-
-@pytest.fixture
-def plan(make_group: Callable[..., Any]) -> Plan:
-    found: Plan = make_group(2).plan
-    return found
+CAUSE = Cause(1, 4, faults.Stage.SERVE, faults.Fault(FaultClass.RETRY, "RankKilled", "it was killed"))
 
 
 def machine(phase: Phase, **changes: Any) -> StateMachine:
-    return replace(StateMachine(2, Limits(3, 60)), phase=phase, attempt=4, present=frozenset({0, 1}), **changes)
+    return replace(
+        StateMachine(("studio-0", "studio-1"), Limits(3, 60)), phase=phase, attempt=4, present=frozenset({0, 1}), **changes
+    )
 
 
-def sentence(plan: Plan, state: StateMachine, **changes: Any) -> str:
+def sentence(state: StateMachine, **changes: Any) -> str:
     given: dict[str, Any] = {"failure": "it broke", "refusals": {}, "exchange_missing": (), "running": 2, **changes}
-    return status.message(plan, state, **given)
+    return status.message(state, **given)
 
 
-def test_a_waiting_group_names_the_missing_ranks_and_why(plan: Plan) -> None:
+def test_a_waiting_group_names_the_missing_ranks_and_why() -> None:
     alone = replace(machine(Phase.WAITING), present=frozenset({0}))
-    assert sentence(plan, alone) == "waiting for rank 1 (studio-1) to join rank 0"
+    assert sentence(alone) == "waiting for rank 1 (studio-1) to join rank 0"
     refused = {1: "epoch 2 is stale"}
-    assert sentence(plan, alone, refusals=refused) == "waiting for rank 1 (studio-1) to join rank 0; refused: epoch 2 is stale"
+    assert sentence(alone, refusals=refused) == "waiting for rank 1 (studio-1) to join rank 0; refused: epoch 2 is stale"
 
 
 @pytest.mark.parametrize(
@@ -42,26 +38,31 @@ def test_a_waiting_group_names_the_missing_ranks_and_why(plan: Plan) -> None:
         (machine(Phase.CHECKING, done=frozenset({0})), "attempt 4: running preflight checks on rank 1 (studio-1)"),
         (machine(Phase.ENDING), "attempt 4 failed, ending its ranks: it broke"),
         (machine(Phase.BACKOFF, failures=2), "next attempt in 1 s; the last one failed: it broke"),
+        (machine(Phase.ENDING, cause=CAUSE), "attempt 4 failed on rank 1 (studio-1), ending its ranks: it broke"),
+        (
+            machine(Phase.BACKOFF, failures=2, cause=CAUSE),
+            "next attempt in 1 s; the last one failed on rank 1 (studio-1): it broke",
+        ),
         (machine(Phase.GAVE_UP), "it broke"),
         (machine(Phase.DRAINING), "draining: 2 requests still running"),
         (machine(Phase.READY), "serving"),
     ],
 )
-def test_every_phase_has_a_sentence(plan: Plan, state: StateMachine, words: str) -> None:
-    assert sentence(plan, state) == words
+def test_every_phase_has_a_sentence(state: StateMachine, words: str) -> None:
+    assert sentence(state) == words
 
 
-def test_one_request_is_no_plural_and_a_missing_part_is_named(plan: Plan) -> None:
-    assert sentence(plan, machine(Phase.DRAINING), running=1) == "draining: 1 request still running"
+def test_one_request_is_no_plural_and_a_missing_part_is_named() -> None:
+    assert sentence(machine(Phase.DRAINING), running=1) == "draining: 1 request still running"
     forming = machine(Phase.FORMING, done=frozenset({0}))
-    assert sentence(plan, forming) == "attempt 4: the ranks connect to each other; waiting for rank 1 (studio-1)"
-    assert sentence(plan, forming, exchange_missing=(0,)).endswith("; no JACCL connection data from rank 0 (studio-0)")
+    assert sentence(forming) == "attempt 4: the ranks connect to each other; waiting for rank 1 (studio-1)"
+    assert sentence(forming, exchange_missing=(0,)).endswith("; no JACCL connection data from rank 0 (studio-0)")
 
 
-def test_all_phases_are_known(plan: Plan) -> None:
+def test_all_phases_are_known() -> None:
     assert set(status.GROUP_PHASES) == set(Phase)
     for phase in Phase:
-        assert sentence(plan, machine(phase))
+        assert sentence(machine(phase))
     assert status.GROUP_PHASES[Phase.GAVE_UP] is GroupPhase.GAVE_UP
 
 
@@ -74,15 +75,13 @@ def test_an_absent_rank_says_why_it_was_refused() -> None:
 
 
 def test_the_rank_that_failed_says_so_until_the_next_attempt() -> None:
-    fault = faults.Fault(FaultClass.RETRY, "RankKilled", "it was killed")
-    cause = Cause(1, 4, faults.Stage.SERVE, fault)
     reports = [RankReport(rank=rank, node=f"studio-{rank}", phase=RankPhase.SERVING) for rank in (0, 1)]
     for phase in (Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP):
-        found = [status.rank_report(report, machine(phase, cause=cause), "") for report in reports]
+        found = [status.rank_report(report, machine(phase, cause=CAUSE), "") for report in reports]
         assert [(entry.phase, entry.message) for entry in found] == [
             (RankPhase.JOINED, ""),
             (RankPhase.FAILED, "it was killed"),
         ]
-    checking = machine(Phase.CHECKING, cause=cause, done=frozenset({0}))
+    checking = machine(Phase.CHECKING, cause=CAUSE, done=frozenset({0}))
     found = [status.rank_report(report, checking, "") for report in reports]
     assert [entry.phase for entry in found] == [RankPhase.CHECKED, RankPhase.JOINED]

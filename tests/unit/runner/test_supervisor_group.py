@@ -124,7 +124,7 @@ async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
 async def test_a_group_that_does_not_move_is_stalled(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "STALL_SECONDS", 1.0)
     # The stand-in reports no step times.
-    monkeypatch.setattr(stall, "STALL_FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(stall, "STALL_UNKNOWN_SECONDS", 1.0)
     group = make_group(2)
     (group.faults / "stuck-1").touch()
     leader = group.start(0)
@@ -279,7 +279,7 @@ async def test_a_second_claimant_is_refused_and_the_group_continues(make_group: 
     async def serve(_: connection.Connection) -> str:
         raise AssertionError("a second claimant was let in")
 
-    with pytest.raises(join.JoinRefused, match="another supervisor of rank"):
+    with pytest.raises(join.JoinRefused, match="an earlier process of rank"):
         await join.join_group(group.plan, control.client_tls(group.keys), other._hello(), serve)
     assert leader.state.phase is GroupPhase.READY
 

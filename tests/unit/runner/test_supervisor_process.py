@@ -111,6 +111,7 @@ def test_a_rank_gets_its_group_only_from_its_supervisor() -> None:
     found = rankprocess.rank_environment({**said, **kept}, 5)
     assert kept.items() <= found.items() and found["THUNDERFLEET_RANK_FD"] == "5"
     assert not {"MLX_RANK", "MLX_HOSTFILE", "MLX_JACCL_RING", "JACCL_X"} & found.keys()
+    assert rankprocess.ignored_variables({**said, **kept}) == ["JACCL_X", "MLX_HOSTFILE", "MLX_JACCL_RING", "MLX_RANK"]
 
 
 def test_the_supervisor_imports_no_mlx_and_no_tokenizer() -> None:

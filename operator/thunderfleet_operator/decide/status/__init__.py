@@ -2,6 +2,8 @@
 
 deployment  the whole status
 conditions  its conditions
+verdict     status, reason and message of a condition
+verification  whether groups have passed the checks of spec.verify
 group       one entry of status.groups
 speed       the predicted speed of a group
 unplaced    why groups cannot be placed

@@ -1,8 +1,7 @@
 """The conditions of a ModelDeployment. A message says what is wrong and what to do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from thunderfleet_crds.conditions import Condition, set_condition
 from thunderfleet_crds.modeldeployment import BenchmarkResult, Group, ModelDeployment
@@ -11,25 +10,12 @@ from thunderfleet_crds.vocabulary import ConditionType, FailbackPolicy, GroupPha
 
 from thunderfleet_operator.decide.lifecycle import by_cable
 from thunderfleet_operator.decide.model import Resolution
-from thunderfleet_operator.decide.status.group import MESSAGE_LENGTH
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
+from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, NO_REPLICAS, Verdict, joined
+from thunderfleet_operator.decide.status.verification import verified
 from thunderfleet_operator.observe.proofs import Proof
 
 FORMED = (GroupPhase.LOADING, GroupPhase.READY, GroupPhase.DRAINING)
-NO_REPLICAS = "spec.replicas is 0"
-
-
-class Verdict(NamedTuple):
-    """One condition's status, reason and message."""
-
-    status: bool
-    reason: str
-    message: str
-
-
-def _joined(parts: Iterable[str]) -> str:
-    text = "; ".join(dict.fromkeys(part for part in parts if part))
-    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 1] + "…"
 
 
 def _waits(group: Group) -> str:
@@ -49,7 +35,8 @@ def placed(
     if not wanted:
         return Verdict(True, Reason.SCALED_TO_ZERO, NO_REPLICAS)
     if waits and not resolution.found and resolution.reason != Reason.NO_MACS:
-        return Verdict(False, Reason.MODEL_NOT_RESOLVED, f"no Mac has the model: see condition {ConditionType.MODEL_RESOLVED}")
+        text = f"no Mac has a complete copy of the model: see condition {ConditionType.MODEL_RESOLVED}"
+        return Verdict(False, Reason.MODEL_NOT_RESOLVED, text)
     if waits:
         indexes = [str(outcome.view.index) for outcome, _ in waits]
         prefix = f"group{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}: " if wanted > 1 else ""
@@ -60,7 +47,7 @@ def placed(
     where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
     pending = any(outcome.waits and deployment.spec.recovery.failback is FailbackPolicy.WHEN_IDLE for outcome in outcomes)
     reason = Reason.FAILBACK_PENDING if pending else Reason.PLACED
-    return Verdict(True, reason, _joined([*where, *(_better(outcome, deployment) for outcome in outcomes)]))
+    return Verdict(True, reason, joined([*where, *(_better(outcome, deployment) for outcome in outcomes)]))
 
 
 def _better(outcome: Outcome, deployment: ModelDeployment) -> str:
@@ -86,7 +73,7 @@ def bootstrapped(groups: Sequence[Group], wanted: int) -> Verdict:
         return Verdict(False, Reason.SCALED_TO_ZERO, NO_REPLICAS)
     if not missing:
         return Verdict(True, Reason.FORMED, f"{wanted} of {wanted} groups have formed")
-    return Verdict(False, Reason.NOT_FORMED, _joined(map(_waits, missing)))
+    return Verdict(False, Reason.NOT_FORMED, joined(map(_waits, missing)))
 
 
 def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, resolution: Resolution) -> Verdict:
@@ -97,7 +84,7 @@ def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, res
         return Verdict(False, Reason.SCALED_TO_ZERO, NO_REPLICAS)
     if serving == wanted:
         return Verdict(True, Reason.READY, f"{serving} of {wanted} groups are Ready")
-    message = _joined(map(_waits, waiting))
+    message = joined(map(_waits, waiting))
     if serving:
         return Verdict(False, Reason.PARTLY_READY, f"{serving} of {wanted} groups are Ready; {message}")
     if not resolution.found:
@@ -149,11 +136,11 @@ def degraded(groups: Sequence[Group], outcomes: Sequence[Outcome] = (), service:
         if service is not None:
             found.append((service.reason, service.message))
         if found:
-            return Verdict(True, found[0][0], _joined(message for _, message in found))
+            return Verdict(True, found[0][0], joined(message for _, message in found))
         return Verdict(False, Reason.AS_EXPECTED, "no group has failed")
     failure = bad[0].last_failure
     return Verdict(
-        True, failure.reason if failure else Reason.FAILED, _joined(f"group {group.index}: {group.message}" for group in bad)
+        True, failure.reason if failure else Reason.FAILED, joined(f"group {group.index}: {group.message}" for group in bad)
     )
 
 
@@ -176,6 +163,7 @@ def conditions(
         ConditionType.READY: ready(groups, outcomes, wanted, resolution),
         ConditionType.BENCHMARKED: benchmarked(measured),
         ConditionType.DEGRADED: degraded(groups, outcomes, service),
+        ConditionType.VERIFIED: verified(deployment, groups),
     }
     found = deployment.status.conditions
     for kind, verdict in verdicts.items():

@@ -65,7 +65,7 @@ def _of_placement(past: Group | None, group: Group) -> Occurrence | None:
     """The Event for a group that has been placed. ``past``: its status before, if it had a place."""
     if not group.ranks or (past is not None and past.epoch == group.epoch):
         return None
-    nodes, which = _nodes(group), f"group {group.index}, epoch {group.epoch}"
+    nodes, which = _nodes(group), f"group {group.index}, placement (epoch) {group.epoch}"
     if past is None:
         return Occurrence(Reason.PLACED, f"{which}, on {nodes}: {group.reason}")
     why = _cause(past, group)
@@ -79,7 +79,8 @@ def _cause(past: Group, group: Group) -> str:
     failure = group.last_failure
     if failure is None or (past.next_restart_time is None and past.last_failure == failure):
         return ""
-    return f" after {failure.reason} ({failure.message})"
+    where = f" on {failure.node}" if failure.node else ""
+    return f" after {failure.reason}{where} ({failure.message})"
 
 
 def _nodes(group: Group) -> str:

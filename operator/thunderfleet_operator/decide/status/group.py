@@ -11,6 +11,7 @@ from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.vocabulary import (
     Backend,
     ConditionType,
+    FastSynch,
     FaultClass,
     GroupPhase,
     PlacedTransport,
@@ -20,12 +21,15 @@ from thunderfleet_crds.vocabulary import (
 )
 
 from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step, by_cable
+from thunderfleet_operator.decide.manifests import uses_fast_synch
+from thunderfleet_operator.decide.status import verification
 from thunderfleet_operator.decide.status.outcome import Outcome
+from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
+from thunderfleet_operator.decide.trouble import reported
 from thunderfleet_operator.observe.pods import Pod
 
 FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
-MESSAGE_LENGTH = 1500
 LOST_LINKS = 8
 RETURNS = "the group goes back to a better placement"
 LOOKING = "the planner is looking for a placement"
@@ -52,17 +56,6 @@ def endpoint(plan: Plan) -> str:
 def transport(plan: Plan) -> PlacedTransport:
     """What the group communicates over."""
     return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
-
-
-def _failure(reported: report.Failure) -> Failure:
-    return Failure(
-        class_=reported.fault,
-        reason=reported.reason,
-        rank=reported.rank,
-        node=reported.node,
-        message=reported.message,
-        time=reported.at,
-    )
 
 
 def _because(failure: Failure | None) -> str:
@@ -132,6 +125,15 @@ def _ranks(plan: Plan, pods: Mapping[int, Pod], state: report.GroupState | None,
         attempts = state.attempt if state else past.attempts if past else 0
         found.append(_rank(plan, entry, pods.get(entry.rank), reported.get(entry.rank), past, attempts))
     return tuple(found)
+
+
+def _reason(reason: str, plan: Plan, deployment: ModelDeployment) -> str:
+    """Why the group is as it is, and that it does not use a setting, if so."""
+    wanted = deployment.spec.runtime.fast_synch is FastSynch.ENABLED
+    if not wanted or uses_fast_synch(transport(plan), plan.split):
+        return reason
+    unused = "runtime.fastSynch is not used, which needs parallelism Tensor and transport JACCL"
+    return "; ".join(part for part in (reason[: MESSAGE_LENGTH - len(unused) - 2], unused) if part)
 
 
 # --- the group -------------------------------------------------------------------------------------------------------
@@ -256,7 +258,9 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
             message=message[:MESSAGE_LENGTH],
             restarts=restarts,
             last_failure=failure,
+            verified=verification.of_group(view, None),
             lost_place=_lost_place(outcome),
+            avoided_links=outcome.avoided,
         )
     state = outcome.report.state if outcome.report.silent_seconds < FRESH_SECONDS else None
     carried = _carried(outcome, plan) if state is None else None
@@ -264,7 +268,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
     if found is None:
         found = _reported(plan, outcome, state, carried)
         if state is not None:
-            failure = _failure(state.failure) if state.failure is not None else failure
+            failure = reported(plan, state.failure) if state.failure is not None else failure
             if state.phase is GroupPhase.READY and outcome.report.phase_seconds >= PROVEN_SECONDS:
                 # By this operator's own clock: the time in the report comes from a Mac's.
                 restarts = 0
@@ -277,13 +281,16 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
         message=found.message[:MESSAGE_LENGTH],
         transport=transport(plan),
         parallelism=plan.split,
-        reason=view.epoch.reason if view.epoch else "",
+        reason=_reason(view.epoch.reason if view.epoch else "", plan, deployment),
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
         endpoint=endpoint(plan),
+        environment=tuple(f"{name}={value}" for name, value in sorted(plan.runtime.environment.items())),
+        verified=verification.of_group(view, state),
         predicted=predicted,
         ranks=_ranks(plan, {pod.rank: pod for pod in view.pods}, state, carried),
         restarts=restarts,
         next_restart_time=_next_restart(outcome),
         last_failure=failure,
         lost_place=_lost_place(outcome),
+        avoided_links=outcome.avoided,
     )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from thunderfleet_crds.modeldeployment import AvoidedLink
+
 from thunderfleet_operator.decide.lifecycle import NextStep
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.placement import Speed, Unplaceable
@@ -36,6 +38,8 @@ class Outcome:
     """Of its placement; None if there is none, or too little is known."""
     better: str | None = None
     """A better placement, if there is one."""
+    avoided: tuple[AvoidedLink, ...] = ()
+    """Cables that changed data of the group."""
     waits: str | None = None
     """When the group goes back to it; None if it does not, because it has not lost a place."""
 

@@ -1,12 +1,15 @@
 """Between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks look up."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 from mlx_lm import server as _server
 
 from thunderfleet_runner.rank.mlxlm.work import Work
-from thunderfleet_runner.rank.step_clock import Shape, StepClock
+from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
+from thunderfleet_runner.rank.step_times import Step
 
 PREFILL_STEP = 2048
 """Prompt tokens in one step of prefill: bounds the workspace and how long a step takes."""
@@ -70,14 +73,30 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
 
     def next(self) -> Any:
         self.prefill_batch_size = self._prefill_sequences()
-        decoding = len(self._generation_batch) > 0 and not self._unprocessed_sequences and not len(self._prompt_batch)
-        shape: Shape = "decode" if decoding else "prefill"
-        self.loop.clock.begin(shape)
+        step = self._coming()
+        before = self._counters.prompt_tokens
+        self.loop.clock.begin(step)
         prompts, tokens = super().next()
         for response in tokens:
             self.loop.digest(response.uid, response.token, 0 if response.finish_reason is None else 1)
-        self.loop.clock.step(shape)
+        computed = self._counters.prompt_tokens - before
+        self.loop.clock.step(replace(step, tokens=computed) if step.shape == "prefill" and computed else step)
         return prompts, tokens
+
+    def _coming(self) -> Step:
+        """The next step, by what waits: prompt tokens if there are any, else a token of each answer."""
+        answers = self._generation_batch.tokens
+        context = max(map(len, answers), default=0) + 1
+        if answers and not self._unprocessed_sequences and not len(self._prompt_batch):
+            return Step("decode", len(answers), context)
+        waiting = [
+            (len(done), work[0]) for done, work in zip(self._prompt_batch.tokens, self._currently_processing, strict=True)
+        ]
+        free = max(0, self.prefill_batch_size - len(waiting))
+        waiting += [(len(sequence[4]), sequence[1]) for sequence in islice(self._unprocessed_sequences, free)]
+        chunks = [min(len(segments[0]), PREFILL_STEP) for _, segments in waiting]
+        ends = [done + chunk for (done, _), chunk in zip(waiting, chunks, strict=True)]
+        return Step("prefill", sum(chunks), max(context, *ends, 1))
 
     def _prefill_sequences(self) -> int:
         """How many prompts the next step may compute together.
@@ -119,13 +138,15 @@ class Alone:
         self._sink = sink
         self._loop = loop
         self._word: Any = None
+        self._context = 0
 
     def put(self, item: object) -> None:
         loop = self._loop
         if loop.distributed and isinstance(item, RuntimeError):
             # Ranks have diverged, or MLX cannot continue: peers may be in the middle of a step that this rank will not join.
             raise item
-        loop.clock.step("prefill" if isinstance(item, tuple) else "decode")
+        loop.clock.step()
+        loop.clock.begin(self._following(item))
         if isinstance(item, _server.Response):
             loop.digest(int(item.token), 0 if item.finish_reason is None else 1)
         self._sink.put(None if isinstance(item, _Left) else item)
@@ -133,6 +154,19 @@ class Alone:
             self._settle()
         elif self._left():
             raise _Left
+
+    def _following(self, item: object) -> Step:
+        """The step after this item."""
+        if isinstance(item, _server.GenerationContext):
+            self._context = len(item.prompt)
+            return COLLECTIVE
+        if isinstance(item, tuple):
+            computed, total = item
+            # mlx-lm computes the last token with the first one of the answer.
+            if total - computed > 1:
+                return Step("prefill", min(PREFILL_STEP, total - computed - 1), self._context)
+        self._context += 1
+        return Step("decode", context=self._context)
 
     def _left(self) -> bool:
         loop = self._loop

@@ -1,0 +1,47 @@
+"""Whether groups have passed the checks of ``spec.verify``."""
+
+from collections.abc import Sequence
+
+from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.modeldeployment import Group, ModelDeployment, VerifiedStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionStatus, Verify
+
+from thunderfleet_operator.decide.status.verdict import NO_REPLICAS, Verdict, joined
+from thunderfleet_operator.observe.plans import GroupView
+
+DISABLED = "spec.verify is None, so nothing is checked"
+OUTCOMES = {ConditionStatus.TRUE: True, ConditionStatus.FALSE: False, ConditionStatus.UNKNOWN: None}
+
+
+def of_group(view: GroupView, state: GroupState | None) -> VerifiedStatus | None:
+    """What rank 0 reports, or else what is known from before.
+
+    A check that has failed counts until another one has ended, also across placements.
+    """
+    before = view.status.verified if view.status is not None else None
+    told = state.verified if state is not None else None
+    failed = before is not None and before.status is ConditionStatus.FALSE
+    if told is None:
+        # A runner of an earlier version reports a state without it.
+        same = state is None and view.status is not None and view.status.epoch == view.last_epoch
+        return before if failed or same else None
+    if failed and told.reason == Reason.NOT_VERIFIED:
+        return before
+    return VerifiedStatus(status=told.status, reason=told.reason, message=told.message)
+
+
+def verified(deployment: ModelDeployment, groups: Sequence[Group]) -> Verdict:
+    """Whether every group has passed. A group that has failed counts before one that is not known to have passed."""
+    if not deployment.spec.replicas:
+        return Verdict(None, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+    if deployment.spec.verify is Verify.NONE:
+        return Verdict(None, Reason.VERIFICATION_DISABLED, DISABLED)
+    waiting = VerifiedStatus(status=ConditionStatus.UNKNOWN, reason=Reason.NOT_VERIFIED, message="not checked yet")
+    known = [(group.index, group.verified or waiting) for group in groups]
+    for status in (ConditionStatus.FALSE, ConditionStatus.UNKNOWN, ConditionStatus.TRUE):
+        found = [(index, one) for index, one in known if one.status is status]
+        if found:
+            message = joined(f"group {index}: {one.message}" for index, one in found)
+            return Verdict(OUTCOMES[status], found[0][1].reason, message)
+    return Verdict(None, Reason.NOT_VERIFIED, waiting.message)

@@ -1,0 +1,63 @@
+"""What rank 0 reports of its group's checks."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_runner import faults
+from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
+from thunderfleet_runner.group.events import Cause
+from thunderfleet_runner.group.verification import Proved, verified
+
+LINK = faults.link_corrupts("from rank 1 (b) to rank 0 (a)", "value 7 is 1 instead of 2")
+CORRUPT = Cause(0, 1, faults.Stage.PROVE, LINK)
+OTHER = Cause(0, 1, faults.Stage.SERVE, faults.Fault(FaultClass.RETRY, "RankKilled", "it was killed"))
+BOTH = {0: Proved(41, 0.2), 1: Proved(41, 0.35)}
+
+
+def plan(ranks: int = 2, **more: Any) -> Plan:
+    entries = [
+        {"rank": rank, "node": f"n{rank}", "pod": f"p{rank}", "address": "10.0.0.1", "controlPort": 1, "gatewayPort": 2,
+         "memoryBytes": 7, "ringAddress": "10.0.0.1", "ringPorts": [3]}
+        for rank in range(ranks)
+    ]  # fmt: skip
+    memory = {"contextTokens": 1, "concurrentRequests": 1, "cachedTokens": 0}
+    return Plan.model_validate(
+        {"namespace": "ns", "deployment": "md", "uid": "u", "index": 0, "epoch": 1, "model": "m", "modelPath": "/m",
+         "backend": "ring" if ranks > 1 else "none", "split": "Tensor" if ranks > 1 else "None", "ranks": entries,
+         "memory": memory, **more}
+    )  # fmt: skip
+
+
+def found(proved: dict[int, Proved], phase: Phase = Phase.LOADING, cause: Cause | None = None, **more: Any) -> tuple[str, str]:
+    made = plan(**more)
+    machine = replace(StateMachine(tuple(entry.node for entry in made.ranks), Limits(3, 60)), phase=phase, cause=cause)
+    told = verified(made, machine, proved)
+    return told.status, told.reason
+
+
+def test_a_group_has_passed_when_every_rank_has() -> None:
+    assert found({}) == found({1: Proved(41, 0.2)}) == ("Unknown", "NotVerified")
+    assert found(BOTH) == ("True", "Verified")
+    told = verified(plan(), StateMachine(("a", "b"), Limits(3, 60)), BOTH)
+    assert told.message == "connections: 41 exchanges of known values in 0.35 s, every bit right"
+
+
+def test_a_single_mac_has_no_connections() -> None:
+    assert found({}, ranks=1) == ("True", "Verified")
+
+
+@pytest.mark.parametrize("phase", [Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP])
+def test_a_changed_value_is_a_failed_check_until_the_next_attempt(phase: Phase) -> None:
+    assert found({}, phase, CORRUPT) == found(BOTH, phase, CORRUPT) == ("False", "LinkCorrupts")
+    assert found({}, phase, OTHER) == ("Unknown", "NotVerified"), "another failure says nothing about the connections"
+    assert found({}, Phase.FORMING, CORRUPT) == ("Unknown", "NotVerified")
+    assert found(BOTH, Phase.READY, CORRUPT) == ("True", "Verified")
+
+
+def test_without_checks_nothing_is_known() -> None:
+    for proved in ({}, BOTH):
+        assert found(proved, verify="None") == found(proved, ranks=1, verify="None") == ("Unknown", "VerificationDisabled")
+    assert found(BOTH, verify="Quick") == ("True", "Verified")
