@@ -1,5 +1,7 @@
 """A Kubernetes control plane on one machine.
 
+install/    on a Mac, as LaunchDaemons: init, join, reset
+daemons/    the LaunchDaemons of such a Mac; pure
 assets      the programs: found, or built once from pinned Go modules
 setup       certificates, kubeconfigs and command lines of one control plane
 components  command lines of etcd, API server, controller manager and scheduler; objects that joining needs

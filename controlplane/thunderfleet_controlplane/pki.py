@@ -1,34 +1,68 @@
 """Certificate authorities of one cluster, and the certificates that are needed before the cluster can sign any.
 
+What exists and fits is kept, so that setting up the same control plane again changes nothing.
+
 There are three authorities, as in kubeadm: for the cluster (API server, clients, kubelets), for the front proxy (the API server
 does not start with the cluster's CA in its place), and for etcd.
 """
 
 import base64
+import contextlib
 import datetime
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from thunderfleet_lib import tls
 
 from thunderfleet_controlplane.pki_files import ClusterPki
 
-YEARS = 1
+CA_DAYS = 3650
+LEAF_DAYS = 365
+RENEW_DAYS = 120
+"""A certificate with less time left is issued again when the control plane is set up again."""
 KEY_USAGES = ("digital_signature",)
 SERVICE_ADDRESS = "10.96.0.1"
 """The first address of the Service network: the ``kubernetes`` Service."""
+SERVICE_NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
+
+
+class PkiError(Exception):
+    """Certificates that exist cannot be used, and replacing them would lock out all machines of the cluster."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A certificate that an authority issues: CN ``name``, O ``groups``, SANs ``names`` (addresses or DNS names)."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    server: bool = False
+    client: bool = True
 
 
 class Authority:
     """A certificate authority."""
 
-    def __init__(self, name: str) -> None:
-        key, subject = tls.new_key(), tls.subject(name)
-        self.key, self._issuer = key, tls.Issuer(subject, key)
-        self.certificate = tls.build_certificate(
-            subject, key.public_key(), self._issuer, _validity(), ca=True, key_usages=(*KEY_USAGES, "key_cert_sign", "crl_sign")
+    def __init__(self, key: tls.PrivateKey, certificate: x509.Certificate) -> None:
+        self.key, self.certificate = key, certificate
+        self._issuer = tls.Issuer(certificate.subject, key)
+
+    @classmethod
+    def create(cls, name: str, key: tls.PrivateKey, now: datetime.datetime) -> "Authority":
+        """A new authority with this key."""
+        subject = tls.subject(name)
+        usages = (*KEY_USAGES, "key_cert_sign", "crl_sign")
+        issuer = tls.Issuer(subject, key)
+        return cls(
+            key,
+            tls.build_certificate(subject, key.public_key(), issuer, _validity(now, CA_DAYS), ca=True, key_usages=usages),
         )
 
     @property
@@ -40,65 +74,135 @@ class Authority:
         """``sha256:`` and the hash of the DER SubjectPublicKeyInfo, as in kubeadm."""
         return tls.public_key_hash(self.key.public_key())
 
-    def issue(
-        self, name: str, *, groups: Iterable[str] = (), names: Iterable[str] = (), server: bool = False, client: bool = True
-    ) -> tuple[bytes, bytes]:
-        """A certificate and its key (PEM) for CN ``name``, O ``groups``, SANs ``names`` (addresses or DNS names)."""
+    def issue(self, leaf: Leaf, now: datetime.datetime) -> tuple[bytes, bytes]:
+        """A certificate and its key (PEM)."""
         key = tls.new_key()
         certificate = tls.build_certificate(
-            tls.subject(name, groups),
+            tls.subject(leaf.name, leaf.groups),
             key.public_key(),
             self._issuer,
-            _validity(),
+            _validity(now, LEAF_DAYS),
             key_usages=KEY_USAGES,
-            extended_usages=[tls.SERVER_AUTH] * server + [tls.CLIENT_AUTH] * client,
-            alternative_names=names,
+            extended_usages=[tls.SERVER_AUTH] * leaf.server + [tls.CLIENT_AUTH] * leaf.client,
+            alternative_names=leaf.names,
         )
         return tls.certificate_pem(certificate), tls.key_pem(key)
 
+    def still_good(self, leaf: Leaf, certificate: x509.Certificate, key: tls.PrivateKey, now: datetime.datetime) -> bool:
+        """Whether a certificate is ours, is for ``key``, says what ``leaf`` says, and is valid for a while."""
+        try:
+            certificate.verify_directly_issued_by(self.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        names = tls.alternative_names(certificate)
+        return (
+            certificate.public_key() == key.public_key()
+            and certificate.subject == tls.subject(leaf.name, leaf.groups)
+            and names == frozenset(map(tls.plain_name, leaf.names))
+            and certificate.not_valid_after_utc - now > datetime.timedelta(days=RENEW_DAYS)
+        )
 
-def _validity() -> tls.Validity:
-    now = datetime.datetime.now(datetime.UTC)
-    return tls.Validity(now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=365 * YEARS))
+
+def _validity(now: datetime.datetime, days: int) -> tls.Validity:
+    return tls.Validity(now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=days))
 
 
-def make_pki(folder: Path, server_names: Iterable[str], local_names: Iterable[str]) -> ClusterPki:
-    """Create all certificates in ``folder``.
+def _key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """The key in a file, which is created with a new key if it is missing. Raises PkiError."""
+    if not file.exists():
+        key = tls.new_key()
+        tls.write_private(file, tls.key_pem(key))
+        return key
+    try:
+        found = serialization.load_pem_private_key(file.read_bytes(), None)
+    except ValueError as error:
+        raise PkiError(f"{file} is not a private key ({error}); restore it from a backup") from None
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise PkiError(f"{file} is not an elliptic-curve key; restore it from a backup")
+    return found
+
+
+def _authority(folder: Path, name: str, file: str, now: datetime.datetime) -> Authority:
+    """The authority in ``folder``, created if it does not exist. Raises PkiError."""
+    certificate, key = folder / f"{file}.crt", folder / f"{file}.key"
+    if certificate.exists() and not key.exists():
+        raise PkiError(f"{certificate} exists and {key} does not; restore the key from a backup")
+    # The key is written first: a certificate without a key is useless, a key without a certificate gets one.
+    own = _key(key)
+    if not certificate.exists():
+        made = Authority.create(name, own, now)
+        tls.write_private(certificate, made.pem)
+        return made
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except ValueError as error:
+        raise PkiError(f"{certificate} is not a certificate ({error}); restore it from a backup") from None
+    if found.public_key() != own.public_key():
+        raise PkiError(f"{certificate} is not for {key}; restore both from one backup")
+    if found.not_valid_after_utc <= now:
+        raise PkiError(
+            f"{certificate} expired on {found.not_valid_after_utc:%Y-%m-%d}; remove this control plane, then set it up again"
+        )
+    return Authority(own, found)
+
+
+def _leaf(folder: Path, authority: Authority, file: str, leaf: Leaf, chain: bytes, now: datetime.datetime) -> bool:
+    """Issue a certificate unless there is one that is still good; whether it was issued."""
+    certificate, key = folder / f"{file}.crt", folder / f"{file}.key"
+    with contextlib.suppress(OSError, ValueError):
+        found = serialization.load_pem_private_key(key.read_bytes(), None)
+        first = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
+        if isinstance(found, ec.EllipticCurvePrivateKey) and authority.still_good(leaf, first, found, now):
+            return False
+    new_certificate, new_key = authority.issue(leaf, now)
+    tls.write_private(key, new_key)
+    tls.write_private(certificate, new_certificate + chain)
+    return True
+
+
+def make_pki(
+    folder: Path, server_names: Iterable[str], local_names: Iterable[str], now: datetime.datetime | None = None
+) -> ClusterPki:
+    """Create the certificates in ``folder`` that do not exist, do not fit, or expire within RENEW_DAYS; keep the others.
 
     ``server_names``: addresses and DNS names of the API server; ``local_names``: of etcd, controller manager and scheduler.
+    Authorities are never replaced. A call that is interrupted is completed by the next one. Raises PkiError.
     """
+    now = now or datetime.datetime.now(datetime.UTC)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cluster, proxy, etcd = Authority("thunderfleet"), Authority("thunderfleet-front-proxy"), Authority("thunderfleet-etcd")
-    for name, authority in (("ca", cluster), ("front-proxy-ca", proxy), ("etcd-ca", etcd)):
-        tls.write_private(folder / f"{name}.key", tls.key_pem(authority.key))
-        (folder / f"{name}.crt").write_bytes(authority.pem)
-
-    def put(name: str, pair: tuple[bytes, bytes], chain: bytes = b"") -> None:
-        (folder / f"{name}.crt").write_bytes(pair[0] + chain)
-        tls.write_private(folder / f"{name}.key", pair[1])
-
-    service_names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
-    server = cluster.issue("kube-apiserver", names=[*service_names, SERVICE_ADDRESS, *server_names], server=True, client=False)
-    # The chain includes the CA: joining machines know its hash and take the CA from the chain.
-    put("apiserver", server, chain=cluster.pem)
-    put("apiserver-kubelet-client", cluster.issue("kube-apiserver-kubelet-client", groups=["thunderfleet:apiserver"]))
-    put("front-proxy-client", proxy.issue("front-proxy-client"))
-    local = list(local_names)
-    put("etcd", etcd.issue("etcd", names=local, server=True))
-    put("etcd-client", etcd.issue("kube-apiserver"))
-    for name in ("kube-controller-manager", "kube-scheduler"):
-        put(name, cluster.issue(f"system:{name}"))
-        put(f"{name}-serving", cluster.issue(name, names=local, server=True, client=False))
-    # This identity may only approve certificates of kubelets.
-    put("approver", cluster.issue("thunderfleet:approver"))
-    admin = cluster.issue("kubernetes-admin", groups=["system:masters"])
-    put("admin", admin)
-    accounts = tls.new_key()
-    tls.write_private(folder / "service-accounts.key", tls.key_pem(accounts))
-    (folder / "service-accounts.pub").write_bytes(
-        accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    cluster, proxy, etcd = (
+        _authority(folder, name, file, now)
+        for name, file in (
+            ("thunderfleet", "ca"),
+            ("thunderfleet-front-proxy", "front-proxy-ca"),
+            ("thunderfleet-etcd", "etcd-ca"),
+        )
     )
-    return ClusterPki(folder, cluster.hash, cluster.pem, *admin)
+    server, local = (*SERVICE_NAMES, SERVICE_ADDRESS, *server_names), tuple(local_names)
+    leaves: dict[str, tuple[Authority, Leaf]] = {
+        "apiserver": (cluster, Leaf("kube-apiserver", names=server, server=True, client=False)),
+        "apiserver-kubelet-client": (cluster, Leaf("kube-apiserver-kubelet-client", ("thunderfleet:apiserver",))),
+        "front-proxy-client": (proxy, Leaf("front-proxy-client")),
+        "etcd": (etcd, Leaf("etcd", names=local, server=True)),
+        "etcd-client": (etcd, Leaf("kube-apiserver")),
+        # This identity may only approve certificates of kubelets.
+        "approver": (cluster, Leaf("thunderfleet:approver")),
+        "admin": (cluster, Leaf("kubernetes-admin", ("system:masters",))),
+    }
+    for name in ("kube-controller-manager", "kube-scheduler"):
+        leaves[name] = (cluster, Leaf(f"system:{name}"))
+        leaves[f"{name}-serving"] = (cluster, Leaf(name, names=local, server=True, client=False))
+    # The API server's chain includes the CA: joining machines know its hash and take the CA from the chain.
+    issued = tuple(
+        file
+        for file, (authority, leaf) in leaves.items()
+        if _leaf(folder, authority, file, leaf, cluster.pem if file == "apiserver" else b"", now)
+    )
+    accounts = _key(folder / "service-accounts.key")
+    public = accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    tls.write_private(folder / "service-accounts.pub", public)
+    admin = (folder / "admin.crt").read_bytes(), (folder / "admin.key").read_bytes()
+    return ClusterPki(folder, cluster.hash, cluster.pem, *admin, issued)
 
 
 def kubeconfig(cluster: str, server: str, ca_pem: bytes, user: str, certificate: bytes, key: bytes) -> str:

@@ -13,14 +13,10 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class ClusterPki:
-    """Files of the control plane's certificates, and what joining machines must know."""
+class PkiFiles:
+    """Files of the control plane's certificates."""
 
     folder: Path
-    ca_hash: str
-    ca_pem: bytes
-    admin_certificate: bytes
-    admin_key: bytes
 
     def pair(self, name: str) -> Pair:
         """Certificate and key with this name."""
@@ -30,3 +26,14 @@ class ClusterPki:
     def ca(self) -> Path:
         """The cluster's CA certificate."""
         return self.folder / "ca.crt"
+
+
+@dataclass(frozen=True)
+class ClusterPki(PkiFiles):
+    """What joining machines and the administrator must know. ``issued``: names of the certificates that are new."""
+
+    ca_hash: str
+    ca_pem: bytes
+    admin_certificate: bytes
+    admin_key: bytes
+    issued: tuple[str, ...] = ()

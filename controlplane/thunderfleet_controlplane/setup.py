@@ -26,6 +26,17 @@ class Prepared:
         return kubeconfig(cluster, server, pki.ca_pem, "kubernetes-admin", pki.admin_certificate, pki.admin_key)
 
 
+def write_kubeconfigs(cluster: str, folder: Path, pki: ClusterPki, server: str) -> Mapping[str, Path]:
+    """Write the kubeconfigs of the controller manager and the scheduler into ``folder``; their paths by program."""
+    clients: dict[str, Path] = {}
+    for program in ("kube-controller-manager", "kube-scheduler"):
+        pair = pki.pair(program)
+        text = kubeconfig(cluster, server, pki.ca_pem, program, pair.certificate.read_bytes(), pair.key.read_bytes())
+        clients[program] = folder / f"{program}.kubeconfig"
+        tls.write_private(clients[program], text.encode())
+    return clients
+
+
 def prepare(
     cluster: str, folder: Path, assets: Path, at: Endpoints, names: Sequence[str], audit_log: Path | None = None
 ) -> Prepared:
@@ -34,19 +45,14 @@ def prepare(
     ``assets`` is the folder of the programs, ``names`` are the addresses and DNS names of the API server.
     """
     pki = make_pki(folder / "pki", names, ["127.0.0.1", at.local, "localhost"])
-    clients: dict[str, Path] = {}
-    for program in ("kube-controller-manager", "kube-scheduler"):
-        pair = pki.pair(program)
-        text = kubeconfig(cluster, at.server, pki.ca_pem, program, pair.certificate.read_bytes(), pair.key.read_bytes())
-        clients[program] = folder / f"{program}.kubeconfig"
-        tls.write_private(clients[program], text.encode())
+    clients = write_kubeconfigs(cluster, folder, pki, at.server)
     audit_policy = None
     if audit_log is not None:
         audit_policy = folder / "audit-policy.json"
         audit_policy.write_text(json.dumps(components.AUDIT_POLICY))
     programs = (
-        components.etcd(assets / "etcd", folder / "etcd", pki, at),
-        components.api_server(assets / "kube-apiserver", pki, at, audit_log, audit_policy),
+        components.etcd(assets / "etcd", folder / "etcd", pki, at, durable=False),
+        components.api_server(assets / "kube-apiserver", pki, at, audit_log=audit_log, audit_policy=audit_policy),
         components.controller_manager(assets / "kube-controller-manager", pki, clients["kube-controller-manager"], at),
         components.scheduler(assets / "kube-scheduler", pki, clients["kube-scheduler"], at),
     )

@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         return one
 
     join = add("join", "join a cluster as a node, then run")
-    join.add_argument("--server", required=True, metavar="https://IP:PORT", help="URL of the API server")
+    join.add_argument("--server", required=True, metavar="https://HOST:PORT", help="URL of the API server")
     token = join.add_mutually_exclusive_group(required=True)
     token.add_argument(
         "--token",

@@ -61,8 +61,9 @@ class Config(_Settings):
     )
     """The Node's name. Default: the host name in lower case."""
     addresses: list[str] = []
-    """The Node's InternalIPs; the kubelet's server listens on the first. Without any, the Node has the address of the interface
-    that reaches the API server (else of the one with the default route), and follows it when it changes."""
+    """The Node's InternalIPs; the kubelet's server listens on the first. Default: the address of the
+    interface that reaches the API server or, if there is none, of the interface with the default route. When that address
+    changes, the Node's address changes too."""
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
     """The port of the kubelet's server."""
     operating_system: Literal["darwin", "linux"] | None = None
@@ -82,7 +83,7 @@ class Config(_Settings):
     labels: dict[str, str] = {}
     """Additional labels of the Node."""
     max_pods: Annotated[int, Field(ge=1, le=1000)] = 110
-    """The most pods that the node runs."""
+    """Maximum number of pods on the node."""
     node_status_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
     """Interval between checks of the machine. The Node's status is written when it changes, and once a day."""
     lease_seconds: Annotated[int, Field(ge=4, le=3600)] = 40
@@ -98,7 +99,7 @@ class Config(_Settings):
     container_log_max_size: str = "10Mi"
     """The size at which a container's log is rotated."""
     container_log_max_files: Annotated[int, Field(ge=2, le=100)] = 5
-    """The most files of a container's log."""
+    """Maximum number of files of a container's log."""
     reserved_memory_bytes: Annotated[int, Field(ge=0)] = 0
     """Memory that is not allocatable to pods."""
     reserved_cpu_millis: Annotated[int, Field(ge=0)] = 0

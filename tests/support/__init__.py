@@ -3,7 +3,6 @@
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
-launchd      the keys of launchd property lists, and their types
 https        a TLS client with its own certificate
 connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests

@@ -5,7 +5,10 @@ import contextlib
 import http.client
 import json
 import queue
+import threading
 import weakref
+from collections.abc import Iterator
+from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -18,6 +21,7 @@ from tests.support.https import ask, client_context, get
 Json = dict[str, Any]
 
 REQUEST_SECONDS = 3.0
+WATCH_SECONDS = 600
 OURS = "/apis/thunderfleet.io/v1alpha1"
 CLUSTERED = {
     **{name: f"{OURS}/nodeprofiles" for name in ("np", "nodeprofiles")},
@@ -114,6 +118,36 @@ class Api:
         # The server leaves out what all items of a list have in common.
         common = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
         return [{**common, **item} for item in found["items"]]
+
+    @contextlib.contextmanager
+    def watched(self, path: str) -> Iterator[list[Json]]:
+        """The object at ``path`` as it is at the start and after every change, for as long as the context lasts."""
+        collection, _, name = path.rpartition("/")
+        query = urlencode({"watch": "1", "fieldSelector": f"metadata.name={name}", "timeoutSeconds": WATCH_SECONDS})
+        connection = http.client.HTTPSConnection(
+            self._server.hostname or "", self._server.port, timeout=WATCH_SECONDS, context=self._context
+        )
+        seen: list[Json] = []
+
+        def read(response: http.client.HTTPResponse) -> None:
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                for row in response:
+                    seen.append(json.loads(row)["object"])
+
+        with contextlib.closing(connection):
+            connection.request("GET", f"{collection}?{query}")
+            # The socket by itself: the connection gives it to the response.
+            socket, response = connection.sock, connection.getresponse()
+            if response.status != 200:
+                raise Unreachable(f"the API server returns {response.status} for a watch of {path}")
+            reader = threading.Thread(target=read, args=(response,), daemon=True)
+            reader.start()
+            try:
+                yield seen
+            finally:
+                with contextlib.suppress(OSError):
+                    socket.shutdown(SHUT_RDWR)
+                reader.join(self._seconds)
 
     def send(self, method: str, path: str, body: Json | None = None) -> int:
         """The status of a request that writes: below 400, or 404."""

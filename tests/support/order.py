@@ -36,6 +36,7 @@ GROUPS = {
     # The last one changes the Macs' addresses.
     "desk": (
         "e2e/test_cables",
+        "e2e/test_doctor",
         "e2e/test_relay",
         "e2e/test_forgery",
         "e2e/test_addresses",
@@ -58,6 +59,7 @@ LONGEST = (
     "e2e/test_chaos",
     "idle fleet",
     "e2e/test_discovery",
+    "e2e/test_init",
     "e2e/test_localcluster",
     "e2e/test_disk",
     "e2e/test_permissions",

@@ -677,7 +677,7 @@ ANSWERS = {
     "yes": "answered",
     "401": "status 401: not authenticated",
     "403": "status 403: not allowed",
-    "407": "status 407: the proxy wants its token",
+    "407": "status 407: the proxy requires its token",
     "tls": "no answer: the TLS handshake fails or the connection is closed",
     "none": "nothing listens on an address of the network",
 }
@@ -767,7 +767,8 @@ def pages() -> str:
     """The tables as Markdown."""
     parts = [
         "# Permissions\n\nWhat each identity may do, and what each port answers to whom. An end-to-end test asks a real\n",
-        "cluster for every cell, and fails when one differs. [security.md](../security.md) says what follows from them.\n",
+        "cluster for every cell, and fails when one differs.\n",
+        "[security.md](../security.md) explains what the cells mean for users of the cluster.\n",
         "\n## Requests to the API server\n\n",
         *_legend(IDENTITIES),
         "\n",

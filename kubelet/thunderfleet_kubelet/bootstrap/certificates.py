@@ -96,8 +96,19 @@ def verdict(csr: Json) -> bytes | None:
     return base64.b64decode(text) if text else None
 
 
-async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses: Sequence[str] = (), limit: float) -> Pair:
+async def obtain(
+    kube: Kube,
+    node: str,
+    signer: str,
+    seconds: int,
+    *,
+    addresses: Sequence[str] = (),
+    limit: float,
+    again: str = "the kubelet sends a new request by itself",
+) -> Pair:
     """Requests a certificate for a new key from ``signer`` and waits up to ``limit`` seconds.
+
+    ``again``: how a new request is sent, as the end of a sentence.
 
     Raises CertificateError (denied, or not in time) and ApiError (the request failed).
     """
@@ -123,9 +134,8 @@ async def obtain(kube: Kube, node: str, signer: str, seconds: int, *, addresses:
         if signer == SERVING_SIGNER:
             who = "Thunderfleet's operator, which approves it, and the controller manager, which signs it, run"
         raise CertificateError(
-            f"certificate request {name} was not signed within {limit:g} s; approving it now has no effect, because a new "
-            "request follows, from the next `thunderfleet-kubelet join` or from the running kubelet. Check that "
-            f"{who}. Or approve the new request yourself within {limit:g} s: `kubectl get csr`, "
+            f"certificate request {name} was not signed within {limit:g} s and is abandoned: do not approve it. Check that "
+            f"{who}; {again}. If nothing approves the new one, approve it within {limit:g} s: `kubectl get csr`, "
             "`kubectl certificate approve NAME`"
         ) from None
     pair = Pair(key, certificate)

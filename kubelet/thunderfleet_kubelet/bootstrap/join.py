@@ -66,7 +66,8 @@ async def join(
     try:
         async with Kube.with_files(server.url, trusted, token=token) as kube:
             try:
-                pair = await obtain(kube, node_name, CLIENT_SIGNER, seconds, limit=limit)
+                again = "then run `thunderfleet-kubelet join` again, which sends a new request"
+                pair = await obtain(kube, node_name, CLIENT_SIGNER, seconds, limit=limit, again=again)
             except ApiError as error:
                 raise _refusal(server, error, "certificate requests") from None
         if not replace:

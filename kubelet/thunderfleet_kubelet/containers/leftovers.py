@@ -119,7 +119,9 @@ def _run(find: tuple[str, ...], limit: float) -> None:
 
 
 def _endless(find: tuple[str, ...]) -> OSError:
-    return OSError(errno.ETIMEDOUT, "find did not end in time; shared folders have too many files", find[1])
+    return OSError(
+        errno.ETIMEDOUT, "find did not end in time; delete files in the folders that all users can write, such as /tmp", find[1]
+    )
 
 
 def _remove_ipc(user: int) -> None:

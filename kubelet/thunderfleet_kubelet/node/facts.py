@@ -61,22 +61,6 @@ def parse_sw_vers(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines()) if value}
 
 
-def route_interface(text: str) -> str | None:
-    """The interface in the output of ``route -n get``; None if it names none."""
-    match = re.search(r"^\s*interface: (\S+)\s*$", text, re.MULTILINE)
-    return match[1] if match else None
-
-
-def inet_addresses(text: str) -> tuple[str, ...] | None:
-    """The IPv4 addresses in the output of ``ifconfig INTERFACE``, none for a loopback interface; None for other text."""
-    flags = re.match(r"\w+: flags=[0-9a-f]+<([^>]*)>", text)
-    if flags is None:
-        return None
-    if "LOOPBACK" in flags[1].split(","):
-        return ()
-    return tuple(re.findall(r"^\s+inet (\d+\.\d+\.\d+\.\d+)(?: --> \S+)? netmask 0x[0-9a-f]{8}", text, re.MULTILINE))
-
-
 def meminfo(text: str) -> dict[str, int]:
     """``/proc/meminfo`` as a dictionary, in bytes."""
     return {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}

@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from thunderfleet_lib.csr.names import NODE_PREFIX, NODES
 
@@ -18,6 +18,7 @@ WAIT_SECONDS = 60.0
 certificate and updates its Node at the same time."""
 ADDRESSES = 64
 """How many addresses of one Node count. A kubelet writes them itself, and could write a megabyte of them."""
+AGAIN = "the kubelet asks again within five minutes; if that is denied too, see its log"
 CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
 """On Nodes that run an API server. The admission plugin NodeRestriction keeps kubelets from setting it themselves."""
 _LOCALHOST = frozenset({"127.0.0.1", "::1"})
@@ -79,8 +80,8 @@ def decide_serving(request: Request, around: Surroundings, age_seconds: float) -
     if missing is None:
         return Verdict("Approve", f"Node {request.node} publishes {_listed(request.addresses)}")
     if age_seconds < WAIT_SECONDS:
-        return Verdict("Wait", missing)
-    return Verdict("Deny", f"{missing} (waited {WAIT_SECONDS:.0f} s)")
+        return Verdict("Wait", missing.text)
+    return Verdict("Deny", f"{missing.text} (waited {WAIT_SECONDS:.0f} s); {missing.remedy}")
 
 
 def _never_right(request: Request, around: Surroundings) -> str | None:
@@ -102,18 +103,26 @@ def _never_right(request: Request, around: Surroundings) -> str | None:
     return None
 
 
-def _not_yet_right(request: Request, around: Surroundings) -> str | None:
+class _Missing(NamedTuple):
+    """What is not right yet, and what to do if it stays so."""
+
+    text: str
+    remedy: str = AGAIN
+
+
+def _not_yet_right(request: Request, around: Surroundings) -> _Missing | None:
     name = request.node
     if around.published is None:
-        return f"Node {name} does not exist"
+        return _Missing(f"Node {name} does not exist")
     if missing := request.addresses - around.published:
-        return f"Node {name} does not publish {_listed(missing)}"
+        return _Missing(f"Node {name} does not publish {_listed(missing)}")
     for address in sorted(request.addresses):
         if (other := around.others.get(address)) is not None:
-            return (
-                f"Node {other} publishes {address} too; give the machines different addresses, or delete the Node that no "
-                f"longer has it, such as kubectl delete node {other}"
+            remedy = (
+                "give the machines different addresses, or delete the Node that no longer has it, such as "
+                f"kubectl delete node {other}"
             )
+            return _Missing(f"Node {other} publishes {address} too", remedy)
     return None
 
 

@@ -18,6 +18,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from kubernetes.aio.config.kube_config import load_kube_config
 
+from thunderfleet_lib.kube import plugin
 from thunderfleet_lib.kube.names import Json, key_of
 from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
@@ -118,6 +119,7 @@ class Kube:
     async def from_kubeconfig(cls, path: Path, context: str | None = None) -> "Kube":
         """Uses the current (or named) context of a kubeconfig file."""
         configuration = Configuration()
+        plugin.use()
         await load_kube_config(config_file=str(path), context=context, client_configuration=configuration, persist_config=False)
         return cls(configuration)
 

@@ -18,8 +18,18 @@ from typing import Final
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, RDMADeviceState
 
+LEAST_MACOS: Final = (26, 3)
+"""26.2 has RDMA over Thunderbolt too, but sends frames of another size, which newer versions do not understand."""
+LEAST_MACOS_TEXT: Final = f"macOS {'.'.join(map(str, LEAST_MACOS))} or newer"
+
 DEVICE_PREFIX: Final = "rdma_"
 """A device is named after its interface: rdma_en2 belongs to en2."""
+
+
+def too_old(macos: str | None) -> bool:
+    """Whether RDMA must not be used with this version of macOS, such as 26.2. False if it is not known."""
+    numbers = (macos or "").split(".")
+    return all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < LEAST_MACOS
 
 
 def interface_of(device: str) -> str | None:
@@ -116,7 +126,7 @@ def _bridge(mac: str, port: Port) -> str:
     command = f"`sudo ifconfig {port.bridge} deletem {port.interface}`"
     return (
         f"{port.interface} of {mac} is a member of {port.bridge}: run {command} on {mac}, and switch the Thunderbolt Bridge "
-        "service off in System Settings to keep it out"
+        "service off in System Settings, so that the port is not added again"
     )
 
 
@@ -143,7 +153,7 @@ def _no_address(mac: str, port: Port) -> str:
 _EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {
     Reason.STACK_HUNG: lambda mac, _: f"the RDMA stack of {mac} does not answer: reboot {mac} (`sudo shutdown -r now`)",
     Reason.RDMA_UNSUPPORTED: lambda mac, _: (
-        f"{mac} has no RDMA over Thunderbolt, which needs macOS 26.2 or newer: update {mac}"
+        f"{mac} cannot use RDMA over Thunderbolt, which needs {LEAST_MACOS_TEXT}: update {mac}"
     ),
     Reason.RDMA_DISABLED: lambda mac, _: (
         f"RDMA is disabled on {mac}: start {mac} in Recovery, run `rdma_ctl enable` in Terminal, and restart"

@@ -22,9 +22,9 @@ from thunderfleet_localcluster.demo.session import (
     say,
 )
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.follow import is_ready
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
-from thunderfleet_localcluster.run.follow import is_ready
 from thunderfleet_localcluster.shipped import shipped
 
 NAMESPACE = "thunderfleet-system"

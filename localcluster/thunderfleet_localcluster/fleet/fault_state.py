@@ -32,6 +32,11 @@ COMMANDS = (
     "sysctl",
     "sw_vers",
     "caffeinate",
+    "pmset",
+    "fdesetup",
+    "socketfilterfw",
+    "sntp",
+    "df",
 )
 DAMAGES = {
     "hang": "never exits",

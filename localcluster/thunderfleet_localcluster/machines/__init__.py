@@ -1,6 +1,9 @@
 """Processes of a local cluster's machines.
 
-launchd   first process of a machine; run as a file with the standard library alone
-children  child processes of the supervisor: started, watched, reaped
-machine   one machine as the supervisor sees it
+launchd    first process of a machine; run as a file with the standard library alone
+jobs       LaunchDaemons of a recorded Mac: property lists, keeping alive, launchctl; standard library alone
+launchctl  the command of a recorded Mac; run as a file
+own_root   the part of a recorded Mac's file system that no other machine has
+children   child processes of the supervisor: started, watched, reaped
+machine    one machine as the supervisor sees it
 """

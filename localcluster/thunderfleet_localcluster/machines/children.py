@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from thunderfleet_lib.trees import tail
+
 from thunderfleet_localcluster.machines.launchd import PR_SET_PDEATHSIG, libc_call
 
 log = logging.getLogger(__name__)
-
-TAIL_LINES = 12
 
 
 @dataclass
@@ -48,18 +48,6 @@ class Child:
         """How the process ended, with the last lines of its log."""
         how = f"signal {-self.code}" if self.code is not None and self.code < 0 else f"exit code {self.code}"
         return f"{self.name} ended ({how})" + (f"; the last lines of {self.log}:\n{tail(self.log)}" if self.log else "")
-
-
-def tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a file, indented; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    return "\n".join("    " + line[:400] for line in text.splitlines()[-lines:])
 
 
 class Children:

@@ -1,7 +1,8 @@
 """The first process of a machine, as launchd is on a Mac.
 
-It creates the machine (in namespace mode: namespaces for network, processes and host name), starts and ends the kubelet on
-command, and adopts what the kubelet leaves behind. When it ends, the machine ends: killing it cuts the power of the Mac, and
+It creates the machine (in namespace mode: namespaces for network, processes and host name; for a Mac also folders of its own),
+starts and ends the kubelet on command, and adopts what the kubelet leaves behind. A recorded Mac in namespaces also runs its
+LaunchDaemons and answers its ``launchctl``. When this process ends, the machine ends: killing it cuts the power of the Mac, and
 it ends by itself when the supervisor closes its input.
 
 It runs as a file and uses the standard library only, so that a large fleet needs little memory. Orders come as JSON lines on
@@ -14,14 +15,23 @@ import json
 import os
 import selectors
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thunderfleet_localcluster.machines.jobs import Jobs
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
 MS_PRIVATE, MS_REC, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1 << 18, 1 << 14, 2, 4, 8
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SO_PEERCRED = 17
+"""Linux: process, user and group at the other end of a UNIX socket."""
+CALLERS, CALL_BYTES = 16, 65536
+"""The most callers of launchctl at once, and the longest call."""
 
 
 def libc_call(name: str, *arguments: object) -> None:
@@ -97,9 +107,11 @@ def scratch() -> IO[bytes]:
 class Launchd:
     """Runs jobs on orders of the supervisor."""
 
-    def __init__(self, own_namespace: bool) -> None:
+    def __init__(self, own_namespace: bool, daemons: "Jobs | None" = None) -> None:
         self.own_namespace = own_namespace
+        self.daemons = daemons
         self.jobs: dict[str, int] = {}
+        self.callers: dict[socket.socket, bytes] = {}
         self.runs: dict[int, tuple[dict[str, Any], float, Any, Any]] = {}
         self.recorded: set[int] = set()
 
@@ -169,6 +181,8 @@ class Launchd:
                 if job == pid:
                     del self.jobs[name]
                     self.say(event="exited", name=name, pid=pid, code=code)
+            if self.daemons is not None:
+                self.daemons.exited(pid, code)
             if pid in self.runs:
                 order, _, out, err = self.runs.pop(pid)
                 texts = []
@@ -177,12 +191,6 @@ class Launchd:
                     texts.append(file.read().decode("utf-8", "replace"))
                     file.close()
                 self.say(event="ran", id=order["id"], code=code, stdout=texts[0], stderr=texts[1])
-
-    def expire(self) -> None:
-        for pid, (_, deadline, _, _) in self.runs.items():
-            if time.monotonic() > deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
 
     def end(self) -> None:
         """End the whole machine. In its own PID namespace the kernel does that when this process ends."""
@@ -198,6 +206,49 @@ class Launchd:
             time.sleep(0.02)
         os._exit(0)
 
+    def listen(self) -> socket.socket:
+        """The socket to which launchctl connects."""
+        from thunderfleet_localcluster.machines.launchctl import ADDRESS
+
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(ADDRESS)
+        listener.listen(CALLERS)
+        listener.setblocking(False)
+        return listener
+
+    def accept(self, listener: socket.socket, watched: selectors.BaseSelector) -> None:
+        """A call of launchctl begins."""
+        with contextlib.suppress(BlockingIOError):
+            caller, _ = listener.accept()
+            if len(self.callers) >= CALLERS:
+                caller.close()
+                return
+            caller.setblocking(False)
+            self.callers[caller] = b""
+            watched.register(caller, selectors.EVENT_READ, "caller")
+
+    def serve(self, caller: socket.socket, watched: selectors.BaseSelector) -> None:
+        """Read a call of launchctl, and answer it when it is complete."""
+        with contextlib.suppress(OSError):
+            data = caller.recv(CALL_BYTES)
+            text = self.callers[caller] = self.callers[caller] + data
+            if data and b"\n" not in text and len(text) <= CALL_BYTES:
+                return
+            if self.daemons is not None and text.endswith(b"\n"):
+                user = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, SO_PEERCRED, 12))[1]
+                reply = self.daemons.answer(json.loads(text), user)
+                caller.sendall(json.dumps(reply._asdict()).encode())
+        watched.unregister(caller)
+        del self.callers[caller]
+        caller.close()
+
+    def wait_seconds(self, recording: bool) -> float | None:
+        """How long to wait for orders at most."""
+        waits = [1.0] if self.runs else [2.0] if recording else []
+        if self.daemons is not None and (due := self.daemons.deadline()) is not None:
+            waits.append(due)
+        return min(waits, default=None)
+
     def loop(self) -> None:
         """Serve orders until the input ends."""
         read, write = os.pipe()
@@ -209,29 +260,47 @@ class Launchd:
         watched = selectors.DefaultSelector()
         watched.register(0, selectors.EVENT_READ, "orders")
         watched.register(read, selectors.EVENT_READ, "signals")
-        buffer = b""
+        if self.daemons is not None:
+            watched.register(self.listen(), selectors.EVENT_READ, "launchctl")
+            self.daemons.boot()
         # On macOS orphans get another parent, so descendants are recorded while they still are.
         recording = not self.own_namespace and not sys.platform.startswith("linux")
+        buffer = b""
         while True:
-            wait = 1.0 if self.runs else 2.0 if recording else None
-            for key, _ in watched.select(wait):
-                if key.data == "signals":
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(read, 4096)
-                    continue
-                data = os.read(0, 65536)
-                if not data:
-                    self.end()
-                buffer += data
+            orders = b""
+            for key, _ in watched.select(self.wait_seconds(recording)):
+                if key.data == "orders":
+                    orders = os.read(0, 65536)
+                    if not orders:
+                        self.end()
+                else:
+                    self.look(key, watched)
             self.reap()
             self.expire()
             if recording:
                 self.recorded |= descendants(os.getpid())
-            *lines, buffer = buffer.split(b"\n")
+            *lines, buffer = (buffer + orders).split(b"\n")
             for line in lines:
                 order = json.loads(line)
                 {"start": self.start, "kill": self.kill, "run": self.run}[order["do"]](order)
                 self.reap()
+
+    def look(self, key: selectors.SelectorKey, watched: selectors.BaseSelector) -> None:
+        """Take what is no order: a signal, a caller of launchctl."""
+        if key.data == "signals":
+            with contextlib.suppress(BlockingIOError):
+                os.read(key.fd, 4096)
+        elif isinstance(key.fileobj, socket.socket):
+            (self.accept if key.data == "launchctl" else self.serve)(key.fileobj, watched)
+
+    def expire(self) -> None:
+        """Do what is due: end commands that take too long, start and end LaunchDaemons."""
+        if self.daemons is not None:
+            self.daemons.tick()
+        for pid, (_, deadline, _, _) in self.runs.items():
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
 
 
 def _alive(pid: int) -> bool:
@@ -244,8 +313,22 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def main(name: str, mode: str) -> int:
-    """``mode`` is ``namespaces`` or ``loopback``."""
+def own_mac(home: str) -> "Jobs":
+    """Give the Mac whose folder is ``home`` a root of its own, in this mount namespace; its LaunchDaemons."""
+    # This file runs without the package's folder on the path; only recorded Macs need more than this file.
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from thunderfleet_localcluster.machines import own_root
+    from thunderfleet_localcluster.machines.jobs import FOLDER, Jobs
+
+    disk = os.path.join(home, "disk")
+    commands = os.path.join(home, "bin")
+    own_root.enter(disk, os.path.dirname(os.path.dirname(home)), commands)
+    return Jobs(FOLDER, os.path.join(disk, "disabled.json"), commands)
+
+
+def main(name: str, mode: str, home: str = "") -> int:
+    """``mode`` is ``namespaces`` or ``loopback``; ``home``: in namespaces, the folder of a machine that is a recorded Mac."""
+    daemons = None
     if mode == "namespaces":
         libc_call("unshare", CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS)
         libc_call("sethostname", name.encode(), len(name))
@@ -254,14 +337,16 @@ def main(name: str, mode: str) -> int:
             # The supervisor, our parent, is the first process of its PID namespace and so inherits the child.
             os.write(1, json.dumps({"event": "born", "pid": pid}).encode() + b"\n")
             os._exit(0)
+        if home:
+            daemons = own_mac(home)
         mount_own_proc()
     else:
         if sys.platform.startswith("linux"):
             libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.write(1, json.dumps({"event": "born", "pid": os.getpid()}).encode() + b"\n")
-    Launchd(mode == "namespaces").loop()
+    Launchd(mode == "namespaces", daemons).loop()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(*sys.argv[1:]))

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib.trees import tail
+
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.layout import MachineLayout, Mode
 from thunderfleet_localcluster.machines import launchd
-from thunderfleet_localcluster.machines.children import Child, Children, tail
+from thunderfleet_localcluster.machines.children import Child, Children
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +81,15 @@ class Machine:
             "LANG": "C.UTF-8",
         }
 
+    def _disk(self) -> list[str]:
+        """The folder of a recorded Mac that has a mount namespace, below which its own part of the file system lies."""
+        return [str(self.bin_folder.parent)] if self.bin_folder is not None and self.mode == "namespaces" else []
+
     async def switch_on(self) -> None:
         """Start the machine. In namespaces its network has no connections yet. Raises LocalClusterError."""
         starter = self.children.start(
             f"launchd of {self.name}",
-            [sys.executable, "-S", "-s", str(Path(launchd.__file__)), self.name, self.mode],
+            [sys.executable, "-S", "-s", str(Path(launchd.__file__)), self.name, self.mode, *self._disk()],
             env=dict(os.environ),
             log=self.log_file,
             pipes=True,

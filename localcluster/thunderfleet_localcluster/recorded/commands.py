@@ -5,7 +5,7 @@ where it can, so that it is quick.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
@@ -26,8 +26,11 @@ def damaged(name: str, whole: Path, how: str) -> str:
     return f"#!/bin/sh\n{body}\n"
 
 
-def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict[str, str]:
-    """The script of every command, by name."""
+def commands(layout: Layout, machine: MachineLayout, texts_folder: Path, launchctl: Sequence[str] = ()) -> dict[str, str]:
+    """The script of every command, by name.
+
+    ``launchctl``: the program that hands its arguments to the Mac's first process; none where that runs no LaunchDaemons.
+    """
     here = shlex.quote(str(texts_folder))
 
     def script(body: str) -> str:
@@ -48,8 +51,20 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path) -> dict
         "rdma_ctl": script(_RDMA_CTL),
         "sysctl": script(_sysctl(hardware.sysctl(machine.machine, machine.boots))),
         "caffeinate": script(_CAFFEINATE),
+        "pmset": script(_PMSET),
+        "fdesetup": script(_FDESETUP),
+        "socketfilterfw": script(_SOCKETFILTERFW),
+        "sntp": script(_SNTP),
+        "df": script(_DF),
         "sw_vers": script(_sw_vers(hardware.sw_vers(machine.machine))),
+        "launchctl": script(f'exec {shlex.join(launchctl)} "$@"\n' if launchctl else _NO_LAUNCHCTL),
     }
+
+
+_NO_LAUNCHCTL = """\
+echo "launchctl: recorded Macs with loopback addresses run no LaunchDaemons" >&2
+exit 1
+"""
 
 
 _CAFFEINATE = """\
@@ -67,6 +82,95 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$pid" ] || exec sleep 2147483647
 PATH=$PATH:/usr/bin:/bin exec tail -s 5 --pid="$pid" -f /dev/null
+"""
+
+
+# Settings of wall power are files beside the texts, so they outlive a restart.
+_PMSET = """\
+sleep=1 autorestart=0
+[ -f "$here/pmset.sleep" ] && read -r sleep < "$here/pmset.sleep"
+[ -f "$here/pmset.autorestart" ] && read -r autorestart < "$here/pmset.autorestart"
+settings() {
+  echo "$1"
+  echo " Sleep On Power Button 1"
+  echo " autorestart          $autorestart"
+  echo " powernap             1"
+  echo " standby              0"
+  echo " hibernatefile        /var/vm/sleepimage"
+  echo " disksleep            10"
+  echo " sleep                $sleep"
+  echo " hibernatemode        0"
+  echo " ttyskeepawake        1"
+  echo " displaysleep         10"
+  echo " tcpkeepalive         1"
+  echo " womp                 1"
+  exit 0
+}
+case "$*" in
+  -g) echo "System-wide power settings:"; settings "Currently in use:" ;;
+  "-g custom") settings "AC Power:" ;;
+  "-g therm")
+    echo "Note: No thermal warning level has been recorded"
+    echo "Note: No performance warning level has been recorded"
+    exit 0 ;;
+  "-c sleep "*|"-c autorestart "[01])
+    case $3 in ""|*[!0-9]*) ;; *) echo "$3" > "$here/pmset.$2"; exit $? ;; esac ;;
+esac
+echo "pmset: this recorded Mac has -g, -g custom, -g therm, and -c with sleep MINUTES or autorestart 0|1" >&2
+exit 64
+"""
+
+
+_FDESETUP = """\
+[ "$*" = status ] && { echo "FileVault is Off."; exit 0; }
+echo "fdesetup: this recorded Mac has fdesetup status" >&2
+exit 1
+"""
+
+
+# The applications that the firewall knows are lines of a file: permitted or blocked, and the path.
+_SOCKETFILTERFW = """\
+state=0 apps=$here/firewall.apps known=
+[ -f "$here/firewall.state" ] && read -r state < "$here/firewall.state"
+[ -f "$apps" ] || : > "$apps"
+while read -r how path; do [ "$path" = "$2" ] && known=$how; done < "$apps"
+keep() {
+  kept=$(while read -r how path; do [ "$path" = "$1" ] || echo "$how $path"; done < "$apps")
+  { [ -z "$kept" ] || echo "$kept"; [ -z "$2" ] || echo "$2 $1"; } > "$apps"
+  exit 0
+}
+case $1 in
+  --setglobalstate)
+    case $2 in on) state=1 ;; off) state=0 ;; *) exit 1 ;; esac
+    echo "$state" > "$here/firewall.state" ;;
+  --getglobalstate) ;;
+  --getblockall) echo "Firewall has block all state set to disabled."; exit 0 ;;
+  --add) keep "$2" "${known:-permitted}" ;;
+  --getappblocked|--remove|--blockapp|--unblockapp)
+    [ -n "$known" ] || { echo "The application is not part of the firewall "; exit 0; }
+    case $1 in
+      --remove) keep "$2" "" ;;
+      --blockapp) keep "$2" blocked ;;
+      --unblockapp) keep "$2" permitted ;;
+    esac
+    echo "Incoming connection to $2 is $known "
+    exit 0 ;;
+  *) echo "socketfilterfw: this recorded Mac does not have the option $1" >&2; exit 1 ;;
+esac
+if [ "$state" = 0 ]; then echo "Firewall is disabled. (State = 0)"; else echo "Firewall is enabled. (State = 1)"; fi
+"""
+
+
+_SNTP = """\
+[ $# -eq 1 ] || { echo "sntp: this recorded Mac has sntp HOST" >&2; exit 64; }
+echo "+0.000312 +/- 0.011204 $1 17.253.4.125"
+"""
+
+
+_DF = """\
+[ "$*" = "-Pk /" ] || PATH=/usr/bin:/bin exec df "$@"
+echo "Filesystem     1024-blocks     Used Available Capacity  Mounted on"
+echo "/dev/disk3s1s1   971350180 12185156 702345678     2%    /"
 """
 
 

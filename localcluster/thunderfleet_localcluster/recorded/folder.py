@@ -4,11 +4,13 @@ Every file is replaced in one step, so a command that runs at that moment prints
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
+from thunderfleet_localcluster.machines import launchctl
 from thunderfleet_localcluster.recorded import hardware, jaccl, network, rdma
 from thunderfleet_localcluster.recorded.commands import commands, damaged
 from thunderfleet_localcluster.recorded.files import replace_file
@@ -27,7 +29,8 @@ def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: 
         jaccl.write(layout, machine, jaccl.python_folder(folder))
     for name, text in texts(layout, machine).items():
         replace_file(texts_folder / name, text, 0o644)
-    for name, script in commands(layout, machine, texts_folder).items():
+    client = [sys.executable, "-S", "-s", str(Path(launchctl.__file__))] if layout.mode == "namespaces" else []
+    for name, script in commands(layout, machine, texts_folder, client).items():
         how = (damage or {}).get(name)
         if how is None:
             replace_file(folder / name, script, 0o755)

@@ -20,7 +20,10 @@ POINTS = (
     "recv",
 )
 """Points of JACCL's start and of its collectives, in order; the same as in ``python/recorded_jaccl.py``."""
-POINT_KEYS = ("at", "errno", "device", "attempts", "delaySeconds", "hang", "fail")
+WIRE = "wire"
+"""The cable, which cannot fail but change or lose what it carries: with one of WIRE_KEYS."""
+WIRE_KEYS = ("flipAfterBytes", "loseAfterBytes")
+POINT_KEYS = ("at", "errno", "device", "attempts", "delaySeconds", "hang", "fail", *WIRE_KEYS)
 
 
 def checked_points(points: object) -> Sequence[Mapping[str, object]]:
@@ -30,8 +33,13 @@ def checked_points(points: object) -> Sequence[Mapping[str, object]]:
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise LocalClusterError('points must be a JSON list of objects, such as [{"at": "rtr", "errno": 96}]', usage=True)
     for point in points:
-        if point.get("at") not in POINTS:
-            raise LocalClusterError(f"unknown point {point.get('at')!r}; allowed: {', '.join(POINTS)}", usage=True)
+        if point.get("at") not in (*POINTS, WIRE):
+            raise LocalClusterError(f"unknown point {point.get('at')!r}; allowed: {', '.join((*POINTS, WIRE))}", usage=True)
+        harms = [point[key] for key in WIRE_KEYS if key in point]
+        if len(harms) != (point["at"] == WIRE) or not all(type(after) is int and after >= 0 for after in harms):
+            either = " or ".join(WIRE_KEYS)
+            text = f'the point "wire" needs {either}, a number of bytes from 0; other points must not have them'
+            raise LocalClusterError(text, usage=True)
         if unknown := set(point) - set(POINT_KEYS):
             names = ", ".join(sorted(map(str, unknown)))
             raise LocalClusterError(f"unknown keys of a point: {names}; allowed: {', '.join(POINT_KEYS)}", usage=True)

@@ -16,10 +16,11 @@ from thunderfleet_controlplane.pki_files import ClusterPki
 from thunderfleet_controlplane.setup import prepare
 from thunderfleet_lib import tls
 from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.trees import tail
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.machines.children import Child, Children, tail
+from thunderfleet_localcluster.machines.children import Child, Children
 from thunderfleet_localcluster.supervisor.spec import Spec
 from thunderfleet_localcluster.supervisor.state import ComponentStatus
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 from thunderfleet_controlplane.tokens import bootstrap_token
 from thunderfleet_lib.tls import write_private
+from thunderfleet_lib.trees import tail
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.machines.children import tail
 from thunderfleet_localcluster.machines.machine import Machine
 from thunderfleet_localcluster.supervisor.control_plane import ControlPlane
 from thunderfleet_localcluster.supervisor.machine_pool import MachinePool
@@ -42,7 +42,9 @@ class Joining:
     async def start_kubelet(self, machine: Machine) -> None:
         """Start the kubelet of a machine. Raises LocalClusterError."""
         if self.spec.kubelet is None:
-            raise LocalClusterError("this cluster was started without kubelets (--no-machines)")
+            raise LocalClusterError(
+                "this cluster was started without kubelets; stop it and start it again without --no-machines"
+            )
         home = self.folder.machine(machine.name)
         files = ["--root", str(home / "kubelet"), "--config", str(home / "kubelet.yaml")]
         command = ["run"]

@@ -124,3 +124,11 @@ def test_an_environment_without_pip_gets_one_for_the_installation(tmp_path: Path
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else real(name))
     done = assets._pip(tmp_path, ["--version"])
     assert isinstance(done, Output) and str(tmp_path) in done.text
+
+
+def test_pip_is_not_that_of_the_folder_in_which_a_build_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m` looks there first."""
+    (tmp_path / "pip.py").write_text("print('evil')")
+    monkeypatch.chdir(tmp_path)
+    done = assets._pip(tmp_path, ["--version"])
+    assert isinstance(done, Output) and "evil" not in done.text

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from thunderfleet_controlplane.daemons.keys import problems
 from thunderfleet_kubelet import app, cli
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.cli import main
-
-from tests.support.launchd import problems
 
 JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "0" * 64]
 

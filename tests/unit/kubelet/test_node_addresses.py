@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from thunderfleet_kubelet.node import addresses
 from thunderfleet_kubelet.node.addresses import AddressReader, NodeAddresses, Reading
-from thunderfleet_kubelet.node.facts import inet_addresses, route_interface
 from thunderfleet_kubelet.node.machine import Commands
+from thunderfleet_lib.interfaces import inet_addresses, route_interface
 
 from tests.support.waiting import until_async
 

@@ -1,6 +1,7 @@
 """Serving certificates of kubelets: which Node serves at which address."""
 
 import base64
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from thunderfleet_lib.csr.rules import (
     WAIT_SECONDS,
     Surroundings,
     Verdict,
+    approval_patch,
     decide_serving,
     is_control_plane,
     plain_address,
@@ -133,3 +135,13 @@ def test_names_of_a_kind_that_the_library_does_not_know_are_denied() -> None:
     verdict = decide(csr(extension=unknown))
     assert verdict.action == "Deny"
     assert "invalid certificate request" in verdict.reason
+
+
+@pytest.mark.parametrize(("addresses", "kind"), [((OWN,), "Approved"), ((API,), "Denied")])
+def test_a_verdict_becomes_the_condition_of_the_request(addresses: tuple[str, ...], kind: str) -> None:
+    verdict = decide(csr(addresses=addresses))
+    patch = approval_patch(verdict, "7", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert patch["metadata"]["resourceVersion"] == "7"
+    (condition,) = patch["status"]["conditions"]
+    assert (condition["type"], condition["status"], condition["message"]) == (kind, "True", verdict.reason)
+    assert condition["lastUpdateTime"] == "2026-01-02T03:04:05Z"

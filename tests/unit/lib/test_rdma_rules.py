@@ -93,7 +93,7 @@ def test_the_class_of_every_fault(reason: Reason, fault: FaultClass) -> None:
     ("reason", "port", "words"),
     [
         (Reason.STACK_HUNG, None, ("RDMA stack of studio-1", "reboot studio-1 (`sudo shutdown -r now`)")),
-        (Reason.RDMA_UNSUPPORTED, None, ("macOS 26.2 or newer", "update studio-1")),
+        (Reason.RDMA_UNSUPPORTED, None, ("macOS 26.3 or newer", "update studio-1")),
         (Reason.RDMA_DISABLED, None, ("disabled on studio-1", "start studio-1 in Recovery, run `rdma_ctl enable`")),
         (Reason.NO_DEVICES, None, ("`ibv_devices` lists no device on studio-1", "Thunderbolt 5")),
         (Reason.DEVICE_MISSING, GOOD, ("studio-1 does not list rdma_en2:",)),
@@ -120,3 +120,13 @@ def test_every_fault_says_what_to_do(reason: Reason, port: Port | None, words: t
 )
 def test_a_device_is_named_after_its_interface(device: str, interface: str | None) -> None:
     assert rules.interface_of(device) == interface
+
+
+@pytest.mark.parametrize("macos", ["26.2", "26.2.1", "26", "15.6", "9.9.9"])
+def test_versions_of_macos_whose_frames_have_another_size_are_too_old(macos: str) -> None:
+    assert rules.too_old(macos)
+
+
+@pytest.mark.parametrize("macos", ["26.3", "26.3.1", "26.10", "27", "27.0", "", None, "26.x", "Darwin"])
+def test_newer_versions_of_macos_and_unknown_ones_are_not_too_old(macos: str | None) -> None:
+    assert not rules.too_old(macos)

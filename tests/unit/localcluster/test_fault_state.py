@@ -137,8 +137,9 @@ def test_both_ends_agree_whatever_happens(steps: list[tuple[int, str]]) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(change: Callable[..., Any], says: str, plan: Layout) -> None:
-    with pytest.raises(LocalClusterError, match=re.escape(says)):
+    with pytest.raises(LocalClusterError, match=re.escape(says)) as caught:
         change(FaultState(), plan)
+    assert caught.value.usage
 
 
 @pytest.mark.parametrize("damage", ["fail", "garble", "half", "empty", "absent", "hang"])

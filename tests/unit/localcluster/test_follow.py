@@ -1,10 +1,10 @@
-"""The demo's output while a deployment is not Ready."""
+"""What a deployment that is not Ready waits for, and when waiting is in vain."""
 
 from typing import Any
 
 import pytest
 from thunderfleet_localcluster.demo.model import the_model
-from thunderfleet_localcluster.run.follow import condition, is_ready, waiting_for, without_scheduler_noise
+from thunderfleet_localcluster.follow import condition, is_ready, obstacle, waiting_for, without_scheduler_noise
 
 
 def deployment(conditions: dict[str, tuple[str, str]], generation: int = 2) -> dict[str, Any]:
@@ -46,11 +46,12 @@ NOISE = (
     [
         (
             f"group 0: Starting: waiting for the scheduler to bind pod tiny-0-e2-0 to studio-1: {NOISE}",
-            "group 0: Starting: pod tiny-0-e2-0 waits until studio-1 has room for it, such as when the previous pod has ended",
+            "group 0: Starting: pod tiny-0-e2-0 waits until studio-1 has room for it, for example when the previous pod has "
+            "ended",
         ),
         (
             f"pod tiny-0-e2-0: {NOISE}",
-            "pod tiny-0-e2-0 waits until its Mac has room for it, such as when the previous pod has ended",
+            "pod tiny-0-e2-0 waits until its Mac has room for it, for example when the previous pod has ended",
         ),
         ("group 0: Loading: rank 0 on studio-1", "group 0: Loading: rank 0 on studio-1"),
     ],
@@ -76,3 +77,18 @@ def test_the_model_has_a_question_for_every_step() -> None:
     model = the_model()
     assert len(set(model.questions)) == 3 and model.tokens > 0
     assert model.repository.count("/") == 1
+
+
+def test_a_group_that_gave_up_is_an_obstacle() -> None:
+    # The reason of Degraded is that of the last failure, whatever becomes of the group.
+    found = deployment({"ModelResolved": ("True", ""), "Placed": ("True", ""), "Degraded": ("True", "out of memory")})
+    found["status"]["groups"] = [{"state": "BackingOff"}]
+    assert obstacle(found) is None
+    found["status"]["groups"] = [{"state": "Ready"}, {"state": "GaveUp"}]
+    assert obstacle(found) == "GaveUp: out of memory"
+
+
+def test_an_obstacle_is_of_the_newest_spec() -> None:
+    conditions = {"ModelResolved": ("True", ""), "Placed": ("False", "no room")}
+    assert obstacle(deployment(conditions)) == "Why: no room"
+    assert obstacle(deployment(conditions, generation=3)) is None

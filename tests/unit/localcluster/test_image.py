@@ -169,3 +169,16 @@ def test_without_apple_s_tools_a_framework_cannot_be_copied(
         (tmp_path / folder).mkdir(parents=True)
     with pytest.raises(LocalClusterError, match="xcode-select --install"):
         image._place_interpreter(tmp_path, "python3.99")
+
+
+def test_a_copy_for_root_shares_no_file_with_its_source(tmp_path: Path) -> None:
+    """The owner of the source could change what root runs."""
+    source = tmp_path / "source"
+    (source / "package").mkdir(parents=True)
+    (source / "package" / "module.py").write_text("a = 1\n")
+    (source / "package" / "module.py").chmod(0o644)
+    for link in (True, False):
+        image._gather(source, tmp_path / str(link), set(), link)
+        placed = tmp_path / str(link) / "package" / "module.py"
+        assert placed.read_text() == "a = 1\n"
+        assert placed.samefile(source / "package" / "module.py") == link

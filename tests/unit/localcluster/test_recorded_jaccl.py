@@ -71,6 +71,11 @@ def test_recorded_mlx_has_jaccl_and_refuses_missing_settings_like_jaccl(tmp_path
         ([{"at": "nowhere"}], "unknown point 'nowhere'; allowed: find_device, "),
         ([{}], "unknown point None"),
         ([{"at": "rtr", "often": 2, "a": 1}], "unknown keys of a point: a, often; allowed: at, errno"),
+        ([{"at": "wire"}], '"wire" needs flipAfterBytes or loseAfterBytes, a number of bytes from 0'),
+        ([{"at": "wire", "flipAfterBytes": -1}], '"wire" needs flipAfterBytes'),
+        ([{"at": "wire", "flipAfterBytes": True}], '"wire" needs flipAfterBytes'),
+        ([{"at": "wire", "flipAfterBytes": 5, "loseAfterBytes": 5}], '"wire" needs flipAfterBytes or loseAfterBytes'),
+        ([{"at": "rtr", "flipAfterBytes": 5}], "other points must not have them"),
         (["rtr"], "must be a JSON list"),
         ({"at": "rtr"}, "must be a JSON list"),
     ],
@@ -81,7 +86,9 @@ def test_unknown_points_are_refused_with_the_known_ones(points: object, message:
     assert caught.value.usage
 
 
-@pytest.mark.parametrize("points", [None, [], [{"at": "send", "errno": 1}, {"at": "rtr", "hang": True}]])
+@pytest.mark.parametrize(
+    "points", [None, [], [{"at": "send", "errno": 1}, {"at": "rtr", "hang": True}, {"at": "wire", "loseAfterBytes": 0}]]
+)
 def test_known_points_are_taken(points: object) -> None:
     assert checked_points(points) == (points or [])
 

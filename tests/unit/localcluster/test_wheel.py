@@ -78,6 +78,33 @@ def test_the_chart_in_the_wheel_is_that_of_the_checkout(installed: Path) -> None
     assert files(here) == files(there)
 
 
+COPY = """
+import sys
+from pathlib import Path
+from thunderfleet_localcluster import image
+from thunderfleet_localcluster.errors import LocalClusterError
+try:
+    image.copy(Path(sys.argv[1]), Path("/opt/thunderfleet/1.0"))
+except LocalClusterError as error:
+    print(error)
+"""
+
+
+def test_an_installed_wheel_is_copied_for_root_unless_it_was_changed(installed: Path, tmp_path: Path) -> None:
+    """With the RECORD that pip wrote."""
+    assert run(installed / "bin/python", "-c", COPY, tmp_path / "copy") == ""
+    (library,) = (tmp_path / "copy").glob("lib/python3.*/site-packages")
+    assert (library / "thunderfleet_kubelet").is_dir()
+    changed = library.relative_to(tmp_path / "copy") / "thunderfleet_kubelet" / "cli.py"
+    original = (installed / changed).read_bytes()
+    try:
+        (installed / changed).write_bytes(original + b"# evil")
+        said = run(installed / "bin/python", "-c", COPY, tmp_path / "again")
+    finally:
+        (installed / changed).write_bytes(original)
+    assert said.startswith("thunderfleet_kubelet/cli.py in site-packages is not the file that its package's RECORD names")
+
+
 def test_what_an_installation_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(LocalClusterError, match=r"charts/thunderfleet is missing in .*; install thunderfleet again"):
         shipped("charts/thunderfleet", (tmp_path,))

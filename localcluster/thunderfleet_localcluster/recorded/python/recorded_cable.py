@@ -4,10 +4,11 @@ JACCL's queue pairs have no connection: when the peer dies, nothing arrives and 
 So each rank's MLX connects to this process only, which keeps MLX's sockets open when the peer dies. It is a process of its own
 because MLX's init holds the interpreter lock.
 
-    recorded_cable.py ADDRESS MLX-PORT
+    recorded_cable.py ADDRESS MLX-PORT [flip|lose AFTER-BYTES]
 
 It listens on ADDRESS (the cable to the left neighbor) and on loopback (for MLX's connection to the right), prints both ports,
-reads ``IP PORT`` of the right neighbor from stdin, and ends when stdin ends.
+reads ``IP PORT`` of the right neighbor from stdin, and ends when stdin ends. After so many bytes of each stream that comes
+in from the left neighbor, it changes one bit, or loses what follows.
 """
 
 import contextlib
@@ -16,15 +17,34 @@ import socket
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 _held: list[socket.socket] = []
 
 
-def pump(source: socket.socket, sink: socket.socket) -> None:
+class Harm(NamedTuple):
+    """What happens to a stream after so many bytes: ``flip`` changes a bit, ``lose`` loses what follows."""
+
+    kind: str
+    after: int
+
+    def apply(self, data: bytes, copied: int) -> bytes:
+        """``data``, which begins after ``copied`` bytes, as it arrives."""
+        here = self.after - copied
+        if here >= len(data) or (here < 0 and self.kind == "flip"):
+            return data
+        if self.kind == "lose":
+            return data[: max(here, 0)]
+        return data[:here] + bytes([data[here] ^ 1]) + data[here + 1 :]
+
+
+def pump(source: socket.socket, sink: socket.socket, harm: Harm | None = None) -> None:
     """Copy until either end is closed; close neither."""
+    copied = 0
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
-            sink.sendall(data)
+            sink.sendall(harm.apply(data, copied) if harm is not None else data)
+            copied += len(data)
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
@@ -40,23 +60,24 @@ def connect(address: tuple[str, int]) -> socket.socket:
         return made
 
 
-def join(listener: socket.socket, far: tuple[str, int]) -> None:
-    """For each accepted connection, connect to ``far`` and copy both ways."""
+def join(listener: socket.socket, far: tuple[str, int], harm: Harm | None = None) -> None:
+    """For each accepted connection, connect to ``far`` and copy both ways; ``harm`` is done to what the accepted one sends."""
     while True:
         near, _ = listener.accept()
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         other = connect(far)
         _held.extend((near, other))
-        for ends in ((near, other), (other, near)):
-            threading.Thread(target=pump, args=ends, daemon=True).start()
+        threading.Thread(target=pump, args=(near, other, harm), daemon=True).start()
+        threading.Thread(target=pump, args=(other, near), daemon=True).start()
 
 
 def main() -> None:
     address, mlx_port = sys.argv[1], int(sys.argv[2])
+    harm = Harm(sys.argv[3], int(sys.argv[4])) if len(sys.argv) > 3 else None
     cable = socket.create_server((address, 0))
     inner = socket.create_server(("127.0.0.1", 0))
     print(cable.getsockname()[1], inner.getsockname()[1], flush=True)
-    threading.Thread(target=join, args=(cable, ("127.0.0.1", mlx_port)), daemon=True).start()
+    threading.Thread(target=join, args=(cable, ("127.0.0.1", mlx_port), harm), daemon=True).start()
     for line in sys.stdin:
         ip, port = line.split()
         threading.Thread(target=join, args=(inner, (ip, int(port))), daemon=True).start()

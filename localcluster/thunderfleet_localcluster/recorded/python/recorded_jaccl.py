@@ -8,7 +8,8 @@ the other end of each cable. ``control.json``, if it exists, says what fails:
     {"points": [{"at": "rtr", "errno": 96, "device": "rdma_en2", "attempts": [1, 2], "delaySeconds": 0.5, "hang": false}]}
 
 ``at`` is one of POINTS; with ``"fail": false`` the point only waits. Without ``device`` it holds for every device, without
-``attempts`` (of the runner) for every attempt.
+``attempts`` (of the runner) for every attempt. ``{"at": "wire", "flipAfterBytes": N}`` flips a bit of each stream that comes in
+over the cable from the left neighbor, after N bytes; with ``loseAfterBytes``, what follows never arrives.
 """
 
 import atexit
@@ -67,16 +68,32 @@ def attempt() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def fail_at(point: str, device: str = "", count: int = 0) -> None:
-    """Wait, hang or raise as the control file says for this point."""
+HARMS = {"flipAfterBytes": "flip", "loseAfterBytes": "lose"}
+"""What the cable does to what it carries, as the control file and ``recorded_cable`` name it."""
+
+
+def harm() -> list[str]:
+    """The arguments of ``recorded_cable`` for what the control file says of the wire."""
+    return next(([HARMS[key], str(entry[key])] for entry in _entries("wire") for key in HARMS if key in entry), [])
+
+
+def _entries(point: str) -> list[dict[str, Any]]:
+    """What the control file says for this point in this attempt."""
     try:
         control = json.loads(CONTROL.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return
-    for entry in control["points"]:
-        if entry["at"] != point or entry.get("device") not in (None, device):
-            continue
-        if "attempts" in entry and attempt() not in entry["attempts"]:
+        return []
+    return [
+        entry
+        for entry in control["points"]
+        if entry["at"] == point and ("attempts" not in entry or attempt() in entry["attempts"])
+    ]
+
+
+def fail_at(point: str, device: str = "", count: int = 0) -> None:
+    """Wait, hang or raise as the control file says for this point."""
+    for entry in _entries(point):
+        if entry.get("device") not in (None, device):
             continue
         time.sleep(entry.get("delaySeconds", 0))
         if entry.get("hang"):
@@ -135,7 +152,7 @@ class Wire:
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._reserved.bind(("127.0.0.1", 0))
         self.mlx_port: int = self._reserved.getsockname()[1]
-        command = [sys.executable, "-S", "-s", str(HERE / "recorded_cable.py"), left_address, str(self.mlx_port)]
+        command = [sys.executable, "-S", "-s", str(HERE / "recorded_cable.py"), left_address, str(self.mlx_port), *harm()]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline().split()
@@ -252,8 +269,11 @@ def _ready_to_receive(name: str, device: Mapping[str, Any], info: bytes, rank: i
     fail_at("rtr", name)
     _, port, _, gid = _DESTINATION.unpack_from(info, rank * _DESTINATION.size)
     ip = str(ipaddress.IPv6Address(gid).ipv4_mapped)
-    if not device["active"] or ip != device["peer"]:
+    if not device["active"]:
         raise_at("rtr", name, errno=96)
+    if ip != device["peer"]:
+        # macOS' ETIMEDOUT: nobody with this address is there.
+        raise_at("rtr", name, errno=60)
     return ip, port
 
 

@@ -1,0 +1,12 @@
+"""The ``thunderfleet`` command. Each command, or group of commands, is a module or package that adds itself to the parser.
+
+__main__    ``python -m thunderfleet_cli``
+cli         all commands; exit codes and signals
+doctor/     ``thunderfleet doctor``: what is wrong with this Mac, the other Macs and the cables
+install     ``thunderfleet init``, ``join``, ``reset``: a control plane and nodes on Macs
+local/      ``thunderfleet local``: local clusters with recorded Macs
+run/        ``thunderfleet run``: serve a model in any cluster, and chat with it
+support/    ``thunderfleet support``: an archive for support requests
+connection  which cluster, and how its endpoints are reached
+parsers     parsers of commands and their subcommands
+"""

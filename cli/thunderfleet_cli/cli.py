@@ -1,0 +1,88 @@
+"""The ``thunderfleet`` command: its commands, exit codes and signals."""
+
+import argparse
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from thunderfleet_lib.helpformat import HelpFormatter
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.paths import checked_name
+
+from thunderfleet_cli import install
+from thunderfleet_cli.doctor import arguments as doctor
+from thunderfleet_cli.local import arguments as local
+from thunderfleet_cli.local.commands import LOCAL_COMMANDS
+from thunderfleet_cli.parsers import Parsers
+from thunderfleet_cli.run import arguments as run
+from thunderfleet_cli.support import arguments as support
+
+INTERRUPTED = 130
+
+
+def _add_demo(commands: Parsers) -> None:
+    demo = commands.add("demo", "run the demo: start a cluster, serve a model on two Macs, recover from a failure", call=_demo)
+    demo.add_argument("--keep", action="store_true", help="leave the cluster running and print how to use it")
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    # It handles signals and errors itself; no other command needs its modules.
+    from thunderfleet_localcluster.demo import demo
+
+    return demo.main(keep=arguments.keep)
+
+
+COMMANDS: Sequence[Callable[[Parsers], None]] = (install.add, local.add, doctor.add, run.add, support.add, _add_demo)
+"""Each adds a command, or several, with what they call."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="thunderfleet",
+        description="Run models on Macs wired by Thunderbolt, with Kubernetes. Use kubectl for everything else in a cluster.",
+        formatter_class=HelpFormatter,
+    )
+    commands = Parsers(top, "command")
+    for add in COMMANDS:
+        add(commands)
+    return top
+
+
+def moved(arguments: Sequence[str]) -> str | None:
+    """The new spelling of a command line of an earlier version, in which the commands of ``local`` had no such prefix."""
+    if not arguments or arguments[0] not in LOCAL_COMMANDS:
+        return None
+    return shlex.join(["thunderfleet", "local", *arguments])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Exit code 0: success, 1: failure, 2: invalid input, 130: interrupted."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if (new := moved(given)) is not None:
+        print(f"thunderfleet: `thunderfleet {given[0]}` is now `thunderfleet local {given[0]}`; run: {new}", file=sys.stderr)
+        return 2
+    parsed = parser().parse_args(given)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # A closed terminal or SIGTERM ends `local up` like Ctrl-C, so that no process remains.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+    try:
+        if "name" in parsed:
+            checked_name(parsed.name)
+        code: int = parsed.call(parsed)
+        return code
+    except LocalClusterError as error:
+        print(f"thunderfleet: {error}", file=sys.stderr)
+        return 2 if error.usage else 1
+    except KeyboardInterrupt:
+        print("thunderfleet: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except subprocess.SubprocessError as error:
+        print(f"thunderfleet: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,32 @@
+"""The command line of ``thunderfleet doctor``."""
+
+from pathlib import Path
+
+from thunderfleet_cli.doctor.command import doctor
+from thunderfleet_cli.parsers import Parsers
+
+
+def add(commands: Parsers) -> None:
+    """Adds ``doctor``."""
+    parser = commands.add(
+        "doctor",
+        "check this Mac, the other Macs of its cluster and their cables",
+        "Check this Mac and, if there is a kubeconfig, all Macs and cables of the cluster. Each check is ok, a warning (it "
+        "works now, but may not later), a failure, or unknown, and shows the command that repairs it, if there is one. Exit "
+        "code 0: no check failed; 1: a check failed. Example: sudo thunderfleet doctor --fix",
+        call=doctor,
+    )
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="repair what can be repaired and undone on this Mac, print how to undo it, and print the commands for other Macs "
+        "(needs root)",
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to check (default: $KUBECONFIG, ~/.kube/config, or a local cluster; as root, only the one "
+        "that `thunderfleet init` wrote)",
+    )
+    parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")

@@ -1,0 +1,77 @@
+"""The steps of ``thunderfleet doctor``: ask, check, repair, show."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
+from thunderfleet_lib.privilege import ROOT, take_own_environment
+from thunderfleet_localcluster.errors import LocalClusterError
+
+from thunderfleet_cli.connection import connect
+from thunderfleet_cli.doctor import host, installed, mac, page
+from thunderfleet_cli.doctor.check import Check, State
+from thunderfleet_cli.doctor.objects import cluster_checks
+from thunderfleet_cli.doctor.system import VERSION
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """``thunderfleet doctor``; 1 when a check fails. Raises LocalClusterError."""
+    take_own_environment()
+    if arguments.fix and os.geteuid() != 0:
+        raise LocalClusterError("--fix changes settings of this Mac: run it as root, with sudo", usage=True)
+    python = installed.kubelets_python(installed.layout()) or os.path.realpath(sys.executable)
+    checks, repairs = asyncio.run(_examine(arguments, python))
+    if arguments.output == "json":
+        print(json.dumps(page.as_values(checks, repairs), indent=2))
+    else:
+        print(page.as_text(checks, repairs, arguments.fix), end="")
+    return 1 if any(check.state is State.FAILURE for check in checks) else 0
+
+
+async def _examine(arguments: argparse.Namespace, python: str) -> tuple[list[Check], list[host.Repaired]]:
+    machine = host.mac()
+    # A kubeconfig that is wrong ends the command before anything is changed.
+    here, elsewhere = await asyncio.gather(_here(machine, python), _cluster(arguments))
+    repairs = await host.repair(machine, here) if arguments.fix else []
+    if repairs:
+        here = await _here(machine, python)
+        after = {check.name: check for check in here}
+        repairs = [host.judged(one, after[one.name]) for one in repairs]
+    return here + elsewhere, repairs
+
+
+async def _here(machine: Host, python: str) -> list[Check]:
+    """The checks of this Mac, if it is one."""
+    answers = await host.ask(machine, mac.questions(python))
+    version = answers[VERSION]
+    if isinstance(version, Failure) and version.kind is FailureKind.ABSENT:
+        return [Check("macos", State.UNKNOWN, "this machine is not a Mac: it has no sw_vers", subject="this machine")]
+    return mac.checks(answers, python)
+
+
+def _for_root() -> Path | None:
+    """The kubeconfig that root uses; None for other users. `sudo` keeps $HOME, so ~/.kube/config may be another user's."""
+    if os.geteuid() != ROOT:
+        return None
+    own = installed.own_kubeconfig(installed.layout())
+    if own is None:
+        raise LocalClusterError(
+            "as root, doctor uses no kubeconfig from a home folder: give one with --kubeconfig, or run it without sudo",
+            usage=True,
+        )
+    return own
+
+
+async def _cluster(arguments: argparse.Namespace) -> list[Check]:
+    """The checks of the cluster; without a kubeconfig, one that says so."""
+    given: Path | None = arguments.kubeconfig
+    try:
+        return await cluster_checks(connect(given or _for_root(), arguments.context, None))
+    except LocalClusterError as error:
+        if given or arguments.context:
+            raise
+        return [Check("api-server", State.UNKNOWN, f"other Macs and cables are not checked: {error}", subject="cluster")]

@@ -1,0 +1,33 @@
+"""What is installed on this Mac: the Python that runs the kubelet, and a kubeconfig that root may use."""
+
+import os
+import plistlib
+from pathlib import Path
+from xml.parsers.expat import ExpatError
+
+from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import KUBELET, label
+from thunderfleet_localcluster.image import version
+
+
+def layout() -> HostLayout:
+    """Where `thunderfleet init` and `join` install."""
+    return HostLayout(version())
+
+
+def kubelets_python(where: HostLayout) -> str | None:
+    """The program of the Python in which the kubelet's LaunchDaemon runs, and with it agents and runners.
+
+    None if there is no such daemon.
+    """
+    try:
+        program = plistlib.loads(where.plist(label(KUBELET)).read_bytes())["ProgramArguments"][0]
+    except (OSError, ValueError, ExpatError, LookupError, TypeError):
+        return None
+    python = Path(os.path.realpath(Path(str(program)).parent / "python3"))
+    return str(python) if python.is_file() else None
+
+
+def own_kubeconfig(where: HostLayout) -> Path | None:
+    """The kubeconfig that `thunderfleet init` wrote for this Mac; None on other Macs."""
+    return where.local_kubeconfig if where.local_kubeconfig.is_file() else None

@@ -1,0 +1,63 @@
+"""All checks of this Mac. Pure."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, STATUS_COMMAND
+
+from thunderfleet_cli.doctor import network, power, security, system
+from thunderfleet_cli.doctor.check import Answers, Argv, Check, State
+
+SECONDS = 10.0
+SLOW_SECONDS = 20.0
+
+
+def questions(python: str) -> Mapping[Argv, float]:
+    """The commands whose output the checks need, and how long each may take in seconds."""
+    quick: tuple[Argv, ...] = (
+        STATUS_COMMAND,
+        DEVICES_COMMAND,
+        power.CUSTOM,
+        power.LIVE,
+        power.THERM,
+        security.GLOBAL,
+        security.BLOCK_ALL,
+        security.application(python),
+        security.FILEVAULT,
+        system.VERSION,
+        system.DISK,
+        system.MEMORY,
+        network.ROUTE,
+        network.INTERFACES,
+        network.PORTS,
+    )
+    # It asks a server, and asks again when there is no answer.
+    return {**dict.fromkeys(quick, SECONDS), system.CLOCK: SLOW_SECONDS}
+
+
+def checks(answers: Answers, python: str) -> list[Check]:
+    """Every check; one whose commands failed or printed something unknown is ``unknown``."""
+    looks: Mapping[str, Callable[[Answers], Check]] = {
+        "macos": system.macos,
+        "rdma": system.rdma,
+        "thunderbolt-bridge": network.bridge,
+        "ethernet": network.ethernet,
+        "sleep": power.sleep,
+        "restart-after-power-loss": power.restart,
+        "filevault": security.filevault,
+        "firewall": partial(security.firewall, python=python),
+        "local-network": security.local_network,
+        "clock": system.clock,
+        "disk": system.disk,
+        "gpu-memory": system.gpu_memory,
+        "thermal": power.thermal,
+    }
+    return [_looked(name, look, answers) for name, look in looks.items()]
+
+
+def _looked(name: str, look: Callable[[Answers], Check], answers: Answers) -> Check:
+    try:
+        return look(answers)
+    except ParseError as error:
+        return Check(name, State.UNKNOWN, str(error))

@@ -1,0 +1,115 @@
+"""Ethernet and the Thunderbolt Bridge. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.rdma import rules
+from thunderfleet_lib.rdma.parse import parse_bridges
+
+from thunderfleet_cli.doctor.check import THIS_MAC, Answers, Argv, Check, State, printed, shown, unexpected
+
+ROUTE: Argv = ("route", "-n", "get", "default")
+INTERFACES: Argv = ("ifconfig", "-a")
+PORTS: Argv = ("networksetup", "-listallhardwareports")
+GIGABIT_MBPS = 1000
+USUAL_MTU = 1500
+
+_HEAD = re.compile(r"^(\S{1,64}?): flags=\S+.* mtu (\d{1,6})\s*$")
+_FIELD = re.compile(r"^\t(media|status): (.*)$")
+_RATE = re.compile(r"\((\d{1,5})(G?)base", re.IGNORECASE)
+_PORT = re.compile(r"^Hardware Port: (.+)\nDevice: (\S+)$", re.MULTILINE)
+_ROUTE_INTERFACE = re.compile(r"^\s*interface: (\S{1,64})\s*$", re.MULTILINE)
+_NO_ROUTE = "not in table"
+_THUNDERBOLT = re.compile(r"Thunderbolt \d+")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface: ``media`` and ``status`` as printed, empty if they are not."""
+
+    mtu: int
+    media: str = ""
+    status: str = ""
+
+    @property
+    def mbps(self) -> int | None:
+        """The speed in Mbit/s, if the media has one."""
+        found = _RATE.search(self.media)
+        return int(found.group(1)) * (1000 if found.group(2) else 1) if found else None
+
+
+def parse_interfaces(text: str) -> dict[str, Interface]:
+    """The interfaces by name. Raises ParseError when there is none."""
+    found: dict[str, Interface] = {}
+    name = ""
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            name = head.group(1)
+            found[name] = Interface(int(head.group(2)))
+        elif (field := _FIELD.match(line)) and name:
+            now = found[name]
+            media, status = (field.group(2), now.status) if field.group(1) == "media" else (now.media, field.group(2))
+            found[name] = Interface(now.mtu, media, status)
+    if not found:
+        raise unexpected(INTERFACES, text)
+    return found
+
+
+def parse_ports(text: str) -> dict[str, str]:
+    """Device to hardware port. Raises ParseError when there is none."""
+    found = {device: port for port, device in _PORT.findall(text)}
+    if not found:
+        raise unexpected(PORTS, text)
+    return found
+
+
+def ethernet(answers: Answers) -> Check:
+    """The interface of the default route: what it is, its speed and its MTU."""
+    answer = answers[ROUTE]
+    if isinstance(answer, Failure) and _NO_ROUTE in answer.text + answer.error:
+        finding = "this Mac has no default route: connect it to a network, unless its only network is a cable to another Mac"
+        return Check("ethernet", State.WARNING, finding)
+    text = printed(answers, ROUTE)
+    route = _ROUTE_INTERFACE.search(text)
+    if route is None:
+        raise unexpected(ROUTE, text)
+    name = route.group(1)
+    interface = parse_interfaces(printed(answers, INTERFACES)).get(name)
+    if interface is None:
+        raise ParseError(" ".join(INTERFACES), f"does not show {name}, the interface of the default route")
+    return _interface(name, interface, parse_ports(printed(answers, PORTS)).get(name, ""))
+
+
+def _interface(name: str, interface: Interface, port: str) -> Check:
+    if interface.mbps is None:
+        if port == "Wi-Fi" or port == "Thunderbolt Bridge" or _THUNDERBOLT.fullmatch(port):
+            finding = f"the default route uses {name} ({port}): connect Ethernet, so that the cluster does not depend on it"
+            return Check("ethernet", State.WARNING, finding)
+        raise ParseError(" ".join(INTERFACES), f"shows no speed of {name}: media {interface.media or 'missing'}")
+    speed = f"{name} runs at {interface.mbps} Mbit/s with MTU {interface.mtu}"
+    if interface.mbps < GIGABIT_MBPS:
+        return Check("ethernet", State.WARNING, f"{speed}: use a cable and a switch for Gigabit Ethernet or faster")
+    if interface.mtu < USUAL_MTU:
+        fix = shown([("networksetup", "-setMTU", name, str(USUAL_MTU))], {})
+        return Check("ethernet", State.WARNING, f"{speed}, less than the usual {USUAL_MTU}", fix)
+    return Check("ethernet", State.OK, speed)
+
+
+def bridge(answers: Answers) -> Check:
+    """Whether Thunderbolt ports are members of a bridge, where RDMA does not work."""
+    text = printed(answers, INTERFACES)
+    parse_interfaces(text)
+    ports = parse_ports(printed(answers, PORTS))
+    bridges = parse_bridges(text)
+    members = sorted(name for name in bridges if _THUNDERBOLT.fullmatch(ports.get(name, "")))
+    if not members:
+        return Check("thunderbolt-bridge", State.OK, "no Thunderbolt port is a member of a bridge", reason=Reason.NO_MEMBERS)
+    explained = (
+        rules.explain(Reason.BRIDGE_MEMBER, THIS_MAC, rules.Port(None, name, None, bridge=bridges[name])) for name in members
+    )
+    # Not repaired: the bridge may be the only way to this Mac.
+    fix = shown([("ifconfig", bridges[name], "deletem", name) for name in members], {})
+    return Check("thunderbolt-bridge", State.FAILURE, "; ".join(explained), fix, Reason.BRIDGE_MEMBER)

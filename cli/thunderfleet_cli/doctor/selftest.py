@@ -1,0 +1,82 @@
+"""The test of each cable, from what the agents have tried and measured on it. Pure.
+
+Agents dial each other over every cable all the time. When no group uses a cable, they form a group of two over it; it gives
+figures only if its all-reduce returned the right sum. So figures that are newer than the last change of the cable prove it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
+
+from thunderfleet_cli.doctor.check import Check, State
+
+Json = Mapping[str, Any]
+
+WORDS = {MeasurementTransport.RDMA: "RDMA", MeasurementTransport.RING: "TCP"}
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+def self_test(link: Json, conditions: Mapping[str, Json], profiles: Mapping[str, Json]) -> Iterator[Check]:
+    """The checks of a cable that is connected: ``dial``, and ``all-reduce`` if there is or should be a result."""
+    name, status = str(link["metadata"]["name"]), link.get("status") or {}
+    ends = [str(link["spec"][end]["node"]) for end in ("a", "b")]
+    yield _dials(name, ends, {str(end["node"]): end for end in status.get("endpoints") or ()}, profiles)
+    usable = (conditions.get(ConditionType.RDMA_USABLE) or {}).get("status") == "True"
+    transport = MeasurementTransport.RDMA if usable else MeasurementTransport.RING
+    found = [one for one in status.get("measurements") or () if one.get("transport") == transport]
+    if usable or found:
+        kinds = (ConditionType.CONNECTED, *([ConditionType.RDMA_USABLE] if usable else ()))
+        changed = max(_time((conditions.get(kind) or {}).get("lastTransitionTime")) for kind in kinds)
+        yield _all_reduce(name, transport, found, changed)
+
+
+def _time(text: object) -> datetime:
+    try:
+        time = datetime.fromisoformat(str(text))
+    except ValueError:
+        return LONG_AGO
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _dials(name: str, ends: Sequence[str], endpoints: Mapping[str, Json], profiles: Mapping[str, Json]) -> Check:
+    """Whether each agent connects to the other over the cable; the worst of both directions."""
+    checks = [_dial(name, source, target, endpoints.get(target) or {}, profiles) for source, target in (ends, ends[::-1])]
+    return max(checks, key=lambda check: list(_SEVERITY).index(check.state))
+
+
+_SEVERITY = (State.OK, State.UNKNOWN, State.WARNING, State.FAILURE)
+
+
+def _dial(name: str, source: str, target: str, end: Json, profiles: Mapping[str, Json]) -> Check:
+    address = end.get("address")
+    if not address:
+        return Check("dial", State.UNKNOWN, f"{target} reports no address on this cable", subject=name)
+    facts = ((profiles.get(source) or {}).get("status") or {}).get("reachability") or ()
+    fact = next((one for one in facts if one.get("node") == target and one.get("address") == address), None)
+    if fact is None:
+        return Check("dial", State.UNKNOWN, f"{source} has not tried to connect to {address} of {target}", subject=name)
+    if fact.get("state") == ReachabilityState.REACHABLE:
+        return Check("dial", State.OK, "both agents connect to each other over this cable", subject=name)
+    state = State.FAILURE if fact.get("state") == ReachabilityState.UNREACHABLE else State.WARNING
+    finding = (
+        f"{source} cannot connect to {address} of {target}: check the addresses of both ends of the cable; "
+        f"`thunderfleet doctor` on {target} checks its firewall"
+    )
+    return Check("dial", state, finding, reason=str(fact.get("state") or ""), subject=name)
+
+
+def _all_reduce(name: str, transport: MeasurementTransport, found: Sequence[Json], changed: datetime) -> Check:
+    over = WORDS[transport]
+    tested = min((_time(one.get("measuredAt")) for one in found), default=LONG_AGO)
+    if len(found) < 2 or tested < changed:
+        since = f" since it changed at {changed:%Y-%m-%d %H:%M:%S} UTC" if found else ""
+        finding = (
+            f"the agents have not tested an all-reduce over {over} on this cable{since}: they do so when no group uses it "
+            "(agent.measure of the chart); the condition BenchmarksFresh of both NodeProfiles says when, or why not"
+        )
+        return Check("all-reduce", State.UNKNOWN, finding, subject=name)
+    rate = min(int(one.get("throughputMbps") or 0) for one in found) / 1000
+    finding = f"an all-reduce over {over} gave the right sum at {tested:%Y-%m-%d %H:%M:%S} UTC; {rate:.3g} Gb/s each way"
+    return Check("all-reduce", State.OK, finding, subject=name)

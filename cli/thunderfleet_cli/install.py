@@ -1,0 +1,147 @@
+"""The commands of ``thunderfleet`` that install on this Mac: init, join, reset. Their arguments, and what they call."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.joinline import LIMIT, decode
+from thunderfleet_controlplane.install.machine import Mac, Shipped
+from thunderfleet_lib.kube import ApiError
+from thunderfleet_lib.privilege import take_own_environment
+from thunderfleet_localcluster import image
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.programs import find_programs
+from thunderfleet_localcluster.progress import Progress
+from thunderfleet_localcluster.shipped import shipped_in
+
+from thunderfleet_cli.parsers import Parsers
+
+
+def add(commands: Parsers) -> None:
+    """Adds ``init``, ``join`` and ``reset``."""
+
+    def one(name: str, text: str, description: str) -> argparse.ArgumentParser:
+        return commands.add(name, text, description, call=COMMANDS[name])
+
+    init = one(
+        "init",
+        "make this Mac a control plane that survives reboots, and its first node",
+        "Install a Kubernetes control plane on this Mac as LaunchDaemons, make the Mac a node, install the chart, and print "
+        "the line with which other Macs join. Running it again completes an interrupted run, renews certificates and "
+        "changes nothing else. Example: sudo thunderfleet init",
+    )
+    init.add_argument(
+        "--advertise-address",
+        metavar="IP",
+        help="address at which other Macs reach this Mac (default: that of the interface of the default route)",
+    )
+    init.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
+    init.add_argument("--no-chart", action="store_true", help="do not install the chart")
+    init.add_argument("--dry-run", action="store_true", help="check this Mac, say what would be installed, and change nothing")
+    join = one(
+        "join",
+        "make this Mac a node of a control plane on another Mac",
+        "Join the control plane that `thunderfleet init` installed on another Mac; the kubelet becomes a LaunchDaemon. Running "
+        "it again completes an interrupted run. Example: echo tf1-… | sudo thunderfleet join -",
+    )
+    join.add_argument(
+        "line",
+        nargs="?",
+        metavar="LINE",
+        help="what `thunderfleet init` printed after `echo`, which begins with tf1-; `-` reads it from standard input. As an "
+        "argument, all users of this Mac can read it in the list of processes while `join` runs",
+    )
+    join.add_argument("--token-file", type=Path, metavar="FILE", help="read the line from a file")
+    join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
+    for parser in (init, join):
+        parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet")
+    one(
+        "reset",
+        "remove what init or join installed on this Mac",
+        "End this Mac's pods and LaunchDaemons, and remove what init or join installed, with etcd's data and the certificates. "
+        "It prints what it leaves. Example: sudo thunderfleet reset",
+    )
+
+
+def _mac(progress: Progress) -> Mac:
+    return Mac(
+        Shipped(
+            image.version(),
+            lambda: find_programs(progress.event),
+            image.digest,
+            image.copy,
+            lambda python: shipped_in(python, "charts/thunderfleet"),
+        ),
+        lambda text: print(text, flush=True),
+    )
+
+
+def _init(arguments: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.init import Wanted, init
+
+    init(
+        mac,
+        Wanted(
+            name=arguments.node_name,
+            address=arguments.advertise_address,
+            kubelet_config=arguments.config,
+            chart=not arguments.no_chart,
+            dry_run=arguments.dry_run,
+        ),
+    )
+
+
+def _join(arguments: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.join import Wanted, join
+
+    try:
+        line = decode(_line(arguments.line, arguments.token_file))
+    except ValueError as error:
+        raise InstallError(str(error), usage=True) from None
+    join(mac, Wanted(line, arguments.node_name, arguments.config))
+
+
+def _line(given: str | None, file: Path | None) -> str:
+    """The line that contains the token, wherever it is. Raises InstallError."""
+    if (given is None) == (file is None):
+        raise InstallError("give the line that `thunderfleet init` printed: with `-`, with --token-file, or itself", usage=True)
+    if given not in (None, "-"):
+        return str(given)
+    try:
+        # One byte more than a line may have: a longer one is refused.
+        with nullcontext(sys.stdin) if file is None else file.open(encoding="utf-8") as source:
+            return source.readline(LIMIT + 1).strip()
+    except (OSError, ValueError) as error:
+        raise InstallError(f"cannot read the line from {file or 'standard input'}: {error}", usage=True) from None
+
+
+def _reset(_: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.reset import reset
+
+    reset(mac)
+
+
+def _command(act: Callable[[argparse.Namespace, Mac], None]) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace) -> int:
+        take_own_environment()
+        try:
+            with Progress() as progress:
+                act(arguments, _mac(progress))
+        except InstallError as error:
+            raise LocalClusterError(str(error), usage=error.usage) from error
+        except (ApiError, OSError) as error:
+            raise LocalClusterError(f"{error}; run the same command again to continue") from error
+        return 0
+
+    return run
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "init": _command(_init),
+    "join": _command(_join),
+    "reset": _command(_reset),
+}
+"""What the commands do, by name; each raises LocalClusterError."""

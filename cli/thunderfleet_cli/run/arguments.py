@@ -1,0 +1,43 @@
+"""The command line of ``thunderfleet run``."""
+
+from pathlib import Path
+
+from thunderfleet_cli.parsers import Parsers
+from thunderfleet_cli.run.command import run
+
+
+def add(commands: Parsers) -> None:
+    """Adds ``run``."""
+    parser = commands.add(
+        "run",
+        "serve a model in any cluster, and chat with it",
+        "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
+        "afterwards. Models are not downloaded: MODEL must already be in a model folder of the Macs (the chart's value "
+        "agent.modelFolders). Exit code 3: the model cannot be placed now, or a group has used all its restarts. "
+        "Example: thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'",
+        call=run,
+    )
+    parser.add_argument("model", metavar="MODEL", help="organization/name, as in a model folder of the Macs")
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="answer this prompt and exit (default: standard input, or a chat at a terminal)"
+    )
+    parser.add_argument(
+        "--name", dest="deployment", metavar="NAME", help="name of the ModelDeployment (default: made from MODEL)"
+    )
+    parser.add_argument("-n", "--namespace", help="namespace of the ModelDeployment (default: that of the context)")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=1800, metavar="SECONDS", help="how long to wait until the model serves"
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
+    )
+    parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 86400:
+        raise ValueError(text)
+    return seconds

@@ -1,0 +1,231 @@
+"""The steps of ``thunderfleet run``: apply the ModelDeployment, wait until it serves, chat."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.follow import is_ready, obstacle, waiting_for
+
+from thunderfleet_cli.connection import Connection, connect
+from thunderfleet_cli.run.chat import Conversation, NotServing
+from thunderfleet_cli.run.manifest import manifest, model_of, name_for
+
+MANAGER = "thunderfleet-run"
+POLL_SECONDS = 1.0
+OBSTACLE_SECONDS = 30.0
+"""How long a ModelDeployment may be impossible to place before the command gives up: agents and Macs may just be starting."""
+PROMPT_CHARACTERS = 1 << 20
+NOT_PLACEABLE = 3
+KEY_VARIABLE = "THUNDERFLEET_API_KEY"
+NEW = "/new"
+
+
+class NotPlaceable(LocalClusterError):
+    """No set of Macs can serve the model as things are."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A ModelDeployment that the command has applied or found. ``seconds``: how long to wait until it serves."""
+
+    connection: Connection
+    name: str
+    model: str
+    seconds: float
+
+    @property
+    def path(self) -> str:
+        """Of the ModelDeployment."""
+        return f"/apis/thunderfleet.io/v1alpha1/namespaces/{self.connection.namespace}/modeldeployments/{self.name}"
+
+    @property
+    def kubectl(self) -> str:
+        """The arguments of kubectl that name it."""
+        return f"md {self.name} -n {self.connection.namespace}"
+
+    def apply(self) -> None:
+        """Creates the ModelDeployment, or finds the one that serves the same model. Raises LocalClusterError."""
+        asyncio.run(self._apply())
+
+    async def _apply(self) -> None:
+        async with await self.connection.kube() as kube:
+            try:
+                found = await kube.get_or_none(self.path)
+                if found is None:
+                    body = manifest(self.connection.namespace, self.name, self.model)
+                    await kube.apply(self.path, body, MANAGER, force=False)
+                    say(f"created ModelDeployment {self.name} in namespace {self.connection.namespace}")
+                    return
+            except ApiError as error:
+                raise _refused(self, error) from error
+        if model_of(found) != self.model:
+            raise LocalClusterError(
+                f"ModelDeployment {self.name} serves {model_of(found)}; use another --name, or delete it: "
+                f"kubectl delete {self.kubectl}",
+                usage=True,
+            )
+        say(f"using ModelDeployment {self.name} in namespace {self.connection.namespace}")
+
+    def until_ready(self) -> str:
+        """Waits until the model is served and shows what it waits for; the endpoint. Raises LocalClusterError."""
+        return asyncio.run(self._until_ready())
+
+    async def _until_ready(self) -> str:
+        async with await self.connection.kube() as kube:
+            return await self._follow(kube)
+
+    async def _follow(self, kube: Kube) -> str:
+        limit, said = time.monotonic() + self.seconds, ""
+        blocked: float | None = None
+        while True:
+            found = await self._read(kube)
+            endpoint = (found.get("status") or {}).get("endpoint")
+            if is_ready(found) and endpoint:
+                return str(endpoint)
+            now, waits = time.monotonic(), waiting_for(found)
+            if waits != said:
+                say(f"  … {waits}")
+                said = waits
+            text = obstacle(found)
+            blocked = None if text is None else blocked or now
+            if blocked is not None and now - blocked > OBSTACLE_SECONDS:
+                raise NotPlaceable(f"{text}; {self._what_stays}")
+            if now > limit:
+                raise LocalClusterError(f"not ready after {self.seconds:g} s: {waits}; {self._what_stays}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    @property
+    def _what_stays(self) -> str:
+        return (
+            f"the ModelDeployment stays: kubectl describe {self.kubectl} shows its state, kubectl delete {self.kubectl} "
+            "removes it"
+        )
+
+    async def _read(self, kube: Kube) -> Json:
+        try:
+            found = await kube.get_or_none(self.path)
+        except ApiError as error:
+            if error.transient:
+                return {"metadata": {"generation": 0}, "status": {"conditions": [_unreachable(error)]}}
+            raise _refused(self, error) from error
+        if found is None:
+            raise LocalClusterError(f"ModelDeployment {self.name} has been deleted")
+        return found
+
+
+def _unreachable(error: ApiError) -> Json:
+    return {"type": "ModelResolved", "status": "Unknown", "message": str(error)}
+
+
+def _refused(service: Service, error: ApiError) -> LocalClusterError:
+    if error.status == 404:
+        return LocalClusterError(
+            "the cluster does not have the kind ModelDeployment: install the chart (docs/install.md); or the namespace "
+            f"{service.connection.namespace} does not exist"
+        )
+    return LocalClusterError(f"cannot use {service.kubectl}: {error}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``thunderfleet run MODEL``. Raises LocalClusterError."""
+    name = arguments.deployment or name_for(arguments.model)
+    if not name:
+        raise LocalClusterError(f"no name can be made from {arguments.model!r}; set --name", usage=True)
+    prompt = _prompt(arguments.prompt)
+    service = Service(
+        connect(arguments.kubeconfig, arguments.context, arguments.namespace), name, arguments.model, arguments.timeout
+    )
+    say("models are not downloaded: the model must be in a model folder of the Macs (agent.modelFolders of the chart)")
+    try:
+        service.apply()
+        endpoint = service.until_ready()
+    except NotPlaceable as error:
+        print(f"thunderfleet: {error}", file=sys.stderr)
+        return NOT_PLACEABLE
+    say(f"{service.model} is served at {endpoint}")
+    # There is nothing to clean up, and in a chat Ctrl-C means something else than SIGTERM or a closed terminal.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    conversation = Conversation(service.model, service.connection.proxy, os.environ.get(KEY_VARIABLE))
+    if prompt is not None:
+        _answer(service, conversation, endpoint, prompt)
+        return 0
+    _chat(service, conversation, endpoint)
+    say(f"\n{name} keeps serving; `kubectl delete {service.kubectl}` ends it")
+    return 0
+
+
+def say(text: str) -> None:
+    """Progress, apart from answers, which go to standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _prompt(given: str | None) -> str | None:
+    """The one prompt to answer: ``given``, or standard input if that is no terminal; None for a chat."""
+    if given is None and sys.stdin.isatty():
+        return None
+    text = sys.stdin.read(PROMPT_CHARACTERS + 1) if given is None else given
+    if not text.strip():
+        raise LocalClusterError("the prompt is empty; pass --prompt, or write one to standard input", usage=True)
+    if len(text) > PROMPT_CHARACTERS:
+        raise LocalClusterError(f"the prompt has more than {PROMPT_CHARACTERS} characters", usage=True)
+    return text
+
+
+def _show(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has enough, as in `thunderfleet run … | head`. That is no fault of the endpoint, and Python must not
+        # complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(1) from None
+
+
+def _answer(service: Service, conversation: Conversation, endpoint: str, prompt: str) -> str:
+    """Shows one answer; the endpoint, which may have moved. Asks once more if the group does not serve at first."""
+    try:
+        conversation.ask(endpoint, prompt, _show)
+    except NotServing as error:
+        say(f"\n{error}; waiting until it serves again")
+        endpoint = service.until_ready()
+        conversation.ask(endpoint, prompt, _show)
+    _show("\n")
+    return endpoint
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, until Ctrl-D."""
+    with contextlib.suppress(ImportError):
+        # Line editing and history.
+        import readline  # noqa: F401
+    while True:
+        try:
+            yield input(">>> ")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            say("\nCtrl-D ends the chat")
+
+
+def _chat(service: Service, conversation: Conversation, endpoint: str) -> None:
+    say(f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} starts a new one.")
+    for line in _lines():
+        if line.strip() == NEW:
+            conversation.messages = []
+        elif line.strip():
+            try:
+                endpoint = _answer(service, conversation, endpoint, line[:PROMPT_CHARACTERS])
+            except KeyboardInterrupt:
+                say("")
+            except LocalClusterError as error:
+                say(f"\n{error}")

@@ -1,0 +1,41 @@
+"""The command line of ``thunderfleet support``."""
+
+import argparse
+from pathlib import Path
+
+from rich.markup import escape
+from thunderfleet_localcluster.progress import Progress
+
+from thunderfleet_cli.parsers import Parsers
+from thunderfleet_cli.support.command import write_archive
+
+
+def add(commands: Parsers) -> None:
+    """Adds ``support``."""
+    parser = commands.add(
+        "support",
+        "write an archive for a support request: logs, objects and versions, no secrets",
+        "Write a .tar.gz archive with logs, Kubernetes objects and versions. It contains no Secrets; tokens, keys and "
+        "passwords in logs and objects are replaced by [redacted]",
+        call=_support,
+        local=True,
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to collect from (default: the local cluster; if it does not run, $KUBECONFIG or "
+        "~/.kube/config)",
+    )
+    parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+    parser.add_argument("-o", "--output", type=Path, help="archive to write (default: thunderfleet-support-TIME.tar.gz)")
+
+
+def _support(arguments: argparse.Namespace) -> int:
+    with Progress() as progress:
+        path, problems = write_archive(
+            arguments.output, arguments.kubeconfig, arguments.context, arguments.name, arguments.dir, progress.running
+        )
+        for problem in problems:
+            progress.line(escape(f"not collected: {problem}"))
+    print(path)
+    return 0

@@ -1,0 +1,189 @@
+"""Collecting the archive of ``thunderfleet support`` from a cluster."""
+
+import asyncio
+import json
+import platform
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kubernetes.aio.config.config_exception import ConfigException
+from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.image import version
+from thunderfleet_localcluster.paths import DEFAULT_NAME, users_kubeconfig
+
+from thunderfleet_cli.support.archive import Archive
+from thunderfleet_cli.support.redact import redact_object, redact_text
+from thunderfleet_cli.support.requests import OBJECTS, LogRequest, ObjectRequest, pod_logs, trimmed
+
+ARCHIVE_BYTES = 128 << 20
+LOG_BYTES = 1 << 20
+LOG_LINES = 10_000
+MAX_OBJECTS = 5000
+PAGE = 500
+MAX_LOGS = 1000
+PARALLEL = 4
+REQUEST_SECONDS = 15.0
+TOTAL_SECONDS = 120.0
+README = """\
+Thunderfleet support archive, {time}
+
+versions.json    versions of Thunderfleet, Python, this machine and the API server
+objects/         Kubernetes objects; no Secrets
+logs/pods/       logs of Thunderfleet's pods, at most {megabytes} MiB each
+logs/local/      logs of the local cluster's programs, if it is one
+local/           state of the local cluster, if it is one
+problems.txt     what could not be collected
+
+Tokens, keys and passwords are replaced by [redacted]. Logs and objects still contain names and addresses of machines: read
+them before you publish the archive.
+"""
+
+
+def write_archive(
+    output: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    name: str,
+    directory: Path | None,
+    tell: Callable[[str], None],
+) -> tuple[Path, Sequence[str]]:
+    """Write the archive of the cluster in ``kubeconfig``; without it, of the local cluster ``name``.
+
+    If the local cluster with the default name does not run, the cluster is that of $KUBECONFIG or ~/.kube/config. Returns the
+    path of the archive and what could not be collected. Raises LocalClusterError.
+    """
+    cluster = None
+    if kubeconfig is None:
+        try:
+            cluster = Cluster.attach(name, directory)
+            kubeconfig = cluster.kubeconfig
+        except LocalClusterError as error:
+            kubeconfig = users_kubeconfig() if name == DEFAULT_NAME and directory is None else None
+            if kubeconfig is None:
+                text = f"{error}; for a cluster that is not local, name its kubeconfig with --kubeconfig FILE"
+                raise LocalClusterError(text, usage=error.usage) from error
+    now = datetime.now(UTC)
+    path = output or Path(f"thunderfleet-support-{now:%Y%m%d-%H%M%S}.tar.gz")
+    with Archive(path, ARCHIVE_BYTES) as archive:
+        archive.add("README.txt", README.format(time=f"{now:%Y-%m-%d %H:%M:%S} UTC", megabytes=LOG_BYTES >> 20))
+        if cluster is not None:
+            tell("local cluster")
+            _add_local(archive, cluster)
+        asyncio.run(_collect(archive, kubeconfig, context, tell))
+        archive.add_problems()
+    return path, archive.problems
+
+
+def _add_local(archive: Archive, cluster: Cluster) -> None:
+    """State and logs of a local cluster."""
+    try:
+        archive.add("local/status.json", _json(cluster.status()))
+    except LocalClusterError as error:
+        archive.problems.append(f"local/status.json: {error}")
+    for log in (cluster.folder.spec, *sorted(cluster.logs.glob("*.log"))):
+        name = "local/up.json" if log == cluster.folder.spec else f"logs/local/{log.name}"
+        try:
+            archive.add(name, redact_text(_end(log)))
+        except OSError as error:
+            archive.problems.append(f"{name}: {error.strerror}")
+
+
+def _end(path: Path) -> str:
+    """The last LOG_BYTES of a file, from the beginning of a line."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - LOG_BYTES))
+        data = file.read(LOG_BYTES)
+    if size > LOG_BYTES:
+        data = data.partition(b"\n")[2]
+    return data.decode("utf-8", "replace")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(redact_object(value), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+async def _collect(archive: Archive, kubeconfig: Path, context: str | None, tell: Callable[[str], None]) -> None:
+    """Objects and logs, within TOTAL_SECONDS; what fails is listed in the archive."""
+    try:
+        kube = await Kube.from_kubeconfig(kubeconfig, context)
+    except (ConfigException, OSError) as error:
+        raise LocalClusterError(f"cannot use kubeconfig {kubeconfig}: {error}", usage=True) from error
+    async with kube:
+        collector = _Collector(archive, kube, tell)
+        try:
+            async with asyncio.timeout(TOTAL_SECONDS):
+                await collector.run()
+        except TimeoutError:
+            archive.problems.append(f"collecting stopped after {TOTAL_SECONDS:g} s")
+
+
+class _Collector:
+    """Requests to one API server, a few at a time. A request that fails becomes a problem of the archive."""
+
+    def __init__(self, archive: Archive, kube: Kube, tell: Callable[[str], None]) -> None:
+        self.archive, self.kube, self.tell = archive, kube, tell
+        self._places = asyncio.Semaphore(PARALLEL)
+        self._pods: list[dict[str, Any]] = []
+
+    async def run(self) -> None:
+        """Collect everything."""
+        self.tell("versions")
+        await self._attempt("versions.json", self._versions())
+        self.tell("objects")
+        await asyncio.gather(*(self._attempt(f"objects/{item.name}.json", self._objects(item)) for item in OBJECTS))
+        logs = pod_logs(self._pods)
+        if len(logs) > MAX_LOGS:
+            self.archive.problems.append(f"logs/pods: {len(logs)} logs, the first {MAX_LOGS} are collected")
+        self.tell(f"{min(len(logs), MAX_LOGS)} logs of pods")
+        await asyncio.gather(*(self._attempt(f"logs/pods/{item.name}", self._log(item)) for item in logs[:MAX_LOGS]))
+
+    async def _attempt(self, name: str, work: Awaitable[str]) -> None:
+        async with self._places:
+            try:
+                self.archive.add(name, await work)
+            except ApiError as error:
+                self.archive.problems.append(f"{name}: {error}")
+
+    async def _versions(self) -> str:
+        found: dict[str, Any] = {
+            "thunderfleet": version(),
+            "python": sys.version,
+            "platform": platform.platform(),
+            "server": self.kube.host,
+        }
+        try:
+            found["kubernetes"] = await self.kube.request("GET", "/version", seconds=REQUEST_SECONDS)
+        except ApiError as error:
+            self.archive.problems.append(f"versions.json: {error}")
+        return _json(found)
+
+    async def _objects(self, wanted: ObjectRequest) -> str:
+        items: list[dict[str, Any]] = []
+        query: dict[str, object] = {"limit": PAGE, **({"labelSelector": wanted.selector} if wanted.selector else {})}
+        while True:
+            page = await self.kube.request("GET", wanted.path, query=query, seconds=REQUEST_SECONDS)
+            items += page.get("items") or []
+            query["continue"] = (page.get("metadata") or {}).get("continue")
+            if not query["continue"]:
+                break
+            if len(items) >= MAX_OBJECTS:
+                self.archive.problems.append(f"objects/{wanted.name}.json: only the first {len(items)} objects")
+                break
+        if wanted.name == "pods":
+            self._pods = items
+        return _json([trimmed(item) for item in items])
+
+    async def _log(self, wanted: LogRequest) -> str:
+        query: dict[str, object] = {"container": wanted.container, "limitBytes": LOG_BYTES, "tailLines": LOG_LINES}
+        if wanted.previous:
+            query["previous"] = True
+        answer = await self.kube.request("GET", wanted.path, query=query, seconds=REQUEST_SECONDS)
+        # A log of one JSON line arrives parsed.
+        text = answer["text"] if answer.keys() == {"text"} else json.dumps(answer) if answer else ""
+        return redact_text(str(text))

@@ -1,0 +1,93 @@
+"""The folders and files of a Mac on which Thunderfleet is installed. Pure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from thunderfleet_controlplane.pki_files import PkiFiles
+
+
+@dataclass(frozen=True)
+class HostLayout:
+    """Where everything is. ``version`` names the folder of the programs, so that versions lie beside each other."""
+
+    version: str
+    programs_root: Path = Path("/opt/thunderfleet")
+    data: Path = Path("/var/lib/thunderfleet")
+    logs: Path = Path("/Library/Logs/Thunderfleet")
+    daemons: Path = Path("/Library/LaunchDaemons")
+
+    @property
+    def programs(self) -> Path:
+        """A self-contained Python with all packages; it is also the image of this version's pods."""
+        return self.programs_root / self.version
+
+    @property
+    def control_plane_programs(self) -> Path:
+        """etcd, Kubernetes and Helm."""
+        return self.programs_root / f"control-plane-{self.version}"
+
+    @property
+    def control_plane(self) -> Path:
+        """Certificates, kubeconfigs and etcd's data; only root can enter it."""
+        return self.data / "control-plane"
+
+    @property
+    def pki(self) -> PkiFiles:
+        return PkiFiles(self.control_plane / "pki")
+
+    @property
+    def etcd(self) -> Path:
+        return self.control_plane / "etcd"
+
+    @property
+    def encryption(self) -> Path:
+        """How Secrets are encrypted in etcd. Without this file, a backup of etcd's data cannot be read."""
+        return self.control_plane / "encryption.json"
+
+    @property
+    def state(self) -> Path:
+        """What `thunderfleet init` was called with (JSON)."""
+        return self.control_plane / "init.json"
+
+    @property
+    def admin_kubeconfig(self) -> Path:
+        """The administrator's kubeconfig; its server is the address for other machines."""
+        return self.data / "admin.kubeconfig"
+
+    @property
+    def local_kubeconfig(self) -> Path:
+        """The administrator's kubeconfig on this Mac, which works whatever its address is."""
+        return self.data / "local.kubeconfig"
+
+    @property
+    def kubelet_config(self) -> Path:
+        """The kubelet's configuration."""
+        return self.data / "kubelet.yaml"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the command that changes this installation."""
+        return self.data / "install.lock"
+
+    @property
+    def kubelet(self) -> Path:
+        """The kubelet's folder."""
+        return self.data / "kubelet"
+
+    @property
+    def kubelet_state(self) -> Path:
+        """What this Mac's kubelet joined (JSON)."""
+        return self.data / "joined.json"
+
+    @property
+    def join_token(self) -> Path:
+        """The bootstrap token of this Mac while it joins."""
+        return self.data / "join-token"
+
+    def plist(self, label: str) -> Path:
+        """The property list of a daemon."""
+        return self.daemons / f"{label}.plist"
+
+    def log(self, name: str) -> Path:
+        """The log of a daemon."""
+        return self.logs / f"{name}.log"

@@ -1,0 +1,15 @@
+"""Installs a control plane on this Mac as LaunchDaemons, joins Macs to it, and removes both.
+
+init          `thunderfleet init`: the steps, each of which leaves what is already right
+join          `thunderfleet join`: this Mac becomes a Node of a control plane on another
+reset         `thunderfleet reset`: removes what the other two installed
+mac/          a Mac: facts and preflight, files, LaunchDaemons
+machine       this Mac and what is shipped, for all steps
+kubelet       joins the kubelet of this Mac, and its daemon
+cluster       requests to the API server: objects, Nodes, tokens
+certificates  certificates, keys and kubeconfigs of the control plane
+programs      where the programs that launchd runs are, and who can change them
+joinline      the text that `thunderfleet join` takes; pure
+approve       the daemon that approves certificates of kubelets until the operator does
+errors        what ends an installation
+"""

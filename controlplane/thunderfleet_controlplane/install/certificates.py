@@ -1,0 +1,54 @@
+"""Certificates, keys and kubeconfigs of this Mac's control plane: created once, renewed when their end is near."""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from thunderfleet_lib import tls
+
+from thunderfleet_controlplane import components
+from thunderfleet_controlplane.daemons.plan import INPUTS, LOCAL, HostConfig
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.mac.files import make_folder, write
+from thunderfleet_controlplane.pki import PkiError, kubeconfig, make_pki
+from thunderfleet_controlplane.pki_files import ClusterPki
+from thunderfleet_controlplane.setup import write_kubeconfigs
+
+KEY_BYTES = 32
+
+
+def put_certificates(config: HostConfig) -> ClusterPki:
+    """Write what is missing or near its end. Raises InstallError."""
+    layout = config.layout
+    make_folder(layout.data, 0o755)
+    make_folder(layout.control_plane, 0o700)
+    try:
+        pki = make_pki(layout.pki.folder, config.server_names, (LOCAL, "localhost"))
+    except PkiError as error:
+        raise InstallError(str(error)) from None
+    if not layout.encryption.exists():
+        text = json.dumps(components.encryption_config(secrets.token_bytes(KEY_BYTES)), indent=2)
+        tls.write_private(layout.encryption, text.encode())
+    write_kubeconfigs(config.name, layout.control_plane, pki, config.local_server)
+    for path, server in ((layout.admin_kubeconfig, config.server), (layout.local_kubeconfig, config.local_server)):
+        text = kubeconfig("thunderfleet", server, pki.ca_pem, "kubernetes-admin", pki.admin_certificate, pki.admin_key)
+        write(path, text.encode(), 0o600)
+    make_folder(layout.logs, 0o755)
+    return pki
+
+
+def inputs_of(config: HostConfig, programs: str) -> Mapping[str, str]:
+    """For each daemon a hash of the files that it reads when it starts, and of its ``programs``."""
+    found = {}
+    for daemon, names in INPUTS.items():
+        state = hashlib.sha256(programs.encode())
+        for name in names:
+            state.update(_content(config.layout.control_plane / name))
+        found[daemon] = state.hexdigest()[:16]
+    return found
+
+
+def _content(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()

@@ -1,0 +1,9 @@
+"""What ends an installation."""
+
+
+class InstallError(Exception):
+    """A step cannot be done; the message says why, and what to do. ``usage``: the command line is wrong."""
+
+    def __init__(self, message: str, *, usage: bool = False) -> None:
+        super().__init__(message)
+        self.usage = usage

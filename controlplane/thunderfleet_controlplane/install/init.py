@@ -1,0 +1,177 @@
+"""`thunderfleet init`: makes this Mac a control plane that survives reboots, and a Node of it.
+
+Each step leaves what is already right, so running this again after an interruption at any point completes it, and running it
+once more changes nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_lib.kube import Kube
+
+from thunderfleet_controlplane.daemons.job import Daemon
+from thunderfleet_controlplane.daemons.plan import API_PORT, KUBELET, ORDER, HostConfig, daemons, label
+from thunderfleet_controlplane.install import cluster
+from thunderfleet_controlplane.install.certificates import inputs_of, put_certificates
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.joinline import JoinLine
+from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
+from thunderfleet_controlplane.install.mac.daemons import put_daemon, why_not
+from thunderfleet_controlplane.install.mac.facts import default_address, host_name, other_names
+from thunderfleet_controlplane.install.mac.files import only_one, write_json
+from thunderfleet_controlplane.install.mac.preflight import init_problems
+from thunderfleet_controlplane.install.machine import Mac, refuse
+from thunderfleet_controlplane.install.programs import put_control_plane, put_python, python_environment
+from thunderfleet_controlplane.pki_files import ClusterPki
+
+CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
+HELM_SECONDS = 180.0
+CHART_VALUES = ("operator.replicas=1", "operator.runtimeClassName=macos")
+"""One Mac is the only Node that can run the operator."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The command line. None: from an earlier run, else the host name and the address of the default route."""
+
+    name: str | None = None
+    address: str | None = None
+    kubelet_config: Path | None = None
+    chart: bool = True
+    dry_run: bool = False
+
+
+def init(mac: Mac, wanted: Wanted) -> None:
+    """Install. Raises InstallError; running it again continues."""
+    config = _configuration(mac, wanted)
+    if wanted.dry_run:
+        _describe(mac, config)
+        return
+    with only_one(mac.layout.lock):
+        _install(mac, wanted, config)
+
+
+def _install(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
+    layout, launchctl = mac.layout, mac.launchctl
+    mac.step("programs", "installing the programs")
+    python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
+    programs = put_control_plane(layout, CONTROL_PLANE_PROGRAMS, mac.shipped.find_programs())
+    mac.step("programs", f"{python}, {layout.control_plane_programs}")
+    mac.step("certificates", f"creating the missing certificates in {layout.pki.folder}")
+    pki = put_certificates(config)
+    mac.step("certificates", f"new: {', '.join(pki.issued) or 'none'}")
+    write_json(layout.state, {"name": config.name, "address": config.address})
+    environment = python_environment(python)
+    *servers, approver = daemons(config, inputs_of(config, programs), environment, python)
+    for daemon in servers:
+        _put(mac, daemon)
+    kubelet = KubeletInstaller(layout, launchctl, python, environment)
+    kubelet.write_config(config.name, wanted.kubelet_config)
+    started = f"{mac.shipped.version}-{programs}"
+    token = asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
+    if wanted.chart:
+        _install_chart(mac, mac.shipped.chart(python))
+    _farewell(mac, config, pki, token)
+
+
+def _put(mac: Mac, daemon: Daemon) -> None:
+    path = mac.layout.plist(daemon.label)
+    started = put_daemon(mac.launchctl, path, daemon.label, daemon.to_plist(), daemon.exit_seconds)
+    mac.step("daemons", f"{daemon.label}: {'started' if started else 'unchanged'}")
+
+
+def _configuration(mac: Mac, wanted: Wanted) -> HostConfig:
+    mac.step("preflight", "checking this Mac")
+    facts = mac.facts(ORDER)
+    earlier = facts.initialised
+    name = wanted.name or str(earlier.get("name") or host_name())
+    address = wanted.address
+    if address is None:
+        known = earlier.get("address")
+        address = str(known) if known in facts.addresses else default_address(mac.host)
+    refuse(init_problems(facts, name, address))
+    # What init_problems accepts is an address.
+    return HostConfig(name, str(address), mac.layout, other_names())
+
+
+def _describe(mac: Mac, config: HostConfig) -> None:
+    layout = config.layout
+    mac.step("dry-run", f"Node {config.name}, API server {config.server}")
+    mac.step("dry-run", f"certificate of the API server for {', '.join(config.server_names)}")
+    mac.step("dry-run", f"programs in {layout.programs_root}, data in {layout.data}, logs in {layout.logs}")
+    for name in ORDER:
+        mac.step("dry-run", f"LaunchDaemon {layout.plist(label(name))}")
+
+
+async def _make_cluster(
+    mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: KubeletInstaller, programs: str, put_approver: Callable[[], None]
+) -> str:
+    """Everything that goes through the API server; returns a token for other Macs."""
+    launchctl, layout = mac.launchctl, mac.layout
+
+    def describe(*names: str) -> str:
+        return "\n".join(why_not(launchctl, layout, name, label(name)) for name in names)
+
+    kube = cluster.connect(layout, config.local_server)
+    async with kube:
+        mac.step("wait", "waiting for the API server")
+        await cluster.until_ready(kube, lambda: describe("etcd", "kube-apiserver"))
+        mac.step("objects", "creating the objects that joining needs")
+        await cluster.put_objects(kube, "thunderfleet", config.server, pki.ca_pem)
+        # Before, it may not read the requests that it decides, and would ask less and less often.
+        put_approver()
+        await cluster.put_node(kube, config.name)
+        await _join_self(mac, config, pki, kubelet, kube)
+        mac.step("kubelet", f"starting {label(KUBELET)}")
+        since = kubelet.start(programs)
+        await cluster.until_node_ready(kube, config.name, since, lambda: describe(KUBELET, "approver"))
+        mac.step("kubelet", f"Node {config.name} is Ready")
+        await cluster.put_namespace(kube)
+        await cluster.forget_unfinished_release(kube)
+        return await cluster.make_token(kube, "for Macs that join", cluster.JOIN_TOKEN_HOURS)
+
+
+async def _join_self(mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: KubeletInstaller, kube: Kube) -> None:
+    target = Cluster(config.server, pki.ca_hash)
+    if kubelet.joined(config.name, target):
+        return
+    mac.step("kubelet", f"joining as Node {config.name}")
+    token = await cluster.make_token(kube, f"for {config.name}", cluster.OWN_TOKEN_HOURS, config.name)
+    try:
+        # The Node exists with its label before the kubelet asks for a certificate with an address of the API server.
+        await asyncio.to_thread(kubelet.join, config.name, target, token, replace=True)
+    finally:
+        await cluster.remove_token(kube, token)
+
+
+def _install_chart(mac: Mac, chart: Path) -> None:
+    mac.step("chart", f"installing the chart into {cluster.SYSTEM_NAMESPACE}")
+    layout = mac.layout
+    values = [word for value in CHART_VALUES for word in ("--set", value)]
+    said = BlockingHost().run(
+        [
+            *(str(layout.control_plane_programs / "helm"), "upgrade", "--install", "thunderfleet", str(chart)),
+            *("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig), *values),
+        ],
+        HELM_SECONDS,
+    )
+    if isinstance(said, Failure):
+        raise InstallError(f"the chart cannot be installed: {said}")
+
+
+def _farewell(mac: Mac, config: HostConfig, pki: ClusterPki, token: str) -> None:
+    layout = config.layout
+    line = JoinLine((config.address,), API_PORT, token, pki.ca_hash)
+    mac.tell("")
+    mac.tell("The control plane runs, and starts again when this Mac boots. To use it as yourself:")
+    mac.tell("")
+    mac.tell(f"  mkdir -p ~/.kube && sudo cp {layout.admin_kubeconfig} ~/.kube/config && sudo chown $(id -u) ~/.kube/config")
+    mac.tell(f"  export PATH=$PATH:{layout.control_plane_programs}")
+    mac.tell("")
+    mac.tell(f"On every other Mac, within {cluster.JOIN_TOKEN_HOURS} hours; keep the line secret:")
+    mac.tell("")
+    # As an argument, every user of that Mac could read it in the list of processes.
+    mac.tell(f"  echo {line.encode()} | sudo thunderfleet join -")

@@ -1,0 +1,82 @@
+"""`thunderfleet join`: makes this Mac a Node of a control plane on another Mac.
+
+As `init`, it leaves what is already right, so running it again after an interruption completes it.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from thunderfleet_lib.kube import Kube
+
+from thunderfleet_controlplane.components import server_url
+from thunderfleet_controlplane.daemons.plan import KUBELET, label
+from thunderfleet_controlplane.install.cluster import until_node_ready
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.joinline import JoinLine
+from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
+from thunderfleet_controlplane.install.mac.daemons import why_not
+from thunderfleet_controlplane.install.mac.facts import host_name
+from thunderfleet_controlplane.install.mac.files import only_one, read_json
+from thunderfleet_controlplane.install.mac.preflight import join_problems
+from thunderfleet_controlplane.install.machine import Mac, refuse
+from thunderfleet_controlplane.install.programs import put_python, python_environment
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The command line."""
+
+    line: JoinLine
+    name: str | None = None
+    kubelet_config: Path | None = None
+
+
+def join(mac: Mac, wanted: Wanted) -> None:
+    """Join. Raises InstallError; running it again continues."""
+    layout, line = mac.layout, wanted.line
+    servers = tuple(server_url(address, line.port) for address in line.addresses)
+    mac.step("preflight", "checking this Mac")
+    facts = mac.facts((KUBELET,))
+    name = wanted.name or str(facts.joined.get("name") or host_name())
+    refuse(join_problems(facts, name, servers))
+    with only_one(layout.lock):
+        _install(mac, wanted, name, servers)
+
+
+def _install(mac: Mac, wanted: Wanted, name: str, servers: tuple[str, ...]) -> None:
+    layout, line = mac.layout, wanted.line
+    mac.step("programs", "installing the programs")
+    python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
+    kubelet = KubeletInstaller(layout, mac.launchctl, python, python_environment(python))
+    kubelet.write_config(name, wanted.kubelet_config)
+    _join_one(mac, kubelet, name, [Cluster(server, line.ca_hash) for server in servers], line.token)
+    mac.step("kubelet", f"starting {label(KUBELET)}")
+    since = kubelet.start(mac.shipped.version)
+    asyncio.run(_until_ready(mac, name, since, str(read_json(layout.kubelet_state)["server"])))
+    mac.step("kubelet", f"this Mac is Node {name} and is Ready")
+
+
+def _join_one(mac: Mac, kubelet: KubeletInstaller, name: str, clusters: list[Cluster], token: str) -> None:
+    """Join through the first address that answers. Raises InstallError with what all of them said."""
+    if any(kubelet.joined(name, cluster) for cluster in clusters):
+        return
+    refusals = []
+    for cluster in clusters:
+        mac.step("kubelet", f"joining {cluster.server} as Node {name}")
+        try:
+            kubelet.join(name, cluster, token, replace=False)
+        except InstallError as error:
+            refusals.append(str(error))
+            continue
+        return
+    raise InstallError("\n".join(refusals))
+
+
+async def _until_ready(mac: Mac, name: str, since: datetime, server: str) -> None:
+    """Wait until this Mac's Node is Ready, asking as its own kubelet. Raises InstallError."""
+    identity = mac.layout.kubelet / "identity"
+    client = identity / "client.pem"
+    async with Kube.with_files(server, identity / "ca.crt", certificate=client, key=client) as kube:
+        await until_node_ready(kube, name, since, lambda: why_not(mac.launchctl, mac.layout, KUBELET, label(KUBELET)))

@@ -1,0 +1,48 @@
+"""The text that `thunderfleet join` takes: everything that another Mac must know. Pure."""
+
+import base64
+import binascii
+import ipaddress
+import json
+import re
+from dataclasses import dataclass
+
+PREFIX = "tf1-"
+LIMIT = 2048
+ADDRESSES = 16
+_TOKEN = re.compile(r"[a-z0-9]{6}\.[a-z0-9]{16}")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class JoinLine:
+    """``addresses`` and ``port`` of the API server, a bootstrap token, and the hash of the CA's public key."""
+
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+    ca_hash: str
+
+    def encode(self) -> str:
+        """One word for a command line."""
+        content = {"a": list(self.addresses), "p": self.port, "t": self.token, "h": self.ca_hash}
+        data = json.dumps(content, separators=(",", ":")).encode()
+        return PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def decode(text: str) -> JoinLine:
+    """Reads what ``encode`` wrote. Raises ValueError."""
+    if not text.startswith(PREFIX) or len(text) > LIMIT:
+        raise ValueError(f"this is not the line that `thunderfleet init` printed; it begins with {PREFIX}")
+    body = text.removeprefix(PREFIX)
+    try:
+        content = json.loads(base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True))
+        addresses = tuple(str(ipaddress.ip_address(one)) for one in content["a"])
+        port, token, ca_hash = content["p"], content["t"], content["h"]
+        complete = 0 < len(addresses) <= ADDRESSES and isinstance(port, int) and 0 < port < 65536
+        complete = complete and _TOKEN.fullmatch(token) is not None and _HASH.fullmatch(ca_hash) is not None
+    except (binascii.Error, ValueError, KeyError, TypeError, RecursionError):
+        complete = False
+    if not complete:
+        raise ValueError("the line is incomplete; copy all of it, as `thunderfleet init` printed it")
+    return JoinLine(addresses, port, token, ca_hash)

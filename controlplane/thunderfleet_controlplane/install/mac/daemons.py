@@ -1,0 +1,49 @@
+"""Starts, replaces and ends LaunchDaemons.
+
+Order matters when this is interrupted: an old daemon ends before its property list is replaced, so a property list on disk
+that is as it should be, and is loaded, is the one that runs.
+"""
+
+import contextlib
+from pathlib import Path
+
+from thunderfleet_lib.trees import tail
+
+from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.mac.files import remove, write
+from thunderfleet_controlplane.install.mac.launchctl import Launchctl
+
+PLIST_MODE = 0o644
+
+
+def put_daemon(launchctl: Launchctl, path: Path, label: str, text: bytes, exit_seconds: float) -> bool:
+    """Make the daemon with the property list ``text`` run; whether it was started now. Raises InstallError."""
+    if _content(path) == text and launchctl.describe(label) is not None:
+        return False
+    launchctl.unload(label, exit_seconds)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, text, PLIST_MODE)
+    except OSError as error:
+        raise InstallError(f"cannot write {path}: {error}") from error
+    launchctl.load(label, path)
+    return True
+
+
+def remove_daemon(launchctl: Launchctl, path: Path, label: str, exit_seconds: float) -> bool:
+    """End a daemon and remove its property list; whether there was one. Raises InstallError."""
+    loaded = launchctl.unload(label, exit_seconds)
+    return remove(path) or loaded
+
+
+def why_not(launchctl: Launchctl, layout: HostLayout, name: str, label: str) -> str:
+    """How a daemon is doing, with the last lines of its log."""
+    log = layout.log(name)
+    return f"{label}: {launchctl.state(label)}; the last lines of {log}:\n{tail(log)}"
+
+
+def _content(path: Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return None

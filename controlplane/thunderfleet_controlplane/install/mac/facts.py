@@ -1,0 +1,118 @@
+"""What preflight decides on, read from this Mac."""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, Output
+from thunderfleet_lib.interfaces import inet_addresses, route_interface
+from thunderfleet_lib.privilege import distrust
+
+from thunderfleet_controlplane.daemons.job import PREFIX
+from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import label, ports
+from thunderfleet_controlplane.install.mac.files import read_json
+from thunderfleet_controlplane.install.mac.launchctl import Launchctl
+from thunderfleet_controlplane.install.mac.preflight import NODE_NAME, Facts
+
+COMMAND_SECONDS = 10.0
+PROBE_SECONDS = 1.0
+
+
+def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, daemons: Iterable[str]) -> Facts:
+    """This machine; ``daemons``: those whose ports must be free, unless they have them themselves."""
+    root, has_launchctl = os.geteuid() == 0, host.find("launchctl") is not None
+    busy: dict[int, str] = {}
+    # Who is not root cannot see whose port it is, and is told about root only.
+    for daemon in daemons if root and has_launchctl else ():
+        if launchctl.describe(label(daemon)) is None:
+            busy |= {port: daemon for port in ports(daemon) if port_in_use(port)}
+    return Facts(
+        root,
+        macos_version(host),
+        has_launchctl,
+        addresses(host),
+        busy,
+        _free_bytes(layout.data),
+        read_json(layout.state),
+        read_json(layout.kubelet_state),
+        changeable([*folders(layout), *_existing(layout)]) if root else (),
+    )
+
+
+def folders(layout: HostLayout) -> list[Path]:
+    """The folders that an installation writes into."""
+    return [layout.programs_root, layout.data, layout.logs, layout.daemons]
+
+
+def _existing(layout: HostLayout) -> list[Path]:
+    """What is in them already and would be used."""
+    inner = [layout.programs_root, layout.data, layout.logs, layout.control_plane, layout.pki.folder]
+    found = [path for folder in inner if folder.is_dir() for path in sorted(folder.iterdir())]
+    return [*found, *sorted(layout.daemons.glob(f"{PREFIX}*"))]
+
+
+def changeable(paths: Iterable[Path]) -> tuple[str, ...]:
+    """What other users than root can change, each with what mends it; nothing is said twice."""
+    return tuple(dict.fromkeys(reason for path in paths if (reason := distrust([path])) is not None))
+
+
+def macos_version(host: BlockingHost) -> str | None:
+    """The version of macOS; empty if it is unknown, None if this is not a Mac."""
+    if host.find("sw_vers") is None:
+        return None
+    said = host.run(["sw_vers"], COMMAND_SECONDS)
+    match = re.search(r"^ProductVersion:\s*(\S+)", said.text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def addresses(host: BlockingHost) -> tuple[str, ...]:
+    """Every IP address of this machine."""
+    said = host.run(["ifconfig"], COMMAND_SECONDS)
+    found = re.findall(r"^\s+inet6? ([0-9a-fA-F.:]+)(?:%\S+)? ", said.text, re.MULTILINE)
+    return tuple(dict.fromkeys(found))
+
+
+def default_address(host: BlockingHost) -> str | None:
+    """The first address of the interface with the default route."""
+    route = host.run(["route", "-n", "get", "default"], COMMAND_SECONDS)
+    interface = None if isinstance(route, Failure) else route_interface(route.text)
+    if interface is None:
+        return None
+    shown = host.run(["ifconfig", interface], COMMAND_SECONDS)
+    found = inet_addresses(shown.text) if isinstance(shown, Output) else None
+    return found[0] if found else None
+
+
+def host_name() -> str:
+    """The host name as a Node name: in lower case, without the domain of Bonjour."""
+    return socket.gethostname().lower().removesuffix(".local")
+
+
+def other_names() -> tuple[str, ...]:
+    """DNS names of this Mac: its host name, and its name in Bonjour."""
+    return tuple(name for name in (socket.gethostname().lower(), f"{host_name()}.local") if NODE_NAME.fullmatch(name))
+
+
+def port_in_use(port: int) -> bool:
+    """Whether a program of this machine listens on a TCP port."""
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        # On macOS, binding succeeds beside a program that listens on another address.
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.settimeout(PROBE_SECONDS)
+            probe.connect((address, port))
+            return True
+    try:
+        with socket.create_server(("", port)):
+            return False
+    except OSError:
+        return True
+
+
+def _free_bytes(folder: Path) -> int | None:
+    place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
+    return shutil.disk_usage(place).free if place else None

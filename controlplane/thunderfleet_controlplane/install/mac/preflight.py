@@ -1,0 +1,92 @@
+"""What prevents an installation on this Mac. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MACOS = (14, 0)
+FREE_BYTES = 5 << 30
+NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+RESET = "run `sudo thunderfleet reset` first"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """This machine, as far as it matters. None: unknown."""
+
+    root: bool
+    macos: str | None
+    """The version; empty if `sw_vers` does not say it, None if this is not a Mac."""
+    launchctl: bool
+    addresses: tuple[str, ...]
+    """All IP addresses of this machine."""
+    busy_ports: Mapping[int, str] = field(default_factory=dict)
+    """Ports that another program listens on, and what needs them."""
+    free_bytes: int | None = None
+    """Free space where etcd's data and the programs are."""
+    initialised: Mapping[str, object] = field(default_factory=dict)
+    """What an earlier `init` was called with; empty if there was none."""
+    joined: Mapping[str, object] = field(default_factory=dict)
+    """The cluster that this Mac has joined; empty if none."""
+    changeable: tuple[str, ...] = ()
+    """Which folders and files of an installation others can change, and what mends it."""
+
+
+def _machine(facts: Facts) -> list[str]:
+    found = []
+    if not facts.root:
+        found.append("this needs root: run it with sudo")
+    if facts.macos is None:
+        found.append("this machine is not a Mac (it has no sw_vers): use `thunderfleet local up` for recorded Macs")
+    elif facts.macos and tuple(map(int, re.findall(r"\d+", facts.macos)[:2])) < MACOS:
+        found.append(f"macOS {facts.macos} is too old: version {MACOS[0]} or newer is needed; update macOS")
+    if facts.macos is not None and not facts.launchctl:
+        found.append("launchctl is missing: add /bin to PATH")
+    if facts.free_bytes is not None and facts.free_bytes < FREE_BYTES:
+        found.append(
+            f"{facts.free_bytes / (1 << 30):.1f} GB of disk are free, {FREE_BYTES >> 30} GB are needed: free some space"
+        )
+    found += [
+        f"port {port} is needed by {what} and in use: end the program that listens on it"
+        for port, what in facts.busy_ports.items()
+    ]
+    return [*found, *facts.changeable]
+
+
+def _node_name(name: str) -> list[str]:
+    if len(name) <= 63 and NODE_NAME.fullmatch(name):
+        return []
+    return [f"{name!r} cannot be the name of a Node: use --name with up to 63 lower-case letters, digits, '-' and '.'"]
+
+
+def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
+    """Why `init` cannot install a control plane here, as sentences; empty if it can."""
+    found = _machine(facts) + _node_name(name)
+    if address is None:
+        found.append(
+            "this Mac has no address on the interface of the default route: connect it to a network, or use --advertise-address"
+        )
+    elif address not in facts.addresses:
+        found.append(
+            f"{address} is not an address of this Mac; it has {', '.join(facts.addresses) or 'none'}: check --advertise-address"
+        )
+    elif address.startswith("127.") or address == "::1":
+        found.append(
+            f"{address} is a loopback address, which other Macs cannot reach: use --advertise-address with another address"
+        )
+    known = facts.initialised.get("name")
+    if known is not None and known != name:
+        found.append(f"this Mac has a control plane with the Node name {known}: use --name {known}, or {RESET}")
+    if facts.joined and not facts.initialised:
+        found.append(f"this Mac has joined the cluster of {facts.joined.get('server')}: {RESET}")
+    return found
+
+
+def join_problems(facts: Facts, name: str, servers: tuple[str, ...]) -> list[str]:
+    """Why `join` cannot make this Mac a Node of the control plane at one of ``servers``; empty if it can."""
+    found = _machine(facts) + _node_name(name)
+    if facts.initialised:
+        found.append(f"this Mac has a control plane of its own: {RESET}")
+    elif facts.joined and facts.joined.get("server") not in servers:
+        found.append(f"this Mac has joined the cluster of {facts.joined.get('server')}: {RESET}")
+    return found

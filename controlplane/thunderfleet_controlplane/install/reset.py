@@ -1,0 +1,127 @@
+"""`thunderfleet reset`: removes from this Mac what `init` and `join` installed, and lists what it leaves.
+
+The kubelet goes first, and its pods before it, because containers outlive it. etcd goes last. Running it again after an
+interruption completes it.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.kube import ApiError
+
+from thunderfleet_controlplane.components import server_url
+from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import API_PORT, EXIT_SECONDS, KUBELET, LOCAL, ORDER, label
+from thunderfleet_controlplane.install import cluster, kubelet
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.mac.daemons import remove_daemon
+from thunderfleet_controlplane.install.mac.facts import changeable, folders
+from thunderfleet_controlplane.install.mac.files import only_one, read_json, remove, remove_empty, with_leftovers
+from thunderfleet_controlplane.install.machine import Mac, refuse
+
+PODS_SECONDS = 60.0
+POLL_SECONDS = 0.3
+PS_SECONDS = 10.0
+
+
+def reset(mac: Mac) -> None:
+    """Remove everything that can be removed. Raises InstallError if something remains that must not."""
+    if os.geteuid() != 0:
+        raise InstallError("this needs root: run it with sudo")
+    # Who can replace a folder above has root remove another one.
+    refuse(list(changeable(folders(mac.layout))))
+    with only_one(mac.layout.lock):
+        _remove(mac)
+
+
+def _remove(mac: Mac) -> None:
+    layout = mac.layout
+    node, control_plane = read_json(layout.kubelet_state).get("name"), layout.control_plane.exists()
+    if mac.launchctl.describe(label(KUBELET)) is not None and control_plane and node is not None:
+        _end_pods(mac, str(node))
+    _end_daemons(mac)
+    for path in _owned(layout):
+        if remove(path):
+            mac.step("reset", f"removed {path}")
+    for folder in (layout.logs, layout.data, layout.programs_root):
+        if left := remove_empty(folder):
+            mac.step("reset", f"left {folder}: it has {', '.join(left[:8])}")
+    if node is not None and not control_plane:
+        mac.step("reset", f"left: the Node of this Mac in its cluster; remove it with `kubectl delete node {node}`")
+    mac.step("reset", "left: models, the cache of built programs, kubeconfigs in home folders, this program")
+
+
+def _end_daemons(mac: Mac) -> None:
+    layout = mac.layout
+    for name in reversed(ORDER):
+        seconds = kubelet.EXIT_SECONDS if name == KUBELET else EXIT_SECONDS.get(name, 20)
+        if remove_daemon(mac.launchctl, layout.plist(label(name)), label(name), seconds):
+            mac.step("reset", f"ended {label(name)}")
+        if name == KUBELET:
+            _end_containers(mac.host, layout.kubelet)
+
+
+def _owned(layout: HostLayout) -> list[Path]:
+    """Everything that an installation of any version writes, outside of property lists."""
+    programs = sorted(layout.programs_root.iterdir()) if layout.programs_root.is_dir() else []
+    version = re.compile(r"(control-plane-)?\d+\.\d+\S*")
+    # What says that this Mac has joined goes before what makes it true.
+    own = [layout.kubelet_state, layout.join_token, *with_leftovers(layout.kubelet), layout.kubelet_config]
+    own += [layout.admin_kubeconfig, layout.local_kubeconfig, *with_leftovers(layout.control_plane)]
+    logs = sorted(layout.logs.glob("*.log*")) if layout.logs.is_dir() else []
+    # The lock is the last: the next command that gets it finds nothing of this installation.
+    return [*own, *(path for path in programs if version.fullmatch(path.name)), *logs, layout.lock]
+
+
+def _end_pods(mac: Mac, name: str) -> None:
+    """Delete this Mac's Node, so that its kubelet ends all pods as they ask for, if the control plane answers."""
+    layout = mac.layout
+    mac.step("reset", f"ending the pods of Node {name}")
+
+    async def end() -> None:
+        async with cluster.connect(layout, server_url(LOCAL, API_PORT)) as kube:
+            await cluster.remove_node(kube, name)
+
+    with contextlib.suppress(ApiError, OSError):
+        asyncio.run(end())
+        deadline = time.monotonic() + PODS_SECONDS
+        while _containers(mac.host, layout.kubelet) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def _containers(host: BlockingHost, root: Path) -> dict[int, Path]:
+    """The processes that own the kubelet's containers, with the folder that each of them was started with."""
+    said = host.run(["ps", "-axww", "-o", "pid=,uid=,command="], PS_SECONDS)
+    # On a Mac, /var is a link, and the kubelet names the folder that it leads to.
+    real = os.path.realpath(root)
+    mark = re.compile(rf"\s*(\d+)\s+0\s.*thunderfleet_kubelet/shim ((?:{re.escape(str(root))}|{re.escape(real)})/\S+)")
+    found = {int(match[1]): Path(match[2]) for line in said.text.splitlines() if (match := mark.match(line))}
+    return {pid: folder for pid, folder in found.items() if Path(os.path.realpath(folder)).is_relative_to(real)}
+
+
+def _end_containers(host: BlockingHost, root: Path) -> None:
+    """End the containers that are left, at once. Raises InstallError if one does not end."""
+    deadline = time.monotonic() + PODS_SECONDS
+    while left := _containers(host, root):
+        if time.monotonic() > deadline:
+            pids = ", ".join(map(str, left))
+            raise InstallError(f"processes of containers do not end: {pids}; restart this Mac, and run this again")
+        for pid, folder in left.items():
+            # What a kubelet writes to end a container without a grace period.
+            with contextlib.suppress(OSError):
+                _write_stop(folder)
+                os.kill(pid, signal.SIGTERM)
+        time.sleep(POLL_SECONDS)
+
+
+def _write_stop(folder: Path) -> None:
+    """Raises OSError, also if the file is a link."""
+    descriptor = os.open(folder / "stop", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write("0")

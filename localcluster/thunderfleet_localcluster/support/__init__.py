@@ -1,7 +1,0 @@
-"""``thunderfleet support``: an archive with logs, objects and versions, without secrets.
-
-command   collects from a cluster and writes the archive
-requests  which objects and logs are collected (pure)
-redact    removes secrets from objects and texts (pure)
-archive   a tar.gz with a size limit
-"""

@@ -1,0 +1,330 @@
+"""`thunderfleet init`, `join` and `reset` on recorded Macs, whose launchd reads the property lists that were installed.
+
+The tests follow one Mac from its first `init` to `reset`, in this order. Network namespaces are needed: only there has a
+recorded Mac folders of its own.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.control import remove
+
+from tests.support.waiting import until
+
+FLEET = """
+machines:
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
+"""
+SECONDS = 300
+DAEMONS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "approver", "kubelet")
+STEPS = (
+    "[programs] installing",
+    "[certificates] creating",
+    "[certificates] new",
+    "[daemons] io.thunderfleet.etcd",
+    "[daemons] io.thunderfleet.kube-scheduler",
+    "[wait]",
+    "[kubelet] joining",
+    "[kubelet] starting",
+    "[chart]",
+)
+# Prints the program of every LaunchDaemon.
+PROGRAMS = """
+import glob, plistlib
+for path in glob.glob("/Library/LaunchDaemons/io.thunderfleet.*.plist"):
+    with open(path, "rb") as file:
+        print(plistlib.load(file)["ProgramArguments"][0])
+"""
+# Runs a command, and prints the command lines with a text while it runs. Its own have it as an argument.
+WATCHED = """
+import os, subprocess, sys
+secret, seen, mine = sys.argv[1].encode(), set(), {os.getpid(), os.getppid()}
+command = subprocess.Popen(sys.argv[2:])
+while command.poll() is None:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read()
+        except OSError:
+            continue
+        if secret in words and int(pid) not in mine:
+            seen.add(words)
+print("processes with the token:", sorted(seen))
+sys.exit(command.returncode)
+"""
+# Prints the addresses on which something of this machine listens, as JSON.
+LISTENING = """
+import ipaddress, json
+found = set()
+for name, version in (("tcp", ipaddress.IPv4Address), ("tcp6", ipaddress.IPv6Address)):
+    for line in open("/proc/net/" + name).read().splitlines()[1:]:
+        local, state = line.split()[1], line.split()[3]
+        digits, port = local.split(":")
+        words = [bytes.fromhex(digits[at:at + 8])[::-1] for at in range(0, len(digits), 8)]
+        if state == "0A":
+            found.add(f"{version(b''.join(words))}:{int(port, 16)}")
+print(json.dumps(sorted(found)))
+"""
+# Prints the status of a request without any credentials, or how it was refused.
+KNOCK = """
+import http.client, ssl, sys
+try:
+    connection = http.client.HTTPSConnection(sys.argv[1], timeout=10, context=ssl._create_unverified_context())
+    connection.request("GET", sys.argv[2])
+    print(connection.getresponse().status)
+except OSError as error:
+    print("refused", error)
+"""
+# Ends a command as soon as it reports a step.
+KILLER = """
+import subprocess, sys
+command = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, text=True)
+reached = False
+for line in command.stdout:
+    if not reached and line.startswith(sys.argv[1]):
+        reached = True
+        command.kill()
+print("killed" if reached and command.wait() == -9 else "not reached")
+"""
+
+
+class Mac:
+    """A recorded Mac, as its administrator uses it."""
+
+    def __init__(self, cluster: Cluster, machine: Machine) -> None:
+        self.machine = machine
+        self.program = str(cluster.image_folder / "bin" / "thunderfleet")
+        self.python = str(cluster.image_folder / "bin" / "python3")
+        self.config = str(machine.folder / "kubelet.yaml")
+
+    def run(self, *argv: str, code: int = 0, text: str = "") -> str:
+        done = self.machine.run(argv, text, seconds=SECONDS)
+        assert done.returncode == code, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def init(self, *options: str) -> str:
+        return self.run(self.program, "init", "--config", self.config, *options)
+
+    def killed_at(self, step: str) -> None:
+        words = [self.python, "-c", KILLER, step, self.program, "init", "--config", self.config]
+        assert self.run(*words).strip() == "killed", step
+
+    def kubectl(self, *arguments: str, code: int = 0) -> str:
+        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl").split()
+        return self.run(program, "--kubeconfig", "/var/lib/thunderfleet/admin.kubeconfig", *arguments, code=code)
+
+    def answers(self) -> bool:
+        command = (
+            "/opt/thunderfleet/control-plane-*/kubectl --kubeconfig /var/lib/thunderfleet/admin.kubeconfig get --raw /readyz"
+        )
+        return self.machine.run(["sh", "-c", command], seconds=SECONDS).returncode == 0
+
+    def node_ready(self, name: str) -> bool:
+        template = '{range .status.conditions[?(@.type=="Ready")]}{.status}{end}'
+        return self.kubectl("get", "node", name, "-o", f"jsonpath={template}") == "True"
+
+    def pids(self) -> dict[str, str]:
+        """The process of every daemon."""
+        shown = {name: self.run("launchctl", "print", f"system/io.thunderfleet.{name}") for name in DAEMONS}
+        return {name: re.findall(r"^\tpid = (\d+)$", text, re.MULTILINE)[0] for name, text in shown.items()}
+
+    def files(self, cluster: Cluster) -> set[str]:
+        """Everything in the folders that are this Mac's own, without the folder of the cluster."""
+        roots = ["/Library", "/opt/thunderfleet", "/var/lib/thunderfleet"]
+        return set(self.run("find", *roots, "-path", str(cluster.folder.root), "-prune", "-o", "-print").splitlines())
+
+    def processes(self) -> set[str]:
+        """Command lines of all processes but the one that lists them, and the Mac's first."""
+        lines = self.run("ps", "-axww", "-o", "pid=,command=").splitlines()
+        return {line.split(None, 1)[1] for line in lines if line.split()[0] != "1" and "ps -axww" not in line}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two recorded Macs that run nothing of ours."""
+    made = Cluster.start(FLEET, name=f"e2e-init-{os.getpid()}", network="namespaces", join=False)
+    yield made
+    made.stop()
+    remove(made.folder, everything=True)
+
+
+@pytest.fixture(scope="module")
+def macs(cluster: Cluster) -> tuple[Mac, Mac]:
+    first, second = (Mac(cluster, machine) for machine in cluster.machines.values())
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def before(cluster: Cluster, macs: tuple[Mac, Mac]) -> list[tuple[set[str], set[str]]]:
+    """Files and processes of each Mac before anything was installed."""
+    return [(mac.files(cluster), mac.processes()) for mac in macs]
+
+
+def test_a_dry_run_changes_nothing(cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str]]]) -> None:
+    said = macs[0].init("--dry-run")
+    assert "/Library/LaunchDaemons/io.thunderfleet.etcd.plist" in said and "https://192.168.64.11:6443" in said
+    assert macs[0].files(cluster) == before[0][0]
+
+
+def test_root_runs_no_command_of_its_caller(macs: tuple[Mac, Mac]) -> None:
+    """`sudo` on a Mac keeps PATH and HOME."""
+    mac = macs[0]
+    trap = mac.machine.folder / "trap"
+    trap.mkdir()
+    for name in ("launchctl", "sw_vers", "ifconfig", "route", "ps", "go", "python3"):
+        (trap / name).write_text(f"#!/bin/sh\necho {name} >> {trap}/ran\n")
+        (trap / name).chmod(0o755)
+    caller = ["env", f"PATH={trap}:/usr/bin:/bin", f"HOME={trap}"]
+    assert mac.run(*caller, "sh", "-c", "sw_vers; cat $HOME/ran").split() == ["sw_vers"], "the trap works"
+    assert "Node studio-1" in mac.run(*caller, mac.program, "init", "--dry-run")
+    for command in ("reset", "doctor"):
+        mac.machine.run([*caller, mac.program, command], seconds=SECONDS)
+    assert (trap / "ran").read_text().split() == ["sw_vers"]
+
+
+def test_what_is_wrong_is_said_before_anything_is_done(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    said = mac.run(mac.program, "init", "--advertise-address", "10.9.9.9", "--name", "Studio", code=1)
+    assert "10.9.9.9 is not an address of this Mac" in said and "'Studio' cannot be the name of a Node" in said
+    said = mac.run(mac.program, "join", "tf1-eyJ", code=2)
+    assert "copy all of it" in said
+
+
+def test_init_that_is_killed_at_any_step_is_completed_by_the_next(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    for step in STEPS:
+        mac.killed_at(step)
+    said = mac.init()
+    assert "Node studio-1 is Ready" in said and "| sudo thunderfleet join -" in said
+    assert mac.answers() and mac.node_ready("studio-1")
+    labels = mac.kubectl("get", "node", "studio-1", "-o", "jsonpath={.metadata.labels}")
+    assert "node-role.kubernetes.io/control-plane" in labels
+
+
+def test_the_operator_and_the_agent_run(macs: tuple[Mac, Mac]) -> None:
+    def ready() -> bool:
+        listed = macs[0].kubectl("get", "pods", "-n", "thunderfleet-system", "--no-headers")
+        return len(re.findall(r"thunderfleet-(?:operator|agent)-\S+ +1/1 +Running", listed)) == 2
+
+    until(ready, "operator and agent are ready")
+
+
+def test_nothing_that_runs_as_root_can_be_changed_by_others(macs: tuple[Mac, Mac]) -> None:
+    """Every program that launchd starts, what it loads, and the folders above."""
+    mac = macs[0]
+    said = mac.run(mac.python, "-c", PROGRAMS)
+    programs = said.split()
+    assert len(programs) == len(DAEMONS) and all(program.startswith("/") for program in programs)
+    installed = {str(parent) for program in programs for parent in (Path(program), *Path(program).parents)}
+    own = ["/opt/thunderfleet", "/Library/LaunchDaemons", "/Library/Logs/Thunderfleet", "/var/lib/thunderfleet/control-plane"]
+    trees = [*own, str(Path(mac.program).parents[1])]
+    changeable = ["(", "!", "-user", "0", "-o", "-perm", "/022", "!", "-type", "l", ")"]
+    assert mac.run("find", *trees, *changeable) == ""
+    assert mac.run("find", *sorted(installed), "-maxdepth", "0", *changeable) == ""
+
+
+def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac, Mac]) -> None:
+    first, second = macs
+    own = {"127.0.0.1:2379", "127.0.0.1:2380", "127.0.0.1:10257", "127.0.0.1:10259"}
+    nodes = {f"192.168.64.11:{port}" for port in (10250, 9440, 9441, 9401)}
+
+    def listening() -> set[str]:
+        return set(json.loads(first.run(first.python, "-c", LISTENING)))
+
+    # Those of operator and agent are the last. The API server listens on all addresses, of both families.
+    expected = own | nodes | {":::6443"}
+    until(lambda: listening() >= expected, "everything listens")
+    assert listening() == expected
+
+    def knock(mac: Mac, address: str, path: str) -> str:
+        return mac.run(mac.python, "-c", KNOCK, address, path).strip()
+
+    assert knock(second, "192.168.64.11:6443", "/version") == "401"
+    for address in ("127.0.0.1:2379", "127.0.0.1:2380"):
+        assert knock(first, address, "/version").startswith("refused")
+    for address in ("127.0.0.1:10257", "127.0.0.1:10259"):
+        assert knock(first, address, "/healthz") == "200"
+        assert knock(first, address, "/metrics") in ("401", "403")
+
+
+def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    before = mac.pids()
+    said = mac.run(mac.program, "init")
+    assert "[certificates] new: none" in said
+    assert re.findall(r"io\.thunderfleet\.\S+: (\w+)", said) == ["unchanged"] * 5
+    assert mac.pids() == before
+
+
+def test_secrets_are_encrypted_in_etcd(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    mac.kubectl("create", "configmap", "plain", "--from-literal=a=marker-of-a-config-map")
+    mac.kubectl("create", "secret", "generic", "hidden", "--from-literal=a=marker-of-a-secret")
+    found = mac.run("sh", "-c", "grep -rlaE 'marker-of-a-config-map' /var/lib/thunderfleet/control-plane/etcd | wc -l")
+    assert int(found) > 0
+    # In etcd a Secret's values would be bytes, so its text would be there as it is.
+    found = mac.run("sh", "-c", "grep -rlaE 'marker-of-a-secret' /var/lib/thunderfleet/control-plane/etcd | wc -l")
+    assert int(found) == 0
+    assert "bWFya2VyLW9mLWEtc2VjcmV0" in mac.kubectl("get", "secret", "hidden", "-o", "jsonpath={.data.a}")
+
+
+def test_another_mac_joins(macs: tuple[Mac, Mac]) -> None:
+    first, second = macs
+    (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
+    said = second.run(
+        second.python, "-c", WATCHED, line[-40:], second.program, "join", "-", "--config", second.config, text=line
+    )
+    assert "this Mac is Node studio-2 and is Ready" in said
+    assert "processes with the token: []" in said
+    assert first.node_ready("studio-2")
+    again = second.run(second.program, "join", line)
+    assert "joining" not in again and "is Ready" in again
+    assert "has joined the cluster of" in second.run(second.program, "init", code=1)
+
+
+def test_a_control_plane_survives_that_its_mac_is_switched_off(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    mac.machine.off()
+    mac.machine.on()
+    until(mac.answers, "the API server answers again")
+    assert mac.kubectl("get", "configmap", "plain", "-o", "jsonpath={.data.a}") == "marker-of-a-config-map"
+    until(lambda: mac.node_ready("studio-1") and mac.node_ready("studio-2"), "both Nodes are Ready")
+    assert set(mac.pids()) == set(DAEMONS)
+
+
+def test_a_daemon_that_is_killed_starts_again(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    before = mac.pids()
+    for name in ("etcd", "kube-apiserver"):
+        mac.run("launchctl", "kill", "KILL", f"system/io.thunderfleet.{name}")
+
+    def again() -> bool:
+        now = mac.pids() if mac.answers() else {}
+        return bool(now) and all(now[name] != before[name] for name in ("etcd", "kube-apiserver"))
+
+    until(again, "both have other processes", retry_on=(IndexError,))
+
+
+def test_reset_leaves_no_file_and_no_process(
+    cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str]]]
+) -> None:
+    said = macs[1].run(macs[1].program, "reset")
+    assert "kubectl delete node studio-2" in said
+    macs[0].run(macs[0].program, "reset")
+    for mac, (files, processes) in zip(macs, before, strict=True):
+        assert mac.files(cluster) - files <= {"/Library/Logs"}, "a Mac has this folder"
+        assert mac.processes() == processes
+    assert not Path("/Library").exists(), "recorded Macs have folders of their own"
+    assert "ended" not in macs[0].run(macs[0].program, "reset")
+
+
+def test_init_after_reset_is_another_cluster(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    assert "Node studio-1 is Ready" in mac.init("--no-chart")
+    assert "not found" in mac.kubectl("get", "configmap", "plain", code=1)

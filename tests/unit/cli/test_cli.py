@@ -1,0 +1,61 @@
+"""The command line: help, bad input, and clusters that are not there."""
+
+from pathlib import Path
+
+import pytest
+from thunderfleet_cli.cli import main, moved
+from thunderfleet_cli.local.commands import LOCAL_COMMANDS
+
+
+def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["local", "up", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "(default: thunderfleet)" in text and "(default: auto)" in text
+
+
+@pytest.mark.parametrize("command", sorted(LOCAL_COMMANDS))
+def test_a_command_of_an_earlier_version_names_the_new_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--name", "a b", "-x"]) == 2
+    said = capsys.readouterr()
+    assert f"`thunderfleet {command}` is now `thunderfleet local {command}`" in said.err and said.out == ""
+    assert said.err.endswith(f"run: thunderfleet local {command} --name 'a b' -x\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["local", command, "--help"])
+    assert caught.value.code == 0
+
+
+@pytest.mark.parametrize("line", [[], ["--help"], ["demo"], ["support"], ["local", "up"], ["unknown"]])
+def test_other_command_lines_have_not_moved(line: list[str]) -> None:
+    assert moved(line) is None
+
+
+def test_an_invalid_fleet_is_reported_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("machines:\n- name: a\n  model: Mac Pro\n")
+    assert main(["local", "up", str(fleet), "--dir", str(tmp_path / "c")]) == 2
+    assert f"thunderfleet: {fleet}:3: machines[0].model: unknown model" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_check_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "up", "--check", "--dir", str(tmp_path / "c")]) == 0
+    assert capsys.readouterr().out == "the default fleet: 5 machines, 2 cables\n"
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("name", ["", "A", "-a", "a_b", "a" * 41, "../x"])
+def test_names_of_clusters(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "status", f"--name={name}", "--dir", str(tmp_path)]) == 2
+    assert "lower-case letters" in capsys.readouterr().err
+
+
+def test_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path / "c")]
+    assert main(["local", "down", *where]) == 0
+    assert main(["local", "down", *where]) == 0
+    assert main(["local", "status", *where]) == 1
+    for command in (["kubeconfig"], ["token"], ["machine", "off", "a"], ["node", "remove", "a"], ["component", "off", "etcd"]):
+        assert main(["local", *command[:1], *where, *command[1:]]) == 1
+    assert f"start one with `thunderfleet local up --dir {tmp_path / 'c'}`" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""What an installation reads from a Mac, with the commands of recorded Macs."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.install.mac.facts import (
+    addresses,
+    default_address,
+    macos_version,
+    other_names,
+    port_in_use,
+    read_facts,
+)
+from thunderfleet_controlplane.install.mac.launchctl import Launchctl
+from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_localcluster.fleet.file import parse_fleet
+from thunderfleet_localcluster.fleet.layout import plan_layout
+from thunderfleet_localcluster.recorded.folder import write_machine
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+
+FLEET = """
+machines:
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
+cables:
+  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> BlockingHost:
+    layout = plan_layout(parse_fleet(FLEET, "test"), "namespaces")
+    folder = tmp_path / "studio-1" / "bin"
+    write_machine(layout, layout.machine("studio-1"), folder)
+    return BlockingHost([folder])
+
+
+def test_a_recorded_mac(host: BlockingHost) -> None:
+    assert macos_version(host) == "26.3"
+    assert default_address(host) == "192.168.64.11"
+    found = addresses(host)
+    assert {"127.0.0.1", "::1", "192.168.64.11", "10.64.1.1"} <= set(found)
+    assert len(found) == len(set(found)) and not any("%" in one for one in found)
+
+
+def test_a_machine_without_the_commands_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/no/such")
+    host = BlockingHost()
+    assert (macos_version(host), addresses(host), default_address(host)) == (None, (), None)
+
+
+def test_ports_that_somebody_listens_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert port_in_use(port)
+    assert not port_in_use(port)
+
+
+def test_names_of_this_mac_are_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Studio-1.local")
+    assert set(other_names()) == {"studio-1.local"}
+    monkeypatch.setattr(socket, "gethostname", lambda: "Anna's Mac")
+    assert other_names() == ()
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> HostLayout:
+    return HostLayout("0.1.0", *(tmp_path / name for name in ("opt", "data", "logs", "daemons")))
+
+
+@needs_root
+def test_a_new_mac_and_one_whose_folders_are_of_root_can_be_installed(host: BlockingHost, layout: HostLayout) -> None:
+    assert read_facts(host, Launchctl(host), layout, ()).changeable == ()
+    for folder in (layout.programs_root, layout.pki.folder, layout.logs, layout.daemons):
+        folder.mkdir(parents=True)
+    assert read_facts(host, Launchctl(host), layout, ()).changeable == ()
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("opt", "data", "logs", "daemons", "opt/0.1.0", "data/control-plane", "data/control-plane/encryption.json"),
+        *("data/control-plane/pki/ca.key", "data/init.json", "data/kubelet", "logs/etcd.log"),
+        "daemons/io.thunderfleet.etcd.plist",
+    ],
+)
+def test_what_others_can_change_already_is_refused(host: BlockingHost, layout: HostLayout, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir(parents=True)
+    os.chown(path, 501, 20)
+    (found,) = read_facts(host, Launchctl(host), layout, ()).changeable
+    assert found.startswith(f"{path} belongs to user 501, not to root: `sudo chown root '{path}'`")
+    os.chown(path, 0, 0)
+    path.chmod(0o777)
+    (found,) = read_facts(host, Launchctl(host), layout, ()).changeable
+    assert found.startswith(f"users other than root can write {path}: `sudo chmod go-w '{path}'`")
+
+
+@needs_root
+def test_files_of_other_software_are_left_alone(host: BlockingHost, layout: HostLayout) -> None:
+    (layout.daemons / "com.example.plist").mkdir(parents=True)
+    os.chown(layout.daemons / "com.example.plist", 501, 20)
+    assert read_facts(host, Launchctl(host), layout, ()).changeable == ()
