@@ -16,7 +16,7 @@ MINUTES ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
-UNIT := $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile --no-loadscope-reorder
+UNIT := $(BIN)/python -m pytest tests/unit -n 3 --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 3
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -85,8 +85,8 @@ quick: programs ## Unit tests without those that start groups of ranks or fleets
 
 .PHONY: darwin
 darwin: programs ## Unit tests of what runs on Macs, under the rules of macOS (needs namespaces, as root or not)
-	$(DARWIN) -n 2 --dist loadfile --no-loadscope-reorder tests/darwin tests/unit/kubelet tests/unit/agent tests/unit/runner \
-	  tests/unit/localcluster
+	$(DARWIN) -n 3 --dist loadfile --no-loadscope-reorder tests/darwin tests/unit/kubelet tests/unit/agent tests/unit/runner \
+	  tests/unit/localcluster tests/unit/cli
 
 .PHONY: darwin-quick
 darwin-quick: install ## The tests that failed under the rules of macOS once

@@ -50,8 +50,8 @@ def _parser() -> argparse.ArgumentParser:
         "inspect",
         parents=[_models(), _common("warning")],
         help="print what the agent would publish",
-        description="Observe this Mac once and print what the agent would publish. Needs no cluster. The agent of a cluster "
-        "runs as another user: of the models, it publishes those below the folders of the chart's value agent.modelFolders.",
+        description="Observe this Mac once and print what the agent would publish. Needs no cluster. In a cluster, the agent "
+        "runs as another user and publishes only models in the folders of the chart's value agent.modelFolders.",
         formatter_class=HelpFormatter,
     )
     inspect.add_argument("-o", "--output", default="table", choices=("table", "json", "yaml"), help="output format")

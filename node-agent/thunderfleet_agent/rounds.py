@@ -124,7 +124,9 @@ class Rounds:
         """Why the agent should be restarted; None if it works."""
         silent = time.monotonic() - self._turned
         limit = 60 + 10 * self._settings.fast_seconds
-        return f"no round has finished for {silent:.0f} s" if silent > limit else None
+        return (
+            f"the agent has not read the state of this Mac for {silent:.0f} s and must be restarted" if silent > limit else None
+        )
 
     async def run(self) -> None:
         """Runs until cancelled."""

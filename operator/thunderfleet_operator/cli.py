@@ -50,9 +50,17 @@ def parser() -> argparse.ArgumentParser:
         help="address to listen on for --metrics-port ($HOST_IP)",
     )
     run.add_argument(
-        "--ports", type=_range, default="20000-20999", help="ports of each Mac for gateways and control connections, FIRST-LAST"
+        "--ports",
+        type=_range,
+        default="20000-20999",
+        help="ports of each Mac for the HTTP endpoints of groups (gateways) and for connections among their pods, FIRST-LAST",
     )
-    run.add_argument("--ring-ports", type=_range, default="21000-29999", help="ports of each Mac for rings, FIRST-LAST")
+    run.add_argument(
+        "--ring-ports",
+        type=_range,
+        default="21000-29999",
+        help="ports of each Mac for the connections that MLX opens among ranks, FIRST-LAST",
+    )
     run.add_argument(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
@@ -77,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         help="minimum log level",
     )
     plan = commands.add_parser(
-        "plan", help="plan a ModelDeployment on a fleet that a file describes", formatter_class=HelpFormatter
+        "plan", help="plan a ModelDeployment on the fleet of a file or of a cluster", formatter_class=HelpFormatter
     )
     add_arguments(plan, _range)
     return top

@@ -4,6 +4,7 @@ Two Macs, one Thunderbolt 5 cable with a recorded JACCL, and a LAN.
 """
 
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -70,10 +71,10 @@ def links(served: Deployment) -> set[str]:
     return set(json.loads(item["data"]["plan.json"]).get("links", []))
 
 
-def named(served: Deployment, *reasons: str) -> Json | None:
-    """The condition Ready, once it is False with one of these reasons of the link."""
-    found = condition(served.get(), "Ready")
-    return found if found.get("status") == "False" and found.get("reason") in reasons else None
+def named(seen: list[Json], *reasons: str) -> Json | None:
+    """The condition Ready, once it was False with one of these reasons of the link. A group may serve again at once."""
+    ready = [condition(item, "Ready") for item in seen]
+    return next((one for one in ready if one.get("status") == "False" and one.get("reason") in reasons), None)
 
 
 def rested(line: Line) -> None:
@@ -97,10 +98,10 @@ def test_a_pulled_cable_is_left_and_taken_again(line: Line, deploy: Deploy, alon
     before = served.group()
     assert links(served) == {LINK} and served.status["transport"] == ("Ring" if transport == "Ring" else "JACCL")
     expected = alone(PROMPT, TOKENS)
-    with Client(served, expected) as client:
+    with Client(served, expected) as client, line.api.watched(served.path) as seen:
         line.cluster.cable("pull", END)
         try:
-            found = served.until(lambda: named(served, "PortDown"), "not Ready, and the cable is named")
+            found = served.until(lambda: named(seen, "PortDown"), "not Ready, and the cable is named")
             assert LINK in found["message"] and "studio-1" in found["message"] and "studio-2" in found["message"]
             served.until(lambda: served.group()["epoch"] != before["epoch"] and served.is_ready(), "it serves over the LAN")
             group = served.group()
@@ -119,16 +120,49 @@ def test_a_pulled_cable_is_left_and_taken_again(line: Line, deploy: Deploy, alon
     assert served.group()["restarts"] == 0 and "lostPlace" not in served.group()
 
 
+def test_a_cable_that_changes_a_bit_is_left_until_it_is_plugged_in_again(line: Line, deploy: Deploy, alone: Alone) -> None:
+    rested(line)
+    macs = ("studio-1", "studio-2")
+    for mac in macs:
+        line.cluster.jaccl(mac, [{"at": "wire", "flipAfterBytes": 150_000}])
+    try:
+        served = deploy("corrupt", recovery={"backoffSeconds": 1})
+        failure = served.until(lambda: served.group().get("lastFailure"), "a failure")
+        assert (failure["reason"], failure["link"]) == ("LinkCorrupts", LINK), failure
+        one, other = macs if failure["node"] == macs[1] else macs[::-1]
+        found = re.search(
+            r"data was changed on the way from rank \d \((.+?)\) to rank \d \((.+?)\): message of ", failure["message"]
+        )
+        assert found is not None and found.groups() == (one, other), failure
+        served.until(served.is_ready, "it serves over the LAN")
+        assert links(served) == {""} and served.group()["restarts"] == 0
+        assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+        assert "every bit right" in served.until_condition("Verified", "True", "Verified")["message"]
+        waits = condition(served.get(), "Placed")
+        assert waits["reason"] == "FailbackPending" and f"cable {LINK} changed data at " in waits["message"]
+        assert [avoided["name"] for avoided in served.group()["avoidedLinks"]] == [LINK]
+    finally:
+        for mac in macs:
+            line.cluster.jaccl(mac, [])
+        line.cluster.cable("pull", END)
+        until(lambda: condition(line.json("get", "tbl", LINK), "Connected").get("status") == "False", "the cable is out")
+        line.cluster.cable("plug", END)
+    served.until(lambda: links(served) == {LINK} and served.is_ready(), "it is back on the cable", BACK_SECONDS)
+    assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    assert "avoidedLinks" not in served.group()
+
+
 def test_rdma_that_is_switched_off_leaves_the_cable_for_tcp(line: Line, deploy: Deploy, alone: Alone) -> None:
     rested(line)
     served = deploy("switched").until_ready()
     before = served.group()
     assert served.status["transport"] == "JACCL"
-    line.cluster.rdma("off", "studio-2")
     try:
-        # The other Mac may see first that the port is down.
-        reasons = ("RDMADisabled", "PortDown", "NoIPv4Address")
-        found = served.until(lambda: named(served, *reasons), "not Ready, and the cable is named")
+        with line.api.watched(served.path) as seen:
+            line.cluster.rdma("off", "studio-2")
+            # The other Mac may see first that the port is down.
+            reasons = ("RDMADisabled", "PortDown", "NoIPv4Address")
+            found = served.until(lambda: named(seen, *reasons), "not Ready, and the cable is named")
         assert LINK in found["message"]
         served.until(lambda: served.group()["epoch"] != before["epoch"] and served.is_ready(), "it serves over TCP")
         assert served.status["transport"] == "Ring" and links(served) == {LINK}
@@ -141,9 +175,10 @@ def test_rdma_that_is_switched_off_leaves_the_cable_for_tcp(line: Line, deploy: 
 def test_with_nowhere_to_go_nothing_starts_until_the_cable_is_back(line: Line, deploy: Deploy, alone: Alone) -> None:
     rested(line)
     served = deploy("stuck", transport="JACCL", parallelism="Tensor").until_ready()
-    line.cluster.cable("pull", END)
     try:
-        served.until(lambda: named(served, "PortDown"), "not Ready, and the cable is named")
+        with line.api.watched(served.path) as seen:
+            line.cluster.cable("pull", END)
+            served.until(lambda: named(seen, "PortDown"), "not Ready, and the cable is named")
         lacks = served.until_condition("Placed", "False")
         assert "studio-1 ↔ studio-2" in lacks["message"], lacks
         served.until(lambda: not [c for c in served.children() if c["kind"] == "Pod"], "no pod is left")

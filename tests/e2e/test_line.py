@@ -33,8 +33,11 @@ def table(text: str) -> list[dict[str, str]]:
 def test_two_macs_say_what_one_process_says(
     pair: Deployment, deploy: Deploy, alone: Alone, parallelism: str, transport: str
 ) -> None:
-    served = pair if parallelism == "Pipeline" else deploy("tensor", parallelism=parallelism).until_ready()
+    runtime = {"fastSynch": "Enabled", "env": [{"name": "MLX_MAX_OPS_PER_BUFFER", "value": "20"}]}
+    served = pair if parallelism == "Pipeline" else deploy("tensor", parallelism=parallelism, runtime=runtime).until_ready()
     group = served.group()
+    variables = ["MLX_MAX_OPS_PER_BUFFER=20", "MLX_METAL_FAST_SYNCH=1"]
+    assert group.get("environment", []) == ([] if parallelism == "Pipeline" else variables)
     assert (group["parallelism"], group["transport"]) == (parallelism, transport)
     assert {rank["node"] for rank in group["ranks"]} in ({"studio-1", "studio-2"}, {"studio-1", "mini-1"})
     expected = alone(PROMPT, TOKENS)
@@ -74,6 +77,7 @@ def test_the_benchmark_is_in_status_and_in_the_columns(pair: Deployment, line: L
     assert (measured["worldSize"], measured["transport"]) == (2, "Ring")
     assert datetime.fromisoformat(measured["measuredAt"]) <= datetime.now().astimezone()
     pair.until_condition("Benchmarked", "True", "Measured")
+    assert "every bit right" in pair.until_condition("Verified", "True", "Verified")["message"]
 
     (row,) = table(pair.kubectl("get", "md", pair.name))
     shown = {name: row[name] for name in ("NAME", "MODEL", "READY", "NODES", "TRANSPORT", "TOK/S", "STATUS")}
@@ -104,6 +108,7 @@ def test_profiles_and_links_tell_the_fleet(line: Line) -> None:
     assert "nodeprofile.thunderfleet.io/mini-1" in category and "thunderboltlink.thunderfleet.io/" in category
     explained = line.kubectl("explain", "md.spec.memory.contextTokens")
     assert "Maximum length of one request, prompt and completion, in tokens." in explained
+    assert line.kubectl("explain", "md.spec.verify").split("ENUM:")[1].split()[:3] == ["Full", "Quick", "None"]
 
 
 def test_logs_and_exec_of_a_runner(pair: Deployment) -> None:

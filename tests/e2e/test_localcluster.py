@@ -447,7 +447,7 @@ def test_the_support_archive_holds_no_secret(cluster: Cluster, tmp_path: Path) -
     with cluster.folder.log("supervisor").open("a") as log:
         log.write(f"--token {token} api_key={planted} {account}\n")
     output = tmp_path / "support.tar.gz"
-    command = [sys.executable, "-m", "thunderfleet_localcluster", "support", "--output", str(output)]
+    command = [sys.executable, "-m", "thunderfleet_cli", "support", "--output", str(output)]
     where = ["--name", cluster.name, "--dir", str(cluster.folder.root)]
     done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
@@ -513,7 +513,7 @@ def test_ctrl_c_in_the_middle_of_up_leaves_nothing(mode: str, moment: str, tmp_p
     fleet.write_text(FLEET)
     folder = tmp_path / "cluster"
     argv = ["local", "up", str(fleet), "--dir", str(folder), "--network", mode, "--name", "interrupted"]
-    command = [sys.executable, "-u", "-m", "thunderfleet_localcluster", *argv]
+    command = [sys.executable, "-u", "-m", "thunderfleet_cli", *argv]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         # Lines come when a step is done: the signal hits the step after it.
@@ -529,7 +529,7 @@ def test_ctrl_c_in_the_middle_of_up_leaves_nothing(mode: str, moment: str, tmp_p
 def test_up_and_down_by_command(tmp_path: Path) -> None:
     def run(*argv: str, code: int = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "thunderfleet_localcluster", "local", *argv],
+            [sys.executable, "-m", "thunderfleet_cli", "local", *argv],
             capture_output=True,
             text=True,
             timeout=180,

@@ -163,7 +163,7 @@ def test_one_mac_is_enough_and_the_smallest_does(served: Callable[..., Json]) ->
 def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Line, served: Callable[..., Json]) -> None:
     group = served("mesh", nodes={"min": 3, "selector": {"shape": "mesh"}})
     assert (group["transport"], group["parallelism"]) == ("JACCL", "Pipeline")
-    assert "JACCL mesh of 3 Macs (not Tensor: mlx-lm cannot split the model over 3 ranks" in group["reason"]
+    assert "JACCL mesh of 3 Macs (not Tensor: mlx-lm refuses it" in group["reason"]
     matrix = devices(line, group)
     assert [[device is None for device in row] for row in matrix] == [[i == j for j in range(3)] for i in range(3)]
 

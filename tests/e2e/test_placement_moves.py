@@ -148,7 +148,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
     assert nodes_of(late.group()) == ["mini-1"]
     assert late.tokens(PROMPT, TOKENS) == expected
     assert (pair.group()["epoch"], nodes_of(pair.group())) == (after["epoch"], nodes_of(after))
-    assert "a better place exists" not in placed(pair)["message"]
+    assert "a better placement exists" not in placed(pair)["message"]
 
     # Drained without an alternative: the message says why, and the group returns as soon as the Mac may be used.
     endpoint = late.endpoint

@@ -42,7 +42,7 @@ def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Line,
     dialled = [plan.ranks[plan.relay_ends(entry.rank)[1]].address for entry in plan.ranks]
     assert [entry.relay.address for entry in plan.ranks if entry.relay] == dialled
     assert all((entry.ring_address or "").startswith("127.") for entry in plan.ranks)
-    assert "hops over the LAN relayed by the supervisors" in json.dumps(item["metadata"]["annotations"], ensure_ascii=False)
+    assert "hops over the LAN relayed by the runner pods" in json.dumps(item["metadata"]["annotations"], ensure_ascii=False)
     model = line.cluster.models / "thunderfleet" / "tiny-qwen2"
     command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(model), PROMPT, "--tokens", str(TOKENS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.line import MODEL, READY_SECONDS, Line
 from tests.support.waiting import until
 
-COMMAND = [sys.executable, "-m", "thunderfleet_localcluster", "run"]
+COMMAND = [sys.executable, "-m", "thunderfleet_cli", "run"]
 NAME, NAMESPACE = "tiny-run", "run-e2e"
 
 

@@ -481,7 +481,8 @@ def test_nothing_else_listens(subject: Subject) -> None:
         own = {machine.address, *(str(cable["address"]) for cable in machine.cables)}
         assert [at for at in found["tcp"] if at[0] not in own or at[1] not in allowed] == [], name
         assert {10250} <= {port for _, port in found["tcp"]}, "the list is not empty"
-        assert found["unix"] == [], name
+        # The recorded launchd stands in for macOS', and obeys root only, as that does.
+        assert found["unix"] == (["@thunderfleet.launchd"] if machine.kind == "mac" else []), name
 
 
 def test_runners_have_no_credentials(subject: Subject) -> None:

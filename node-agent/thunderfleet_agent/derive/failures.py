@@ -20,14 +20,14 @@ def fix(source: Source, failure: Failure) -> str:
     rdma = source in RDMA_SOURCES
     if source is Source.MODELS:
         return (
-            "let all users read the folders (`sudo chmod -R a+rX FOLDER`); if there are too many models, name fewer folders in "
-            "the chart's value agent.modelFolders"
+            "if a folder cannot be read, let all users read it (`sudo chmod -R a+rX FOLDER`); if a path is too long, move the "
+            "model to a shorter one; if there are too many models, name fewer folders in the chart's value agent.modelFolders"
         )
     if failure.kind is FailureKind.ABSENT:
         if source is Source.RUNTIME:
             return "the command is part of Thunderfleet: run the agent from its image, or put the image's bin folder on PATH"
         if rdma:
-            return "the command is part of macOS 26.2 or newer: update this Mac"
+            return f"RDMA needs {rules.LEAST_MACOS_TEXT}: update this Mac"
         return "the command is part of macOS: put /usr/sbin, /usr/bin and /sbin on PATH"
     if failure.kind is FailureKind.TIMED_OUT:
         if rdma:

@@ -31,6 +31,9 @@ def rdma_ready(
     hung = next((str(failure) for failure in failures if failure.kind is FailureKind.TIMED_OUT), "")
     switch = facts.failures.get(Source.RDMA_SWITCH)
     absent = str(switch) if switch and switch.kind is FailureKind.ABSENT else ""
+    macos = facts.system.version if facts.system else None
+    if not absent and rules.too_old(macos):
+        absent = f"this Mac runs macOS {macos}"
     stack = rules.Stack(
         supported=not absent, hung=bool(hung), enabled=facts.rdma_switch, has_devices=bool(devices) if observed else None
     )

@@ -78,8 +78,8 @@ def _machine(node: str, status: NodeProfileStatus) -> str:
     else:
         lines.append(("runtime", "unknown"))
     rdma = status.rdma
-    switch = {True: "on", False: "off", None: "unknown"}[rdma.enabled if rdma else None]
-    lines.append(("RDMA", f"{rdma.state if rdma and rdma.state else 'unknown'} (switch {switch})"))
+    enabled = {True: "enabled", False: "disabled", None: "unknown"}[rdma.enabled if rdma else None]
+    lines.append(("RDMA", f"{rdma.state if rdma and rdma.state else 'unknown'} (rdma_ctl: {enabled})"))
     width = max(len(label) for label, _ in lines)
     return _titled(node, (f"{label.ljust(width)}  {text}" for label, text in lines))
 

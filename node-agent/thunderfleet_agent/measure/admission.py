@@ -55,7 +55,7 @@ def admit(request: ProbeRequest, peer: str, here: str, there: str, situation: Si
         raise ProbeRefused(f"benchmarks are disabled on {node} (chart value agent.measure.enabled)", IN_USE_SECONDS)
     reserved = situation.reservation
     if not situation.busy and now < reserved.until and reserved.node != peer:
-        raise ProbeRefused(f"{node} is reserved for an interactive measurement", BUSY_SECONDS)
+        raise ProbeRefused(f"{node} is reserved by `thunderfleet-agent measure`", BUSY_SECONDS)
     probe = _leased(request, situation) if peer == node else _requested(request, peer, here, there, situation)
     why = gates.blocked_by(probe, situation.groups)
     if why is not None:

@@ -141,7 +141,7 @@ async def link(peer: str, own: LocalAgent, settings: MeasureSettings, progress: 
             raise CannotMeasure(f"cannot read from the API server: {error}") from None
     agent = mine.status.agent
     if agent is None:
-        raise CannotMeasure(f"the agent of {own.node} is not running: its NodeProfile has no status.agent")
+        raise CannotMeasure(f"the agent of {own.node} is not running: its NodeProfile has no status.agent; check its pod")
     prober = Prober(own.node, settings, context, Ledger(own.node), interactive=True)
     prober.set_view(found)
     prober.set_groups(mine.status.groups)

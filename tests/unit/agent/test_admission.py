@@ -88,7 +88,7 @@ def test_an_interactive_request_reserves_this_mac_for_its_peer() -> None:
     _, reservation = admit(interactive, "b", HERE, THERE, FREE)
     assert reservation == Reservation("b", FREE.now + RESERVED_SECONDS)
     reserved = replace(FREE, reservation=reservation)
-    assert refused(SOCKET, reserved, peer="c") == ("a is reserved for an interactive measurement", BUSY_SECONDS)
+    assert refused(SOCKET, reserved, peer="c") == ("a is reserved by `thunderfleet-agent measure`", BUSY_SECONDS)
     assert accepted(SOCKET, reserved, peer="b")
     # While this Mac takes part in a probe, its lock decides.
     assert accepted(SOCKET, replace(reserved, busy=True), peer="c")

@@ -205,7 +205,13 @@ def test_nothing_observed_is_a_valid_profile() -> None:
             {"failures": failed(Source.RDMA_SWITCH, FailureKind.ABSENT, "rdma_ctl status", "is not there")},
             "False",
             "RDMAUnsupported",
-            "macOS 26.2",
+            "macOS 26.3",
+        ),
+        (
+            {"system": hardware.System("26.2", "25C56")},
+            "False",
+            "RDMAUnsupported",
+            "this Mac runs macOS 26.2; this Mac cannot use RDMA over Thunderbolt, which needs macOS 26.3 or newer",
         ),
         (
             {"rdma_devices": None, "failures": failed(Source.RDMA_DEVICES, FailureKind.FAILED, "ibv_devices", "exited")},

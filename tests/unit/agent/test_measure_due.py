@@ -451,7 +451,7 @@ def test_addresses_on_cables_become_links_and_rdma_says_why_not() -> None:
             {"backends": ["ring"], "mlxVersion": "0.31.1"},
             "True",
             {"rdmaDevice": "rdma_en2"},
-            "MLX 0.31.1 on this Mac has no JACCL backend, which needs macOS 26.2 or newer on Apple silicon",
+            "MLX 0.31.1 on this Mac has no JACCL backend, which needs macOS 26.3 or newer on Apple silicon",
         ),
         ("RDMA", {"backends": ["jaccl"]}, None, {}, "the ThunderboltLink has no condition RDMAUsable yet"),
         ("RDMA", {"backends": ["jaccl"]}, "False", {}, "RDMA is not usable on this cable: PortDown"),

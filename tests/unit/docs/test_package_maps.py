@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = ("controlplane", "crds", "kubelet", "lib", "localcluster", "node-agent", "operator", "runner", "tests/support")
+PROGRAMS = (
+    "cli",
+    "controlplane",
+    "crds",
+    "kubelet",
+    "lib",
+    "localcluster",
+    "node-agent",
+    "operator",
+    "runner",
+    "tests/support",
+)
 PACKAGES = sorted(
     path.parent for program in PROGRAMS for path in (ROOT / program).rglob("__init__.py") if ".venv" not in path.parts
 )

@@ -19,6 +19,7 @@ PAGE = ROOT / "docs/security.md"
 ADVICE = ("advice or explanation: there is nothing that a test could show",)
 UNPROTECTED = ("says what is not protected: nothing is promised",)
 
+INIT = "e2e/test_init.py"
 MATRIX = "e2e/test_trust_matrix.py"
 FORGERY = "unit/operator/test_forgery.py"
 LIVE_FORGERY = "e2e/test_forgery.py"
@@ -38,6 +39,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "[reference/permissions.md]": ("unit/docs/test_reference.py::test_the_reference_is_current",),
     "A test carries them all out": (f"{MATRIX}::test_who_may", f"{MATRIX}::test_who_is_answered"),
     "Another test names": ("unit/docs/test_security_page.py::test_every_statement_has_tests",),
+    "A *group* is one replica": ADVICE,
+    "The main process of each": ADVICE,
+    "`edit` and `view` are the ClusterRoles": ADVICE,
     # Assets
     "models | folders": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
     "prompts and answers | memory": ("pod-exec", "pod-exec-b"),
@@ -123,6 +127,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{STRANGERS}::test_a_stranger_at_every_stage",
         "unit/runner/test_formation.py::test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most",
     ),
+    "runner: exchange of JACCL": UNPROTECTED,
     "runner: relay of a ring": ("unit/runner/test_relay_group.py::test_strays_at_the_relays_ports_are_harmless",),
     "A local cluster (`thunderfleet local up`)": ADVICE,
     "API server | its address": ("api-version", "version"),
@@ -134,7 +139,14 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "HTTP proxy into": ("proxy", "e2e/test_localcluster.py::test_the_proxy_reaches_machines_only_and_needs_its_token"),
     "commands of `thunderfleet`": ("e2e/test_localcluster.py::test_another_user_finds_no_secret_in_the_folder",),
-    "Other sockets than these": (f"{MATRIX}::test_nothing_else_listens",),
+    "A Mac with a control plane": ADVICE,
+    "API server | 6443": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
+    "etcd | 2379": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
+    "scheduler and controller manager | 10259": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
+    "No program has other listening sockets": (
+        f"{MATRIX}::test_nothing_else_listens",
+        f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",
+    ),
     "The servers of kubelet, operator and runner": (
         "unit/kubelet/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
         "unit/operator/test_health.py::test_held_connections_are_closed_after_their_limit",
@@ -162,7 +174,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**On other clusters**": ADVICE,
     "kubeadm binds the ClusterRole": ADVICE,
     "Where that matters, delete": ADVICE,
-    "If it has ended, run": ADVICE,
+    "If `join` has ended, run": ADVICE,
     "**Serving certificates**": (
         "csr-approve-serving",
         f"{LIVE_CERTIFICATES}::test_the_operator_approves_the_certificate_of_a_mac",
@@ -313,7 +325,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,
     "What a container that sets `runAsUser` leaves behind": UNPROTECTED,
-    "They belong to the next pod with that number": UNPROTECTED,
+    "They belong to the next pod with that user id": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,
     "Pods on a Mac are processes": UNPROTECTED,

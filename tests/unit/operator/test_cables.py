@@ -71,7 +71,7 @@ def test_a_ring_needs_the_addresses_that_it_was_planned_with() -> None:
     moved, bare = cable(b=End("b", "169.254.9.9")), cable(b=End("b"))
     assert fault(RING, moved) == (
         "AddressLost",
-        "cable ab between a and b: the address of b at its end changed from 169.254.0.2 to 169.254.9.9",
+        "cable ab between a and b: the address of b at its end of the cable changed from 169.254.0.2 to 169.254.9.9",
     )
     found = fault(RING, bare)
     assert found is not None and found[0] == "NoIPv4Address"
@@ -92,7 +92,7 @@ def test_each_rank_of_a_ring_is_dialled_over_the_cable_from_the_rank_before(brok
     ]
     found = broken_cable(made, Fleet(cables=cables))
     ends = (names[broken - 1], names[broken])
-    text = f"the address of {ends[1]} at its end changed from 169.254.0.{broken + 1} to 169.254.8.8"
+    text = f"the address of {ends[1]} at its end of the cable changed from 169.254.0.{broken + 1} to 169.254.8.8"
     assert found == BrokenCable("".join(ends), ends, CableFault(Reason.ADDRESS_LOST, text))
 
 

@@ -112,7 +112,7 @@ def test_a_failure_backs_off_and_then_places_again() -> None:
     again = step(pending, gave_up(), now=until)
     assert (again.step, again.counts, again.until) == (Step.PLACE, True, None)
     assert again.failure == failure(), "the failure that started the wait is the cause"
-    assert again.avoid == {"a": "is avoided after the last failure there: First: it broke"}
+    assert again.avoid == {"a": "is used only if no other Mac fits, because of the last failure there: First: it broke"}
 
 
 @pytest.mark.parametrize("ahead", [timedelta(seconds=301), timedelta(days=365)])

@@ -93,6 +93,7 @@ def test_what_the_ends_say_together(found: ThunderboltLink, ready: str, connecte
     assert (said["Connected"][1], said["Symmetric"][1]) == (connected, symmetric)
     assert (said["Connected"][0] == "True") == (connected == "Connected")
     assert all(message for _, _, message in said.values())
+    assert (said["Symmetric"][2] == said["Connected"][2]) == (symmetric == "NoEnd"), "both say what to do"
 
 
 @pytest.mark.parametrize(("reason", "listed"), [("CommandFailed", False), ("NotObserved", False), ("CommandFailed", True)])
@@ -121,6 +122,17 @@ def test_a_cable_without_reports_lingers_and_is_removed() -> None:
     assert lingers(pulled, NOW + timedelta(days=1)) == 0
     assert lingers(pulled, NOW - timedelta(days=365)) == 0, "written while the clock was a year ahead"
     assert lingers(pulled, NOW - timedelta(seconds=30)) == LINGER_SECONDS
+
+
+def test_a_cable_that_flapped_until_it_was_pulled_lingers_too() -> None:
+    flapped = summary(link(end("a", flapping=True), end("b", flapping=True)), {}, NOW, BOTH)["conditions"]
+    later = NOW + timedelta(seconds=90)
+    assert lingers(link(conditions=flapped), later) == LINGER_SECONDS, "nothing has been written since the last end went"
+    one = summary(link(end("b", flapping=True), conditions=flapped), {}, later, BOTH)["conditions"]
+    gone = summary(link(conditions=one), {}, later, BOTH)
+    assert verdicts(gone)["Connected"][1] == "Unplugged"
+    for found in (one, gone["conditions"]):
+        assert lingers(link(conditions=found), later + timedelta(seconds=20)) == LINGER_SECONDS - 20
 
 
 def test_what_is_done_for_a_cable() -> None:

@@ -18,7 +18,7 @@ from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.lifecycle import backoff_seconds
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, allocate
 from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose
 from thunderfleet_operator.watch.cache import PODS, Store
 from thunderfleet_operator.watch.workqueue import WorkQueue
 
@@ -98,7 +98,7 @@ async def test_earlier_keys_stay_and_a_running_operator_loses_none() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"other": b"n" * 32}, "has no field 'key': add it with 32 random bytes, keep the others. Then restart"),
+        ({"other": b"n" * 32}, "has no field 'key': add it with 32 random bytes, and keep the others. Then restart"),
         ({"key": b"short"}, "in 'key': restore the field from a backup, or write 32 random bytes to it, and keep the others"),
         (
             {"key": b"n" * 32, "previous-1": b""},
@@ -199,7 +199,7 @@ def test_no_ports_left_names_the_mac() -> None:
     tight = PortSettings(PortRange(20000, 20001), PortRange(21000, 21002))
     with pytest.raises(NoPortsLeft, match=r"a has no gateway port left in 20000-20001 \(widen .* operator\.ports\)"):
         allocate(tight, ["a"], {"a": frozenset({20000, 20001})}, ring_size=0)
-    with pytest.raises(NoPortsLeft, match=r"no block of 2 ring ports .*operator\.ringPorts, or lower spec\.bootstrap"):
+    with pytest.raises(NoPortsLeft, match=r"no block of 2 free ports .*operator\.ringPorts, or lower spec\.bootstrap"):
         allocate(tight, ["a"], {"a": frozenset({21001})}, ring_size=2)
     with pytest.raises(NoPortsLeft, match=r"port 8080 in use already \(unset spec\.server\.port"):
         allocate(tight, ["a"], {"a": frozenset({8080})}, ring_size=0, gateway=8080)
@@ -303,3 +303,11 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert "20000-20999" in capsys.readouterr().out
+
+
+def test_signatures_of_earlier_versions_stay_valid() -> None:
+    """Written by version 0.1.0: an upgrade must not make running groups look forged."""
+    written = "v1.879494929ccdb37e.5a0413b874b822731e8f342532d99a26e433eb25155b68f3ded456094e77af83"
+    keys, said = Keyring(b"k" * 32), {"a": 1, "b": ["x", None]}
+    assert keys.sign(Purpose.PLAN, said) == written
+    assert keys.check(Purpose.PLAN, said, written).proof is Proof.VALID

@@ -124,7 +124,7 @@ def test_no_transport_that_mlx_does_not_support(wanted: RequestedTransport) -> N
     fleet = Fleet(macs, (cable("a", "b"),))
     found = refused(plan(fleet, Request(path=PATH, memory=NO_KV, transport=wanted, min_nodes=2)))
     assert found.reason == "TransportUnavailable"
-    assert "of a, b: each of a, b runs an MLX without the jaccl backend (it needs macOS 26.2 or newer)" in found.message
+    assert "of a, b: each of a, b runs an MLX without the jaccl backend (it needs macOS 26.3 or newer)" in found.message
     assert f"each of a, b cannot use {wanted}: its MLX 0.32.4 supports only ring" in found.message
 
 
@@ -161,7 +161,7 @@ def test_queue_pairs_of_a_device_are_a_budget() -> None:
     found = placed(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV)))
     assert found.transport is Transport.RING
     none = refused(plan(Fleet(macs, [spent]), Request(path=PATH, memory=NO_KV, transport=Transport.JACCL)))
-    assert "RDMA device rdma_b_a of b has no free queue pairs, because other groups use them" in none.message
+    assert "RDMA device rdma_b_a of b has no free queue pairs (one for each RDMA connection), because" in none.message
     # Behind a hub, one device connects to two Macs.
     facts = model((4, 4, 4), tensor={1: (12,), 2: None, 3: (4, 4, 4)})
     three = [mac(name, 5, facts, backends=BOTH) for name in "abc"]
@@ -207,7 +207,7 @@ def test_over_a_lan_the_supervisors_carry_a_ring_and_the_plan_names_the_cost() -
     found = placed(plan(Fleet(macs), Request(path=PATH, memory=NO_KV)))
     assert [rank.relay for rank in found.ranks] == [Relay("10.0.0.97", False), Relay("10.0.0.98", False)]
     assert [rank.ring_address for rank in found.ranks] == [None, None] and found.cables == ("", "")
-    assert "2 of 2 hops over the LAN relayed by the supervisors" in found.reason
+    assert "2 of 2 hops over the LAN relayed by the runner pods" in found.reason
     assert "encrypted (at most 4.1 Gb/s and about 0.3 ms a hop)" in found.reason
     unreached = refused(plan(Fleet([replace(entry, dials=Dials()) for entry in macs]), Request(path=PATH, memory=NO_KV)))
     assert "a ↔ b: no Thunderbolt cable, and no connection over the LAN" in unreached.message

@@ -1,12 +1,12 @@
 """The blocks of a graph, and what a fleet that falls into them costs."""
 
 import random
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 
 import pytest
 from thunderfleet_crds.vocabulary import PlacementPolicy
 from thunderfleet_operator.placement import Cable, Dials, End, Fleet, Mac, MemoryRequest, ModelFacts, Request, TensorFacts, plan
-from thunderfleet_operator.placement.blocks import blocks
+from thunderfleet_operator.placement.blocks import blocks, short_blocks
 
 NO_KV = MemoryRequest(1, 1, 0, 0)
 GIB = 2**30
@@ -46,6 +46,53 @@ def test_a_long_line_is_no_deep_recursion() -> None:
     names = [f"{number:05d}" for number in range(5000)]
     adjacent = {name: {peer for peer in names[max(0, i - 1) : i + 2] if peer != name} for i, name in enumerate(names)}
     assert sorted(tuple(sorted(block)) for block in blocks(adjacent)) == list(pairwise(names))
+
+
+def rings(adjacent: dict[str, set[str]], most: int) -> set[frozenset[str]]:
+    """All sets of at most so many Macs that a ring joins; two Macs with a hop are one."""
+    found = set()
+    for size in range(2, most + 1):
+        for first, *others in combinations(adjacent, size):
+            for order in permutations(others):
+                if all(other in adjacent[one] for one, other in pairwise((first, *order, first))):
+                    found.add(frozenset((first, *others)))
+                    break
+    return found
+
+
+def circle(count: int, size: int, more: int = 0) -> dict[str, set[str]]:
+    """Meshes of ``size`` Macs in a circle, each of which shares a Mac with the next. ``more``: other hops, at random."""
+    names = [f"{number:04d}" for number in range(count * (size - 1))]
+    adjacent: dict[str, set[str]] = {name: set() for name in names}
+    pairs = [pair for i in range(0, len(names), size - 1) for pair in combinations((names + names[:1])[i : i + size], 2)]
+    dice = random.Random(more)
+    for one, other in (*pairs, *(dice.sample(names, 2) for _ in range(more))):
+        adjacent[one].add(other)
+        adjacent[other].add(one)
+    return adjacent
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_short_ring_is_in_one_part(seed: int) -> None:
+    dice = random.Random(seed)
+    adjacent = graph(seed) if seed % 2 else circle(dice.randint(3, 8), dice.randint(2, 3), dice.randint(0, 1))
+    for most in (2, 3, 4, 5):
+        parts = short_blocks(adjacent, most)
+        assert all(any(ring <= set(part) for part in parts) for ring in rings(adjacent, most))
+        mixed = {
+            name: dice.sample(sorted(adjacent[name]), len(adjacent[name])) for name in dice.sample([*adjacent], len(adjacent))
+        }
+        assert {frozenset(part) for part in short_blocks(mixed, most)} == {frozenset(part) for part in parts}
+
+
+def test_meshes_in_a_circle_are_parts_unless_a_ring_goes_around_all_of_them() -> None:
+    found = short_blocks(circle(100, 4), 64)
+    assert len(found) == 100 and all(len(part) == 4 for part in found)
+    assert [len(part) for part in short_blocks(circle(60, 4), 64)] == [180]
+    across = circle(300, 4)
+    across["0000"].add("0090")
+    across["0090"].add("0000")
+    assert sorted(map(len, short_blocks(across, 64))) == [4] * 270 + [91], "a hop across 30 of them makes a short circle"
 
 
 def quads(count: int, reach: int) -> Fleet:

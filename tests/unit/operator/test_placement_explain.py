@@ -26,6 +26,7 @@ from thunderfleet_operator.placement.explain import explanation
 from thunderfleet_operator.placement.explain.fixes import fix
 from thunderfleet_operator.placement.explain.miss import COST_CABLE, COST_SETTING, Miss, by_message, listed, named
 from thunderfleet_operator.placement.explain.obstacles import helpful_macs
+from thunderfleet_operator.placement.search.budget import StepBudget
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -146,7 +147,8 @@ def test_one_cable_is_named_once_and_no_near_miss_twice() -> None:
         (
             {"b": End("b", "2.b", "x", queue_pairs=0)},
             Transport.JACCL,
-            "a ↔ b: RDMA device x of b has no free queue pairs, because other groups use them",
+            "a ↔ b: RDMA device x of b has no free queue pairs (one for each RDMA connection), because other groups use them "
+            "all: delete a ModelDeployment that uses b, or set spec.transport: Ring",
         ),
         (
             {"a": End("a")},
@@ -179,17 +181,24 @@ def test_the_fastest_connected_cable_of_a_pair_is_the_one_explained() -> None:
 
 def test_why_each_eligible_mac_takes_no_rank() -> None:
     facts = model(5, 5)
-    macs = [mac("a", 6, facts), mac("b", 6, facts, backends=frozenset()), mac("c", 6, facts), mac("d", 6, facts)]
+    without = mac("b", 6, facts, backends=frozenset(), mlx_version="0.32")
+    macs = [mac("a", 6, facts), without, mac("c", 6, facts), mac("d", 6, facts)]
     fleet = Fleet(macs, [cable("a", "b"), cable("c", "d", connected=False)])
     reasons = {entry.node: entry.message for entry in refused(fleet, request(min_nodes=2)).macs}
     assert reasons == {
         "a": "is in no set of 2 Macs with the required links and memory",
-        "b": "cannot join a group: its MLX (unknown version) has no backend",
+        "b": "cannot join a group: its MLX 0.32 has no backend for groups of Macs",
         "c": "has no Thunderbolt cable to another eligible Mac, and no connection to one over the LAN",
         "d": "has no Thunderbolt cable to another eligible Mac, and no connection to one over the LAN",
     }
     jaccl = {entry.node: entry.message for entry in refused(fleet, request(min_nodes=2, transport=Transport.JACCL)).macs}
     assert jaccl["c"] == "has no Thunderbolt cable to another eligible Mac"
+    silent = Fleet([*macs[:1], replace(without, mlx_version=None), *macs[2:]], fleet.cables.values())
+    reasons = {entry.node: entry.message for entry in refused(silent, request(min_nodes=2)).macs}
+    assert reasons["b"] == (
+        "cannot join a group: its agent has not published the version and backends of its MLX (the condition "
+        "InventoryComplete of its NodeProfile says why)"
+    )
 
 
 def test_ports_that_are_taken_are_named_for_the_ring_and_for_each_mac() -> None:
@@ -203,7 +212,10 @@ def test_ports_that_are_taken_are_named_for_the_ring_and_for_each_mac() -> None:
     found = refused(pair, request(min_nodes=2, transport=Transport.RING, no_ring_ports=two))
     assert found.near_misses[0].message == "TCP ring of a, b: a has no free ring ports"
     mesh = refused(pair, request(min_nodes=2, transport=Transport.JACCL, no_ring_ports={**two, "b": "has none either"}))
-    assert "no Mac has free ring ports, which rank 0 needs: a has no free ring ports" in mesh.near_misses[0].message
+    assert (
+        "rank 0 of several Macs needs a block of ports of operator.ringPorts, which no Mac has: a has no free ring ports"
+        in mesh.near_misses[0].message
+    )
 
 
 def test_macs_with_other_software_or_files_are_named() -> None:
@@ -334,3 +346,13 @@ def test_of_several_folders_the_one_that_needs_least_counts() -> None:
     for models in itertools.permutations((model(5, 5), model(4, 4, path="/b"), unknown)):
         found = refused(Fleet([mac("a", 3, models[0], models=models)]), Request(repository="org/a", memory=NO_KV))
         assert found.macs == (MacReason("a", "has 3 bytes free, the whole model needs 8 bytes"),)
+
+
+def test_steps_that_a_share_leaves_are_for_those_that_follow() -> None:
+    budget, given = StepBudget(100), []
+    for number, share in enumerate(explanation._shares(budget, 4)):
+        given.append(share.left)
+        share.spend((10, 25, 40, 5)[number])
+    # The third takes more than it has, which the last one cannot have back.
+    assert given == [25, 30, 32, 33]
+    assert budget.left == 28

@@ -2,8 +2,10 @@
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -30,8 +32,10 @@ from thunderfleet_operator.placement import (
     predict,
     present,
 )
+from thunderfleet_operator.placement.policy import ALIKE, THRESHOLDS, threshold
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate
+from thunderfleet_operator.placement.search.roots import SetSearch
 from thunderfleet_operator.placement.speed import Speed
 
 GIB = 2**30
@@ -135,7 +139,7 @@ def test_fewest_wants_twice_the_speed_and_fastest_ten_percent() -> None:
     four = Fleet(macs("abcd", "M3 Ultra", 80, 200, facts), mesh("abcd"))
     assert len(chosen(four).nodes) == 4, "two are not twice as fast as one, but four are"
     pair = next(entry for entry in fewest.runners_up if len(entry.nodes) == 2)
-    assert "tokens/s instead of" in pair.why and "(policy Fewest)" in pair.why
+    assert pair.why == "predicted 25 tokens/s instead of 14.7, not 2 times as fast, which policy Fewest requires"
 
 
 def test_a_group_that_runs_is_not_moved() -> None:
@@ -145,7 +149,7 @@ def test_a_group_that_runs_is_not_moved() -> None:
     found = plan(fleet, request)
     assert isinstance(found, Placement) and found.kept and found.nodes == ("b",)
     text = better(fleet, request)
-    assert text is not None and "; currently predicted" in text and "(policy Fastest)" in text
+    assert text is not None and "tokens/s there, 14.7 tokens/s where the group is now (policy Fastest)" in text
     assert better(fleet, replace(request, policy=FEWEST, max_nodes=2)) is None, "less than twice as fast"
 
 
@@ -266,7 +270,7 @@ def test_a_threshold_that_is_just_reached_suffices(
     predicts(monkeypatch, lambda nodes, split: rate if len(nodes) == 2 and split is Split.TENSOR else 10.0)
     assert shape(chosen(fleet, policy)) == ("ab", Split.TENSOR)
     running = Request(path="/m", memory=NO_KV, policy=policy, current=("a",))
-    assert f"instead of {rate:.3g}" in (better(fleet, running) or "")
+    assert f"predicted {rate:.3g} tokens/s there" in (better(fleet, running) or "")
     predicts(monkeypatch, lambda nodes, split: rate - 0.1 if len(nodes) == 2 and split is Split.TENSOR else 10.0)
     assert len(chosen(fleet, policy).nodes) == 1 and better(fleet, running) is None
 
@@ -282,6 +286,39 @@ def test_tensor_parallelism_that_is_just_fast_enough_is_taken(
     assert shape(chosen(fleet, policy, min_nodes=2)) == ("ab", Split.PIPELINE)
 
 
+@pytest.mark.parametrize(
+    ("rate", "corrections", "sizes"),
+    [
+        (20.0, {}, [1, 2]),
+        (19.9, {}, [1]),
+        (19.9, {"Apple M3 Ultra": 1.1}, [1, 2]),
+        (19.9, {"Apple M3 Ultra": 0.5, "": 0.9}, [1]),
+        (None, {}, [1, 2]),
+    ],
+)
+def test_sizes_that_cannot_be_fast_enough_are_not_searched(
+    monkeypatch: pytest.MonkeyPatch, rate: float | None, corrections: Mapping[str, float], sizes: list[int]
+) -> None:
+    """``rate``: predicted for two of the fastest Mac; None: not known. One Mac has 10 tokens/s, so the threshold is 20."""
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 100, model(38, 80, 4)), mesh("ab"))
+    predicts(monkeypatch, lambda nodes, _: 10.0)
+
+    def most(_: ModelFacts, members: Sequence[Mac], *__: object, **more: object) -> Speed | None:
+        return Speed(rate, 1.0) if rate is not None else None
+
+    monkeypatch.setattr("thunderfleet_operator.placement.policy.predict", most)
+    searched = set[int]()
+
+    class Searched(SetSearch):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            searched.add(self.size)
+
+    monkeypatch.setattr("thunderfleet_operator.placement.search.candidates.SetSearch", Searched)
+    request = Request(path="/m", memory=NO_KV, policy=FEWEST, corrections=corrections)
+    assert isinstance(plan(fleet, request), Placement) and sorted(searched) == sizes
+
+
 def test_speeds_a_tenth_apart_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = model(38, 80, 4)
     # Of Macs that are alike, the score takes the one with less memory.
@@ -293,7 +330,7 @@ def test_speeds_a_tenth_apart_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> 
     predicts(monkeypatch, lambda nodes, _: 10.9 if "b" in nodes else 10.0)
     found = chosen(fleet)
     assert found.nodes == ("a",)
-    assert [entry.why for entry in found.runners_up] == ["uses Macs with 100 GiB free instead of 50 GiB"]
+    assert [entry.why for entry in found.runners_up] == ["uses Macs with more free memory: 100 GiB instead of 50 GiB"]
 
 
 def test_a_runner_up_that_is_a_tenth_slower_loses_by_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,3 +409,17 @@ def test_of_up_to_six_bandwidths_the_fastest_is_found(monkeypatch: pytest.Monkey
         monkeypatch, lambda nodes, _: 20.2 if len(nodes) == 2 else 0.0 if len(nodes) > 2 else 10.2 if fastest in nodes else 10.0
     )
     assert len(chosen(Fleet(members, mesh("abcdefg"[:count]))).nodes) == size
+
+
+@pytest.mark.parametrize("policy", [FEWEST, FASTEST])
+def test_the_threshold_of_more_macs_counts_only_if_there_are_more(policy: PlacementPolicy) -> None:
+    def candidate(macs: int, split: PlacedSplit) -> Candidate:
+        return cast(Candidate, SimpleNamespace(score=SimpleNamespace(macs=macs), split=split))
+
+    kept, limits = candidate(2, Split.PIPELINE), THRESHOLDS[policy]
+    assert threshold(candidate(3, Split.TENSOR), kept, policy) == limits.macs
+    assert threshold(candidate(2, Split.TENSOR), kept, policy) == limits.tensor
+    assert threshold(candidate(1, Split.TENSOR), kept, policy) == limits.tensor
+    assert threshold(candidate(2, Split.PIPELINE), kept, policy) == threshold(candidate(1, Split.NONE), kept, policy) == ALIKE
+    if policy is FEWEST:
+        assert len({limits.macs, limits.tensor, ALIKE}) == 3

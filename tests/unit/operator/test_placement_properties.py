@@ -530,12 +530,20 @@ def test_invariants_on_large_fleets(seed: int, wanted: RequestedTransport) -> No
     assert plan(Fleet(macs, cables), request) == found
 
 
+def _joined(fleet: Fleet, lan: bool) -> set[frozenset[str]]:
+    """The pairs of Macs that are in one part."""
+    found = fleet.parts(lan=lan)
+    pairs = itertools.combinations(found, 2)
+    return {frozenset((one, other)) for one, other in pairs if set(found[one]) & set(found[other])}
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(SEEDS, SEEDS)
 def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> None:
     one, other, dice = problem(seed), problem(another), random.Random(seed)
     before, request = one[0], one[2]
-    assert before.components is not None and before.rates(rdma=True) is not None and before.reached_addresses("a") is not None
+    assert before.parts(lan=False) is not None and before.parts(lan=True) is not None
+    assert before.rates(rdma=True) is not None and before.reached_addresses("a") is not None
     macs = [mac for mac in other[0].macs.values() if dice.random() < 0.5]
     cables = [c for c in other[0].cables.values() if dice.random() < 0.5]
     gone = {name for name in before.macs if dice.random() < 0.2} | {name for name in before.cables if dice.random() < 0.2}
@@ -543,7 +551,7 @@ def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> Non
     after = before.changed(macs, cables, gone)
     fresh = Fleet(after.macs.values(), after.cables.values())
     assert after.macs.keys() == (before.macs.keys() | {mac.name for mac in macs}) - gone
-    assert {frozenset(i) for i in after.components} == {frozenset(i) for i in fresh.components}
+    assert all(_joined(after, lan) == _joined(fresh, lan) for lan in (False, True))
     assert all(after.reached_addresses(n) == fresh.reached_addresses(n) for n in "abcdefg") and after.rates(
         rdma=False
     ) == fresh.rates(rdma=False)

@@ -1,9 +1,10 @@
 """The parts of the search, and the cost of a search without a result."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
-from thunderfleet_crds.vocabulary import Split, Transport
+from thunderfleet_crds.vocabulary import PlacedSplit, Split, Transport
 from thunderfleet_operator.placement import (
     Cable,
     Dials,
@@ -19,7 +20,7 @@ from thunderfleet_operator.placement import (
 )
 from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.graph.hops import Hop, queue_pairs_suffice
-from thunderfleet_operator.placement.memory import Bounds, Needs, largest_remainder
+from thunderfleet_operator.placement.memory import UNSIZED, Bounds, Needs, largest_remainder
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.cycles import best_cycle, same_cable
 from thunderfleet_operator.placement.search.fitting import joined_pairs
@@ -65,11 +66,9 @@ def test_macs_are_numbered_by_free_memory_and_name() -> None:
     assert (graph.span(0, 2), graph.span(1, 3), graph.span(1, 1)) == (7, 10, 0)
 
 
-def test_hops_to_a_mac_of_a_directed_graph_are_those_reversed() -> None:
-    graph = graph_of({"a": 1, "b": 2, "c": 3}, {("a", "b"): Hop(1), ("c", "b"): Hop(1), ("b", "a"): Hop(1)})
-    assert [list(graph.to(i)) for i in range(3)] == [[1], [0, 2], []]
-    same = graph_of({"a": 1, "b": 2}, both_ways("ab"), directed=False)
-    assert [list(same.to(i)) for i in range(2)] == [[1], [0]]
+def test_the_speeds_of_a_macs_hops() -> None:
+    graph = graph_of({"a": 1, "b": 2, "c": 3}, {("a", "b"): Hop(100), ("a", "c"): Hop(950), ("b", "a"): Hop(100)})
+    assert [graph.speeds(i) for i in range(3)] == [{100, 950}, {100}, frozenset()]
 
 
 def test_the_speed_of_the_slowest_of_the_fastest_hops() -> None:
@@ -237,15 +236,29 @@ def test_rings_are_found_by_walking_where_hops_are_few() -> None:
     assert sets(graph, Transport.RING, 7, ANY) == []
 
 
-def test_a_ring_follows_the_direction_of_its_hops() -> None:
+def test_a_ring_follows_the_faster_direction_of_its_hops() -> None:
     names = "abcdefg"
-    one_way = {(names[i], names[(i + 1) % 7]): Hop(100) for i in range(7)}
-    found: list[tuple[int, ...]] = []
-    graph = graph_of({name: 9 for name in names}, one_way)
-    search = SetSearch(graph, 7, ANY, Shortlist(1), StepBudget(10_000), lambda _, order, shared: found.append(order))
-    search_sets(search, Transport.RING)
-    assert found == [tuple(range(7))]
-    assert sets(graph_of({name: 9 for name in names}, dict(list(one_way.items())[:6])), Transport.RING, 7, ANY) == []
+    fast = {(names[i], names[(i + 1) % 7]): Hop(100) for i in range(7)}
+    slow = {(other, one): Hop(40) for one, other in fast}
+    graph = graph_of({name: 9 for name in names}, {**slow, **fast})
+    shortlist = Shortlist(1)
+
+    def consider(graph: HopGraph, order: tuple[int, ...], shared: int) -> None:
+        speed = min(graph.hops(one)[other].speed_mbps for one, other in joined_pairs(Transport.RING, order))
+        shortlist.add(arrangement(graph, graph.key(order, shared, speed), *order))
+
+    search_sets(SetSearch(graph, 7, ANY, shortlist, StepBudget(10_000), consider), Transport.RING)
+    assert [entry.order for entry in shortlist.entries] == [tuple(range(7))]
+    cut = dict(list((slow | fast).items())[1:])
+    assert (
+        sets(
+            graph_of({name: 9 for name in names}, {pair: hop for pair, hop in cut.items() if pair != ("a", "b")}),
+            Transport.RING,
+            7,
+            ANY,
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(("count", "first"), [(128, "grow"), (129, "walk")])
@@ -306,21 +319,15 @@ def test_bounds_of_tensor_parallelism() -> None:
 
 def test_why_a_model_cannot_be_divided() -> None:
     assert needs((1, 1)).bounds(Split.PIPELINE, 3) == "3 ranks need at least 3 layers, the model has 2"
-    assert needs(()).bounds(Split.PIPELINE, 2) == "the model cannot be divided by layers: the sizes of its layers are unknown"
+    assert needs(()).bounds(Split.PIPELINE, 2) == UNSIZED
     refused = Needs(ModelFacts(PATH, layer_bytes=(1, 1), pipeline_refusal="no pipeline"), NO_KV)
-    assert refused.bounds(Split.PIPELINE, 2) == "the model cannot be divided by layers: no pipeline"
-    assert (
-        needs((1, 1)).bounds(Split.TENSOR, 2)
-        == "the size of the model for 2 ranks is not known: agents compute sizes for 1 to 16 ranks, and only for 1 if mlx-lm "
-        "cannot build the model"
-    )
+    assert refused.bounds(Split.PIPELINE, 2) == "no pipeline"
+    assert refused.bounds(Split.TENSOR, 2) == "no pipeline", "sized by its files"
+    assert refused.bounds(Split.TENSOR, 17) == "agents compute the memory that a rank needs for at most 16 Macs"
+    assert needs((1, 1)).bounds(Split.TENSOR, 2) == UNSIZED
     heads = Needs(ModelFacts(PATH, tensor=(TensorFacts(2, refusal="heads do not divide"),)), NO_KV)
-    assert heads.bounds(Split.TENSOR, 2) == "mlx-lm cannot split the model over 2 ranks: heads do not divide"
-    assert (
-        heads.bounds(Split.NONE, 1)
-        == "the size of the model for 1 rank is not known: agents compute sizes for 1 to 16 ranks, and only for 1 if mlx-lm "
-        "cannot build the model"
-    )
+    assert heads.bounds(Split.TENSOR, 2) == "heads do not divide"
+    assert heads.bounds(Split.NONE, 1) == UNSIZED
     assert needs((1, 1), _2=(5,)).tensor(2) == (), "a rank without figures"
 
 
@@ -368,3 +375,25 @@ def test_a_fleet_without_room_costs_no_scan_of_all_macs_for_each_mac(monkeypatch
         assert isinstance(found, Unplaceable) and found.proven
         counts.append(looked)
     assert counts[1] < 2.5 * counts[0], "twice the Macs, about twice the work"
+
+
+def test_a_folder_of_the_model_for_each_mac_costs_no_scan_of_all_macs_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    bounds = Needs.bounds
+
+    def counted(self: Needs, split: PlacedSplit, size: int) -> Bounds | str:
+        nonlocal looked
+        looked += 1
+        return bounds(self, split, size)
+
+    monkeypatch.setattr(Needs, "bounds", counted)
+    counts = []
+    for count in (80, 160):
+        looked = 0
+        fleet = cliques(count, 4, 5, ModelFacts(PATH))
+        facts = [ModelFacts(f"/{name}", "org/a", tensor=(TensorFacts(1, (30,)),), layer_bytes=(1,) * 30) for name in fleet.macs]
+        macs = [replace(mac, models=(model,)) for mac, model in zip(fleet.macs.values(), facts, strict=True)]
+        found = plan(Fleet(macs, fleet.cables.values()), Request(repository="org/a", memory=NO_KV))
+        assert isinstance(found, Unplaceable) and found.proven
+        counts.append(looked)
+    assert counts[1] < 2.5 * counts[0]

@@ -24,8 +24,13 @@ from thunderfleet_operator.placement import (
     Unplaceable,
     plan,
 )
+from thunderfleet_operator.placement.cohorts import Cohort
+from thunderfleet_operator.placement.explain.fixes import Way
+from thunderfleet_operator.placement.explain.obstacles import HopObstacles
+from thunderfleet_operator.placement.explain.relaxed import cheapest_set
 from thunderfleet_operator.placement.explain.shortage import smallest_needs
 from thunderfleet_operator.placement.memory import Needs
+from thunderfleet_operator.placement.search.budget import StepBudget
 
 from tests.unit.operator.test_placement_properties import NO_KV, PATH, problem
 
@@ -224,8 +229,9 @@ def test_a_ring_that_lacks_a_queue_pair_says_so() -> None:
     assert isinstance(found, Unplaceable)
     messages = [miss.message for miss in found.near_misses]
     assert (
-        "JACCL ring of a, b: RDMA device rdma_en2 of a has 1 free queue pairs, needs 2; other groups use the others" in messages
-    )
+        "JACCL ring of a, b: RDMA device rdma_en2 of a has 1 free queue pair, needs 2 (one for each RDMA connection), because "
+        "other groups use the others: delete a ModelDeployment that uses a, or set spec.transport: Ring"
+    ) in messages
 
 
 @settings(deadline=None)
@@ -247,3 +253,14 @@ def test_the_least_memory_is_as_by_brute_force(seed: int) -> None:
         wanted = [facts.shared_bytes + sum(layers[first:last]) for first, last in spans]
         best = min(best, sum(max(0, need - room) for need, room in zip(wanted, free, strict=True)))
     assert missing == best
+
+
+def test_a_near_miss_is_looked_for_in_a_limited_number_of_steps() -> None:
+    """Nine of ten Macs that fit in no order, though they have the memory together."""
+    facts = ModelFacts("/m", layer_bytes=(7,) * 5 + (6,) * 5)
+    macs = [Mac(f"m{i}", f"10.0.0.{i}", 8, models=(facts,)) for i in range(10)]
+    fleet, request = Fleet(macs), Request(path="/m", memory=NO_KV)
+    cohort = Cohort(Needs(facts, NO_KV), ("", ""), fleet.macs)
+    budget = StepBudget(40_000)
+    way = Way(fleet, request, cohort, Transport.RING, Split.PIPELINE, HopObstacles(fleet, Transport.RING), budget)
+    assert cheapest_set(way, macs, 9) is None and budget.left == 36_000

@@ -1,6 +1,7 @@
 """The planner's values: buckets, texts of quantities, scores, the fleet and its indexes."""
 
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 import pytest
@@ -141,7 +142,7 @@ SCORE = Score(3, 2, 0, 0, -80_000, -400_000, GIB, 40 * GIB, speed_mbps=80_000, u
         ({"neg_speed": -40_000, "speed_mbps": 40_000}, "slowest hop 40 Gb/s, measured instead of 80 Gb/s, measured"),
         ({"neg_bandwidth": 0}, "slowest memory not measured instead of 410 GB/s"),
         ({"spread_bytes": 2 * GIB}, "free memory of its Macs differs by 2.0 GiB instead of 1.0 GiB"),
-        ({"room_bytes": 41 * GIB}, "uses Macs with 41 GiB free instead of 40 GiB"),
+        ({"room_bytes": 41 * GIB}, "uses Macs with more free memory: 41 GiB instead of 40 GiB"),
         ({}, "equal score; the order of the Macs by free memory, then by name, decides"),
     ],
 )
@@ -213,8 +214,10 @@ def cable(
     return Cable(f"{one}{other}", End(one), End(other), speed, connected, ring_mbps=ring, rdma_mbps=rdma)
 
 
-def components(fleet: Fleet) -> set[frozenset[str]]:
-    return {frozenset(component) for component in fleet.components}
+def parts(fleet: Fleet, *, lan: bool = False) -> set[frozenset[str]]:
+    numbers = fleet.parts(lan=lan)
+    assert numbers.keys() == fleet.macs.keys()
+    return {frozenset(name for name in numbers if part in numbers[name]) for part in set(chain(*numbers.values()))}
 
 
 def test_dials_are_sorted_columns() -> None:
@@ -239,11 +242,12 @@ def test_the_ends_of_a_cable() -> None:
     assert (found.end("a").node, found.end("b").node, found.other("a"), found.other("b")) == ("a", "b", "b", "a")
 
 
-def test_components_are_joined_by_connected_cables_to_known_macs() -> None:
-    macs = [mac(name) for name in "abcdef"]
-    cables = [cable("a", "b"), cable("c", "b"), cable("d", "e", connected=False), cable("f", "x"), cable("e", "e")]
-    fleet = Fleet(macs, cables)
-    assert components(fleet) == {frozenset("abc"), frozenset("d"), frozenset("e"), frozenset("f")}
+def test_parts_are_joined_by_connected_cables_to_known_macs_and_by_dials() -> None:
+    macs = [*(mac(name) for name in "abcdf"), mac("e", ("f", "1"), ("x", "2"), ("e", "3"))]
+    ring = [cable("a", "b"), cable("c", "b"), cable("a", "c"), cable("c", "d")]
+    fleet = Fleet(macs, [*ring, cable("d", "e", connected=False), cable("f", "x"), cable("e", "e")])
+    assert parts(fleet) == {frozenset("abc"), frozenset("cd")}
+    assert parts(fleet, lan=True) == {frozenset("abc"), frozenset("cd"), frozenset("ef")}
     assert [entry.name for entry in fleet.links("e")] == ["de", "ee"] and fleet.links("z") == ()
 
 
@@ -264,23 +268,37 @@ def test_upper_bounds_of_speeds() -> None:
 
 def test_a_changed_fleet_replaces_adds_and_removes() -> None:
     fleet = Fleet([mac("a"), mac("b"), mac("c")], [cable("a", "b"), cable("b", "c")])
-    assert len(fleet.components) == 1
+    assert parts(fleet) == {frozenset("ab"), frozenset("bc")}
     apart = fleet.changed(cables=[cable("b", "c", connected=False)])
-    assert components(apart) == {frozenset("ab"), frozenset("c")} and len(apart.links("b")) == 2
+    assert parts(apart) == {frozenset("ab")} and len(apart.links("b")) == 2
     more = fleet.changed(macs=[mac("d")], cables=[cable("c", "d")])
-    assert components(more) == {frozenset("abcd")} and [entry.name for entry in more.links("d")] == ["cd"]
+    assert parts(more) == {frozenset("ab"), frozenset("bc"), frozenset("cd")} and [entry.name for entry in more.links("d")] == [
+        "cd"
+    ]
     less = fleet.changed(gone=["c", "bc"])
-    assert set(less.macs) == {"a", "b"} and set(less.cables) == {"ab"} and components(less) == {frozenset("ab")}
+    assert set(less.macs) == {"a", "b"} and set(less.cables) == {"ab"} and parts(less) == {frozenset("ab")}
     assert less.links("c") == () and set(fleet.macs) == set("abc"), "the old fleet is what it was"
 
 
 def test_a_changed_fleet_carries_indexes_over_only_if_they_still_hold() -> None:
     fleet = Fleet([mac("a"), mac("b", ("a", "1"))], [cable("a", "b")])
-    assert fleet.components and fleet.reached_by("a") == ("b",) and fleet.rates(rdma=False) == {28_000}
+    wired, near = fleet.parts(lan=False), fleet.parts(lan=True)
+    assert fleet.reached_by("a") == ("b",) and fleet.rates(rdma=False) == {28_000}
     busy = fleet.changed(macs=[replace(fleet.macs["a"], in_use=True)])
-    assert busy.components is fleet.components and busy.reached_by("a") == ("b",) and busy.macs["a"].in_use
+    assert busy.parts(lan=False) is wired and busy.parts(lan=True) is near
+    assert busy.reached_by("a") == ("b",) and busy.macs["a"].in_use
     assert busy.rates(rdma=False) is fleet.rates(rdma=False)
     slower = fleet.changed(cables=[cable("a", "b", 40_000)])
-    assert slower.components is fleet.components and slower.rates(rdma=False) == {14_000}
-    assert fleet.changed(macs=[mac("b")]).reached_by("a") == ()
+    assert slower.parts(lan=False) is wired and slower.rates(rdma=False) == {14_000}
+    silent = fleet.changed(macs=[mac("b")])
+    assert silent.reached_by("a") == () and silent.parts(lan=False) is wired and silent.parts(lan=True) is not near
     assert fleet.changed(gone=["b"]).reached_by("a") == ()
+
+
+def test_a_part_of_a_fleet_knows_what_the_whole_has_reached() -> None:
+    fleet = Fleet([mac("a"), mac("b"), mac("c", ("a", "1")), mac("d")], [cable("a", "b"), cable("b", "c")])
+    part = fleet.part(["b", "a"])
+    assert set(part.macs) == {"a", "b"} and set(part.cables) == {"ab"} and part.links("c") == ()
+    assert part.reached_addresses("a") == {"1"} and part.reached_addresses("b") == frozenset()
+    changed = part.changed([mac("b", ("a", "2"))])
+    assert changed.reached_addresses("a") == {"1", "2"} and changed.reached_by("a") == ("b",)

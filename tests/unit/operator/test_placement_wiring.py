@@ -127,7 +127,7 @@ def test_the_fleet_is_the_same_value_until_something_changes(world: World) -> No
     second = now()
     assert second is not first and not second.macs["mini"].schedulable and second.macs["studio-1"] is first.macs["studio-1"]
     world.remove(LINKS, "studio-1.tb1--studio-2.tb1")
-    assert not now().cables and now().components != second.components
+    assert not now().cables and now().parts(lan=False) != second.parts(lan=False)
     world.remove(NODES, "mini")
     assert "mini" not in now().macs
 
@@ -171,7 +171,7 @@ async def test_a_jaccl_plan_names_devices_addresses_and_shares(world: World) -> 
 async def test_status_says_that_a_better_place_exists_and_the_group_stays(world: World) -> None:
     world.deploy()
     await world.serve()
-    assert "a better place exists" not in world.condition("Placed")[2]
+    assert "a better placement exists" not in world.condition("Placed")[2]
     rdma(world, "studio-1", "studio-2", cable="studio-1.tb1--studio-2.tb1")
     world.later(60)
     await world.round()
@@ -183,7 +183,7 @@ async def test_status_says_that_a_better_place_exists_and_the_group_stays(world:
     world.change(LINKS, "studio-1.tb1--studio-2.tb1", lambda item: item["status"].update(conditions=[]))
     world.later(60)
     await world.round()
-    assert "a better place exists" not in world.condition("Placed")[2]
+    assert "a better placement exists" not in world.condition("Placed")[2]
 
 
 async def test_a_move_is_reported_with_its_reason(world: World) -> None:
@@ -244,7 +244,7 @@ async def test_a_mac_without_ring_ports_still_takes_ranks_that_need_none(world: 
     settings = PortSettings(PortRange(20000, 20003), PortRange(21000, 21015))
     used = taken_ports(world, studio_1=range(21000, 21001))
     found = choose(fleet_of(world), world.md, used, settings)
-    assert isinstance(found, Unplaceable) and "has no block of 16 ring ports left in 21000-21015" in found.message
+    assert isinstance(found, Unplaceable) and "has no block of 16 free ports in 21000-21015" in found.message
     world.mac("studio-3", "10.0.0.4", 6 * GIB)
     world.cable("studio-2", "studio-3", "169.254.2.1", "169.254.2.2")
     found = choose(fleet_of(world), world.md, used, settings)

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment
 from thunderfleet_operator.cli import main
+from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES
 
 from tests.unit.operator.world import World, tiny_model
@@ -56,6 +58,19 @@ def ports(count: int) -> Json:
     }
 
 
+TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
+
+
+def files(dice: random.Random, facts: Json) -> list[Json]:
+    """The models on a Mac: mostly the one that all have."""
+    others: tuple[list[Json], ...] = (
+        [],
+        [facts | {"complete": False, "problem": "a file is missing"}],
+        [facts | {"path": "/elsewhere/tiny"}],
+    )
+    return [facts] if dice.random() < 0.85 else dice.choice(others)
+
+
 def add_macs(world: World, dice: random.Random, facts: Json) -> list[str]:
     names = [f"mac-{n}" for n in range(dice.randint(1, 6))]
     kinds = dice.sample(CHIPS, dice.randint(1, 2))
@@ -64,14 +79,25 @@ def add_macs(world: World, dice: random.Random, facts: Json) -> list[str]:
         chip, cores = dice.choice(kinds)
         able = ["ring", "jaccl"] if dice.random() < 0.8 else ["ring"]
 
+        models, version = files(dice, facts), dice.choice(("0.32.4",) * 9 + ("0.33.0",))
+
         def tell(item: Json, chip: str = chip, cores: int = cores, able: list[str] = able) -> None:
             item["status"] |= {"hardware": {"chip": chip, "gpuCores": cores}, **ports(len(names))}
             item["status"]["runtime"]["backends"] = able
 
+        def hold(item: Json, models: list[Json] = models, version: str = version) -> None:
+            item["status"]["models"] = models
+            item["status"]["runtime"]["mlxVersion"] = version
+
         if dice.random() < 0.9:
             world.change(NODEPROFILES, name, tell)
+        world.change(NODEPROFILES, name, hold)
         if dice.random() < 0.1:
             world.change(NODES, name, lambda item: item["spec"].update(unschedulable=True))
+        if dice.random() < 0.1:
+            world.change(NODES, name, lambda item: item["spec"]["taints"].append(TAINT))
+        if dice.random() < 0.3:
+            world.change(NODES, name, lambda item: item["metadata"]["labels"].update(room="b"))
     return names
 
 
@@ -83,26 +109,53 @@ def add_cables(world: World, dice: random.Random, names: list[str]) -> list[str]
             if dice.random() > chance:
                 continue
             other, a, b = names[j], j, i + 1
-            name, speed = f"{one}.tb{a}--{other}.tb{b}", dice.choice((40_000, 80_000, 80_000))
-            ends = [
-                {
-                    "node": node, "port": port, "interface": f"en{port}", "rdmaDevice": f"rdma_en{port}", "rdmaState": "Active",
-                    "address": f"169.254.{10 * i + j}.{number}", "speedMbps": speed, "seesPeer": True,
-                }
-                for number, (node, port) in enumerate(((one, a), (other, b)), 1)
-            ]  # fmt: skip
-            spec = {"a": {"node": one, "port": a}, "b": {"node": other, "port": b}}
-            world.put(LINKS, {"metadata": {"name": name}, "spec": spec, "status": {"endpoints": ends}})
-            found.append(name)
+            found.append(plug_in(world, (one, a), (other, b), dice.choice((40_000, 80_000, 80_000)), 10 * i + j))
+            if dice.random() < 0.15:
+                # The other end detects nothing, or neither does, or the device is down, or it has no address.
+                changes: Json = dice.choice(({"seesPeer": False}, {"rdmaState": "Down"}, {"address": None}))
+                both = dice.random() < 0.5
+                world.change(LINKS, found[-1], partial(harm, changes=changes, both=both))
     return found
+
+
+def harm(item: Json, *, changes: Json, both: bool) -> None:
+    ends = item["status"]["endpoints"]
+    for end in ends if both else ends[:1]:
+        end.update(changes)
+        for name in [name for name, value in end.items() if value is None]:
+            del end[name]
+
+
+def plug_in(world: World, one: tuple[str, int], other: tuple[str, int], speed: int, network: int) -> str:
+    """A new cable between two ports."""
+    name = f"{one[0]}.tb{one[1]}--{other[0]}.tb{other[1]}"
+    ends = [
+        {
+            "node": node, "port": port, "interface": f"en{port}", "rdmaDevice": f"rdma_en{port}", "rdmaState": "Active",
+            "address": f"169.254.{network}.{number}", "speedMbps": speed, "seesPeer": True,
+        }
+        for number, (node, port) in enumerate((one, other), 1)
+    ]  # fmt: skip
+    spec = {side: {"node": node, "port": port} for side, (node, port) in zip("ab", (one, other), strict=True)}
+    world.put(LINKS, {"metadata": {"name": name}, "spec": spec, "status": {"endpoints": ends}})
+    return name
 
 
 def spec_of(dice: random.Random) -> Json:
     spec: Json = {"model": {"repository": "org/tiny"}, "replicas": dice.choice((1, 1, 2))}
+    nodes: Json = {}
     if dice.random() < 0.4:
-        spec["nodes"] = {"min": dice.choice((1, 2, 3))}
-    if dice.random() < 0.3:
-        spec["placement"] = {"policy": "Fastest"}
+        nodes["min"] = dice.choice((1, 2, 3))
+    if dice.random() < 0.2:
+        nodes["tolerations"] = [{"key": "team", "operator": dice.choice(("Exists", "Equal")), "effect": "NoSchedule"}]
+        if nodes["tolerations"][0]["operator"] == "Equal":
+            nodes["tolerations"][0]["value"] = dice.choice("ab")
+    if dice.random() < 0.1:
+        nodes["selector"] = {"room": "b"}
+    if nodes:
+        spec["nodes"] = nodes
+    if dice.random() < 0.5:
+        spec["placement"] = {"policy": dice.choice(("Fastest", "Fewest"))}
     if dice.random() < 0.2:
         spec["transport"] = dice.choice(("Ring", "JACCL"))
     if dice.random() < 0.2:
@@ -151,7 +204,7 @@ def written(world: World, folder: Path, *, plans: bool) -> Path:
 def said(group: Mapping[str, Any]) -> Json:
     """What ``plan`` says of a group, as far as the status says it too."""
     if not group["placed"]:
-        return {"message": group["message"]}
+        return {"message": group["message"][:MESSAGE_LENGTH]}
     return {
         "ranks": [(rank["node"], rank["memoryBytes"], rank["layers"]) for rank in group["ranks"]],
         "transport": group["transport"],
@@ -177,8 +230,55 @@ def decided(group: Group) -> Json:
     }
 
 
-@pytest.mark.parametrize("seed", range(40))
-async def test_the_offline_planner_says_what_the_operator_decides(seed: int, tmp_path: Path, capsys: Any) -> None:
+def supposed(world: World, dice: random.Random, names: list[str]) -> list[str]:
+    """Changes the fleet, and says it as arguments of ``plan``."""
+    kind, able = dice.random(), [name for name in names if has_ports(world, name)]
+    if kind < 0.2 and len(names) > 1:
+        gone = dice.choice(names)
+        return ["--without", gone]
+    if kind < 0.5 and len(able) > 1:
+        one, other = sorted(dice.sample(able, 2))
+        a, b, speed = dice.randint(1, len(names)), dice.randint(1, len(names)), dice.choice((40, 80))
+        return ["--what-if", f"cable {one}:{a} {other}:{b} {speed}"]
+    return []
+
+
+def has_ports(world: World, name: str) -> bool:
+    return "thunderbolt" in world.cache[NODEPROFILES].items[name]["status"]
+
+
+async def happens(world: World, arguments: list[str]) -> None:
+    """What ``plan`` is to suppose."""
+    if arguments[:1] == ["--without"]:
+        gone = arguments[1]
+        world.remove(NODES, gone)
+        world.remove(NODEPROFILES, gone)
+        for key, link in list(world.cache[LINKS].items.items()):
+            if gone in (link["spec"]["a"]["node"], link["spec"]["b"]["node"]):
+                world.remove(LINKS, key)
+    if arguments[:1] == ["--what-if"]:
+        _, *ends, gbps = arguments[1].split()
+        (one, a), (other, b) = ((node, int(port)) for node, _, port in (end.partition(":") for end in ends))
+        for key, link in list(world.cache[LINKS].items.items()):
+            if {(end["node"], end["port"]) for end in link["spec"].values()} & {(one, a), (other, b)}:
+                world.remove(LINKS, key)
+        await world.links.round(plug_in(world, (one, a), (other, b), int(gbps) * 1000, 99))
+
+
+def planned(world: World, folder: Path, spec: Json, dice: random.Random, more: list[str], capsys: Any) -> tuple[int, Json]:
+    """Exit status and output of ``plan``."""
+    fleet, deployment = written(world, folder, plans=dice.random() < 0.5), folder / "md.yaml"
+    head: Json = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment"}
+    deployment.write_text(yaml.safe_dump({**head, "metadata": {"name": "md", "namespace": "ns"}, "spec": spec}))
+    capsys.readouterr()
+    status = main(["plan", "--fleet", str(fleet), "--deployment", str(deployment), "-o", "json", *more])
+    output = capsys.readouterr()
+    assert not output.err, output.err
+    return status, json.loads(output.out)
+
+
+async def agrees(seed: int, folder: Path, capsys: Any) -> None:
+    """Compares what ``plan`` says of a random fleet with what the operator does there."""
     dice, world = random.Random(seed), World()
     names = add_macs(world, dice, model(dice))
     for cable in add_cables(world, dice, names):
@@ -189,13 +289,37 @@ async def test_the_offline_planner_says_what_the_operator_decides(seed: int, tmp
         if read(world, "other").status.groups[0].ranks:
             benchmark(world, "other", dice.choice((5.0, 20.0, 60.0)))
     spec = spec_of(dice)
-    fleet, deployment = written(world, tmp_path, plans=dice.random() < 0.5), tmp_path / "md.yaml"
-    head: Json = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment"}
-    deployment.write_text(yaml.safe_dump({**head, "metadata": {"name": "md", "namespace": "ns"}, "spec": spec}))
-    status = main(["plan", "--fleet", str(fleet), "--deployment", str(deployment), "-o", "json"])
-    planned = json.loads(capsys.readouterr().out)
-    put(world, "md", spec)
+    runs = dice.random() < 0.3
+    if runs:
+        # It keeps its groups, and gets one more.
+        put(world, "md", spec)
+        await settled(world, "md")
+        spec = spec | {"replicas": spec["replicas"] + dice.choice((0, 1))}
+    more = [] if runs else supposed(world, dice, names)
+    status, found = planned(world, folder, spec, dice, more, capsys)
+    await happens(world, more)
+    if runs:
+        world.change(DEPLOYMENTS, "ns/md", lambda item: item["spec"].update(spec))
+    else:
+        put(world, "md", spec)
     await settled(world, "md")
     groups = read(world, "md").status.groups
-    assert [said(group) for group in planned["groups"]] == [decided(group) for group in groups]
-    assert (status == 0) == planned["placed"] == all(group.ranks for group in groups)
+    for one, other in zip(found["groups"], groups, strict=True):
+        mine, theirs = said(one), decided(other)
+        if one["kept"]:
+            # The status says by what it was chosen then.
+            mine["reason"], theirs["reason"] = (entry["reason"].partition("; ")[2] for entry in (mine, theirs))
+        assert mine == theirs
+    assert (status == 0) == found["placed"] == all(group.ranks for group in groups)
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_the_offline_planner_says_what_the_operator_decides(seed: int, tmp_path: Path, capsys: Any) -> None:
+    await agrees(seed, tmp_path, capsys)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(20))
+async def test_the_offline_planner_says_it_of_many_fleets(part: int, tmp_path: Path, capsys: Any) -> None:
+    for seed in range(1000 + part, 1600, 20):
+        await agrees(seed, tmp_path, capsys)

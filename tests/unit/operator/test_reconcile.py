@@ -222,7 +222,10 @@ async def test_another_commit_of_the_model_is_named(world: World, make_model: An
         "commit def of repository org/x was not found on any Mac; mini has commit abc: set spec.model.revision to the full "
         "hash of one of them, or to main for any commit",
     )
-    assert world.condition("Placed")[1:] == ("ModelNotResolved", "no Mac has the model: see condition ModelResolved")
+    assert world.condition("Placed")[1:] == (
+        "ModelNotResolved",
+        "no Mac has a complete copy of the model: see condition ModelResolved",
+    )
     world.edit(model={"repository": "org/x", "revision": "main"})
     await world.round()
     assert world.condition("ModelResolved")[0] == world.condition("Placed")[0] == "True"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_lib.csr.parse import REQUEST_BYTES
-from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL, WAIT_SECONDS
+from thunderfleet_lib.csr.rules import AGAIN, CONTROL_PLANE_LABEL, WAIT_SECONDS
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.certificate_controller import ENDPOINTS, SERVICE
 from thunderfleet_operator.act.writer import NotLeading
@@ -75,7 +75,7 @@ async def test_a_foreign_address_is_denied_after_a_while(macs: World) -> None:
     assert again is not None and 0 < again <= 1 and decided(macs) == {}
     macs.now += timedelta(seconds=1)
     assert await macs.certificates.round("mac-1") is None
-    assert decided(macs) == {"csr-1": f"Denied: Node mac-1 does not publish {OTHER} (waited 60 s)"}
+    assert decided(macs) == {"csr-1": f"Denied: Node mac-1 does not publish {OTHER} (waited 60 s); {AGAIN}"}
 
 
 async def test_an_address_that_the_node_publishes_a_little_later_is_approved(macs: World) -> None:

@@ -271,7 +271,11 @@ def test_a_group_without_a_place() -> None:
     assert conditions(built(outcome(), UNPLACED))["Placed"][2] == "group 1: no Mac has room"
     missing = Resolution(False, "ModelNotFound", "nowhere")
     lost = conditions(built(UNPLACED, found=missing))
-    assert lost["Placed"] == ("False", "ModelNotResolved", "no Mac has the model: see condition ModelResolved")
+    assert lost["Placed"] == (
+        "False",
+        "ModelNotResolved",
+        "no Mac has a complete copy of the model: see condition ModelResolved",
+    )
     assert lost["Ready"] == ("False", "ModelNotFound", "nowhere")
     assert conditions(built(outcome(), found=missing))["Placed"][0] == "True", "what runs has its place"
     waiting = Outcome(unplaced_view(), NextStep(Step.PLACE), report(None))

@@ -72,7 +72,9 @@ def test_a_runner_that_gives_up_says_why() -> None:
     assert nameless.reason == Reason.GAVE_UP
     mute = failed(view(), report(GroupPhase.GAVE_UP, message="no more attempts"))
     assert facts(mute) == ("GaveUp", FaultClass.BUG, None, None) and mute.message == "no more attempts"
-    assert failed(view(), report(GroupPhase.GAVE_UP)).message == "the runner gave up"
+    assert failed(view(), report(GroupPhase.GAVE_UP)).message == (
+        "rank 0 gave up without a reason: see `kubectl logs -n ns md-0-e1-0`, before the pod is replaced"
+    )
 
 
 def test_a_deleted_node_and_a_lost_pod() -> None:

@@ -225,6 +225,13 @@ def test_a_group_keeps_the_ports_of_its_plan_or_else_of_its_pods() -> None:
     assert lost.kept_ports == {"a": RankPorts(1, 2)} and RankPorts(1, 2, (3,)).all == {1, 2, 3}
 
 
+def test_without_a_placement_all_pods_are_old() -> None:
+    lost = replace(view(), epoch=None, last_epoch=-1)
+    after = lost.with_pods([pod(0, epoch=number) for number in (2, 1, 0)])
+    assert (after.epoch, after.last_epoch, after.pods) == (None, -1, ())
+    assert [one.epoch for one in after.old_pods] == [0, 1, 2]
+
+
 def test_the_epoch_after_the_writes_is_the_newest() -> None:
     epoch = read_epoch(config_map(2))
     after = view().with_pods([pod(0), pod(0, epoch=2)], epoch)

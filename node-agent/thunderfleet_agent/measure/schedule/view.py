@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from thunderfleet_crds.nodeprofile import Agent, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkSpec, link_name
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
+from thunderfleet_lib.rdma.rules import LEAST_MACOS_TEXT
 
 from thunderfleet_agent.measure.schedule import probes
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Probe, Target
@@ -127,7 +128,7 @@ def _problem(status: NodeProfileStatus, link: ThunderboltLink | None, end: Cable
         return "the agent has not read the backends of MLX yet"
     if RDMA_BACKEND not in status.runtime.backends:
         version = f" {status.runtime.mlx_version}" if status.runtime.mlx_version else ""
-        return f"MLX{version} on this Mac has no JACCL backend, which needs macOS 26.2 or newer on Apple silicon"
+        return f"MLX{version} on this Mac has no JACCL backend, which needs {LEAST_MACOS_TEXT} on Apple silicon"
     usable = next((c for c in link.status.conditions if c.type == ConditionType.RDMA_USABLE), None) if link else None
     if usable is None:
         return "the ThunderboltLink has no condition RDMAUsable yet"

@@ -77,7 +77,7 @@ class ProbeLock:
 
     def _busy(self, hold: Hold) -> MacBusy:
         if hold.peer == self._node:
-            return MacBusy(f"an interactive measurement runs on {self._node}")
+            return MacBusy(f"`thunderfleet-agent measure` runs on {self._node}")
         if hold.peer == THIS_MAC:
             return MacBusy(f"{self._node} is measuring its own GPU")
         return MacBusy(f"{self._node} is running a benchmark with {hold.peer}")

@@ -56,7 +56,7 @@ async def dial(
         await channel.send(SessionMessage(next="down"))
         received, arrived = await opened.receive(DOWN, most, seconds)
         if received == 0:
-            raise SessionFailed(f"received too few bytes from {channel.peer}")
+            raise _too_little(f"from {channel.peer}", seconds)
         await channel.send(SessionMessage(mbps=received, rtt=trips.rtt, jitter=trips.jitter))
     return SessionResult(_figures(theirs.mbps, received, trips.rtt, trips.jitter), sent + arrived)
 
@@ -90,7 +90,7 @@ async def answer(channel: Channel, request: ProbeRequest, settings: MeasureSetti
             receiving.cancel()
         await channel.send(SessionMessage(mbps=received))
         if received == 0:
-            raise SessionFailed(f"received too few bytes from {channel.peer}")
+            raise _too_little(f"from {channel.peer}", seconds)
         expect(channel, await channel.receive(SessionMessage, seconds + SLACK_SECONDS), "down")
         sent = await opened.send(DOWN, most, seconds)
         theirs = await _figures_of(channel, seconds)
@@ -124,12 +124,19 @@ async def _streams(channel: Channel, opened: Streams) -> AsyncIterator[None]:
         opened.close()
 
 
+def _too_little(where: str, seconds: float) -> SessionFailed:
+    """``where``: from or at which Mac the data should have arrived."""
+    return SessionFailed(
+        f"too little data arrived {where} within {seconds:g} s to compute a rate: check the connection between the two Macs"
+    )
+
+
 async def _figures_of(channel: Channel, seconds: float) -> SessionMessage:
     """The peer's measurement: no rate if all bytes arrived in one read, 0 if too few arrived. Raises SessionFailed."""
     message = await channel.receive(SessionMessage, seconds + SLACK_SECONDS)
     expect(channel, message, "")
     if message.mbps == 0:
-        raise SessionFailed(f"{channel.peer} received too few bytes")
+        raise _too_little(f"at {channel.peer}", seconds)
     return message
 
 

@@ -22,4 +22,7 @@ def expect(channel: Channel, message: SessionMessage, step: str) -> None:
     if message.error:
         raise SessionFailed(f"{channel.peer}: {message.error}")
     if message.next != step:
-        raise SessionFailed(f"{channel.peer} sent {message.next or 'no step'!r}, expected {step or 'measured values'!r}")
+        got, wanted = message.next or "measured values", step or "measured values"
+        raise SessionFailed(
+            f"{channel.peer} sent {got!r}, expected {wanted!r}: both ends must run the same version of Thunderfleet"
+        )

@@ -149,7 +149,9 @@ def memory(warm_seconds: float, progress: Progress) -> dict[str, Any]:
     summed = mx.sum(buffer).item()
     # A CPU adds float32 one by one, and 2^24 + 1 is 2^24 then.
     if not isinstance(summed, float) or not min(count, 2**24) <= summed <= 1.01 * count:
-        raise NotMeasured(f"the sum over {count} ones is wrong: {summed}")
+        raise NotMeasured(
+            f"the GPU computed a wrong sum, {summed} instead of {count}: restart this Mac; if this repeats, its GPU is faulty"
+        )
 
     def run() -> float:
         mx.eval(mx.sum(buffer))

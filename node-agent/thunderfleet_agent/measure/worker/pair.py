@@ -119,8 +119,8 @@ class Rank:
 
 def _figures(rank: Rank, most: int, seconds: float) -> dict[str, Any]:
     small, payload = rank.zeros(SMALL), rank.zeros(PAYLOAD)
-    if rank.total(rank.rank + 1.0) != 3.0:
-        raise RuntimeError("the group's all-reduce returned a wrong sum")
+    if (total := rank.total(rank.rank + 1.0)) != 3.0:
+        raise RuntimeError(f"the two Macs computed a wrong sum over the cable, {total} instead of 3: replace the cable")
     sums = _sums(rank)
     trips = [rank.trip(small) for _ in range(WARM_TRIPS + TRIPS)][WARM_TRIPS:]
     rates = [_rate(rank, sender, payload, most, seconds) for sender in (0, 1)]

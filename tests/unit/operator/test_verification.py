@@ -1,0 +1,132 @@
+"""``spec.verify`` and the condition Verified: what a plan takes from it, and what the status says of a group's checks."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from thunderfleet_crds.conditions import find_condition
+from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec, VerifiedStatus
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import GroupPhase, RankPhase, Verify
+from thunderfleet_operator.decide.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.status.deployment import build
+from thunderfleet_operator.decide.status.outcome import Outcome
+from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.watch.cache import CONFIGMAPS
+
+from tests.unit.operator.values import NOW, group_status, report, view
+from tests.unit.operator.world import World
+
+PASSED = {"status": "True", "reason": "Verified", "message": "every bit right"}
+RUNS = {"status": "Unknown", "reason": "NotVerified", "message": "the ranks check"}
+WRONG = {"status": "False", "reason": "LinkCorrupts", "message": "data arrives changed"}
+OFF = {"status": "Unknown", "reason": "VerificationDisabled", "message": "spec.verify is None"}
+Json = dict[str, Any]
+
+
+def deployment(replicas: int = 1, **spec: Any) -> ModelDeployment:
+    wanted = {"model": {"repository": "org/tiny"}, "replicas": replicas, **spec}
+    return ModelDeployment.load({"metadata": {"name": "md", "namespace": "ns", "uid": "uid", "generation": 1}, "spec": wanted})
+
+
+def said(told: Json | None, phase: GroupPhase = GroupPhase.READY) -> Report:
+    return report(phase, RankPhase.SERVING, RankPhase.SERVING, verified=told)
+
+
+def known(told: Json, epoch: int = 1) -> Group:
+    return group_status(epoch=epoch, verified=VerifiedStatus.load(told))
+
+
+def outcome(found: Report, status: Group | None = None, **changes: Any) -> Outcome:
+    return Outcome(replace(view(status=status), **changes), NextStep(Step.KEEP), found)
+
+
+def verified(*outcomes: Outcome, **spec: Any) -> tuple[str, str, str]:
+    of = deployment(len(outcomes), **spec)
+    status = build(of, outcomes, Resolution(True, "Found", "there"), tuple[Pod, ...](), NOW)
+    found = find_condition(status.conditions, "Verified")
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+def group(found: Report, status: Group | None = None, **changes: Any) -> str | None:
+    made = outcome(found, status, **changes)
+    shown = build(deployment(), [made], Resolution(True, "Found", "there"), tuple[Pod, ...](), NOW).groups[0].verified
+    return shown.reason if shown is not None else None
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (PASSED, ("True", "Verified", "group 0: every bit right")),
+        (RUNS, ("Unknown", "NotVerified", "group 0: the ranks check")),
+        (WRONG, ("False", "LinkCorrupts", "group 0: data arrives changed")),
+        (None, ("Unknown", "NotVerified", "group 0: not checked yet")),
+    ],
+)
+def test_the_condition_is_what_rank_0_reports(told: Json | None, expected: tuple[str, str, str]) -> None:
+    assert verified(outcome(said(told))) == expected
+
+
+def test_the_group_that_failed_counts_first_then_the_one_that_is_not_known_to_have_passed() -> None:
+    good, wrong, runs = (replace(outcome(said(told)), view=numbered(i)) for i, told in enumerate((PASSED, WRONG, RUNS)))
+    assert verified(good, wrong, runs) == ("False", "LinkCorrupts", "group 1: data arrives changed")
+    assert verified(good, runs) == ("Unknown", "NotVerified", "group 2: the ranks check")
+    other = replace(good, view=numbered(1))
+    assert verified(good, other) == ("True", "Verified", "group 0: every bit right; group 1: every bit right")
+
+
+def numbered(index: int) -> GroupView:
+    return replace(view(), index=index)
+
+
+def test_nothing_is_checked_where_nothing_is_wanted() -> None:
+    assert verified() == ("Unknown", "ScaledToZero", "spec.replicas is 0")
+    disabled = ("Unknown", "VerificationDisabled", "spec.verify is None, so nothing is checked")
+    assert verified(outcome(said(OFF)), verify="None") == verified(outcome(said(None)), verify="None") == disabled
+
+
+def test_what_was_known_counts_until_rank_0_says_something_else() -> None:
+    silent = report(None)
+    assert group(silent, known(PASSED)) == "Verified", "the operator has restarted"
+    assert group(silent, known(PASSED), last_epoch=2) is None, "another placement has passed nothing yet"
+    assert group(silent) is None
+    assert group(said(None), known(PASSED)) is None, "a runner of an earlier version has replaced the pod"
+    assert group(said(RUNS), known(PASSED)) == "NotVerified", "another attempt"
+
+
+def test_a_check_that_failed_counts_until_another_one_has_ended() -> None:
+    failed = known(WRONG)
+    for found in (report(None), said(RUNS, GroupPhase.FORMING)):
+        assert group(found, failed) == "LinkCorrupts"
+        assert group(found, failed, last_epoch=2) == "LinkCorrupts", "in the next placement too"
+    assert group(report(None), failed, epoch=None, pods=()) == "LinkCorrupts", "while there is no placement"
+    assert group(said(PASSED), failed) == "Verified"
+    assert group(said(OFF), failed) == "VerificationDisabled"
+
+
+async def test_the_plan_says_what_is_wanted(world: World) -> None:
+    world.deploy(verify="Quick")
+    await world.round()
+    plan = Plan.model_validate_json(world.cache[CONFIGMAPS].items["ns/md-0-e1"]["data"]["plan.json"])
+    assert plan.verify is Verify.QUICK
+    earlier = plan.model_dump(by_alias=True, mode="json")
+    del earlier["verify"]
+    assert Plan.model_validate(earlier).verify is Verify.FULL
+    world.run_pods()
+    world.say("Ready", 1, verified=PASSED)
+    await world.round()
+    assert world.condition("Verified")[:3] == ("True", "Verified", "group 0: every bit right")
+
+
+def test_the_default_rolls_no_group_out_and_other_values_do() -> None:
+    def hashed(**spec: Any) -> str:
+        return spec_hash(ModelDeploymentSpec.load({"model": {"path": "/m"}, **spec}))
+
+    assert hashed() == hashed(verify="Full")
+    assert len({hashed(), hashed(verify="Quick"), hashed(verify="None")}) == 3
+    with pytest.raises(ValueError, match="Quick"):
+        hashed(verify="quick")
