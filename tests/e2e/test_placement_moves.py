@@ -173,7 +173,7 @@ def test_two_deployments_that_want_the_same_mac(line: Line, deploy: Deploy, alon
     second = deploy("second", **alone_on("mini-4", memory=MOST))
     lack = second.until_condition("Placed", "False", "NoRoom")["message"]
     assert "mini-4 has " in lack and "the whole model needs" in lack
-    assert events(second, "NoRoom") == [lack]
+    assert second.until(lambda: events(second, "NoRoom"), "an Event tells it too") == [lack]
     for deployment in (first, second):
         foretold(deployment)
     # The remaining memory and ports suffice for a small deployment.
