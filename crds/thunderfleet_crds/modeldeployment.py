@@ -380,7 +380,7 @@ class VerifiedStatus(ApiModel):
 
 
 class LostPlace(ApiModel):
-    """The placement that a group has lost because of a cable. See spec.recovery.failback."""
+    """The placement that a group has lost through a failure. See spec.recovery.failback."""
 
     transport: PlacedTransport | None = Field(default=None, description="Transport of the placement.")
     nodes: Annotated[tuple[Name, ...], Field(max_length=MAX_RANKS)] = Field(
@@ -472,8 +472,8 @@ class Group(ApiModel):
     last_failure: Failure | None = Field(default=None, description="Most recent failure of the group.")
     lost_place: LostPlace | None = Field(
         default=None,
-        description="Placement that the group had to leave because a cable failed. Unset when the group has gone back to a "
-        "better placement.",
+        description="Placement that the group had to leave because a cable failed, or because a Mac got another address or "
+        "name. Unset when the group has gone back to a placement that is as good.",
     )
     avoided_links: Annotated[tuple[AvoidedLink, ...], Field(max_length=MAX_AVOIDED_LINKS)] = Field(
         default=(),

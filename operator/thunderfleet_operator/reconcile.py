@@ -63,8 +63,8 @@ class Reconciler:
         self._clock = clock
         self._planner = planner
         self._advice: dict[str, dict[int, Advice]] = {}
-        self._asked: dict[tuple[str, int], tuple[Fleet, int]] = {}
-        """The fleet and the epoch of the last question about a better placement, by ModelDeployment and group."""
+        self._asked: dict[tuple[str, int], tuple[Fleet, frozenset[str], int]] = {}
+        """What the last question about a better placement was about, by ModelDeployment and group: as in ``Advice``."""
         self._settling: dict[tuple[str, int], float] = {}
         """By ModelDeployment and group, since when (monotonic) its first placement waits for reports about a cable."""
         self._waiting: dict[str, datetime] = {}
@@ -126,7 +126,7 @@ class Reconciler:
             decision = decide(observed, self._settings, self._planner.answers(key))
             for index, question in decision.questions.items():
                 if isinstance(question, WhatIsBetter):
-                    self._asked.setdefault((key, index), (observed.fleet, _epoch(observed, index)))
+                    self._asked.setdefault((key, index), (observed.fleet, decision.avoids, _epoch(observed, index)))
             if not await self._planner.ask(key, decision.questions):
                 break
         return decision
@@ -140,9 +140,10 @@ class Reconciler:
         now = self._clock()
         advice = self._advice.setdefault(key, {})
         for index, text in self._planner.take_better(key).items():
-            fleet, epoch = self._asked.pop((key, index), (None, 0))
-            if fleet is not None:
-                advice[index] = Advice(fleet, epoch, now, text)
+            about = self._asked.pop((key, index), None)
+            if about is not None:
+                fleet, avoids, epoch = about
+                advice[index] = Advice(fleet, avoids, epoch, now, text)
         self._steadiness = self._steadiness.with_fleet(self._index.fleet, self._monotonic())
         return observe_deployment(
             self._index,

@@ -28,9 +28,8 @@ from thunderfleet_operator.decide.deployment import (
     status_after,
     views_after,
 )
-from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.manifests import PodSettings, transport
 from thunderfleet_operator.decide.status.events import occurrences
-from thunderfleet_operator.decide.status.group import transport
 from thunderfleet_operator.decide.status.outcome import Blocked
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch

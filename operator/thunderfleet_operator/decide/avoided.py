@@ -43,13 +43,22 @@ def _lasts(link: AvoidedLink, fleet: Fleet, now: datetime) -> bool:
     return recent and (cable is None or cable.connection == link.connection)
 
 
+def counted(links: Iterable[AvoidedLink], fleet: Fleet, now: datetime) -> tuple[AvoidedLink, ...]:
+    """Those of the cables on which nothing new is placed now."""
+    return tuple(link for link in links if link.name in fleet.cables and _lasts(link, fleet, now))
+
+
+def seconds_left(links: Iterable[AvoidedLink], now: datetime) -> float | None:
+    """Seconds until the first of these cables is not avoided any more although nothing else has changed."""
+    return min((FORGOTTEN_SECONDS - age_seconds(link.since, now) for link in links), default=None)
+
+
 def without(fleet: Fleet, links: Iterable[AvoidedLink], now: datetime) -> Fleet:
     """The fleet, in which nothing new is placed on these cables."""
     marked: dict[str, Cable] = {}
-    for link in sorted(links, key=lambda link: link.since):
-        cable = fleet.cables.get(link.name)
-        if cable is not None and _lasts(link, fleet, now):
-            marked[link.name] = replace(cable, unsteady=_mark(link, cable, now))
+    for link in sorted(counted(links, fleet, now), key=lambda link: link.since):
+        cable = fleet.cables[link.name]
+        marked[link.name] = replace(cable, unsteady=_mark(link, cable, now))
     return fleet.changed(cables=marked.values()) if marked else fleet
 
 

@@ -6,7 +6,7 @@ Each group that is placed takes memory, ports and queue pairs from those after i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, LostPlace, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
 from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.reasons import Reason
@@ -15,18 +15,17 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide import manifests, port_aware_placement
 from thunderfleet_operator.decide.account import Account
-from thunderfleet_operator.decide.avoided import avoided, without
+from thunderfleet_operator.decide.avoided import avoided, counted, seconds_left, without
 from thunderfleet_operator.decide.cables import unknown_rdma
-from thunderfleet_operator.decide.failback import Failback, failback, lost_place
+from thunderfleet_operator.decide.failback import Failback, failback, lost_after, lost_place
 from thunderfleet_operator.decide.lifecycle import NextStep, Step, must_drain, next_step, ready
 from thunderfleet_operator.decide.mac_usage import quarantine_for
-from thunderfleet_operator.decide.manifests import Manifest, PodSettings
+from thunderfleet_operator.decide.manifests import Manifest, PodSettings, transport
 from thunderfleet_operator.decide.model import Resolution, resolve
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.decide.request import request, spec_hash
 from thunderfleet_operator.decide.rollout import next_to_roll
 from thunderfleet_operator.decide.status import deployment as status
-from thunderfleet_operator.decide.status.group import transport
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_speed
 from thunderfleet_operator.observe.objects import GroupKey
@@ -91,6 +90,8 @@ class GroupDecision:
     """The cable whose first report the placement waits for. ``planning`` then."""
     avoided: tuple[AvoidedLink, ...] = ()
     """Cables that changed data of the group."""
+    lost: LostPlace | None = None
+    """The place that the group has lost, once it has ``placement``."""
 
     @property
     def plan(self) -> Plan | None:
@@ -118,6 +119,8 @@ class Decision:
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
+    avoids: frozenset[str]
+    """Cables that the answers to ``questions`` leave out because they changed data."""
     questions: Mapping[int, Question]
     """Questions to the planner, by group. At most one asks for a place, because the next one depends on its answer."""
     recheck_seconds: float | None
@@ -164,17 +167,19 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
     wanted_hash = spec_hash(deployment.spec)
     wanted = {index: view for index, view in observed.groups.items() if index < deployment.spec.replicas}
     links = {index: _avoided(observed, view) for index, view in observed.groups.items()}
-    fleet = without(observed.fleet, (link for known in links.values() for link in known), observed.now)
+    avoids = counted((link for known in links.values() for link in known), observed.fleet, observed.now)
+    fleet = without(observed.fleet, avoids, observed.now)
+    names = frozenset(link.name for link in avoids)
     account = Account(fleet, observed.usage, observed.taken)
     quarantines: list[tuple[Failure, str]] = []
     groups: list[GroupDecision] = []
     questions: dict[int, Question] = {}
     waiting = False
-    rechecks: list[float | None] = [observed.steady_seconds]
+    rechecks: list[float | None] = [observed.steady_seconds, seconds_left(avoids, observed.now)]
     stuck: set[int] = set()
     # Groups that serve come last: whether one of them may be replaced depends on the others.
     for index, view in sorted(wanted.items(), key=lambda item: (ready(observed.reports[item[0]]), item[0])):
-        back = _failback(observed, view, wanted, fleet, moving=any(group.next.returns for group in groups))
+        back = _failback(observed, view, wanted, fleet, names, moving=any(group.next.returns for group in groups))
         step = next_step(
             view,
             observed.reports[index],
@@ -194,7 +199,10 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         links[index] = _avoided(observed, view, step.failure)
         account = account.avoiding(links[index], observed.now)
         group, place = _group(observed, settings, account, view, step, wanted_hash, answers, waiting=waiting)
-        group, advice, again = _with_advice(observed, replace(group, waits=back.waits, avoided=links[index]), fleet)
+        if group.placement is not None:
+            group = replace(group, lost=lost_after(view, step, group.placement.plan, fleet, outdated=group.outdated))
+        group = replace(group, waits=back.waits, avoided=links[index])
+        group, advice, again = _with_advice(observed, group, fleet, names)
         waiting = waiting or group.planning
         question = place or advice
         if question is not None:
@@ -220,6 +228,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         service=_service(observed),
         service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
         resolution=resolve(observed.fleet, request(deployment.spec)),
+        avoids=names,
         questions=questions,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
     )
@@ -294,13 +303,15 @@ def _avoided(observed: Observed, view: GroupView, failure: Failure | None = None
     return avoided(known, failure, view.last_epoch, observed.fleet, observed.now)
 
 
-def _failback(observed: Observed, view: GroupView, wanted: Mapping[int, GroupView], fleet: Fleet, *, moving: bool) -> Failback:
+def _failback(
+    observed: Observed, view: GroupView, wanted: Mapping[int, GroupView], fleet: Fleet, avoids: frozenset[str], *, moving: bool
+) -> Failback:
     """Whether a group goes back. ``fleet``: without what it avoids. ``moving``: whether another one does."""
     report, known = observed.reports[view.index], observed.advice.get(view.index)
     lost = lost_place(view)
     if lost is None or not (ready(report) or lost.returning):
         return Failback()
-    current = known is not None and known.epoch == view.last_epoch and known.fleet is observed.fleet
+    current = known is not None and known.epoch == view.last_epoch and known.holds(observed.fleet, avoids)
     others = not moving and all(ready(observed.reports[index]) for index in wanted if index != view.index)
     return failback(view, report, known if current else None, fleet, observed.deployment.spec.recovery, alone=others)
 
@@ -395,12 +406,12 @@ def _own_service(observed: Observed) -> bool:
 
 
 def _with_advice(
-    observed: Observed, group: GroupDecision, base: Fleet
+    observed: Observed, group: GroupDecision, base: Fleet, avoids: frozenset[str]
 ) -> tuple[GroupDecision, WhatIsBetter | None, float | None]:
     """Adds whether a group that keeps serving would be placed better today: reported, never carried out.
 
     Also the question about it if the answer is not there or too old, and the seconds until it will be too old. ``base``: the
-    fleet without what the deployment avoids.
+    fleet without what the deployment ``avoids``.
     """
     view, plan = group.view, group.view.plan
     if plan is None or group.next.step is not Step.KEEP or not ready(group.report):
@@ -411,7 +422,7 @@ def _with_advice(
         # A group that has lost its place is about to go back.
         every = ADVICE_SECONDS if lost_place(view) is None else LOST_ADVICE_SECONDS
         left = every - age_seconds(known.time, observed.now)
-        if known.fleet is observed.fleet:
+        if known.holds(observed.fleet, avoids):
             return group, None, None
         if left > 0:
             return group, None, left
@@ -468,6 +479,7 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             better=group.better,
             waits=group.waits,
             avoided=group.avoided,
+            lost=group.lost,
             predicted=_predicted(decision, views[group.view.index].plan),
         )
         outcomes.append(outcome)

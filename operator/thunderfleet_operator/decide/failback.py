@@ -1,20 +1,30 @@
 """Whether a group that has lost its place goes back to a better one, and what it waits for.
 
-It goes back only where the planner knows a better placement on steady cables, and only between requests.
+It goes back only where the planner knows a better placement on steady cables, and only between requests. If that placement is
+not as good as the lost one, the group may go back once more.
 """
 
 from dataclasses import dataclass
 
 from thunderfleet_crds.modeldeployment import LostPlace, Recovery
-from thunderfleet_crds.vocabulary import FailbackPolicy, Transport
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import FailbackPolicy, PlacedTransport
 
+from thunderfleet_operator.decide.lifecycle import NextStep, by_cable
+from thunderfleet_operator.decide.manifests import transport
 from thunderfleet_operator.observe.observed import Advice
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_problem
+from thunderfleet_operator.placement.preferences import LAN_RING, RANKING, RDMA_TRANSPORTS
 
 IDLE_SECONDS = 2.0
 """How often a group that is about to go back is checked for running requests."""
+
+LOST_LINKS = 8
+MOVED = (Reason.ADDRESS_LOST, Reason.NODE_GONE)
+"""Failures of a Mac that has another address or another name: while the new one is hardly known, a placement may be worse."""
 
 _GOES_BACK = "goes back to a better placement"
 
@@ -47,7 +57,7 @@ def failback(
         return Failback()
     if lost.returning:
         return Failback(due=True)
-    better = advice.text if advice is not None else None
+    better = advice.text if advice is not None and not _soon_rdma(lost, fleet) else None
     if recovery.failback is FailbackPolicy.NEVER:
         return Failback(waits="stays, because spec.recovery.failback is Never") if better is not None else Failback()
     if better is None:
@@ -59,9 +69,49 @@ def failback(
     return Failback(due=True)
 
 
+def lost_after(view: GroupView, step: NextStep, plan: Plan, fleet: Fleet, *, outdated: bool) -> LostPlace | None:
+    """The place that a group has lost once its next placement ``plan`` is written."""
+    status = view.status
+    lost = status.lost_place if status is not None else None
+    if outdated or status is None:
+        return None
+    if step.returns:
+        regained = lost is None or _missing(lost, fleet) is None or _grade(plan) <= _grade_of(lost.transport)
+        return None if regained or lost is None else lost.model_copy(update={"returning": False})
+    failure = step.failure
+    if failure is None or not (by_cable(failure) or failure.reason in MOVED):
+        return lost
+    if failure.link in plan.links and transport(plan) is status.transport:
+        # The cable was back before there was another place.
+        return lost
+    if failure.link is None and (view.plan is None or _grade(plan) <= _grade(view.plan)):
+        return lost
+    if lost is None:
+        lost = LostPlace(transport=status.transport, nodes=tuple(rank.node for rank in status.ranks))
+    if failure.link is None:
+        return lost
+    links = [name for name in lost.links if name != failure.link]
+    return lost.model_copy(update={"links": (*links, failure.link)[-LOST_LINKS:]})
+
+
+def _grade(plan: Plan) -> int:
+    """The place of what a placement communicates over in the planner's order of preference: less is better."""
+    return LAN_RING if "" in plan.links else _grade_of(transport(plan))
+
+
+def _grade_of(transport: PlacedTransport | None) -> int:
+    return RANKING.index(transport) if transport is not None else LAN_RING
+
+
+def _soon_rdma(lost: LostPlace, fleet: Fleet) -> bool:
+    """Whether RDMA works on a lost cable and only has to be steady: TCP over the same cable would be a place for moments."""
+    cables = [fleet.cables.get(name) for name in lost.links if lost.transport in RDMA_TRANSPORTS]
+    return any(cable is not None and cable.rdma_unsteady is not None for cable in cables)
+
+
 def _missing(lost: LostPlace, fleet: Fleet) -> str | None:
     """What is wrong with the cables of the lost place."""
-    rdma = lost.transport in (Transport.JACCL, Transport.JACCL_RING)
+    rdma = lost.transport in RDMA_TRANSPORTS
     for name in lost.links:
         cable = fleet.cables.get(name)
         if cable is None:

@@ -49,6 +49,11 @@ from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.proofs import Keyring, Purpose
 from thunderfleet_operator.placement import Placement
 
+TRANSPORTS: dict[Backend, PlacedTransport] = {
+    Backend.NONE: Transport.NONE,
+    Backend.RING: Transport.RING,
+    Backend.JACCL: Transport.JACCL,
+}
 FAST_SYNCH_VARIABLE = "MLX_METAL_FAST_SYNCH"
 
 Manifest = dict[str, Any]
@@ -116,6 +121,11 @@ def ring_size(deployment: ModelDeployment, placement: Placement) -> int:
 def uses_fast_synch(transport: PlacedTransport, split: PlacedSplit) -> bool:
     """Whether a group can use it: a pipeline waits inside commands of the GPU, and a ring gains nothing."""
     return transport is Transport.JACCL and split is Split.TENSOR
+
+
+def transport(plan: Plan) -> PlacedTransport:
+    """What the group of a plan communicates over."""
+    return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
 
 def ring_ranks(placement: Placement) -> int | None:

@@ -18,12 +18,20 @@ from thunderfleet_operator.placement import Fleet
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Whether a group that serves would be placed better, as computed at one time for one fleet."""
+    """Whether a group that serves would be placed better, as computed at one time for one fleet.
+
+    ``avoids``: cables that were left out because they changed data.
+    """
 
     fleet: Fleet
+    avoids: frozenset[str]
     epoch: int
     time: datetime
     text: str | None
+
+    def holds(self, fleet: Fleet, avoids: frozenset[str]) -> bool:
+        """Whether it would be computed from the same today."""
+        return self.fleet is fleet and self.avoids == avoids
 
 
 @dataclass(frozen=True, slots=True)

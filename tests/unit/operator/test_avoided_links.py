@@ -168,6 +168,21 @@ async def test_a_group_goes_over_the_lan_and_back_when_the_cable_was_plugged_in_
     assert set(placed.drained) == {(0, 2)}
 
 
+async def test_after_a_day_the_cable_is_used_again_although_nothing_else_has_changed(placed: World) -> None:
+    join_lan(placed)
+    await corrupts(placed, 1)
+    placed.end_pods()
+    await served(placed, 2)
+    placed.later(FORGOTTEN_SECONDS / 2)
+    await served(placed, 2)
+    left = await placed.round()
+    assert left == pytest.approx(FORGOTTEN_SECONDS / 2, abs=1), "nothing else wakes it"
+    placed.later(left)
+    await served(placed, 2)
+    await placed.round()
+    assert group(placed).avoided_links == () and set(placed.drained) == {(0, 2)}
+
+
 async def test_with_no_other_place_it_says_what_helps_and_tries_again_after_a_while(placed: World) -> None:
     await corrupts(placed, 1)
     assert (group(placed).epoch, group(placed).state) == (1, "BackingOff")

@@ -632,3 +632,97 @@ async def test_a_group_that_leaves_a_cable_does_not_wait(able: World) -> None:
     able.later(CABLE_SECONDS)
     await able.round()
     assert (group(able).epoch, group(able).transport) == (2, "Ring")
+
+
+# --- a place over RDMA that is lost, and regained ---
+
+
+def say(world: World, connected: str, rdma: str) -> None:
+    """The reasons of the cable's conditions."""
+    item = link(connected, rdma, "True" if rdma == "Usable" else "False").model_dump(mode="json", by_alias=True)
+    world.change(LINKS, CABLE, lambda known: known["status"].update(conditions=item["status"]["conditions"]))
+
+
+@pytest.fixture
+async def over_rdma(able: World) -> World:
+    """A group that has lost its cable with RDMA and serves over the LAN."""
+    report_rdma(able, "Usable", "True")
+    able.deploy()
+    await able.round()
+    await served(able)
+    assert group(able).transport == "JACCL"
+    say(able, "Unplugged", "PortDown")
+    await able.round()
+    able.later(CABLE_SECONDS)
+    await able.round()
+    assert links_of(able) == ("", "") and group(able).lost_place.transport == "JACCL"
+    able.end_pods()
+    await served(able, 2)
+    return able
+
+
+def links_of(world: World) -> tuple[str, ...]:
+    name = f"ns/md-0-e{group(world).epoch}"
+    return Plan.model_validate_json(world.cache[CONFIGMAPS].items[name]["data"][PLAN_KEY]).links
+
+
+async def served_for(world: World, seconds: float) -> None:
+    """Rounds while the newest placement serves, which ends as soon as it is asked to drain."""
+    for _ in range(int(seconds)):
+        world.later(1)
+        epoch = group(world).epoch
+        if (0, epoch) in world.drained:
+            world.say("Draining", epoch)
+            await world.round()
+            world.end_pods()
+        else:
+            await served(world, epoch)
+
+
+async def test_it_waits_for_rdma_that_is_steady_a_moment_after_tcp(over_rdma: World) -> None:
+    say(over_rdma, "Connected", "EndMissing")
+    await served_for(over_rdma, 10)
+    say(over_rdma, "Connected", "Usable")
+    await served_for(over_rdma, STEADY_SECONDS - 1)
+    assert group(over_rdma).epoch == 2, "TCP over the cable is steady and better, but RDMA will be soon"
+    assert "when it has worked for 30 s" in over_rdma.condition("Placed")[2]
+    await served_for(over_rdma, 6)
+    assert (group(over_rdma).epoch, group(over_rdma).transport, group(over_rdma).lost_place) == (3, "JACCL", None)
+
+
+@pytest.mark.parametrize("reason", ["EndMissing", "RDMADisabled"])
+async def test_a_place_over_tcp_does_not_replace_one_over_rdma(over_rdma: World, reason: str) -> None:
+    """RDMA may stay away for long. The group uses the cable as it is, and RDMA when that is back."""
+    say(over_rdma, "Connected", reason)
+    await served_for(over_rdma, STEADY_SECONDS + 8)
+    assert (group(over_rdma).epoch, group(over_rdma).transport, links_of(over_rdma)) == (3, "Ring", (CABLE, CABLE))
+    assert group(over_rdma).lost_place is not None and not group(over_rdma).lost_place.returning
+    assert over_rdma.condition("Placed")[1] == "FailbackPending"
+    await served_for(over_rdma, 60)
+    assert group(over_rdma).epoch == 3, "nothing is better yet"
+    say(over_rdma, "Connected", "Usable")
+    await served_for(over_rdma, STEADY_SECONDS + 8)
+    assert (group(over_rdma).epoch, group(over_rdma).transport, group(over_rdma).lost_place) == (4, "JACCL", None)
+    assert group(over_rdma).restarts == 0
+
+
+@pytest.mark.parametrize("moved", ["address", "name"])
+async def test_a_mac_with_a_new_address_or_name_is_gone_back_to(able: World, moved: str) -> None:
+    """While little is known of it, the group is placed as well as can be."""
+    report_rdma(able, "Usable", "True")
+    able.deploy(recovery={"backoffSeconds": 1})
+    await able.round()
+    await served(able)
+    if moved == "address":
+        able.change(NODES, "studio-2", lambda item: item["status"]["addresses"][0].update(address="10.0.0.9"))
+    else:
+        able.remove(NODES, "studio-2")
+        able.mac("studio-9", "10.0.0.9", 6 * GIB)
+        for node, peer, address in (("studio-1", "studio-9", "10.0.0.9"), ("studio-9", "studio-1", "10.0.0.1")):
+            entry = {"node": peer, "address": address, "state": "Reachable", "since": "2026-01-01T00:00:00Z"}
+            add_reached(able, node, entry)
+    report_rdma(able, "EndMissing", "False")
+    for _ in range(3):
+        able.later(2)
+        await able.round()
+    assert (group(able).epoch, group(able).transport, group(able).lost_place.transport) == (2, "Ring", "JACCL")

@@ -9,9 +9,10 @@ from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeployment, M
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, FaultClass, GroupPhase, RankPhase, Split, Transport
 from thunderfleet_operator.decide.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.manifests import transport
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.deployment import build
-from thunderfleet_operator.decide.status.group import endpoint, group_status, host_port, transport
+from thunderfleet_operator.decide.status.group import endpoint, group_status, host_port
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.pods import Pod

@@ -9,10 +9,10 @@ from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, 
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 
-from thunderfleet_operator.decide.manifests import served_name, serving_selector
+from thunderfleet_operator.decide.manifests import served_name, serving_selector, transport
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.conditions import conditions
-from thunderfleet_operator.decide.status.group import group_status, transport
+from thunderfleet_operator.decide.status.group import group_status
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_status
 from thunderfleet_operator.decide.status.unplaced import unplaceable

@@ -9,19 +9,16 @@ from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, LostPlace, ModelDeployment, Predicted, Rank
 from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.vocabulary import (
-    Backend,
     ConditionType,
     FastSynch,
     FaultClass,
     GroupPhase,
-    PlacedTransport,
     RankPhase,
     Split,
-    Transport,
 )
 
 from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step, by_cable
-from thunderfleet_operator.decide.manifests import uses_fast_synch
+from thunderfleet_operator.decide.manifests import transport, uses_fast_synch
 from thunderfleet_operator.decide.status import verification
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
@@ -30,15 +27,9 @@ from thunderfleet_operator.observe.pods import Pod
 
 FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
-LOST_LINKS = 8
 RETURNS = "the group goes back to a better placement"
 LOOKING = "the planner is looking for a placement"
 
-TRANSPORTS: dict[Backend, PlacedTransport] = {
-    Backend.NONE: Transport.NONE,
-    Backend.RING: Transport.RING,
-    Backend.JACCL: Transport.JACCL,
-}
 UNREPORTED = (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
 """Stages that the operator sets without a report of rank 0."""
 
@@ -51,11 +42,6 @@ def host_port(address: str, port: int) -> str:
 def endpoint(plan: Plan) -> str:
     """The base URL of the group's API."""
     return f"http://{host_port(plan.ranks[0].address, plan.ranks[0].gateway_port)}/v1"
-
-
-def transport(plan: Plan) -> PlacedTransport:
-    """What the group communicates over."""
-    return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
 
 def _because(failure: Failure | None) -> str:
@@ -217,23 +203,12 @@ def _restarts(outcome: Outcome) -> int:
 
 
 def _lost_place(outcome: Outcome) -> LostPlace | None:
-    """The place that a cable took from the group, until it is back at a better one or has another spec."""
+    """The place that a failure took from the group, until it is back at one as good or has another spec."""
     before, step = outcome.view.status, outcome.next
     lost = before.lost_place if before is not None else None
     if not outcome.placed_now:
         return lost.model_copy(update={"returning": step.returns and step.step is Step.DRAIN}) if lost is not None else None
-    if outcome.outdated or step.returns or before is None:
-        return None
-    if step.failure is None or not by_cable(step.failure):
-        return lost
-    plan = outcome.view.plan
-    if plan is not None and step.failure.link in plan.links and transport(plan) is before.transport:
-        # The cable was back before there was another place.
-        return lost
-    if lost is None:
-        lost = LostPlace(transport=before.transport, nodes=tuple(rank.node for rank in before.ranks))
-    links = [name for name in lost.links if name != step.failure.link]
-    return lost.model_copy(update={"links": (*links, step.failure.link or "")[-LOST_LINKS:]})
+    return outcome.lost
 
 
 def _carried(outcome: Outcome, plan: Plan) -> Group | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from thunderfleet_crds.modeldeployment import AvoidedLink
+from thunderfleet_crds.modeldeployment import AvoidedLink, LostPlace
 
 from thunderfleet_operator.decide.lifecycle import NextStep
 from thunderfleet_operator.observe.plans import GroupView, Report
@@ -40,6 +40,8 @@ class Outcome:
     """A better placement, if there is one."""
     avoided: tuple[AvoidedLink, ...] = ()
     """Cables that changed data of the group."""
+    lost: LostPlace | None = None
+    """The place that the group has lost, if it was placed now."""
     waits: str | None = None
     """When the group goes back to it; None if it does not, because it has not lost a place."""
 

@@ -6,7 +6,7 @@ from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeploymentSpec, Predicted
 from thunderfleet_crds.plan import Plan
 
-from thunderfleet_operator.decide.status.group import transport
+from thunderfleet_operator.decide.manifests import transport
 from thunderfleet_operator.placement import Fleet, Lengths, Speed, predict
 
 MOST_PERCENT = 1_000_000
