@@ -107,7 +107,10 @@ def _join(arguments: argparse.Namespace, mac: Mac) -> None:
 def _line(given: str | None, file: Path | None) -> str:
     """The line that contains the token, wherever it is. Raises InstallError."""
     if (given is None) == (file is None):
-        raise InstallError("give the line that `thunderfleet init` printed: with `-`, with --token-file, or itself", usage=True)
+        raise InstallError(
+            "give the line that `thunderfleet init` printed: on standard input (`-`), in a file (--token-file), or as argument",
+            usage=True,
+        )
     if given not in (None, "-"):
         return str(given)
     try:

@@ -57,8 +57,8 @@ def decide_client(request: Request, exists: bool) -> Verdict:
     if not bound and exists:
         return Verdict(
             "Deny",
-            f"Node {name} exists and the token is not bound to it: use the token that `thunderfleet local token --node {name}` "
-            f"prints, delete the Node (kubectl delete node {name}), or set another nodeName in the file "
-            "of --config",
+            f"Node {name} exists and the token is not bound to it: delete the Node (kubectl delete node {name}), set another "
+            f"nodeName in the file of --config, or, on a local cluster, use the token that `thunderfleet local token --node "
+            f"{name}` prints",
         )
     return Verdict("Approve", f"the token is bound to Node {name}" if bound else f"Node {name} does not exist yet")

@@ -182,7 +182,8 @@ class Bootstrap(ApiModel):
 
     attempts: Annotated[int, Field(ge=1, le=32)] = Field(
         default=8,
-        description="Number of times that the ranks of a placement try to form; then the operator makes a new placement.",
+        description="Number of times that the ranks of a placement try to form a group; then the operator makes a new "
+        "placement.",
     )
     attempt_timeout_seconds: Annotated[int, Field(ge=5, le=3600)] = Field(
         default=60, description="Time limit of one attempt in seconds."
@@ -311,8 +312,8 @@ class ModelDeploymentSpec(ApiModel):
     verify: Verify = Field(
         default=Verify.FULL,
         description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
-        "exchange known values over each connection and compare every bit. Full: everything that is available, which is so "
-        "far the same. None: nothing. See the condition Verified.",
+        "exchange known values over each connection and compare every bit. Full: every check that "
+        "exists, so far the same as Quick. None: nothing. See the condition Verified.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -365,7 +366,8 @@ class Failure(ApiModel):
     node: Name | None = Field(default=None, description="Name of the Node that the failure occurred on.")
     link: Name | None = Field(
         default=None,
-        description="Name of the ThunderboltLink, if a cable that the group uses has a known fault or changed data.",
+        description="Name of the ThunderboltLink, if a cable that the group uses has a known fault, or changed data that it "
+        "carried.",
     )
     message: Message = Field(default="", description="Human-readable description of the failure and of what to do.")
     time: Time = Field(description="Time of the failure.")
@@ -395,12 +397,12 @@ class LostPlace(ApiModel):
 
 
 class AvoidedLink(ApiModel):
-    """A cable that changed data of a group: nothing of the ModelDeployment is placed on it."""
+    """A cable that changed data of a group."""
 
     name: Name = Field(description="Name of the ThunderboltLink.")
     epoch: Count = Field(description="Number of the placement (epoch) whose check failed.")
     connection: Annotated[str, Field(max_length=128)] = Field(
-        default="", description="What the connection was identified by; it changes when the cable is unplugged and plugged in."
+        default="", description="Identifies the connection; it changes when the cable is unplugged and plugged in again."
     )
     since: Time = Field(description="Time at which the check failed.")
 
@@ -477,9 +479,9 @@ class Group(ApiModel):
     )
     avoided_links: Annotated[tuple[AvoidedLink, ...], Field(max_length=MAX_AVOIDED_LINKS)] = Field(
         default=(),
-        description="Cables that changed data, as the check of a placement found. No group of the ModelDeployment is placed on "
-        "them until they are unplugged and plugged in again, or for 24 hours; after 5 minutes they are used if there is no "
-        "other placement.",
+        description="Cables that changed data, as the check of a placement found. For 24 hours, or until they are unplugged "
+        "and plugged in again, no group of the ModelDeployment is placed on them, except after 5 minutes if there is no other "
+        "placement.",
         json_schema_extra={"x-list-keys": ["name"]},
     )
 

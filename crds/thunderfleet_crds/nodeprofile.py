@@ -336,7 +336,7 @@ class GroupUse(ApiModel):
     """Group that is placed on the Mac. The operator writes the entry before it creates pods, so that benchmarks stop first."""
 
     name: Name = Field(description="Name of the group: <namespace>/<deployment>-<index>.")
-    epoch: Count = Field(description="Number of the group's placement, which increases with each one (epoch).")
+    epoch: Count = Field(description="Number of the group's placement (epoch), which increases with every new placement.")
     nodes: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
         default=(), description="Names of the group's Nodes, by rank."
     )

@@ -591,7 +591,7 @@ class Reason(StrEnum):
     )
     RELAY_REFUSED = (
         "RelayRefused",
-        "A runner pod cannot open the connection that relays a ring across the LAN to another one.",
+        "A runner pod cannot connect to another runner pod in order to relay the traffic of a ring across the LAN.",
         "Check that the Macs reach each other over the LAN: `kubectl get np NODE -o yaml`, status.reachability.",
         (FAILURE,),
     )

@@ -19,7 +19,7 @@ def add(commands: Parsers) -> None:
     parser.add_argument(
         "--fix",
         action="store_true",
-        help="repair what can be repaired and undone on this Mac, print how to undo it, and print the commands for other Macs "
+        help="make the repairs on this Mac that can be undone, print how to undo them, and print the commands for other Macs "
         "(needs root)",
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")

@@ -87,5 +87,5 @@ def local_network(_: Answers) -> Check:
         "local-network",
         State.UNKNOWN,
         "macOS has no command that says whether Local Network privacy blocks connections to other Macs; if connections fail "
-        "with `No route to host`, allow it in System Settings, Privacy & Security, Local Network",
+        "with `No route to host`, allow them in System Settings > Privacy & Security > Local Network",
     )

@@ -52,11 +52,13 @@ _SEVERITY = (State.OK, State.UNKNOWN, State.WARNING, State.FAILURE)
 def _dial(name: str, source: str, target: str, end: Json, profiles: Mapping[str, Json]) -> Check:
     address = end.get("address")
     if not address:
-        return Check("dial", State.UNKNOWN, f"{target} reports no address on this cable", subject=name)
+        finding = f"{target} reports no address on this cable: give both ends IPv4 addresses of one network"
+        return Check("dial", State.UNKNOWN, finding, subject=name)
     facts = ((profiles.get(source) or {}).get("status") or {}).get("reachability") or ()
     fact = next((one for one in facts if one.get("node") == target and one.get("address") == address), None)
     if fact is None:
-        return Check("dial", State.UNKNOWN, f"{source} has not tried to connect to {address} of {target}", subject=name)
+        finding = f"{source} has not tried to connect to {address} of {target} yet: if that lasts, see the log of its agent"
+        return Check("dial", State.UNKNOWN, finding, subject=name)
     if fact.get("state") == ReachabilityState.REACHABLE:
         return Check("dial", State.OK, "both agents connect to each other over this cable", subject=name)
     state = State.FAILURE if fact.get("state") == ReachabilityState.UNREACHABLE else State.WARNING

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--server", required=True, help="URL of the API server on this Mac")
     parser.add_argument("--pki", type=Path, required=True, help="folder of the control plane's certificates")
     parser.add_argument("--address", required=True, help="address of the API server for other machines")
-    parser.add_argument("--log", type=Path, action="append", default=[], help="log to bound; may be repeated")
+    parser.add_argument("--log", type=Path, action="append", default=[], help="log file whose size to limit; may be repeated")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:

@@ -13,5 +13,6 @@ def join_again(node: str = "NAME", options: str = "") -> str:
     """What to run when a node has no usable identity any more."""
     return (
         f"run `thunderfleet-kubelet join{options}` again with a new token (`kubeadm token create --print-join-command` prints "
-        f"one and the hash of the CA; on a local cluster: `thunderfleet local token --node {node}`)"
+        f"one and the hash of the CA; on a local cluster: `thunderfleet local token --node {node}`; if `thunderfleet join` "
+        "made this Mac a node, run `sudo thunderfleet reset`, delete the Node and join again instead)"
     )

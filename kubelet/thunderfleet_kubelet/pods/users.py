@@ -44,7 +44,7 @@ class UserPool:
             if user is None:
                 continue
             if user in self._taken:
-                log.error("pods %s and %s have the same user %d", self._taken[user], folder.uid, user)
+                log.error("pods %s and %s have the same user %d: delete both", self._taken[user], folder.uid, user)
             self._taken[user] = folder.uid
             if self._ids is not None and user in self._ids:
                 self._last = max(self._last, self._ids.index(user))

@@ -38,7 +38,7 @@ def checked_points(points: object) -> Sequence[Mapping[str, object]]:
         harms = [point[key] for key in WIRE_KEYS if key in point]
         if len(harms) != (point["at"] == WIRE) or not all(type(after) is int and after >= 0 for after in harms):
             either = " or ".join(WIRE_KEYS)
-            text = f'the point "wire" needs {either}, a number of bytes from 0; other points must not have them'
+            text = f'the point "wire" needs {either}, a number of bytes of at least 0; other points must not have them'
             raise LocalClusterError(text, usage=True)
         if unknown := set(point) - set(POINT_KEYS):
             names = ", ".join(sorted(map(str, unknown)))

@@ -10,7 +10,9 @@ from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
 from thunderfleet_localcluster.network.plan import NetworkPlan, lan_address, lan_port, plug_in, unplug_cable, update_cable
 from thunderfleet_localcluster.recorded.jaccl_faults import checked_points
 
-_NAMESPACES = "needs network namespaces; this cluster uses loopback addresses"
+_NAMESPACES = (
+    "needs network namespaces (`thunderfleet local up --network namespaces`, on Linux); this cluster uses loopback addresses"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def _cable(request: Mapping[str, Any], now: Situation) -> Change:
         faults = now.faults.with_one_way(index, end.partition(":")[0])
     else:
         if rate is not None and not namespaces:
-            raise LocalClusterError(f"--rate {_NAMESPACES}; --speed works in both", usage=True)
+            raise LocalClusterError(f"--rate {_NAMESPACES}; --speed works with both", usage=True)
         faults = now.faults.with_cable(index, action, rate, request.get("speed"))
     return Change(faults, (update_cable(now.plan, faults, now.pids.keys(), index),) if namespaces else ())
 

@@ -19,7 +19,7 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
     plan.add_argument(
         "--context",
         metavar="NAME",
-        help="read the fleet from the cluster of this context of $KUBECONFIG (default: ~/.kube/config) instead",
+        help="instead of --fleet: read the fleet from the cluster of this context in $KUBECONFIG or ~/.kube/config",
     )
     plan.add_argument("--deployment", type=Path, metavar="FILE", help="file with one ModelDeployment; - is stdin")
     plan.add_argument(

@@ -75,7 +75,7 @@ class Admission:
         except BaseException as error:
             self._end(turn)
             if isinstance(error, TimeoutError):
-                raise Full(f"the request waited for {timeout:g} s without being admitted", 10) from error
+                raise Full(f"the request waited in the queue for {timeout:g} s; retry later", 10) from error
             raise
         finally:
             del self._calls[turn]

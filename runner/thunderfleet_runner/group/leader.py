@@ -215,7 +215,7 @@ class Leader:
             part = base64.b64decode(report.data, validate=True)
             self._exchange, whole = self._exchange.put(rank, report.number, part)
         except ValueError as error:
-            fault = faults.Fault(FaultClass.BUG, Reason.EXCHANGE_FAILED, f"JACCL's exchange: {error}")
+            fault = faults.Fault(FaultClass.BUG, Reason.EXCHANGE_FAILED, f"JACCL's exchange of connection data: {error}")
             self.feed(events.RankFailed(rank, report.attempt, fault, faults.Stage.INIT))
             return
         if whole is not None:

@@ -93,3 +93,18 @@ def test_a_kubelet_that_runs_already_need_not_renew_at_once(
     since = installer.start("1")
     assert (since >= before) == started
     assert before - since <= timedelta(seconds=kubelet.LEASE_SECONDS)
+
+
+def test_a_line_for_other_macs_has_a_token_for_every_new_node_that_is_valid_for_a_day() -> None:
+    made: list[Json] = []
+
+    class Secrets:
+        async def create(self, path: str, body: Json) -> None:
+            made.append(body["stringData"])
+
+    api: Any = Secrets()
+    before = datetime.now(UTC).replace(microsecond=0)
+    token = asyncio.run(cluster.make_token(api, "for Macs that join", cluster.JOIN_TOKEN_HOURS))
+    (data,) = made
+    assert token == f"{data['token-id']}.{data['token-secret']}" and "auth-extra-groups" not in data
+    assert before <= datetime.fromisoformat(data["expiration"]) - timedelta(hours=24) <= datetime.now(UTC)

@@ -171,6 +171,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{JOINING}::test_a_token_gets_no_more_than_a_node",
         f"{JOINING}::test_a_node_renews_its_own_certificate_and_gets_no_other",
     ),
+    "The line that `thunderfleet init` prints": (
+        "unit/controlplane/test_install_node.py::"
+        "test_a_line_for_other_macs_has_a_token_for_every_new_node_that_is_valid_for_a_day",
+        "unit/controlplane/test_approver.py::test_an_unbound_token_becomes_a_new_node_only",
+        f"{INIT}::test_another_mac_joins",
+    ),
     "**On other clusters**": ADVICE,
     "kubeadm binds the ClusterRole": ADVICE,
     "Where that matters, delete": ADVICE,

@@ -71,7 +71,7 @@ def test_recorded_mlx_has_jaccl_and_refuses_missing_settings_like_jaccl(tmp_path
         ([{"at": "nowhere"}], "unknown point 'nowhere'; allowed: find_device, "),
         ([{}], "unknown point None"),
         ([{"at": "rtr", "often": 2, "a": 1}], "unknown keys of a point: a, often; allowed: at, errno"),
-        ([{"at": "wire"}], '"wire" needs flipAfterBytes or loseAfterBytes, a number of bytes from 0'),
+        ([{"at": "wire"}], '"wire" needs flipAfterBytes or loseAfterBytes, a number of bytes of at least 0'),
         ([{"at": "wire", "flipAfterBytes": -1}], '"wire" needs flipAfterBytes'),
         ([{"at": "wire", "flipAfterBytes": True}], '"wire" needs flipAfterBytes'),
         ([{"at": "wire", "flipAfterBytes": 5, "loseAfterBytes": 5}], '"wire" needs flipAfterBytes or loseAfterBytes'),

@@ -592,7 +592,7 @@ def _misses(found: Placement | Unplaceable) -> dict[Transport, str]:
         ({"models": ()}, "c does not have /models/a on disk; copy it there"),
         ({"ready": False}, "c is not Ready"),
         ({"mlx_version": "0.31.0"}, "c runs MLX 0.31.0 with mlx-lm (unknown), the others MLX (unknown) with mlx-lm (unknown)"),
-        (None, "needs 3 Macs, 2 available: join 1 more to the cluster (thunderfleet-kubelet join)"),
+        (None, "needs 3 Macs, 2 available: join 1 more to the cluster (docs/install.md)"),
     ],
 )
 def test_too_few_macs_are_reported_with_what_would_make_them_enough(what: dict[str, object] | None, text: str) -> None:

@@ -130,7 +130,9 @@ async def connect(
             tls = ws.get_extra_info("ssl_object")
             certificate = (tls.getpeercert(binary_form=True) if tls else None) or b""
             if hashlib.sha256(certificate).hexdigest() != target.sha256:
-                raise SessionFailed(f"{where}: the certificate is not the one in the NodeProfile")
+                raise SessionFailed(
+                    f"{where}: the certificate is not the one in the NodeProfile (another machine may use this address now)"
+                )
             ours, theirs = ws.get_extra_info("sockname"), ws.get_extra_info("peername")
             yield Channel(ws, where), str(ours[0]), str(theirs[0])
         finally:

@@ -94,7 +94,7 @@ def _with_helpful(
     obstacles = helpful_macs(others, search.request, cohort, transport, max(HELPFUL, least - len(able)))
     missing = least - len(able) - len(obstacles)
     new = [f"{NEW_MAC}{number}" for number in range(1, missing + 1)]
-    text = f"needs {least} Macs, {least - missing} available: join {missing} more to the cluster (thunderfleet-kubelet join)"
+    text = f"needs {least} Macs, {least - missing} available: join {missing} more to the cluster (docs/install.md)"
     obstacles.update({name: Obstacle(COST_MEMORY, text) for name in new})
     macs = [*able, *(search.fleet.macs[name] for name in obstacles if name in search.fleet.macs)]
     return _Pool([*_ranked(macs), *(Mac(name, None, 0) for name in new)], obstacles)
