@@ -30,9 +30,11 @@ from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses
 from thunderfleet_kubelet.node.awake import Awake
+from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
-from thunderfleet_kubelet.node.machine import Commands, Reader, look
+from thunderfleet_kubelet.node.machine import Reader, look
+from thunderfleet_kubelet.node.memory import GpuMemory
 from thunderfleet_kubelet.pods.decide.podspec import has_ended
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -143,6 +145,7 @@ class Kubelet:
             addresses=self.addresses.current,
             shared_user=user.uid if users is None else None,
             disk=self.pods.evictor.look,
+            machine_changed=self._machine_changed,
         )
         self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts)
         self.server = Server(
@@ -218,6 +221,9 @@ class Kubelet:
         self._move_server.set()
         text = f"the address changed from {', '.join(before)} to {', '.join(now)}"
         self._background(self._event("NodeAddressChanged", text, "Normal"))
+
+    def _machine_changed(self, machine: Machine) -> None:
+        self.pods.settings = replace(self.pods.settings, allocatable=node_status.capacity(self.config, machine)[1])
 
     async def _sync(self) -> None:
         await self.reflector.synced.wait()
@@ -318,8 +324,9 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    commands = Commands(config.path)
-    machine = await look(commands, root, config.operating_system)
+    commands = Commands(config.path, python_path=config.python_path)
+    gpu = GpuMemory(commands)
+    machine = await look(commands, root, config.operating_system, gpu)
     log.info(
         "%s: %s, %s, %d CPUs, %d MiB for pods",
         config.node_name,
@@ -332,7 +339,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     addresses = NodeAddresses(config.addresses, read)
     if await _before(stop, addresses.wait()):
         awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
-        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac), addresses, awake).run(stop)
+        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac, gpu), addresses, awake).run(stop)
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line, condition, on_fleet
@@ -26,7 +27,7 @@ machines:
   - {name: mesh-4, model: Mac Studio (M4 Max), memory: 36 GB, rdma: true, jaccl: recorded}
   - {name: ring-1, model: Mac mini (M4 Pro), memory: 48 GB, rdma: true, jaccl: recorded}
   - {name: ring-2, model: Mac mini (M4 Pro), memory: 48 GB, rdma: true, jaccl: recorded}
-  - {name: ring-3, model: Mac mini (M4 Pro), memory: 24 GB, rdma: true, jaccl: recorded}
+  - {name: ring-3, model: Mac mini (M4 Pro), memory: 24 GB, gpuMemoryMB: 17000, rdma: true, jaccl: recorded}
   - {name: ring-4, model: Mac mini (M4 Pro), memory: 48 GB, rdma: true, jaccl: recorded}
 cables:
   - {a: "mesh-1:1", b: "mesh-2:1"}
@@ -243,6 +244,14 @@ def test_a_cable_seen_from_one_end_carries_a_group(line: Line, served: Callable[
     else:
         assert (group["transport"], group["parallelism"]) == ("Ring", "Pipeline")
         assert f"no RDMA over {ONE_END}: RDMA is disabled on ring-2" in group["reason"]
+
+
+def test_node_and_profile_have_the_memory_that_mlx_reports(line: Line) -> None:
+    nodes = {item["metadata"]["name"]: item["status"]["allocatable"]["memory"] for item in line.items("nodes")}
+    profiles = {item["metadata"]["name"]: item["status"]["hardware"]["gpuMemoryLimitBytes"] for item in line.items("np")}
+    # By the rule for Macs whose MLX cannot be asked it would be 16 GiB.
+    assert (nodes["ring-3"], profiles["ring-3"]) == ("17000Mi", 17000 * 2**20)
+    assert {name: to_bytes(nodes[name]) for name in profiles} == profiles
 
 
 def test_macs_and_cables_say_their_shape(line: Line) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from thunderfleet_lib import gpu_memory
 from thunderfleet_lib.parsing import ParseError
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, STATUS_COMMAND
 
@@ -28,6 +29,7 @@ def questions(python: str) -> Mapping[Argv, float]:
         system.VERSION,
         system.DISK,
         system.MEMORY,
+        gpu_memory.COMMAND,
         network.ROUTE,
         network.INTERFACES,
         network.PORTS,

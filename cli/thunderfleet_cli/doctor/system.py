@@ -3,6 +3,8 @@
 import re
 
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.gpu_memory import COMMAND as GPU_MEMORY
+from thunderfleet_lib.gpu_memory import gpu_memory_limit, parse
 from thunderfleet_lib.hostcmd import Failure, FailureKind, Output
 from thunderfleet_lib.parsing import ParseError
 from thunderfleet_lib.rdma import rules
@@ -130,6 +132,7 @@ def gpu_memory(answers: Answers) -> Check:
         return Check("gpu-memory", State.WARNING, finding, "sudo sysctl iogpu.wired_limit_mb=0")
     if limit:
         return Check("gpu-memory", State.OK, f"the GPU may wire {limit} MB of {memory} MB")
+    default = gpu_memory_limit(int(lines[1]), 0, parse(printed(answers, GPU_MEMORY))) >> 20
     more = memory - max(2 * SYSTEM_MB, memory // 10)
-    offer = f"; `sudo sysctl iogpu.wired_limit_mb={more}` raises it until the next restart" if more > memory * 3 // 4 else ""
-    return Check("gpu-memory", State.OK, f"the limit of the memory that the GPU may wire is the default of macOS{offer}")
+    offer = f"; `sudo sysctl iogpu.wired_limit_mb={more}` raises it until the next restart" if more > default else ""
+    return Check("gpu-memory", State.OK, f"the GPU may wire {default} MB of {memory} MB, the default of macOS{offer}")

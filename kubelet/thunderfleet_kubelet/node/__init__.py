@@ -3,6 +3,8 @@
 controller  registers the Node, renews its Lease, writes its status
 status      what the Node says: labels, capacity, conditions; pure
 machine     reads the facts and the load of this machine
+commands    runs commands of this machine
+memory      the memory for pods: what the GPU of a Mac may use
 usage       CPU time and memory that the whole machine uses
 awake       keeps a Mac awake while pods run
 addresses   the addresses of this machine, followed as they change

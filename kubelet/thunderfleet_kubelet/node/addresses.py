@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from thunderfleet_lib.hostcmd import Failure, FailureKind
 from thunderfleet_lib.interfaces import inet_addresses, route_interface
 
-from thunderfleet_kubelet.node.machine import Commands
+from thunderfleet_kubelet.node.commands import Commands
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from thunderfleet_crds.names import TAINT_MACOS
@@ -33,7 +34,8 @@ class NodeController:
 
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
-    this kubelet cannot give each pod its own. ``disk``: looks at the disk.
+    this kubelet cannot give each pod its own. ``disk``: looks at the disk. ``machine_changed``: called with the machine when it
+    has another amount of memory for pods.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class NodeController:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         shared_user: int | None = None,
         disk: Callable[[], DiskState] = DiskState,
+        machine_changed: Callable[[Machine], None] = lambda machine: None,
         *,
         addresses: Sequence[str],
     ) -> None:
@@ -57,6 +60,7 @@ class NodeController:
         self.clock = clock
         self.shared_user = shared_user
         self.disk = disk
+        self.machine_changed = machine_changed
         self.addresses = tuple(addresses)
         """The Node's addresses. Call ``nudge`` after a change."""
         self.no_address: str | None = None
@@ -143,6 +147,9 @@ class NodeController:
 
     async def _wanted(self, current: Json) -> Json:
         readings = await self.read()
+        if readings.memory_bytes not in (None, self.machine.memory_bytes):
+            self.machine = replace(self.machine, memory_bytes=readings.memory_bytes)
+            self.machine_changed(self.machine)
         return status(
             self.config,
             self.machine,

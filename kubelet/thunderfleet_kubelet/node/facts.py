@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 
 GIB = 1024**3
-LARGE_MAC_BYTES = 36 * GIB
-"""macOS lets the GPU wire 75 % of the memory of a Mac that is larger than this, and two thirds of that of others."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,7 @@ class Machine:
     """As Go names it: ``arm64`` or ``amd64``."""
     cpus: int
     memory_bytes: int
-    """The memory for pods: on a Mac what the GPU may wire, elsewhere all of it."""
+    """The memory for pods: on a Mac what the GPU may use, elsewhere all of it."""
     disk_bytes: int
     """Size of the file system of the kubelet's folder."""
     os_image: str
@@ -36,19 +34,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Readings:
-    """The load of the machine. None: unknown."""
+    """The load of the machine. None: unknown. ``memory_bytes``: the memory for pods now; None: what it was."""
 
     memory_short: bool | None
     memory_text: str
     processes: int | None
     processes_limit: int | None
-
-
-def wired_limit_bytes(memory_bytes: int, limit_mb: int | None) -> int:
-    """What the GPU may wire of ``memory_bytes``. ``limit_mb``: ``iogpu.wired_limit_mb``; 0 or None is the default."""
-    if limit_mb:
-        return min(limit_mb * 1024**2, memory_bytes)
-    return memory_bytes * 3 // 4 if memory_bytes > LARGE_MAC_BYTES else memory_bytes * 2 // 3
+    memory_bytes: int | None = None
 
 
 def go_architecture(word: str) -> str:

@@ -12,56 +12,13 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, Host, Output
-
-from thunderfleet_kubelet.node.facts import Machine, Readings, go_architecture, meminfo, parse_sw_vers, wired_limit_bytes
+from thunderfleet_kubelet.node.commands import Commands
+from thunderfleet_kubelet.node.facts import Machine, Readings, go_architecture, meminfo, parse_sw_vers
+from thunderfleet_kubelet.node.memory import GpuMemory, host_memory
 
 log = logging.getLogger(__name__)
-
-COMMAND_SECONDS = 2.0
-
-
-class Commands:
-    """Runs the machine's commands; those in ``path`` are found first. The kubelet's own environment is not passed on."""
-
-    def __init__(self, path: Sequence[Path], seconds: float = COMMAND_SECONDS) -> None:
-        self._host = Host(path, environment={"HOME": os.environ.get("HOME", "/")})
-        self._seconds = seconds
-
-    def exists(self, command: str) -> bool:
-        """Whether the machine has the command."""
-        return self._host.find(command) is not None
-
-    def find(self, command: str) -> str | None:
-        """The path of the command; None if the machine does not have it."""
-        return self._host.find(command)
-
-    async def run(self, command: str, *arguments: str) -> Output | Failure:
-        """Its output, or why there is none."""
-        return await self._host.run([command, *arguments], self._seconds)
-
-    async def output(self, command: str, *arguments: str) -> str | None:
-        """Standard output without trailing white space; None if the command does not exist, fails or takes too long."""
-        if not self.exists(command):
-            return None
-        result = await self.run(command, *arguments)
-        if isinstance(result, Failure):
-            log.warning("%s", result)
-            return None
-        return result.text.rstrip()
-
-    async def number(self, command: str, *arguments: str) -> int | None:
-        """The integer at the start of the output; None if there is none."""
-        text = await self.output(command, *arguments)
-        if text is None:
-            return None
-        match = re.match(r"-?\d+", text.strip())
-        if match is None:
-            log.warning("%s %s: %r is not a number", command, " ".join(arguments), text[:80])
-        return int(match[0]) if match else None
 
 
 def _read(path: str) -> str:
@@ -69,13 +26,6 @@ def _read(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
-
-
-def _host_memory() -> int:
-    total = meminfo(_read("/proc/meminfo")).get("MemTotal")
-    if total:
-        return total
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _os_release() -> str:
@@ -109,19 +59,19 @@ async def is_mac(commands: Commands) -> dict[str, str] | None:
     return parse_sw_vers(text) if text else {}
 
 
-async def look(commands: Commands, root: Path, operating_system: str | None = None) -> Machine:
+async def look(commands: Commands, root: Path, operating_system: str | None = None, gpu: GpuMemory | None = None) -> Machine:
     """The machine's facts. Uses a fallback, and logs it, for everything that cannot be read.
 
-    ``operating_system``: what the Node shall be; None if its commands say it.
+    ``operating_system``: what the Node shall be; None if its commands say it. ``gpu``: asked for the memory of a Mac.
     """
     version = await is_mac(commands)
     if operating_system == "darwin" or (operating_system is None and version is not None):
-        return await _look_at_mac(commands, root, version or {})
+        return await _look_at_mac(commands, root, version or {}, gpu or GpuMemory(commands))
     return Machine(
         operating_system="linux",
         architecture=go_architecture(platform.machine()),
         cpus=os.cpu_count() or 1,
-        memory_bytes=_host_memory(),
+        memory_bytes=host_memory(),
         disk_bytes=_disk_bytes(root),
         os_image=_os_release(),
         kernel_version=platform.release(),
@@ -130,21 +80,14 @@ async def look(commands: Commands, root: Path, operating_system: str | None = No
     )
 
 
-async def _look_at_mac(commands: Commands, root: Path, version: dict[str, str]) -> Machine:
-    memory, cpus, limit = await asyncio.gather(
-        commands.number("sysctl", "-n", "hw.memsize"),
-        commands.number("sysctl", "-n", "hw.ncpu"),
-        commands.number("sysctl", "-n", "iogpu.wired_limit_mb"),
-    )
+async def _look_at_mac(commands: Commands, root: Path, version: dict[str, str], gpu: GpuMemory) -> Machine:
+    memory, cpus = await asyncio.gather(gpu.read(), commands.number("sysctl", "-n", "hw.ncpu"))
     chip, kernel, boot, registry = await asyncio.gather(
         commands.output("sysctl", "-n", "machdep.cpu.brand_string"),
         commands.output("sysctl", "-n", "kern.osrelease"),
         commands.output("sysctl", "-n", "kern.bootsessionuuid"),
         commands.output("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"),
     )
-    if memory is None:
-        memory = _host_memory()
-        log.warning("sysctl hw.memsize failed; assuming %d MiB of memory", memory // 1024**2)
     if cpus is None:
         cpus = os.cpu_count() or 1
         log.warning("sysctl hw.ncpu failed; assuming %d CPUs", cpus)
@@ -154,7 +97,7 @@ async def _look_at_mac(commands: Commands, root: Path, version: dict[str, str]) 
         operating_system="darwin",
         architecture="arm64",
         cpus=cpus,
-        memory_bytes=wired_limit_bytes(memory, limit),
+        memory_bytes=memory,
         disk_bytes=_disk_bytes(root),
         os_image=" ".join(word for word in words if word),
         kernel_version=kernel or "unknown",
@@ -171,10 +114,11 @@ MEMORY_FLOOR_BYTES = 100 * 1024**2
 
 
 class Reader:
-    """Reads the load of the machine."""
+    """Reads the load of the machine. ``gpu``: of a Mac; followed if given."""
 
-    def __init__(self, commands: Commands, mac: bool) -> None:
+    def __init__(self, commands: Commands, mac: bool, gpu: GpuMemory | None = None) -> None:
         self.commands = commands
+        self._gpu = gpu if mac else None
         self._has_pressure = mac
         self._limit: int | None = None
 
@@ -182,7 +126,7 @@ class Reader:
         """The current load."""
         short, text = await self._memory()
         processes, limit = await self._processes()
-        return Readings(short, text, processes, limit)
+        return Readings(short, text, processes, limit, await self._gpu.read() if self._gpu else None)
 
     async def _memory(self) -> tuple[bool | None, str]:
         if self._has_pressure:

@@ -54,14 +54,18 @@ def _unique_addresses(fleet: Fleet) -> Iterable[Problem]:
 
 
 def _linux(machine: Machine, here: Location) -> Iterable[Problem]:
-    if machine.model or machine.memory or machine.rdma or machine.bridge or machine.jaccl or machine.devices:
-        yield here, f"{machine.name} is kind: linux; model, memory, rdma, jaccl, bridge and devices are for Macs only"
+    own = (machine.model, machine.memory, machine.gpu_memory_mb, machine.rdma, machine.jaccl, machine.bridge, machine.devices)
+    if any(own):
+        names = "model, memory, gpuMemoryMB, rdma, jaccl, bridge and devices"
+        yield here, f"{machine.name} is kind: linux; {names} are for Macs only"
 
 
 def _mac(machine: Machine, here: Location) -> Iterable[Problem]:
     if machine.memory is not None and machine.memory not in machine.mac.memory_gib:
         sizes = ", ".join(f"{size} GB" for size in machine.mac.memory_gib)
         yield (*here, "memory"), f"allowed for a {machine.mac.name}: {sizes}"
+    if machine.gpu_memory_mb is not None and machine.jaccl is None:
+        yield (*here, "gpuMemoryMB"), "needs `jaccl: recorded`: a Mac without it has the MLX of this machine"
     for port in machine.bridge:
         if not 1 <= port <= machine.mac.ports:
             yield (*here, "bridge"), f"a {machine.mac.name} {machine.mac.port_range}"

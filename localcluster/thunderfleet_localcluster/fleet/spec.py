@@ -111,6 +111,12 @@ class Machine(_Model):
     wired_limit_mb: int = Field(
         default=0, ge=0, alias="wiredLimitMB", description="sysctl iogpu.wired_limit_mb; 0: the default of macOS."
     )
+    gpu_memory_mb: int | None = Field(
+        default=None,
+        ge=1024,
+        alias="gpuMemoryMB",
+        description="Memory that the GPU may use, as MLX reports it; needs jaccl: recorded. Default: what wiredLimitMB allows.",
+    )
     bridge: tuple[int, ...] = Field(
         default=(), description="Thunderbolt ports that are members of bridge0; such a port has no IP address."
     )

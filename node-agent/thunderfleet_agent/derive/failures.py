@@ -24,7 +24,7 @@ def fix(source: Source, failure: Failure) -> str:
             "model to a shorter one; if there are too many models, name fewer folders in the chart's value agent.modelFolders"
         )
     if failure.kind is FailureKind.ABSENT:
-        if source is Source.RUNTIME:
+        if source in (Source.RUNTIME, Source.GPU_MEMORY):
             return "the command is part of Thunderfleet: run the agent from its image, or put the image's bin folder on PATH"
         if rdma:
             return f"RDMA needs {rules.LEAST_MACOS_TEXT}: update this Mac"

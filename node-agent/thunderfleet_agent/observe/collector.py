@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Runtime
+from thunderfleet_lib import gpu_memory
 from thunderfleet_lib.hostcmd import Failure, FailureKind, Host, Output, quote
 from thunderfleet_lib.parsing import ParseError, Partial, require_text
 from thunderfleet_lib.rdma import parse as rdma
@@ -88,10 +89,11 @@ SERVICES = Question(Source.SERVICES, "services", network.SERVICE_ORDER_COMMAND, 
 SYSCTL = Question(Source.SYSCTL, "sysctl", hardware.SYSCTL_COMMAND, 10, hardware.parse_sysctl, salvage=_partial)
 HARDWARE = Question(Source.HARDWARE, "hardware", hardware.HARDWARE_COMMAND, 20, hardware.parse_hardware, static=True)
 DISPLAYS = Question(Source.DISPLAYS, "gpu_cores", hardware.DISPLAYS_COMMAND, 20, hardware.parse_displays, static=True)
+GPU_MEMORY = Question(Source.GPU_MEMORY, "gpu_memory", gpu_memory.COMMAND, gpu_memory.SECONDS, gpu_memory.parse, static=True)
 SYSTEM = Question(Source.SYSTEM, "system", hardware.SW_VERS_COMMAND, 10, hardware.parse_sw_vers, static=True)
 RUNTIME = Question(Source.RUNTIME, "runtime", CAPABILITIES_COMMAND, 60, parse_capabilities, static=True)
 QUESTIONS = (
-    *(HARDWARE, DISPLAYS, SYSCTL, SYSTEM, RUNTIME, THUNDERBOLT, HARDWARE_PORTS),
+    *(HARDWARE, DISPLAYS, SYSCTL, GPU_MEMORY, SYSTEM, RUNTIME, THUNDERBOLT, HARDWARE_PORTS),
     *(INTERFACES, SERVICES, RDMA_SWITCH, RDMA_DEVICES, RDMA_INFO),
 )
 
@@ -111,6 +113,7 @@ class Collector:
         self._observed = observed
         self._misses: dict[Source, int] = {}
         self._answered: dict[Source, float] = {}
+        self._wired_limit: str | None = None
 
     async def fast(self) -> None:
         """Reads what changes with cables: addresses, carriers, RDMA."""
@@ -133,6 +136,12 @@ class Collector:
         await asyncio.gather(*(self._ask(question) for question in (THUNDERBOLT, HARDWARE_PORTS, SERVICES, SYSCTL)))
         for question in (HARDWARE, DISPLAYS, SYSTEM):
             await self._ask_once(question)
+        limit = (self.facts.sysctl or {}).get("iogpu.wired_limit_mb")
+        if limit != self._wired_limit:
+            # The answer of MLX depends on it.
+            self._answered.pop(Source.GPU_MEMORY, None)
+        self._wired_limit = limit
+        await self._ask_once(GPU_MEMORY)
 
     async def runtime(self) -> None:
         """Reads the versions and backends of MLX."""

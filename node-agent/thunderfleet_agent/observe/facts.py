@@ -26,6 +26,7 @@ class Source(StrEnum):
     HARDWARE = "hardware"
     DISPLAYS = "displays"
     SYSCTL = "sysctl"
+    GPU_MEMORY = "gpu-memory"
     SYSTEM = "system"
     HARDWARE_PORTS = "hardware-ports"
     SERVICES = "services"
@@ -46,12 +47,16 @@ def _nothing() -> Mapping[Source, Failure]:
 
 @dataclass(frozen=True)
 class Facts:
-    """``hardware_ports`` maps an interface to the name of its port, ``sysctl`` a variable to its text."""
+    """``hardware_ports`` maps an interface to the name of its port, ``sysctl`` a variable to its text.
+
+    ``gpu_memory``: what MLX says the GPU may use, in bytes; 0 if it has no GPU.
+    """
 
     thunderbolt: Thunderbolt | None = None
     hardware: Hardware | None = None
     gpu_cores: int | None = None
     sysctl: Mapping[str, str] | None = None
+    gpu_memory: int | None = None
     system: System | None = None
     hardware_ports: Mapping[str, str] | None = None
     services: tuple[Service, ...] | None = None

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_agent.derive.hardware import gpu_memory_limit
 from thunderfleet_agent.derive.links import PeerPort, find_peer, link_address, link_reports, wanted_uuids
 from thunderfleet_agent.derive.network import address_class
 from thunderfleet_agent.derive.profile import profile
@@ -122,13 +121,9 @@ def test_address_classes(address: str, class_: AddressClass) -> None:
     assert address_class(address) is class_
 
 
-def test_gpu_memory_limit() -> None:
-    assert gpu_memory_limit(96 * 2**30, 0) == 72 * 2**30
-    assert gpu_memory_limit(24 * 2**30, 0) == 16 * 2**30
-    assert gpu_memory_limit(36 * 2**30, 0) == 24 * 2**30
-    assert gpu_memory_limit(48 * 2**30, 0) == 36 * 2**30
-    assert gpu_memory_limit(96 * 2**30, 80 * 1024) == 80 * 2**30
-    assert gpu_memory_limit(16 * 2**30, 10**9) == 16 * 2**30
+def test_gpu_memory_is_what_mlx_says(shapes: Any) -> None:
+    hardware = profile(observed(shapes, gpu_memory=80 * 2**30), NOW).status.hardware
+    assert hardware is not None and hardware.gpu_memory_limit_bytes == 80 * 2**30
 
 
 def test_a_failed_command_costs_its_part_and_is_named(shapes: Any) -> None:

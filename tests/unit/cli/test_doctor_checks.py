@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from thunderfleet_cli.doctor import cluster, mac, network, power, security, system
 from thunderfleet_cli.doctor.check import Answers, Argv, Check, State
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.gpu_memory import COMMAND as GPU_MEMORY
 from thunderfleet_lib.hostcmd import Failure, FailureKind, Output
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, STATUS_COMMAND
 
@@ -102,6 +103,7 @@ HEALTHY: Mapping[Argv, str] = {
     system.DISK: DISK.format(free=702345678),
     system.CLOCK: "+0.024490 +/- 0.016059 time.apple.com 17.253.2.43\n",
     system.MEMORY: "0\n103079215104\n",
+    GPU_MEMORY: "83886080000\n",
     network.ROUTE: "   route to: default\ndestination: default\n    gateway: 192.168.64.1\n  interface: en0\n",
     network.INTERFACES: INTERFACES,
     network.PORTS: PORTS,
@@ -250,6 +252,15 @@ def test_a_healthy_mac_passes_all_checks_but_the_one_that_cannot_be_made() -> No
         ("clock", {system.CLOCK: "-90.5 +/- 90.0 time.apple.com 17.253.84.253\n"}, State.OK, "accurate to 180 s", ""),
         ("gpu-memory", {system.MEMORY: "96000\n103079215104\n"}, State.WARNING, "less than 4096 MB", "wired_limit_mb=0"),
         ("gpu-memory", {system.MEMORY: "90000\n103079215104\n"}, State.OK, "90000 MB of 98304 MB", ""),
+        (
+            "gpu-memory",
+            {},
+            State.OK,
+            "may wire 80000 MB of 98304 MB, the default of macOS; `sudo sysctl iogpu.wired_limit_mb=88474`",
+            "",
+        ),
+        ("gpu-memory", {GPU_MEMORY: "96636764160\n"}, State.OK, "may wire 92160 MB of 98304 MB, the default of macOS", ""),
+        ("gpu-memory", {GPU_MEMORY: "0\n"}, State.OK, "may wire 73728 MB of 98304 MB", ""),
         ("ethernet", {network.INTERFACES: INTERFACES.replace("10Gbase-T", "100baseTX")}, State.WARNING, "at 100 Mbit/s", ""),
         (
             "ethernet",
@@ -314,6 +325,7 @@ def test_what_is_wrong_is_found_with_its_fix(
         ("disk", system.DISK, "Filesystem 512-blocks Used\n"),
         ("clock", system.CLOCK, "sntp: Exchange failed: Timeout\n"),
         ("gpu-memory", system.MEMORY, "0\n"),
+        ("gpu-memory", GPU_MEMORY, "null\n"),
         ("ethernet", network.ROUTE, "   route to: default\n"),
         ("ethernet", network.INTERFACES, INTERFACES.replace(" (10Gbase-T <full-duplex>)", "")),
         ("ethernet", network.INTERFACES, "garbage\n"),

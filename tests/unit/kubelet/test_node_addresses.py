@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_kubelet.node import addresses
 from thunderfleet_kubelet.node.addresses import AddressReader, NodeAddresses, Reading
-from thunderfleet_kubelet.node.machine import Commands
+from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_lib.interfaces import inet_addresses, route_interface
 
 from tests.support.waiting import until_async

@@ -21,8 +21,9 @@ from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.node.addresses import MISSING, NodeAddresses
 from thunderfleet_kubelet.node.awake import Awake
+from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.facts import GIB, Machine
-from thunderfleet_kubelet.node.machine import Commands, Reader
+from thunderfleet_kubelet.node.machine import Reader
 from thunderfleet_lib.kube import ApiError, Kube
 
 from tests.support.waiting import until_async

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet.node.facts import GIB, go_architecture, meminfo, wired_limit_bytes
-from thunderfleet_kubelet.node.machine import Commands, Reader, look
+from thunderfleet_kubelet.node.commands import Commands
+from thunderfleet_kubelet.node.facts import GIB, go_architecture, meminfo
+from thunderfleet_kubelet.node.machine import Reader, look
+from thunderfleet_kubelet.node.memory import RETRY_SECONDS, GpuMemory
 from thunderfleet_kubelet.serving.metrics import resource_text
 
 from tests.support.processes import exists
@@ -70,19 +72,63 @@ async def test_a_configured_wired_limit(mac: Path, tmp_path: Path) -> None:
     assert (await look(Commands([mac]), tmp_path)).memory_bytes == 480 * GIB
 
 
-@pytest.mark.parametrize(
-    ("memory", "limit", "expected"),
-    [
-        (512 * GIB, 0, 384 * GIB),
-        (48 * GIB, None, 36 * GIB),
-        (36 * GIB, 0, 24 * GIB),
-        (24 * GIB, 0, 16 * GIB),
-        (64 * GIB, 60 * 1024, 60 * GIB),
-        (64 * GIB, 999_999, 64 * GIB),
-    ],
-)
-def test_what_the_gpu_may_wire(memory: int, limit: int | None, expected: int) -> None:
-    assert wired_limit_bytes(memory, limit) == expected
+@pytest.fixture
+def metal(tmp_path: Path) -> Path:
+    """A folder with an MLX that says what the file ``bytes`` has, and writes a dot into ``asked`` each time."""
+    package = tmp_path / "python" / "mlx"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "core.py").write_text(
+        "from pathlib import Path\nHERE = Path(__file__).parents[1]\n"
+        "with (HERE / 'asked').open('a') as file:\n    file.write('.')\n"
+        "def device_info():\n    return {'max_recommended_working_set_size': int((HERE / 'bytes').read_text())}\n"
+    )
+    return package.parent
+
+
+def asked(metal: Path) -> int:
+    return len((metal / "asked").read_text())
+
+
+async def test_memory_is_what_mlx_says_and_is_asked_again_after_the_limit_changed(
+    mac: Path, metal: Path, tmp_path: Path
+) -> None:
+    (metal / "bytes").write_text(str(430 * GIB))
+    commands = Commands([mac], python_path=[metal])
+    gpu = GpuMemory(commands)
+    assert (await look(commands, tmp_path, gpu=gpu)).memory_bytes == 430 * GIB
+    reader = Reader(commands, mac=True, gpu=gpu)
+    assert (await reader.read()).memory_bytes == 430 * GIB
+    assert asked(metal) == 1, "the answer of MLX is kept"
+
+    (metal / "bytes").write_text(str(480 * GIB))
+    command(mac, "sysctl", SYSCTL.format(limit=491520, pressure=1))
+    assert (await reader.read()).memory_bytes == 480 * GIB
+
+    # A limit that cannot be read changes nothing.
+    command(mac, "sysctl", "#!/bin/sh\nexit 1\n")
+    assert (await reader.read()).memory_bytes == 480 * GIB
+    assert asked(metal) == 2
+
+
+async def test_memory_is_estimated_while_mlx_fails_and_mlx_is_asked_again(
+    mac: Path, metal: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (metal / "bytes").write_text("many")
+    now = 0.0
+    gpu = GpuMemory(Commands([mac], python_path=[metal]), lambda: now)
+    assert await gpu.read() == 384 * GIB
+    assert "so it is estimated" in caplog.text and "invalid literal" in caplog.text
+    (metal / "bytes").write_text(str(430 * GIB))
+    now = RETRY_SECONDS - 1
+    assert await gpu.read() == 384 * GIB
+    now = RETRY_SECONDS
+    assert await gpu.read() == 430 * GIB
+
+
+async def test_mlx_never_gives_more_memory_than_the_mac_has(mac: Path, metal: Path) -> None:
+    (metal / "bytes").write_text(str(600 * GIB))
+    assert await GpuMemory(Commands([mac], python_path=[metal])).read() == 512 * GIB
 
 
 async def test_a_hung_command_is_given_up_and_ended(mac: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

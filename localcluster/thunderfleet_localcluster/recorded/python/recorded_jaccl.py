@@ -358,8 +358,15 @@ class RecordedJaccl:
 
 
 def replace(module: ModuleType) -> None:
-    """Put the recorded JACCL into ``mlx.core``."""
-    distributed: Any = vars(module)["distributed"]
+    """Put the recorded JACCL and the memory of the Mac's GPU into ``mlx.core``."""
+    core: Any = module
+    distributed, device_info = core.distributed, core.device_info
+
+    def recorded_info(*device: Any) -> dict[str, Any]:
+        memory = json.loads(RECORD.read_text(encoding="utf-8"))["gpuMemoryBytes"]
+        return {**device_info(*device), "max_recommended_working_set_size": memory}
+
+    core.device_info = recorded_info
     jaccl = RecordedJaccl(distributed)
     for name in ("all_sum", "all_gather", "all_max", "all_min", "send", "recv", "recv_like"):
         setattr(distributed, name, jaccl.failing(getattr(distributed, name)))

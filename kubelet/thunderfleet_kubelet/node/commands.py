@@ -1,0 +1,57 @@
+"""Runs commands of the machine, each with a time limit."""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from thunderfleet_lib.hostcmd import Failure, Host, Output
+
+log = logging.getLogger(__name__)
+
+COMMAND_SECONDS = 2.0
+
+
+class Commands:
+    """Runs the machine's commands; those in ``path`` are found first. The kubelet's own environment is not passed on.
+
+    ``python_path``: their PYTHONPATH; unset if empty.
+    """
+
+    def __init__(self, path: Sequence[Path], seconds: float = COMMAND_SECONDS, python_path: Sequence[Path] = ()) -> None:
+        modules = {"PYTHONPATH": ":".join(map(str, python_path))} if python_path else {}
+        self._host = Host(path, environment={"HOME": os.environ.get("HOME", "/"), **modules})
+        self._seconds = seconds
+
+    def exists(self, command: str) -> bool:
+        """Whether the machine has the command."""
+        return self._host.find(command) is not None
+
+    def find(self, command: str) -> str | None:
+        """The path of the command; None if the machine does not have it."""
+        return self._host.find(command)
+
+    async def run(self, command: str, *arguments: str, seconds: float | None = None) -> Output | Failure:
+        """Its output, or why there is none. ``seconds``: another time limit than that of all."""
+        return await self._host.run([command, *arguments], self._seconds if seconds is None else seconds)
+
+    async def output(self, command: str, *arguments: str) -> str | None:
+        """Standard output without trailing white space; None if the command does not exist, fails or takes too long."""
+        if not self.exists(command):
+            return None
+        result = await self.run(command, *arguments)
+        if isinstance(result, Failure):
+            log.warning("%s", result)
+            return None
+        return result.text.rstrip()
+
+    async def number(self, command: str, *arguments: str) -> int | None:
+        """The integer at the start of the output; None if there is none."""
+        text = await self.output(command, *arguments)
+        if text is None:
+            return None
+        match = re.match(r"-?\d+", text.strip())
+        if match is None:
+            log.warning("%s %s: %r is not a number", command, " ".join(arguments), text[:80])
+        return int(match[0]) if match else None
