@@ -223,9 +223,9 @@ class Recovery(ApiModel):
     )
     failback: FailbackPolicy = Field(
         default=FailbackPolicy.WHEN_IDLE,
-        description="Whether a group that was moved because a cable failed goes back to a better placement. WhenIdle: it goes "
-        "back when no request is running and the cable has worked for 30 s; this time doubles with each further interruption, "
-        "up to 30 min. Never: it stays.",
+        description="Whether a group goes back to a better placement after it was moved because a cable failed, or because a "
+        "Mac got another address or name. WhenIdle: it goes back when no request is running and the cable has worked for 30 s; "
+        "this time doubles with each further interruption, up to 30 min. Never: it stays.",
     )
 
 

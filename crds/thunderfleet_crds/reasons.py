@@ -262,8 +262,8 @@ class Reason(StrEnum):
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
     FAILBACK_PENDING = (
         "FailbackPending",
-        "Every group has a placement. A group that was moved because a cable failed goes back to a better placement; the "
-        "message says when.",
+        "Every group has a placement. A group that was moved because a cable failed, or because a Mac got another address or "
+        "name, goes back to a better placement; the message says when.",
         "None, or set `spec.recovery.failback: Never` to keep the group where it is.",
         (On.PLACED,),
     )

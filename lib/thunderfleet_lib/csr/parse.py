@@ -61,7 +61,7 @@ def _names(csr: x509.CertificateSigningRequest) -> tuple[frozenset[str], frozens
     dns_names = frozenset(names.get_values_for_type(x509.DNSName))
     addresses = frozenset(plain_address(str(value)) for value in names.get_values_for_type(x509.IPAddress))
     if len(list(names)) != len(dns_names) + len(addresses):
-        raise ValueError("the request must have DNS names and addresses only, without duplicates")
+        raise ValueError("the subject alternative names must be DNS names and addresses only, without duplicates")
     return dns_names, addresses
 
 
