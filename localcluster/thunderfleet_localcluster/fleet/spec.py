@@ -115,7 +115,7 @@ class Machine(_Model):
         default=None,
         ge=1024,
         alias="gpuMemoryMB",
-        description="Memory that the GPU may use, as MLX reports it; needs jaccl: recorded. Default: what wiredLimitMB allows.",
+        description="Memory that the GPU may use, as MLX reports it; needs jaccl: recorded. Default: MLX reports no GPU.",
     )
     bridge: tuple[int, ...] = Field(
         default=(), description="Thunderbolt ports that are members of bridge0; such a port has no IP address."

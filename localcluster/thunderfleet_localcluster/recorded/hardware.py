@@ -4,8 +4,6 @@ import hashlib
 import uuid
 from typing import Any
 
-from thunderfleet_lib.gpu_memory import gpu_memory_limit
-
 from thunderfleet_localcluster.fleet.layout import port_uuid
 from thunderfleet_localcluster.fleet.spec import Machine
 
@@ -15,13 +13,6 @@ PAGE = 16384
 def memory_gib(machine: Machine) -> int:
     """Unified memory in GiB: the fleet file's, else the model's smallest."""
     return machine.memory or machine.mac.memory_gib[0]
-
-
-def gpu_memory_bytes(machine: Machine) -> int:
-    """What the GPU may use: the fleet file's, else by the rule for Macs that MLX cannot be asked on."""
-    if machine.gpu_memory_mb is not None:
-        return machine.gpu_memory_mb * 1024**2
-    return gpu_memory_limit(memory_gib(machine) << 30, machine.wired_limit_mb)
 
 
 def hardware(machine: Machine) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
-from thunderfleet_localcluster.recorded import hardware, rdma
+from thunderfleet_localcluster.recorded import rdma
 from thunderfleet_localcluster.recorded.files import replace_file
 
 
@@ -37,7 +37,10 @@ def write_control(points: Sequence[Mapping[str, object]], folder: Path) -> None:
 
 
 def record(layout: Layout, machine: MachineLayout) -> dict[str, Any]:
-    """What MLX finds on this Mac: GPU memory, and devices with state, address and the address at the other end of the cable."""
+    """What MLX finds on this Mac.
+
+    The memory of the GPU (0: no GPU), and the devices with state, address, and the address at the other end of the cable.
+    """
     known: dict[str, Any] = {}
     for device in rdma.devices(layout, machine):
         end = machine.end(device.number)
@@ -48,4 +51,5 @@ def record(layout: Layout, machine: MachineLayout) -> dict[str, Any]:
             "address": str(device.address.ip) if device.address else None,
             "peer": str(other.address.ip) if other and other.address else None,
         }
-    return {"machine": machine.name, "devices": known, "gpuMemoryBytes": hardware.gpu_memory_bytes(machine.machine)}
+    memory = (machine.machine.gpu_memory_mb or 0) * 1024**2
+    return {"machine": machine.name, "devices": known, "gpuMemoryBytes": memory}
