@@ -4,18 +4,19 @@ import math
 import re
 from fractions import Fraction
 
-from kubernetes.utils.quantity import parse_quantity as _parse
-
-# What the API server accepts; the library's parser also takes NaN, Infinity, underscores and exponents of any size.
-_FORM = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
+# What the API server accepts; an exponent has two digits at most.
+_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([eE][+-]?\d{1,2}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
+_SCALES = {unit.strip(): Fraction(1000) ** power for power, unit in enumerate("num kMGTPE", -3)}
+_SCALES |= {f"{unit}i": Fraction(1024) ** power for power, unit in enumerate("KMGTPE", 1)}
 
 
 def parse_quantity(value: object) -> Fraction:
     """The exact value of a quantity. Raises ``ValueError`` for anything else."""
-    text = str(value).strip()
-    if not _FORM.fullmatch(text):
+    found = _FORM.fullmatch(str(value).strip())
+    if not found:
         raise ValueError(f"not a quantity: {value!r} (expected a number such as 500m, 2, 1e9 or 64Gi)")
-    return Fraction(_parse(text))
+    number, unit = found.groups(default="")
+    return Fraction(number) * (_SCALES[unit] if unit in _SCALES else Fraction(10) ** int(unit[1:]))
 
 
 def to_bytes(value: object) -> int:
