@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from thunderfleet_lib.kube import CredentialsError, Kube
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.config.kube_config import list_kube_config_contexts
+from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.privilege import ROOT, distrust
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -28,7 +30,7 @@ class Connection:
         try:
             self._refuse_plugins()
             return await Kube.from_kubeconfig(self.kubeconfig, self.context)
-        except (CredentialsError, OSError, ValueError, YAMLError) as error:
+        except (ConfigException, OSError, ValueError, YAMLError) as error:
             raise LocalClusterError(f"cannot use kubeconfig {self.kubeconfig}: {error}", usage=True) from error
 
     def _refuse_plugins(self) -> None:
@@ -70,16 +72,13 @@ def _local() -> Path:
 
 def _namespace(path: Path, context: str | None) -> str:
     """The namespace of the context, as kubectl uses it."""
-    # Imported late, because it takes long.
-    from thunderfleet_lib.kube.kubeconfig import contexts
-
     try:
-        known, active = contexts(path)
-    except (CredentialsError, OSError) as error:
+        contexts, active = list_kube_config_contexts(config_file=str(path))
+    except (ConfigException, OSError) as error:
         raise LocalClusterError(f"cannot use kubeconfig {path}: {error}", usage=True) from error
-    chosen = active if context is None else next((one for one in known if one.get("name") == context), None)
+    chosen = active if context is None else next((one for one in contexts if one.get("name") == context), None)
     if chosen is None:
-        names = ", ".join(str(one.get("name")) for one in known)
+        names = ", ".join(str(one.get("name")) for one in contexts)
         raise LocalClusterError(f"{path} has no context {context!r}; contexts: {names}", usage=True)
     return str((chosen.get("context") or {}).get("namespace") or "default")
 

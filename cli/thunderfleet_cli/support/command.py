@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.kube import ApiError, CredentialsError, Kube
+from kubernetes.aio.config.config_exception import ConfigException
+from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.image import version
@@ -111,7 +112,7 @@ async def _collect(archive: Archive, kubeconfig: Path, context: str | None, tell
     """Objects and logs, within TOTAL_SECONDS; what fails is listed in the archive."""
     try:
         kube = await Kube.from_kubeconfig(kubeconfig, context)
-    except (CredentialsError, OSError) as error:
+    except (ConfigException, OSError) as error:
         raise LocalClusterError(f"cannot use kubeconfig {kubeconfig}: {error}", usage=True) from error
     async with kube:
         collector = _Collector(archive, kube, tell)

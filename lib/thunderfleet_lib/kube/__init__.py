@@ -1,11 +1,9 @@
 """Access to the API server.
 
-client      requests, typed errors, paged lists, watch connections
-transport   credentials, TLS and connections
-kubeconfig  credentials and contexts of kubeconfig files
-plugin      credential plugins of kubeconfigs, with a time limit
-reflector   list and watch: a local cache of one collection
-names       names and keys of objects
+client     requests, typed errors, paged lists, watch connections
+plugin     credential plugins of kubeconfigs, with a time limit
+reflector  list and watch: a local cache of one collection
+names      names and keys of objects
 """
 
 from thunderfleet_lib.kube.client import (
@@ -20,7 +18,6 @@ from thunderfleet_lib.kube.client import (
 )
 from thunderfleet_lib.kube.names import Json, key_of, name_of
 from thunderfleet_lib.kube.reflector import Reflector
-from thunderfleet_lib.kube.transport import Credentials, CredentialsError
 
 __all__ = [
     "APPLY",
@@ -30,8 +27,6 @@ __all__ = [
     "PAGE",
     "STRATEGIC_PATCH",
     "ApiError",
-    "Credentials",
-    "CredentialsError",
     "Json",
     "Kube",
     "Reflector",

@@ -1,19 +1,26 @@
 """A client of the API server: paths in, plain dictionaries out.
 
-The generated classes of the official client are not used: objects that Thunderfleet owns are applied server-side from
-pydantic models, and custom resources have no generated class. Every request has a time limit; errors are typed.
+A thin layer over the transport of the official client (``kubernetes.aio``). The generated classes are not used: objects that
+Thunderfleet owns are applied server-side from pydantic models, and custom resources have no generated class. The layer adds
+credentials that are read again when they rotate, a time limit on every request, typed errors and paged lists.
 """
 
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+from kubernetes.aio.config.kube_config import load_kube_config
 
+from thunderfleet_lib.kube import plugin
 from thunderfleet_lib.kube.names import Json, key_of
-from thunderfleet_lib.kube.transport import Credentials, Transport, of_pod
+from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
@@ -65,6 +72,18 @@ def _error(status: int, text: str) -> ApiError:
 
 
 @dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an API server. ``authorization``: the value of that header. ``ca``, ``certificate``, ``key``: paths."""
+
+    server: str
+    ca: str | None
+    insecure: bool
+    authorization: str | None
+    certificate: str | None
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """A part of a list. ``version``: the resourceVersion of the whole list."""
 
@@ -75,9 +94,10 @@ class Page:
 class Kube:
     """A client of one API server. Tasks may share it; call ``close`` when done, or use ``async with``."""
 
-    def __init__(self, credentials: Credentials, token_file: Path | None = None) -> None:
-        self._transport = Transport(credentials, token_file)
-        self.host = credentials.server
+    def __init__(self, configuration: Any) -> None:
+        self._configuration = configuration
+        self._rest = RESTClientObject(configuration)
+        self.host: str = str(configuration.host).rstrip("/")
         self._watched: set[aiohttp.StreamReader] = set()
         """What watches read from now."""
         self.writes = 0
@@ -87,16 +107,21 @@ class Kube:
 
     @classmethod
     def in_pod(cls) -> "Kube":
-        """Uses the service account of this pod, mounted in the container's sandbox. Raises CredentialsError outside a pod."""
-        return cls(*of_pod())
+        """Uses the service account of this pod, mounted in the container's sandbox. Raises ConfigException outside a pod."""
+        configuration = Configuration()
+        folder = mounted(SERVICE_ACCOUNT_FOLDER)
+        InClusterConfigLoader(token_filename=str(folder / "token"), cert_filename=str(folder / "ca.crt")).load_and_set(
+            configuration
+        )
+        return cls(configuration)
 
     @classmethod
     async def from_kubeconfig(cls, path: Path, context: str | None = None) -> "Kube":
-        """Uses the current (or named) context of a kubeconfig file. Raises CredentialsError, OSError and others."""
-        # Imported late, because it takes long and programs on Macs have no kubeconfig.
-        from thunderfleet_lib.kube import kubeconfig
-
-        return cls(await kubeconfig.credentials(path, context))
+        """Uses the current (or named) context of a kubeconfig file."""
+        configuration = Configuration()
+        plugin.use()
+        await load_kube_config(config_file=str(path), context=context, client_configuration=configuration, persist_config=False)
+        return cls(configuration)
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None) -> "Kube":
@@ -114,22 +139,30 @@ class Kube:
         token: str | None = None,
     ) -> "Kube":
         """Uses credentials in PEM files or a bearer ``token``; ``server`` is the URL ``https://host:port``."""
-        return cls(
-            Credentials(
-                server.rstrip("/"),
-                ca=str(ca),
-                authorization=f"Bearer {token}" if token else None,
-                certificate=str(certificate) if certificate else None,
-                key=str(key) if key else None,
-            )
+        configuration = Configuration()
+        configuration.host = server
+        configuration.ssl_ca_cert = str(ca)
+        configuration.cert_file = str(certificate) if certificate else None
+        configuration.key_file = str(key) if key else None
+        if token:
+            configuration.api_key["BearerToken"] = "Bearer " + token
+        return cls(configuration)
+
+    async def credentials(self) -> "Credentials":
+        """The credentials that this client uses, read again if they have rotated. For other clients of the same server."""
+        configuration = self._configuration
+        token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return Credentials(
+            server=self.host,
+            ca=configuration.ssl_ca_cert or None,
+            insecure=not configuration.verify_ssl,
+            authorization=token or None,
+            certificate=configuration.cert_file or None,
+            key=configuration.key_file or None,
         )
 
-    def credentials(self) -> Credentials:
-        """The credentials that this client uses now. For other clients of the same server. Raises OSError, CredentialsError."""
-        return self._transport.current()
-
     async def close(self) -> None:
-        await self._transport.close()
+        await self._rest.close()
 
     async def reconnect(self) -> None:
         """Closes all connections and uses new ones, because this machine's address has changed.
@@ -137,7 +170,7 @@ class Kube:
         Requests on their way fail with ApiError (unanswered); watches notice at once, and not when they have been silent for
         minutes.
         """
-        old, self._transport = self._transport, self._transport.again()
+        old, self._rest = self._rest, RESTClientObject(self._configuration)
         for content in self._watched:
             # A closed connection alone does not wake whoever reads from it.
             content.set_exception(aiohttp.ClientConnectionError("the client closed the connection"))
@@ -156,16 +189,19 @@ class Kube:
         query: Mapping[str, object] | None,
         body: object,
         content: str,
-        timeout: aiohttp.ClientTimeout,
+        timeout: object,
         accept: str = JSON,
-    ) -> aiohttp.ClientResponse:
+    ) -> Any:
         url = self.host + path + ("?" + urlencode({k: _text(v) for k, v in query.items()}) if query else "")
         headers = {"Accept": accept, "Content-Type": content}
         self.requests += 1
         if method != "GET":
             self.writes += 1
         try:
-            return await self._transport.request(method, url, headers, body, timeout)
+            token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            if token:
+                headers["Authorization"] = token
+            return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"{method} {path}: no response from {self.host} in time") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -284,7 +320,7 @@ class Kube:
         # The server sends a bookmark every minute; a connection that is silent for much longer is dead.
         timeout = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, sock_connect=10, sock_read=150)
         response = await self._send("GET", path, full, None, JSON, timeout)
-        content = response.content
+        content: aiohttp.StreamReader = response.response.content
         self._watched.add(content)
         try:
             if response.status >= 400:
@@ -303,7 +339,7 @@ class Kube:
             raise ApiError(0, "Unreachable", f"watch of {path}: {self.host} closed the connection: {error}") from error
         finally:
             self._watched.discard(content)
-            response.close()
+            response.response.close()
 
 
 def _text(value: object) -> str:

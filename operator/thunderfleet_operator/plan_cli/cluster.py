@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 
 from aiohttp import ClientError
-from thunderfleet_lib.kube import ApiError, CredentialsError, Json, Kube
+from kubernetes.aio.config.config_exception import ConfigException
+from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_operator.plan_cli.read import KINDS, BadInput, read_fleet
 from thunderfleet_operator.watch.cache import Cache
@@ -29,6 +30,6 @@ def read_cluster(context: str) -> Cache:
         objects = asyncio.run(_objects(kubeconfig, context))
     except TimeoutError:
         raise BadInput(f"--context {context}: the cluster did not answer within {SECONDS:g} s") from None
-    except (ApiError, CredentialsError, ClientError, OSError) as error:
+    except (ApiError, ConfigException, ClientError, OSError) as error:
         raise BadInput(f"--context {context}: {error}") from None
     return read_fleet(Path(f"context {context}"), objects)

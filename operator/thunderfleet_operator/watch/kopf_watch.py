@@ -34,7 +34,7 @@ class Backoffs:
 
 async def connection(kube: Kube) -> kopf.ConnectionInfo:
     """The operator's own credentials, for kopf."""
-    found = kube.credentials()
+    found = await kube.credentials()
     scheme, _, token = (found.authorization or "").partition(" ")
     return kopf.ConnectionInfo(
         server=found.server,

@@ -258,7 +258,7 @@ def use(config: Path) -> str | None:
 
     async def ask() -> str | None:
         async with await Connection(config, None, "default", None).kube() as kube:
-            return kube.credentials().authorization
+            return (await kube.credentials()).authorization
 
     return asyncio.run(ask())
 
