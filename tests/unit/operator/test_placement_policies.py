@@ -9,7 +9,7 @@ from thunderfleet_operator.placement import Placement, plan
 
 from tests.unit.operator.policies import ALIKE, procedure, rated
 
-SEEDS = range(200)
+SEEDS = range(70)
 ALL = range(10_000)
 HARD = (264, 301, 330, 712, 900, 997, 1017, 1065, 1376, 2782, 3462, 3503, 4385)
 """Where pipelines of the same Macs differ in speed by the order of ranks, the score prefers a slower one of those alike, or
@@ -41,7 +41,7 @@ def assert_same(seeds: Iterable[int]) -> Counter[str]:
 
 def test_the_choice_is_that_of_the_procedure_over_all_placements() -> None:
     found = assert_same([*SEEDS, *HARD])
-    assert found["same"] > 80 and found["none"] > 20
+    assert found["same"] > 40 and found["none"] > 10
 
 
 @pytest.mark.soak
