@@ -21,6 +21,7 @@ from thunderfleet_operator.placement import (
     Dials,
     End,
     Fleet,
+    KVLayer,
     Mac,
     MemoryRequest,
     ModelFacts,
@@ -260,6 +261,58 @@ def full(repeats: int) -> list[Figure]:
     return figures
 
 
+def _sharing(count: int, model: ModelFacts) -> Fleet:
+    """Meshes of six Macs, of which the last three are also the first three of the next mesh."""
+    macs = list(cliques(count, 1, GIB, model).macs.values())
+    macs = [replace(mac, free_bytes=(64 + i * 7 % 64) * GIB, chip="Apple M3 Ultra", gpu_cores=80) for i, mac in enumerate(macs)]
+    pairs = {pair for first in range(0, count - 5, 3) for pair in itertools.combinations(range(first, first + 6), 2)}
+    cables = (
+        Cable(
+            f"{macs[i].name}--{macs[j].name}",
+            End(macs[i].name, f"169.254.{j % 250}.{i % 250}", f"to-{j}"),
+            End(macs[j].name, f"169.254.{i % 250}.{j % 250}", f"to-{i}"),
+            80_000,
+            rdma_problem=None,
+        )
+        for i, j in sorted(pairs)
+    )
+    return Fleet([replace(mac, dials=None) for mac in macs], cables)
+
+
+def _in_folders(count: int, model: ModelFacts) -> Fleet:
+    """Meshes of four Macs with the model in a folder that no other mesh has; every third has no copy."""
+    fleet = cliques(count, 4, 96 * GIB, model)
+    members = []
+    for i, mac in enumerate(fleet.macs.values()):
+        copies = (replace(model, path=f"/folder-{i // 4}"),) if i // 4 % 3 else ()
+        members.append(replace(mac, models=copies, chip=("Apple M3 Ultra", "Apple M4 Pro")[i % 2]))
+    return Fleet(members, fleet.cables.values())
+
+
+def unusual(repeats: int, say: Say) -> list[Figure]:
+    """10,000 Macs in shapes that leave a search the most to look at; where it ends at its limit of steps, it says so."""
+    uneven = large_model(900 * GIB)
+    layers = tuple(size * (50 + i * 37 % 100) // 100 for i, size in enumerate(uneven.layer_bytes))
+    uneven = replace(uneven, layer_bytes=layers, active_bytes=sum(layers), bits=4)
+    cached = replace(large_model(300 * GIB), active_bytes=300 * GIB, bits=4, kv=tuple(KVLayer(0, 4096) for _ in range(61)))
+    kinds = {
+        "meshes that share Macs": (_sharing(10_000, uneven), Request(path=PATH, memory=NO_KV, policy=PlacementPolicy.FEWEST)),
+        "files in some folders": (
+            _in_folders(10_000, cached),
+            Request(repository="org/large", memory=NO_KV, policy=PlacementPolicy.FEWEST),
+        ),
+    }
+    figures = []
+    for kind, (fleet, request) in kinds.items():
+        found = plan(fleet, request)
+        what = f"{len(found.ranks)} ranks" if isinstance(found, Placement) else "none found"
+        samples = _seconds(lambda fleet=fleet, request=request: plan(_anew(fleet), request), repeats)  # type: ignore[misc]
+        note = f"10000 Macs; {what}{'' if found.proven else ', not proven'}"
+        figures.append(Figure(f"placement 10000 {kind}", "s", samples, bound=Bound("<=", 5), note=note))
+        say(f"placement of 10000 Macs, {kind}: {figures[-1].value:.1f} s")
+    return figures
+
+
 def hard(repeats: int) -> list[Figure]:
     """64 equal Macs, all joined: layers that fit in no order of seven ranks, so that the search of those ends at its limit."""
     figures = []
@@ -463,7 +516,7 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
 def figures(repeats: int, say: Say) -> list[Figure]:
     """All of them."""
     found = [*against_listing(repeats), *one_switch(repeats), *growing(repeats, say), *full(repeats), *hard(repeats)]
-    found += advice(repeats, say)
+    found += [*unusual(repeats, say), *advice(repeats, say)]
     return [*found, *snapshot_figures(repeats, 1_000, say)]
 
 

@@ -4,7 +4,7 @@ It holds only what a decision needs. Sizes are bytes, speeds Mbit/s. Indexes (th
 are computed on first use and carried over to the next snapshot when little has changed.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -91,10 +91,17 @@ class Dials:
 
     def at(self, node: str) -> tuple[str, ...]:
         """Addresses at which ``node`` was reached."""
-        first = last = bisect_left(self.nodes, node)
-        while last < len(self.nodes) and self.nodes[last] == node:
-            last += 1
-        return self.addresses[first:last]
+        return self.addresses[self._of(node)]
+
+    def rates_at(self, node: str) -> Iterable[tuple[str, int]]:
+        """Addresses at which ``node`` was reached, and the speeds."""
+        found = self._of(node)
+        addresses = self.addresses[found]
+        return zip(addresses, self.speeds[found] or (0,) * len(addresses), strict=True)
+
+    def _of(self, node: str) -> slice:
+        first = bisect_left(self.nodes, node)
+        return slice(first, bisect_right(self.nodes, node, first))
 
 
 @dataclass(frozen=True, slots=True)

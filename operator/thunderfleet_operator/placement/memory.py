@@ -124,6 +124,9 @@ class Needs:
         self._costs = list(map(add, model.layer_bytes, caches))
         self._sums = [0, *accumulate(self._costs)]
         self._smallest, self._largest = min(self._costs, default=0), max(self._costs, default=0)
+        # A model may publish more caches than layers.
+        self._caches = sum(caches) + sum([kv_bytes(layer, memory) for layer in model.kv[layers:]])
+        """Bytes of all caches on a single Mac."""
         self._fixed = model.shared_bytes + prefill_bytes(model, memory)
         """Bytes of a pipeline's rank beside its layers."""
         self._percent = 100 + memory.headroom_percent
@@ -139,11 +142,15 @@ class Needs:
         if size not in self._tensor:
             entry = self._sizes.get(size)
             weights = entry.bytes_per_rank if entry is not None and not entry.refusal else ()
-            cache = sum(kv_bytes(layer, self.memory, size) for layer in self.model.kv) if weights else 0
+            cache = self._cache(size) if weights else 0
             more = cache + prefill_bytes(self.model, self.memory)
             whole = len(weights) == size
             self._tensor[size] = tuple(_with_headroom(part + more, self.memory) for part in weights) if whole else ()
         return self._tensor[size]
+
+    def _cache(self, size: int) -> int:
+        """Bytes of all caches on one of ``size`` ranks that divide every layer."""
+        return sum([kv_bytes(layer, self.memory, size) for layer in self.model.kv]) if size > 1 else self._caches
 
     def span(self, first: int, last: int) -> int:
         """Bytes that a rank with layers ``first`` (included) to ``last`` (excluded) reserves."""

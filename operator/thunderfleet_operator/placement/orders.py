@@ -15,6 +15,8 @@ from thunderfleet_crds.vocabulary import PlacedTransport, Split
 
 from thunderfleet_operator.placement.cohorts import Cohort
 from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.memory import Division
+from thunderfleet_operator.placement.model import ModelFacts
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 from thunderfleet_operator.placement.speed import predict
 
@@ -25,9 +27,11 @@ MOST = 8
 ROUNDS = 3
 """Most changes of places."""
 STEPS = 10
-"""What it takes to divide a model in one order,"""
+"""What it takes to divide a model in one order and to predict its speed,"""
+CACHES_A_STEP = 8
+"""one step more for so many layers with a cache,"""
 LAYERS_A_STEP = 8
-"""and more for so many layers on each rank, if they cannot be proportional to free memory."""
+"""and for so many layers on each rank, if they cannot be proportional to free memory."""
 
 Kind = tuple[int, str, int, int, int]
 
@@ -39,6 +43,14 @@ class _Order(NamedTuple):
     kinds: tuple[Kind, ...]
 
 
+def steps(model: ModelFacts, divided: Division | None = None) -> int:
+    """What it takes to divide a model and to predict its speed."""
+    found = STEPS + len(model.kv) // CACHES_A_STEP
+    if divided is not None and not divided.by_free_memory:
+        found += len(divided.needs) * len(model.layer_bytes) // LAYERS_A_STEP
+    return found
+
+
 def _neighbors(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The same ring from each rank on and in both directions, which needs no other hops, and with two ranks exchanged."""
     for around in (order, order[::-1]):
@@ -47,6 +59,16 @@ def _neighbors(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         changed = list(order)
         changed[one], changed[other] = order[other], order[one]
         yield tuple(changed)
+
+
+def _places(members: Sequence[tuple[int, Kind]], kinds: Sequence[Kind]) -> Iterator[tuple[int, ...]]:
+    """All orders of the members that are one of these kinds, the lowest positions first."""
+    if not kinds:
+        yield ()
+    for at, (place, kind) in enumerate(members):
+        if kind == kinds[0]:
+            for rest in _places([*members[:at], *members[at + 1 :]], kinds[1:]):
+                yield (place, *rest)
 
 
 def _kind(mac: Mac) -> Kind:
@@ -115,13 +137,12 @@ class Orders:
 
     def _speed(self, cohort: Cohort, transport: PlacedTransport, macs: Sequence[Mac]) -> float:
         """The predicted speed with the Macs in this order; 0 if a rank has no room or no steps are left."""
-        if not self._budget.afford(STEPS):
+        if not self._budget.afford(steps(cohort.model)):
             return 0
         divided = cohort.needs.divide(Split.PIPELINE, [mac.free_bytes for mac in macs])
         if divided is None:
             return 0
-        if not divided.by_free_memory:
-            self._budget.spend(len(macs) * len(cohort.model.layer_bytes) // LAYERS_A_STEP)
+        self._budget.spend(steps(cohort.model, divided) - steps(cohort.model))
         shares, request = [last - first for first, last in divided.layers], self._search.request
         model, factors = cohort.model, request.corrections
         found = predict(model, macs, transport, Split.PIPELINE, shares, request.lengths, corrections=factors)
@@ -131,6 +152,4 @@ class Orders:
     def _places(candidate: Candidate, kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
         """All orders of the candidate's Macs that are one of these kinds."""
         graph = candidate.found.graph
-        for places in permutations(candidate.found.places):
-            if all(_kind(graph.macs[i]) == kind for i, kind in zip(places, kinds, strict=True)):
-                yield places
+        return _places([(i, _kind(graph.macs[i])) for i in candidate.found.places], kinds)

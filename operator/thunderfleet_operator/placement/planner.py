@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy
 
 from thunderfleet_operator.placement.assembly import assemble, by_score, predicted
@@ -19,25 +20,36 @@ KEPT = "kept its placement"
 MAX_STEPS = 400_000
 """Step limit of one plan: about a second. Fleets that people actually cable need far fewer."""
 AFTER_LIMIT = 4
-"""If the choice by speed finds nothing within its steps, the search by score, which begins with other Macs, gets this fraction
-of them."""
+"""The search by score that follows the choice by speed gets this fraction of its steps: for runners-up, and if the choice finds
+nothing within its steps, because it begins with other Macs."""
+UNEXPLAINED = Unplaceable(Reason.NO_ROOM, "")
 
 
-def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int = MAX_STEPS) -> Placement | Unplaceable:
+def plan(
+    fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int = MAX_STEPS, explained: bool = True
+) -> Placement | Unplaceable:
     """Where one group goes. The answer does not depend on the order of the fleet's Macs and cables.
 
     ``runners_up``: how many placements with worse scores to report. ``max_steps``: when the search takes more steps, the best
-    placement found so far is returned and marked as not proven.
+    placement found so far is returned and marked as not proven. ``explained``: whether to find out why there is no placement.
     """
+    found = _placed(fleet, request, runners_up, max_steps)
+    if isinstance(found, Placement):
+        return found
+    return explain(found) if explained else UNEXPLAINED
+
+
+def _placed(fleet: Fleet, request: Request, runners_up: int, max_steps: int) -> Placement | CandidateSearch:
+    """The placement, or the search that found none."""
     search = CandidateSearch(fleet, request, StepBudget(max_steps))
     kept = _kept(search)
     chosen, limited = None, False
     if request.policy is not None and kept is None:
         chosen = choose(search, request.policy)
         if chosen is None and not search.budget.exhausted:
-            return explain(search)
+            return search
         limited = chosen is None
-        search = search.again(StepBudget(max_steps // AFTER_LIMIT if limited else max_steps))
+        search = search.again(StepBudget(max_steps if isinstance(chosen, Unpredicted) else max_steps // AFTER_LIMIT))
     choice = chosen.choice if isinstance(chosen, Chosen) else None
     first = kept or (choice.candidate if choice is not None else None)
     ranked = [first] if first is not None else []
@@ -47,7 +59,7 @@ def plan(fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int 
         if len(ranked) > runners_up:
             break
     if not ranked:
-        return explain(search)
+        return search
     winner, *losers = ranked
     return assemble(
         winner,

@@ -14,11 +14,11 @@ from thunderfleet_crds.vocabulary import PlacedSplit, PlacementPolicy, Split
 from thunderfleet_operator.placement.assembly import predicted
 from thunderfleet_operator.placement.buckets import MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.fleet import MAX_RANKS, Mac
-from thunderfleet_operator.placement.orders import Orders
+from thunderfleet_operator.placement.orders import Orders, steps
 from thunderfleet_operator.placement.preferences import Stage
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
-from thunderfleet_operator.placement.speed import bandwidth, predict, unknown
+from thunderfleet_operator.placement.speed import Speed, bandwidth, predict, unknown
 
 MORE_MACS = 8
 """So many Macs more than the fewest are considered."""
@@ -124,10 +124,20 @@ class _Parts:
         if not speed:
             return True
         macs, request = [self._fastest] * size, self.whole.request
-        models = self.whole.models(stage, size)
-        most = (predict(model, macs, stage.transport, split, lengths=request.lengths) for model in models)
         correction = max(request.corrections.values(), default=1.0)
-        return any(found is None or found.decode * correction >= speed for found in most)
+        for model in self.whole.models(stage, size):
+            self.whole.budget.spend(steps(model))
+            found = predict(model, macs, stage.transport, split, lengths=request.lengths)
+            if found is None or found.decode * correction >= speed:
+                return True
+        return False
+
+
+def _predicted(parts: _Parts, candidate: Candidate) -> Speed | None:
+    cohort, macs = candidate.cohort, candidate.found.graph.members(candidate.found.order)
+    divided = cohort.needs.divide(candidate.split, [mac.free_bytes for mac in macs])
+    parts.whole.budget.spend(steps(cohort.model, divided))
+    return predicted(candidate, parts.whole.request)
 
 
 def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredicted:
@@ -136,17 +146,26 @@ def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredict
     def wanted(stage: Stage, split: PlacedSplit) -> bool:
         return parts.may_reach(least, size, stage, split)
 
-    found = list(parts.whole.of_size(size, wanted, PIPELINES))
+    found = {_place(candidate): candidate for candidate in parts.whole.of_size(size, wanted, PIPELINES)}
     if found:
-        found += [candidate for part in parts.classes for candidate in part.of_size(size, wanted, PIPELINES)]
-    choices = []
-    for candidate in found:
-        speed = predicted(candidate, parts.whole.request)
+        for part in parts.classes:
+            for candidate in part.of_size(size, wanted, PIPELINES):
+                found.setdefault(_place(candidate), candidate)
+    choices = list[Choice]()
+    for candidate in found.values():
+        if choices and not parts.whole.budget.afford(1):
+            break
+        speed = _predicted(parts, candidate)
         if speed is None:
             return Unpredicted(unknown(candidate.cohort.model, candidate.found.graph.members(candidate.found.order)))
         choices.append(Choice(candidate, speed.decode))
     choices += _reordered(parts, choices)
     return [choice for choice in choices if choice.speed >= least]
+
+
+def _place(candidate: Candidate) -> tuple[object, ...]:
+    """The same for the same placement."""
+    return candidate.score.transport, candidate.split, candidate.nodes, candidate.cohort.model.path
 
 
 def _reordered(parts: _Parts, choices: Sequence[Choice]) -> list[Choice]:
@@ -158,7 +177,7 @@ def _reordered(parts: _Parts, choices: Sequence[Choice]) -> list[Choice]:
         if place not in seen:
             seen.add(place)
             other = parts.orders.faster(candidate, speed)
-            again = predicted(other, parts.whole.request) if other is not None else None
+            again = _predicted(parts, other) if other is not None else None
             found += [Choice(other, again.decode)] if other is not None and again is not None else []
     return found
 

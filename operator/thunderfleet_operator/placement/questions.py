@@ -10,7 +10,7 @@ from typing import Protocol
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
 from thunderfleet_operator.placement.fleet import Fleet
-from thunderfleet_operator.placement.planner import better, plan
+from thunderfleet_operator.placement.planner import MAX_STEPS, better, plan
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, Unplaceable
 
@@ -72,9 +72,11 @@ def answer(question: Question) -> Answer:
 
 def where(question: WherePlaced) -> Placement | Unplaceable:
     """Where the group goes, or why it goes nowhere."""
-    found: Placement | Unplaceable
-    for request in question.requests:
-        found = plan(question.fleet, request, runners_up=question.runners_up)
+    *before, last = question.requests
+    # All requests together take the steps of one.
+    steps = MAX_STEPS // len(question.requests)
+    for request in before:
+        found = plan(question.fleet, request, runners_up=question.runners_up, max_steps=steps, explained=False)
         if isinstance(found, Placement):
-            break
-    return found
+            return found
+    return plan(question.fleet, last, runners_up=question.runners_up, max_steps=steps)

@@ -356,3 +356,22 @@ def test_steps_that_a_share_leaves_are_for_those_that_follow() -> None:
     # The third takes more than it has, which the last one cannot have back.
     assert given == [25, 30, 32, 33]
     assert budget.left == 28
+
+
+@pytest.mark.parametrize(
+    ("transport", "backends", "cost"),
+    [
+        (Transport.NONE, frozenset[str](), COST_SETTING),
+        (Transport.RING, BOTH, COST_SETTING),
+        (Transport.RING, frozenset({"jaccl"}), COST_CABLE),
+        (Transport.JACCL, frozenset({"ring"}), COST_CABLE),
+    ],
+)
+def test_a_cordoned_mac_costs_a_setting_if_its_mlx_has_the_backend(
+    transport: Transport, backends: frozenset[str], cost: int
+) -> None:
+    facts = model(4)
+    cordoned = mac("b", 9, facts, backends=backends, schedulable=False)
+    cohort = cohorts({"a": mac("a", 9, facts)}, request())[0]
+    found = helpful_macs([cordoned], request(), cohort, transport, 1)  # type: ignore[arg-type]
+    assert found["b"].cost == cost

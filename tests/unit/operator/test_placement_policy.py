@@ -32,7 +32,9 @@ from thunderfleet_operator.placement import (
     predict,
     present,
 )
+from thunderfleet_operator.placement.orders import _places
 from thunderfleet_operator.placement.policy import ALIKE, THRESHOLDS, threshold
+from thunderfleet_operator.placement.questions import WherePlaced, where
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate
 from thunderfleet_operator.placement.search.roots import SetSearch
@@ -364,6 +366,40 @@ def test_every_question_has_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert confirm(fleet, request, found) and present(fleet, request, found.transport, found.split)
     assert better(fleet, request) is None
     assert len(budgets) == 5 and set(budgets) == {400_000}
+
+
+def test_the_requests_of_a_question_share_its_steps_and_only_the_last_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def plans(fleet: Fleet, request: Request, *, max_steps: int, explained: bool = True, **more: object) -> object:
+        asked.append((max_steps, explained))
+        return plan(fleet, request, max_steps=max_steps, explained=explained)
+
+    monkeypatch.setattr("thunderfleet_operator.placement.questions.plan", plans)
+    fleet, request = Fleet(macs("a", "M3 Ultra", 80, 10, model(38, 80, 4))), Request(path="/m", memory=NO_KV)
+    found = where(WherePlaced(fleet, (request,) * 4))
+    assert isinstance(found, Unplaceable) and found.near_misses
+    assert asked == [(100_000, False)] * 3 + [(100_000, True)]
+    unexplained = plan(fleet, request, explained=False)
+    assert isinstance(unexplained, Unplaceable) and not unexplained.macs and not unexplained.near_misses
+
+
+@pytest.mark.parametrize("most", [1, 10, 30, 100, 1_000])
+def test_predictions_end_with_the_steps_too(most: int) -> None:
+    facts = model(70, 80, 8)
+    fleet = Fleet(macs("abcdef", "M3 Ultra", 80, 60, facts), mesh("abcdef"))
+    found = plan(fleet, Request(path="/m", memory=NO_KV, policy=FASTEST), max_steps=most)
+    assert not found.proven
+    assert most < 100 or isinstance(found, Placement), "a few predictions suffice for a choice"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), max_size=6), st.randoms(use_true_random=False))
+def test_orders_of_kinds_are_all_orders_in_which_the_kinds_are_these(members: list[int], dice: random.Random) -> None:
+    kinds = [(kind, "", 0, 0, 0) for kind in members]
+    wanted = dice.sample(kinds, len(kinds))
+    every = itertools.permutations(range(len(kinds)))
+    assert list(_places(list(enumerate(kinds)), wanted)) == [order for order in every if [kinds[i] for i in order] == wanted]
 
 
 def bandwidths(seed: int) -> Fleet:

@@ -273,10 +273,27 @@ def test_rings_of_up_to_128_macs_that_all_reach_each_other_are_grown(
     taken: list[str] = []
     for way in ("grow", "walk"):
         monkeypatch.setattr(f"thunderfleet_operator.placement.search.sets.{way}", lambda *_, way=way: taken.append(way))
-    search = SetSearch(graph, 3, ANY, Shortlist(1), StepBudget(10_000), lambda *_: None)
+    search = SetSearch(graph, 3, ANY, Shortlist(1), StepBudget(200_000), lambda *_: None)
     search_sets(search, Transport.RING)
     # Later roots have fewer Macs after them.
     assert taken[0] == first and taken[1:] == ["grow"] * (count - 3)
+
+
+@pytest.mark.parametrize(("reach", "steps"), [(2, 8), (8, 25)])
+def test_every_root_of_a_ring_takes_the_steps_of_what_is_around_it(
+    monkeypatch: pytest.MonkeyPatch, reach: int, steps: int
+) -> None:
+    """``reach``: hops lead to so many Macs on either side."""
+    names = [f"m{i:03d}" for i in range(60)]
+    near = {one: [names[(i + j) % 60] for j in range(-reach, reach + 1) if j] for i, one in enumerate(names)}
+    hops = {one: {other: Hop(100) for other in others} for one, others in near.items()}
+    graph = HopGraph([Mac(name, None, 9) for name in names], hops.__getitem__, Buckets((100,), LINK_STEP), Buckets((), 2))
+    for way in ("grow", "walk"):
+        monkeypatch.setattr(f"thunderfleet_operator.placement.search.sets.{way}", lambda *_: None)
+    budget = StepBudget(100_000)
+    search_sets(SetSearch(graph, 5, ANY, Shortlist(1), budget, lambda *_: None), Transport.RING)
+    # About a step for every four of them and for every 64 of their hops, each time that they are looked at.
+    assert (100_000 - budget.left) / 56 == pytest.approx(steps, rel=0.15)
 
 
 # --- memory ---

@@ -36,6 +36,10 @@ NO_RANK_0 = (
 )
 
 
+LAYERS_A_STEP = 2
+"""To look for the end of a rank's layers at so many layers takes about as long as a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way to divide the model: one transport and split among Macs of one cohort."""
@@ -66,8 +70,8 @@ def fix(way: Way, order: Sequence[str], obstacles: Mapping[str, Obstacle]) -> Mi
 
     ``obstacles``: by Mac that cannot take part, what is missing on it.
     """
-    # Every Mac of the set is compared with every other.
-    way.budget.spend(len(order) ** 2)
+    # Every Mac of the set is compared with every other, and may take any of the layers.
+    way.budget.spend(len(order) ** 2 + len(order) * len(way.cohort.model.layer_bytes) // LAYERS_A_STEP)
     joining = _joining(way, order, tuple(name for name in order if name in obstacles))
     order, changes = joining.order, joining.changes
     fleet, _ = changed(way.fleet, way.request, way.cohort, way.transport, order, changes)

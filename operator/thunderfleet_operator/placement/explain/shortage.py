@@ -3,8 +3,9 @@
 Layers are whole: memory that suffices in sum may fit no division.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from thunderfleet_crds.vocabulary import PlacedSplit, Split
 
@@ -68,15 +69,49 @@ def _even(needs: Needs, need: Bounds, free: Sequence[int]) -> list[int]:
 
 
 def _uneven(needs: Needs, free: Sequence[int]) -> tuple[int, ...]:
-    """Dynamic programming from the last rank, which holds the first layers."""
+    """Dynamic programming from the last rank, which holds the first layers: by end of a rank's layers, what is missing then."""
     layers = len(needs.model.layer_bytes)
     cuts: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for position in reversed(range(len(free))):
+        starts = _Starts(needs, free[position])
         following: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for first, (missing, path) in cuts.items():
-            for last in range(first + 1, layers - position + 1):
-                found = missing + max(0, needs.span(first, last) - free[position])
-                if last not in following or found < following[last][0]:
-                    following[last] = found, (*path, last)
+        for last in range(1, layers - position + 1):
+            if last - 1 in cuts:
+                starts.add(last - 1, cuts[last - 1][0])
+            best = starts.best(last)
+            if best is not None:
+                following[last] = best[0], (*cuts[best[1]][1], last)
         cuts = following
     return tuple(needs.span(*span) for span in reversed(list(pairwise(cuts[layers][1]))))
+
+
+class _Starts:
+    """Where the layers of a rank can start, each with what the ranks before it are missing; the first of those as good.
+
+    A rank with room adds nothing: then the start with least missing is best, which is the first of a queue. Where it lacks
+    memory, what both are missing together decides, and one start stays better than another for all ends.
+    """
+
+    def __init__(self, needs: Needs, free: int) -> None:
+        self._needs = needs
+        self._free = free
+        self._with_room: deque[tuple[int, int]] = deque()
+        self._short: tuple[int, int] | None = None
+
+    def add(self, first: int, missing: int) -> None:
+        """The starts are added in order."""
+        while self._with_room and self._with_room[-1][0] > missing:
+            self._with_room.pop()
+        self._with_room.append((missing, first))
+
+    def best(self, last: int) -> tuple[int, int] | None:
+        """For layers that end at ``last``, which never becomes less: what is missing with the best start, and that start."""
+        while self._with_room and self._added(self._with_room[0][1], last):
+            missing, first = self._with_room.popleft()
+            if self._short is None or missing + self._added(first, last) < self._short[0] + self._added(self._short[1], last):
+                self._short = missing, first
+        starts = [*islice(self._with_room, 1), *([self._short] if self._short is not None else ())]
+        return min(((missing + self._added(first, last), first) for missing, first in starts), default=None)
+
+    def _added(self, first: int, last: int) -> int:
+        return max(0, self._needs.span(first, last) - self._free)

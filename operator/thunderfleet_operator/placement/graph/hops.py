@@ -205,8 +205,8 @@ def ring_hops(fleet: Fleet, node: str, lan: LANHops | None = None) -> dict[str, 
 
 def _best_route(mac: Mac, peer: Mac) -> _Route | None:
     """By the best address, other than a cable's, at which ``mac`` has reached ``peer``."""
-    reached = mac.dials.rows if mac.dials is not None else ()
-    routes = (_route(peer, address, measured) for node, address, measured in reached if node == peer.name)
+    reached = mac.dials.rates_at(peer.name) if mac.dials is not None else ()
+    routes = (_route(peer, address, measured) for address, measured in reached)
     return min((route for route in routes if route is not None), default=None)
 
 

@@ -36,8 +36,10 @@ from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortl
 
 STAGE_SHARE = 4
 """One stage, size and split of a cohort takes at most this fraction of the remaining steps."""
-ROOTS_A_STEP = 4
+ROOTS_A_STEP = 2
 """Sorting the Macs of a graph counts as one step for this many of them."""
+GRAPHS_A_STEP = 2
+"""To find out whether so many graphs may hold a group takes about as long as a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ class CandidateSearch:
 
     def _found(self, stage: Stage, size: int, split: PlacedSplit, preference: int, count: int) -> Iterator[Candidate]:
         for cohort, graphs in self._hop_graphs(stage, size):
+            self.budget.spend(1 + len(graphs) // GRAPHS_A_STEP)
             need = cohort.needs.bounds(split, size)
             if isinstance(need, str):
                 continue
@@ -191,7 +194,7 @@ class CandidateSearch:
             budget = StepBudget(steps if self.budget.left > 0 else 0)
             fitting = self._fitting(cohort, stage.transport, split, size, need, count, budget)
             for graph in able:
-                if not budget.afford(len(graph) // ROOTS_A_STEP):
+                if not budget.afford(1 + len(graph) // ROOTS_A_STEP):
                     break
                 search_sets(SetSearch(graph, size, need, fitting.shortlist, budget, fitting.consider), stage.transport)
                 if budget.exhausted:

@@ -18,6 +18,8 @@ from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortl
 
 PAIRS_A_STEP = 4
 """To find out how so many pairs of Macs dial each other takes about as long as a step."""
+HOPS_A_STEP = 2
+"""Likewise to look at the cables of so many hops."""
 DIALS = 16
 """So many pairs' worth of work for what each Mac has dialled."""
 
@@ -85,8 +87,11 @@ class Fitting:
 
     def in_order(self, graph: HopGraph, order: tuple[int, ...]) -> Arrangement | None:
         """The Macs in exactly this order; None if they cannot take the group so."""
-        if any(other not in graph.hops(one) for one, other in joined_pairs(self.transport, order)):
+        pairs = joined_pairs(self.transport, order)
+        self.budget.spend(1 + len(order) // HOPS_A_STEP)
+        if any(other not in graph.hops(one) for one, other in pairs):
             return None
+        self.budget.spend(1 + len(pairs) // HOPS_A_STEP)
         if not self._has_queue_pairs(graph, order) or order[0] not in self.coordinators(graph, order):
             return None
         if self.needs.divide(self.split, [graph.free[i] for i in order]) is None:
@@ -100,6 +105,8 @@ class Fitting:
 
         ``cycle``: the best of their rings, memory aside. ``shared``: how many Macs and cables they share with other groups.
         """
+        size = len(cycle)
+        self.budget.spend(1 + (size * (size - 1) // 2 if self.transport is Transport.JACCL else size) // HOPS_A_STEP)
         enough = self._has_queue_pairs(graph, cycle)
         if self.transport is Transport.JACCL and not enough:
             return

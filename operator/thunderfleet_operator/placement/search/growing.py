@@ -42,7 +42,7 @@ def _grow(search: SetSearch, base: _Partial, candidates: Sequence[int], ring: in
     if not left:
         _complete(search, base, ring)
         return
-    search.budget.spend(len(candidates) // CANDIDATES_A_STEP)
+    search.budget.spend(1 + len(candidates) // CANDIDATES_A_STEP)
     lowest, together = free[chosen[0]], search.need.together
     sums = [0, *accumulate([free[i] for i in candidates])]
     onward = [graph.hops(member) for member in chosen] if ring is None else []

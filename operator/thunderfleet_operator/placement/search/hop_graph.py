@@ -45,6 +45,7 @@ class HopGraph:
         self._hops_of = hops
         self._hops: list[dict[int, Hop] | None] = [None] * len(self.macs)
         self._speeds: dict[int, frozenset[int]] = {}
+        self._slowest: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.macs)
@@ -76,8 +77,11 @@ class HopGraph:
 
     def speed(self, i: int, count: int) -> int:
         """Speed bucket of the slowest of a Mac's ``count`` fastest hops; -1 if it has fewer."""
-        speeds = sorted((hop.speed_mbps for hop in self.hops(i).values()), reverse=True)
-        return self.bucket(speeds[count - 1]) if len(speeds) >= count else -1
+        found = self._slowest.get((i, count))
+        if found is None:
+            speeds = sorted([hop.speed_mbps for hop in self.hops(i).values()], reverse=True)
+            self._slowest[i, count] = found = self.bucket(speeds[count - 1]) if len(speeds) >= count else -1
+        return found
 
     def key(self, members: Sequence[int], shared: int, slowest_mbps: int) -> Key:
         """The key of a set of Macs whose hops are known."""

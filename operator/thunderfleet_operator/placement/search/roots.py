@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import sub
 
 from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.search.budget import StepBudget
@@ -21,7 +22,7 @@ Consider = Callable[[HopGraph, tuple[int, ...], int], None]
 def windows(amounts: Sequence[int], size: int) -> list[int]:
     """By position: the sum of the ``size`` amounts that end there."""
     sums = [0, *accumulate(amounts)]
-    return [sums[end] - sums[max(0, end - size)] for end in range(1, len(sums))]
+    return [*sums[1 : size + 1], *map(sub, sums[size + 1 :], sums[1:])]
 
 
 @dataclass(slots=True)
@@ -36,7 +37,6 @@ class SetSearch:
     consider: Consider
     rooms: list[int] = field(init=False)
     """By position: how much of the model a Mac can take."""
-    _windows: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         known: dict[int, int] = {}
@@ -44,25 +44,20 @@ class SetSearch:
             if free not in known:
                 known[free] = self.need.room(free)
         self.rooms = [known[free] for free in self.graph.free]
-        self._windows = windows(self.rooms, self.size - 1)
 
-    def _highest(self, root: int) -> int:
-        """The least position that the last Mac of a set with this root can have; beyond the end if no such set has room."""
-        if self.size == 1:
-            return root if self.rooms[root] >= self.need.wanted else len(self.graph)
-        return max(root + self.size - 1, bisect_left(self._windows, self.need.wanted - self.rooms[root]))
-
-    def _bound(self, root: int, highest: int) -> Key:
-        """The best key of a set with this root whose last Mac is at ``highest`` or beyond, over the fleet's fastest hops."""
-        graph, free = self.graph, self.graph.free
-        room = graph.span(root, root + self.size)
-        return (
-            graph.used[root],
-            -graph.top_speed,
-            -graph.bandwidths[root],
-            free[highest] - free[root],
-            max(room, self.need.together),
-        )
+    def _bounds(self) -> Iterator[tuple[Key, int]]:
+        """By root from which a set has room: the best key of a set with this root, over the fleet's fastest hops."""
+        graph, free, size, rooms, together = self.graph, self.graph.free, self.size, self.rooms, self.need.together
+        sums, least, count, speed = windows(rooms, size - 1), dict[int, int](), len(graph), -graph.top_speed
+        for root in range(bisect_left(free, self.need.least), count - size + 1):
+            room = rooms[root]
+            if room not in least:
+                least[room] = bisect_left(sums, self.need.wanted - room)
+            # The least position that the set's last Mac can have. A single Mac has all the room.
+            highest = max(root + size - 1, least[room])
+            if highest < count:
+                spread, whole = free[highest] - free[root], graph.span(root, root + size)
+                yield (graph.used[root], speed, -graph.bandwidths[root], spread, max(whole, together)), root
 
     def admits(self, root: int, bound: Key, speed: int) -> bool:
         """Whether a set with this root may get on the shortlist with hops no faster than ``speed``."""
@@ -71,13 +66,8 @@ class SetSearch:
 
     def roots(self, hops: int) -> Iterator[tuple[int, Key]]:
         """Roots with their bounds, the most promising first. ``hops``: how many every Mac of a set needs."""
-        graph, count = self.graph, len(self.graph)
-        bounds = []
-        for root in range(bisect_left(graph.free, self.need.least), count - self.size + 1):
-            highest = self._highest(root)
-            if highest < count:
-                bounds.append((self._bound(root, highest), root))
-        for bound, root in sorted(bounds):
+        graph = self.graph
+        for bound, root in sorted(self._bounds()):
             if not self.budget.step():
                 return
             # With the fleet's fastest hop the bounds are in order: no later root is better.

@@ -16,8 +16,10 @@ from thunderfleet_operator.placement.search.walking import walk
 DENSE = 128
 """Most Macs among which sets are grown before a ring is searched. Agents of larger fleets do not probe so many others."""
 
-HOPS_A_STEP = 32
-"""To look at so many hops takes about as long as a step of a walk."""
+HOPS_A_STEP = 64
+"""To look at so many hops takes about as long as a step,"""
+MACS_A_STEP = 4
+"""and to look up those of so many Macs."""
 
 
 def search_sets(search: SetSearch, transport: PlacedTransport) -> None:
@@ -50,7 +52,8 @@ def _rings(search: SetSearch) -> None:
         near = _around(search, root)
         if len(near) < search.size:
             continue
-        members = sorted(i for i in near if i != root)
+        search.budget.spend(len(near) // MACS_A_STEP)
+        members = sorted([i for i in near if i != root])
         if not _is_dense(search, near):
             walk(search, root, members, near)
             continue
@@ -60,6 +63,11 @@ def _rings(search: SetSearch) -> None:
             grow(search, root, members, speed, speed)
 
 
+def _steps(macs: int, hops: int) -> int:
+    """What it takes to look at these hops of so many Macs."""
+    return 1 + macs // MACS_A_STEP + hops // HOPS_A_STEP
+
+
 def _around(search: SetSearch, root: int) -> dict[int, int]:
     """By Mac that a ring with this root can reach, over Macs that come after it: hops to the root."""
     graph, found = search.graph, {root: 0}
@@ -67,9 +75,12 @@ def _around(search: SetSearch, root: int) -> dict[int, int]:
     for away in range(1, search.size // 2 + 1):
         if not edge or len(found) == len(graph) - root:
             break
-        search.budget.spend(sum([len(graph.hops(j)) for j in edge]) // HOPS_A_STEP)
-        edge = [i for j in edge for i in graph.hops(j) if i > root and found.setdefault(i, away) == away]
-        edge = list(dict.fromkeys(edge))
+        hops: list[int] = []
+        for j in edge:
+            hops += graph.hops(j)
+        search.budget.spend(_steps(len(edge), len(hops)))
+        edge = [i for i in dict.fromkeys(hops) if i > root and i not in found]
+        found.update(dict.fromkeys(edge, away))
     return found
 
 
@@ -78,8 +89,11 @@ def _is_dense(search: SetSearch, near: Mapping[int, int]) -> bool:
     count, graph = len(near), search.graph
     if count > DENSE:
         return False
-    search.budget.spend(count // HOPS_A_STEP)
-    hops = map(graph.hops, near)
+    hops = list(map(graph.hops, near))
+    every = sum(map(len, hops))
+    search.budget.spend(_steps(count, 0))
     # If these are all Macs, no hop leads elsewhere.
-    within = map(len, hops) if count == len(graph) else (len(near.keys() & found.keys()) for found in hops)
-    return 2 * sum(within) >= count * (count - 1)
+    if count == len(graph) or 2 * every < count * (count - 1):
+        return 2 * every >= count * (count - 1)
+    search.budget.spend(_steps(count, every))
+    return 2 * sum(len(near.keys() & found.keys()) for found in hops) >= count * (count - 1)

@@ -7,6 +7,11 @@ from typing import NamedTuple
 from thunderfleet_operator.placement.search.cycles import same_cable
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
 
+MEMBERS_A_STEP = 8
+"""To sum up the room of so many Macs takes about as long as a step."""
+HOPS_A_STEP = 4
+"""Likewise to prepare so many hops."""
+
 
 class _Path(NamedTuple):
     """A walk from the root, and what its Macs have together."""
@@ -41,6 +46,7 @@ def walk(search: SetSearch, root: int, members: Sequence[int], back: Mapping[int
     ``back``: by Mac, the least number of hops from it to the root.
     """
     graph, rooms, size = search.graph, search.rooms, search.size
+    search.budget.spend(len(members) // MEMBERS_A_STEP)
     highest = bisect_left(windows([rooms[i] for i in members], size - 1), search.need.wanted - rooms[root])
     if highest >= len(members):
         return
@@ -56,7 +62,8 @@ class _RingWalk:
         self._search = search
         self._root = root
         self._back = back
-        self._bits = {member: 2 << at for at, member in enumerate(members)}
+        self._bits: dict[int, int] = {}
+        """By Mac that the walk has come near. Not of all members: thousands of bits take long to compare."""
         self._most_room = [0]
         """By number of Macs: the most room that they have."""
         for i in reversed(members[1 - search.size :]):
@@ -92,12 +99,14 @@ class _RingWalk:
                 self.extend(longer)
 
     def _hops_from(self, last: int) -> list[_Onward]:
-        graph, back, bits = self._search.graph, self._back, self._bits
-        found = [
-            _Onward(new, bits[new], back[new], hop.shared + graph.used[new], graph.bucket(hop.speed_mbps))
-            for new, hop in graph.hops(last).items()
-            if new in bits
-        ]
+        graph, back, bits, root = self._search.graph, self._back, self._bits, self._root
+        hops = graph.hops(last)
+        self._search.budget.spend(len(hops) // HOPS_A_STEP)
+        found = []
+        for new, hop in hops.items():
+            if new in back and new != root:
+                bit = bits.setdefault(new, 2 << len(bits))
+                found.append(_Onward(new, bit, back[new], hop.shared + graph.used[new], graph.bucket(hop.speed_mbps)))
         self._onward[last] = found
         return found
 
