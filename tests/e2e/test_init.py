@@ -119,6 +119,11 @@ class Mac:
         (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl").split()
         return self.run(program, "--kubeconfig", "/var/lib/thunderfleet/admin.kubeconfig", *arguments, code=code)
 
+    def helm(self, *arguments: str) -> str:
+        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/helm").split()
+        options = ("--kubeconfig", "/var/lib/thunderfleet/admin.kubeconfig", "--namespace", "thunderfleet-system")
+        return self.machine.run([program, *arguments, *options], seconds=SECONDS).stdout
+
     def answers(self) -> bool:
         command = (
             "/opt/thunderfleet/control-plane-*/kubectl --kubeconfig /var/lib/thunderfleet/admin.kubeconfig get --raw /readyz"
@@ -256,7 +261,10 @@ def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac
 def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     before = mac.pids()
+    chart = str(Path(__file__).resolve().parents[2] / "charts/thunderfleet")
+    mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false")
     said = mac.run(mac.program, "init")
+    assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
     assert "[certificates] new: none" in said
     assert re.findall(r"io\.thunderfleet\.\S+: (\w+)", said) == ["unchanged"] * 5
     assert mac.pids() == before

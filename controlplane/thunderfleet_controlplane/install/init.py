@@ -154,7 +154,9 @@ def _install_chart(mac: Mac, chart: Path) -> None:
     said = BlockingHost().run(
         [
             *(str(layout.control_plane_programs / "helm"), "upgrade", "--install", "thunderfleet", str(chart)),
-            *("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig), *values),
+            *("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig)),
+            # Values that somebody has set since stay.
+            *("--reset-then-reuse-values", *values),
         ],
         HELM_SECONDS,
     )

@@ -198,7 +198,8 @@ def _identity(own: LocalAgent) -> ssl.SSLContext:
     try:
         return identity.load(own.state).client
     except (OSError, ValueError) as error:
-        raise CannotMeasure(f"the agent's certificate in {own.state} cannot be used: {error}") from None
+        text = f"the agent's certificate in {own.state} cannot be used: {error}; restart the agent's pod"
+        raise CannotMeasure(text) from None
 
 
 async def _view(kube: Kube, own: LocalAgent, peer: str, settings: MeasureSettings) -> tuple[View, NodeProfile]:
