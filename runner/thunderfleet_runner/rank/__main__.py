@@ -2,6 +2,8 @@
 
 import sys
 
+from thunderfleet_lib.imports import uncollected
+
 from thunderfleet_runner.rank.start import start
 
 
@@ -10,7 +12,8 @@ def main() -> int:
     started = start()
     if started is None:
         return 0
-    from thunderfleet_runner.rank import rank
+    with uncollected():
+        from thunderfleet_runner.rank import rank
 
     rank.run(started)
 
