@@ -23,6 +23,12 @@ from tests.support.order import group_of
 
 # A fleet has at least one machine; nothing runs on this one.
 IDLE_FLEET = "machines: [{name: idle-1, kind: linux}]\n"
+KUBELETS = """
+machines:
+  - {name: kube-mac, model: Mac Studio (M3 Ultra), memory: 96 GB}
+  - {name: kube-linux, kind: linux}
+  - {name: disk-mac, model: Mac Studio (M3 Ultra), memory: 96 GB}
+"""
 DESK = """
 machines:
   - {name: linux-1, kind: linux}
@@ -38,9 +44,9 @@ Fleet = TypeVar("Fleet", Line, Cluster)
 
 
 @contextlib.contextmanager
-def idle_cluster() -> Iterator[Cluster]:
-    """A cluster without Nodes."""
-    cluster = Cluster.start(IDLE_FLEET, name=f"e2e-idle-{os.getpid()}", join=False)
+def started(fleet: str, name: str, join: bool = True) -> Iterator[Cluster]:
+    """A cluster of ``fleet`` with nothing installed; without Nodes unless machines ``join``."""
+    cluster = Cluster.start(fleet, name=f"e2e-{name}-{os.getpid()}", join=join)
     try:
         yield cluster
     finally:
@@ -53,8 +59,8 @@ def shared(request: pytest.FixtureRequest, starts: Callable[[], contextlib.Abstr
     stash = request.session.stash
     if FLEET not in stash:
         with contextlib.ExitStack() as stack:
-            started = stack.enter_context(starts())
-            stash[FLEET] = started, stack.pop_all()
+            running = stack.enter_context(starts())
+            stash[FLEET] = running, stack.pop_all()
     found, fleet = stash[FLEET]
     yield cast(Fleet, found)
     following = stash[NEXT]
@@ -80,7 +86,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="module")
 def control_plane(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster without Nodes: for what the API server alone decides."""
-    yield from shared(request, idle_cluster)
+    yield from shared(request, lambda: started(IDLE_FLEET, "idle", join=False))
+
+
+@pytest.fixture(scope="module")
+def kubelets(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two Macs and a Linux machine with nothing installed."""
+    yield from shared(request, lambda: started(KUBELETS, "kubelets"))
 
 
 @pytest.fixture(scope="module")

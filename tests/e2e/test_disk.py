@@ -3,13 +3,11 @@
 import functools
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
-from thunderfleet_localcluster.client.control import remove
 
 from tests.support.api import Api
 from tests.support.waiting import until
@@ -17,7 +15,6 @@ from tests.support.waiting import until
 Json = dict[str, Any]
 
 MAC = "disk-mac"
-FLEET = f"machines: [{{name: {MAC}, model: Mac Studio (M3 Ultra), memory: 96 GB}}]\n"
 SECONDS = 120.0
 TAINT = "node.kubernetes.io/disk-pressure"
 SMALL = """
@@ -30,25 +27,20 @@ cp -a {kubelet}.old/. {kubelet}/
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One Mac whose kubelet has its state on a file system of 64 MiB."""
+def cluster(kubelets: Cluster) -> Cluster:
+    """One Mac's kubelet has its state on a file system of 64 MiB. No other tests use that Mac."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
-    cluster = Cluster.start(FLEET, name=f"e2e-disk-{os.getpid()}")
-    try:
-        machine = cluster.machines[MAC]
-        machine.stop_kubelet()
-        done = machine.run(["sh", "-c", SMALL.format(kubelet=machine.folder / "kubelet")])
-        assert done.returncode == 0, done.stderr
-        file = machine.folder / "kubelet.yaml"
-        # The thresholds of a real Mac.
-        settings = {**yaml.safe_load(file.read_text()), "evictionHard": {}, "evictionPressureTransitionSeconds": 3}
-        file.write_text(yaml.safe_dump(settings))
-        machine.start_kubelet()
-        yield cluster
-    finally:
-        cluster.stop()
-        remove(cluster.folder, everything=True)
+    machine = kubelets.machines[MAC]
+    machine.stop_kubelet()
+    done = machine.run(["sh", "-c", SMALL.format(kubelet=machine.folder / "kubelet")])
+    assert done.returncode == 0, done.stderr
+    file = machine.folder / "kubelet.yaml"
+    # The thresholds of a real Mac.
+    settings = {**yaml.safe_load(file.read_text()), "evictionHard": {}, "evictionPressureTransitionSeconds": 3}
+    file.write_text(yaml.safe_dump(settings))
+    machine.start_kubelet()
+    return kubelets
 
 
 def make(cluster: Cluster, name: str, script: str, empty: Json | None = None) -> None:
@@ -64,7 +56,7 @@ def make(cluster: Cluster, name: str, script: str, empty: Json | None = None) ->
         "metadata": {"name": name},
         "spec": {
             "hostNetwork": True,
-            "nodeSelector": {"kubernetes.io/os": "darwin"},
+            "nodeSelector": {"kubernetes.io/os": "darwin", "kubernetes.io/hostname": MAC},
             "tolerations": [{"key": "thunderfleet.io/macos", "operator": "Exists"}],
             "terminationGracePeriodSeconds": 1,
             "containers": [container],

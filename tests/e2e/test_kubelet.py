@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,11 +33,6 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-FLEET = """
-machines:
-- {name: kube-mac, model: Mac Studio (M3 Ultra), memory: 96 GB}
-- {name: kube-linux, kind: linux}
-"""
 LONE_FLEET = "machines: [{name: kube-one, kind: linux}]\n"
 MAC, LINUX = "kube-mac", "kube-linux"
 SECONDS = 90.0
@@ -337,7 +332,7 @@ def _new_scratch(cluster: Cluster) -> Path:
 
 
 def test_loopback_network_runs_pods_too() -> None:
-    """Machines without network namespaces. Its cluster is its own, so it comes before the other one is started."""
+    """Machines without network namespaces, in a cluster of their own."""
     cluster = Cluster.start(LONE_FLEET, name=f"kube-lo-{os.getpid()}", network="loopback")
     try:
         fleet = Fleet(cluster, Path())
@@ -351,20 +346,15 @@ def test_loopback_network_runs_pods_too() -> None:
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    cluster = Cluster.start(FLEET, name=f"kube-{os.getpid()}")
-    try:
-        scratch = _new_scratch(cluster)
-        found = Fleet(cluster, scratch)
-        found.apply(*objects(cluster.image, scratch))
-        # From here on the new content makes its way into the volume; the last of the quiet tests looks for it.
-        found.running("reader")
-        until(lambda: "saw old" in found.log("reader"), "the old content was seen")
-        found.kubectl("patch", "configmap", "words", "-p", '{"data":{"greeting":"new"}}')
-        yield found
-    finally:
-        cluster.stop()
-        remove(cluster.folder, everything=True)
+def fleet(kubelets: Cluster) -> Fleet:
+    scratch = _new_scratch(kubelets)
+    found = Fleet(kubelets, scratch)
+    found.apply(*objects(kubelets.image, scratch))
+    # From here on the new content makes its way into the volume; the last of the quiet tests looks for it.
+    found.running("reader")
+    until(lambda: "saw old" in found.log("reader"), "the old content was seen")
+    found.kubectl("patch", "configmap", "words", "-p", '{"data":{"greeting":"new"}}')
+    return found
 
 
 # Joining

@@ -33,6 +33,10 @@ GROUPS = {
         "e2e/test_joining",
         "e2e/test_pods_on_macs",
     ),
+    "kubelets": (
+        "e2e/test_disk",
+        "e2e/test_kubelet",
+    ),
     # The last one changes the Macs' addresses.
     "desk": (
         "e2e/test_cables",
@@ -61,9 +65,8 @@ LONGEST = (
     "e2e/test_discovery",
     "e2e/test_init",
     "e2e/test_localcluster",
-    "e2e/test_disk",
+    "kubelets",
     "e2e/test_permissions",
-    "e2e/test_kubelet",
 )
 SLOW = (
     "ranks",
