@@ -33,8 +33,7 @@ EPISODES = (
         MACS,
         Shape(2, "JACCL"),
         (
-            step(Stage.STREAMS, 0, (Action.UPDATE, Target.OPERATOR)),
-            step(Stage.STREAMS, 0, (Action.UPDATE, Target.AGENT)),
+            step(Stage.STREAMS, 0, (Action.UPDATE, Target.OPERATOR), (Action.UPDATE, Target.AGENT)),
             step(Stage.STREAMS, 0, (Action.UPDATE, Target.KUBELET)),
             step(Stage.DRAINING, 1, (Action.KILL, Target.ETCD)),
         ),
