@@ -1,4 +1,4 @@
-"""The commands of ``thunderfleet`` that install on this Mac: init, join, reset. Their arguments, and what they call."""
+"""The commands of ``thunderfleet`` that install on this Mac: their arguments, and what they call."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+from thunderfleet_controlplane.assets import ETCDUTL
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import LIMIT, decode
 from thunderfleet_controlplane.install.machine import Mac, Shipped
@@ -21,7 +22,7 @@ from thunderfleet_cli.parsers import Parsers
 
 
 def add(commands: Parsers) -> None:
-    """Adds ``init``, ``join`` and ``reset``."""
+    """Adds ``init``, ``join``, ``backup``, ``restore`` and ``reset``."""
 
     def one(name: str, text: str, description: str) -> argparse.ArgumentParser:
         return commands.add(name, text, description, call=COMMANDS[name])
@@ -58,6 +59,7 @@ def add(commands: Parsers) -> None:
     join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
     for parser in (init, join):
         parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet")
+    _add_backup(one)
     one(
         "reset",
         "remove what init or join installed on this Mac",
@@ -66,11 +68,39 @@ def add(commands: Parsers) -> None:
     )
 
 
+def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    backup = one(
+        "backup",
+        "save the control plane of this Mac in one file",
+        "Write everything that a control plane with the same identity needs into one file, while it runs: a snapshot of etcd, "
+        "the certificate authorities with their keys, and the key that encrypts Secrets. The file is not encrypted, and only "
+        "root can read it. Example: sudo thunderfleet backup /Volumes/Backup/thunderfleet.backup",
+    )
+    backup.add_argument("file", type=Path, metavar="FILE", help="the file to write; it must not exist")
+    backup.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    restore = one(
+        "restore",
+        "replace the control plane of this Mac by the one in a backup",
+        "Replace the control plane of this Mac, if it has one, by that of a backup. Macs that had joined it need nothing. The "
+        "control plane that is replaced is kept until the other is Ready, and put back if it is not in time. Running it again "
+        "completes an interrupted run. Example: sudo thunderfleet restore /Volumes/Backup/thunderfleet.backup",
+    )
+    what = restore.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a file that `thunderfleet backup` wrote")
+    what.add_argument("--undo", action="store_true", help="put back the control plane that an interrupted restore replaced")
+    restore.add_argument(
+        "--advertise-address",
+        metavar="IP",
+        help="address at which other Macs reach this Mac (default: that of the backup, if this Mac has it)",
+    )
+
+
 def _mac(progress: Progress) -> Mac:
     return Mac(
         Shipped(
             image.version(),
             lambda: find_programs(progress.event),
+            lambda: find_programs(progress.event, ETCDUTL),
             image.digest,
             image.copy,
             lambda python: shipped_in(python, "charts/thunderfleet"),
@@ -121,6 +151,18 @@ def _line(given: str | None, file: Path | None) -> str:
         raise InstallError(f"cannot read the line from {file or 'standard input'}: {error}", usage=True) from None
 
 
+def _backup(arguments: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.backup.save import Wanted, backup
+
+    backup(mac, Wanted(arguments.file.absolute(), arguments.force))
+
+
+def _restore(arguments: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.backup.restore import Wanted, restore
+
+    restore(mac, Wanted(None if arguments.undo else arguments.file.absolute(), arguments.advertise_address))
+
+
 def _reset(_: argparse.Namespace, mac: Mac) -> None:
     from thunderfleet_controlplane.install.reset import reset
 
@@ -145,6 +187,8 @@ def _command(act: Callable[[argparse.Namespace, Mac], None]) -> Callable[[argpar
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "init": _command(_init),
     "join": _command(_join),
+    "backup": _command(_backup),
+    "restore": _command(_restore),
     "reset": _command(_reset),
 }
 """What the commands do, by name; each raises LocalClusterError."""

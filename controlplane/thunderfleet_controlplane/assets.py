@@ -88,6 +88,13 @@ CONTROL_PLANE = Bundle(
     },
     _FLAGS,
 )
+ETCDUTL = Bundle(
+    "etcdutl",
+    {"etcdutl": ("go.etcd.io/etcd/etcdutl/v3", 45)},
+    "-s -w",
+    given=False,
+)
+"""Makes etcd's data from a snapshot: what `thunderfleet restore` needs."""
 MONITORING = Bundle(
     "monitoring",
     {

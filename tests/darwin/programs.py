@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING, Bundle, find_go
+from thunderfleet_controlplane.assets import CONTROL_PLANE, ETCDUTL, MONITORING, Bundle, find_go
 
 BUILD_SECONDS = 3600
 MACH_O_ARM64 = bytes.fromhex("cffaedfe0c000001")
@@ -40,7 +40,7 @@ def main(only: Collection[str]) -> int:
     """Returns 1 if a program cannot be built."""
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        for bundle in (CONTROL_PLANE, MONITORING):
+        for bundle in (CONTROL_PLANE, ETCDUTL, MONITORING):
             for name in bundle.programs:
                 if not only or name in only:
                     problem = build(bundle, name, Path(folder))

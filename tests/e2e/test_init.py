@@ -81,6 +81,22 @@ try:
 except OSError as error:
     print("refused", error)
 """
+RESTORE_STEPS = (
+    "[preflight] /",
+    "[restore] preparing",
+    "[restore] ended",
+    "[restore] replacing",
+    "[programs] installing",
+    "[daemons] io.thunderfleet.kube-scheduler",
+    "[wait]",
+    "[kubelet]",
+)
+MODEL = """
+apiVersion: thunderfleet.io/v1alpha1
+kind: ModelDeployment
+metadata: {name: kept}
+spec: {model: {repository: nobody/has-it}}
+"""
 # Ends a command as soon as it reports a step.
 KILLER = """
 import subprocess, sys
@@ -111,13 +127,18 @@ class Mac:
     def init(self, *options: str) -> str:
         return self.run(self.program, "init", "--config", self.config, *options)
 
-    def killed_at(self, step: str) -> None:
-        words = [self.python, "-c", KILLER, step, self.program, "init", "--config", self.config]
-        assert self.run(*words).strip() == "killed", step
+    def killed_at(self, step: str, *command: str) -> None:
+        """Kills a command of `thunderfleet` as soon as it reports a step."""
+        assert self.run(self.python, "-c", KILLER, step, self.program, *command).strip() == "killed", step
 
-    def kubectl(self, *arguments: str, code: int = 0) -> str:
+    def kubectl(self, *arguments: str, code: int = 0, text: str = "") -> str:
         (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl").split()
-        return self.run(program, "--kubeconfig", "/var/lib/thunderfleet/admin.kubeconfig", *arguments, code=code)
+        admin = "/var/lib/thunderfleet/admin.kubeconfig"
+        return self.run(program, "--kubeconfig", admin, *arguments, code=code, text=text)
+
+    def field(self, path: str, *what: str) -> str:
+        """A field of an object."""
+        return self.kubectl("get", *what, "-o", f"jsonpath={{{path}}}")
 
     def helm(self, *arguments: str) -> str:
         (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/helm").split()
@@ -134,15 +155,24 @@ class Mac:
         template = '{range .status.conditions[?(@.type=="Ready")]}{.status}{end}'
         return self.kubectl("get", "node", name, "-o", f"jsonpath={template}") == "True"
 
-    def pids(self) -> dict[str, str]:
+    def destroy(self) -> None:
+        """Removes etcd's data, certificates and keys, while everything runs."""
+        self.run("rm", "-r", "/var/lib/thunderfleet/control-plane")
+
+    def pids(self, daemons: tuple[str, ...] = DAEMONS) -> dict[str, str]:
         """The process of every daemon."""
-        shown = {name: self.run("launchctl", "print", f"system/io.thunderfleet.{name}") for name in DAEMONS}
+        shown = {name: self.run("launchctl", "print", f"system/io.thunderfleet.{name}") for name in daemons}
         return {name: re.findall(r"^\tpid = (\d+)$", text, re.MULTILINE)[0] for name, text in shown.items()}
 
     def files(self, cluster: Cluster) -> set[str]:
         """Everything in the folders that are this Mac's own, without the folder of the cluster."""
         roots = ["/Library", "/opt/thunderfleet", "/var/lib/thunderfleet"]
         return set(self.run("find", *roots, "-path", str(cluster.folder.root), "-prune", "-o", "-print").splitlines())
+
+    def processes_of(self, *modules: str) -> set[str]:
+        """Process and command line of everything with one of these words."""
+        lines = self.run("ps", "-axww", "-o", "pid=,command=").splitlines()
+        return {line.strip() for line in lines if any(module in line for module in modules)}
 
     def processes(self) -> set[str]:
         """Command lines of all processes but the one that lists them, and the Mac's first."""
@@ -204,7 +234,7 @@ def test_what_is_wrong_is_said_before_anything_is_done(cluster: Cluster, macs: t
 def test_init_that_is_killed_at_any_step_is_completed_by_the_next(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     for step in STEPS:
-        mac.killed_at(step)
+        mac.killed_at(step, "init", "--config", mac.config)
     said = mac.init()
     assert "Node studio-1 is Ready" in said and "| sudo thunderfleet join -" in said
     assert mac.answers() and mac.node_ready("studio-1")
@@ -317,6 +347,59 @@ def test_a_daemon_that_is_killed_starts_again(macs: tuple[Mac, Mac]) -> None:
         return bool(now) and all(now[name] != before[name] for name in ("etcd", "kube-apiserver"))
 
     until(again, "both have other processes", retry_on=(IndexError,))
+
+
+def test_what_is_destroyed_is_restored_from_a_backup(macs: tuple[Mac, Mac]) -> None:
+    first = macs[0]
+    saved = str(first.machine.folder / "saved")
+    first.kubectl("apply", "-f", "-", text=MODEL)
+    until(lambda: first.field(".status.observedGeneration", "md", "kept") == "1", "the operator has seen it")
+    uids = [first.field(".metadata.uid", "node", name) for name in ("studio-1", "studio-2")]
+    kubelets = [mac.pids(("kubelet",)) for mac in macs]
+    programs = first.processes_of("bin/thunderfleet-operator", "bin/thunderfleet-agent")
+    assert len(programs) >= 2, programs
+    first.run(first.program, "backup", saved)
+    assert first.run("stat", "-c", "%a %u", saved).split() == ["600", "0"]
+    assert "use --force" in first.run(first.program, "backup", saved, code=2)
+    first.kubectl("create", "configmap", "later")
+    first.destroy()
+    # The former one is aside, and neither is complete.
+    first.killed_at("[wait]", "restore", saved)
+    assert "a restore was interrupted" not in first.run(first.program, "init", "--dry-run"), "there was nothing to keep"
+    assert "Node studio-1 is Ready" in first.run(first.program, "restore", saved)
+    until(lambda: first.node_ready("studio-1") and first.node_ready("studio-2"), "both Nodes are Ready")
+    assert "bWFya2VyLW9mLWEtc2VjcmV0" in first.field(".data.a", "secret", "hidden")
+    assert "not found" in first.kubectl("get", "configmap", "later", code=1)
+    assert [first.field(".metadata.uid", "node", name) for name in ("studio-1", "studio-2")] == uids
+    assert [mac.pids(("kubelet",)) for mac in macs] == kubelets
+    assert first.processes_of("bin/thunderfleet-operator", "bin/thunderfleet-agent") == programs, "pods go on"
+    # What has watched since before the restore sees what changes after it.
+    first.kubectl("patch", "md", "kept", "--type=merge", "-p", '{"spec": {"nodes": {"min": 2}}}')
+    generation = first.field(".metadata.generation", "md", "kept")
+    until(lambda: first.field(".status.observedGeneration", "md", "kept") == generation, "the operator has seen the change")
+    first.kubectl("delete", "md", "kept")
+
+
+@pytest.mark.soak
+def test_a_restore_that_is_killed_at_any_step_is_completed_or_undone(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    saved = str(mac.machine.folder / "saved-2")
+    mac.init("--no-chart")
+    mac.run(mac.program, "backup", saved)
+    for step in RESTORE_STEPS:
+        mac.kubectl("create", "configmap", "later")
+        mac.killed_at(step, "restore", saved)
+        mac.machine.run([mac.program, "restore", "--undo"], seconds=SECONDS)
+        mac.init("--no-chart")
+        assert "later" in mac.kubectl("get", "configmaps"), f"{step}: what was there is there again"
+        mac.killed_at(step, "restore", saved)
+        mac.run(mac.program, "restore", saved)
+        assert "later" not in mac.kubectl("get", "configmaps"), step
+    mac.destroy()
+    mac.killed_at("[wait]", "restore", saved)
+    mac.run(mac.program, "reset")
+    assert "control-plane" not in mac.run("ls", "/var/lib/thunderfleet"), "nothing of it is left"
+    assert "Node studio-1 is Ready" in mac.run(mac.program, "restore", saved), "on a Mac that has nothing of ours"
 
 
 def test_reset_leaves_no_file_and_no_process(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from rich.markup import escape
-from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING
+from thunderfleet_controlplane.assets import CONTROL_PLANE, ETCDUTL, MONITORING
 from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import end_cluster, remove, running
@@ -56,6 +56,8 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _programs(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
+        if not arguments.monitoring:
+            find_programs(progress.event, ETCDUTL)
         print(find_programs(progress.event, MONITORING if arguments.monitoring else CONTROL_PLANE))
     return 0
 

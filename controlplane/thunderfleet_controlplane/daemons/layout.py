@@ -1,6 +1,6 @@
 """The folders and files of a Mac on which Thunderfleet is installed. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thunderfleet_controlplane.pki_files import PkiFiles
@@ -48,6 +48,16 @@ class HostLayout:
     def state(self) -> Path:
         """What `thunderfleet init` was called with (JSON)."""
         return self.control_plane / "init.json"
+
+    @property
+    def former(self) -> Path:
+        """What `thunderfleet restore` replaced, until what it restored is Ready."""
+        return self.data / "control-plane.former"
+
+    @property
+    def staged(self) -> "HostLayout":
+        """Where `thunderfleet restore` prepares a control plane beside the one that runs."""
+        return replace(self, data=self.data / "restoring")
 
     @property
     def admin_kubeconfig(self) -> Path:

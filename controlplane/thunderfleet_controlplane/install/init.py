@@ -51,14 +51,17 @@ def init(mac: Mac, wanted: Wanted) -> None:
         _describe(mac, config)
         return
     with only_one(mac.layout.lock):
-        _install(mac, wanted, config)
+        token, pki = install(mac, wanted, config)
+    _farewell(mac, config, pki, token)
 
 
-def _install(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
+def install(mac: Mac, wanted: Wanted, config: HostConfig) -> tuple[str, ClusterPki]:
+    """Carry out all steps; a token for other Macs, and the certificates. Raises InstallError."""
     layout, launchctl = mac.layout, mac.launchctl
     mac.step("programs", "installing the programs")
     python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
     programs = put_control_plane(layout, CONTROL_PLANE_PROGRAMS, mac.shipped.find_programs())
+    put_control_plane(layout, ("etcdutl",), mac.shipped.find_etcdutl())
     mac.step("programs", f"{python}, {layout.control_plane_programs}")
     mac.step("certificates", f"creating the missing certificates in {layout.pki.folder}")
     pki = put_certificates(config)
@@ -74,7 +77,7 @@ def _install(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     token = asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
     if wanted.chart:
         _install_chart(mac, mac.shipped.chart(python))
-    _farewell(mac, config, pki, token)
+    return token, pki
 
 
 def _put(mac: Mac, daemon: Daemon) -> None:

@@ -80,11 +80,15 @@ class KubeletInstaller:
         """Get the kubelet's certificates. Raises InstallError."""
         self._launchctl.unload(label(KUBELET), EXIT_SECONDS)
         self._until_free()
-        remove(self._layout.kubelet_state)
         identity = self._layout.kubelet / "identity"
-        if read_json(identity / "cluster.json").get("server") not in (None, cluster.server):
+        server, authority = (
+            read_json(identity / "cluster.json").get("server"),
+            read_json(self._layout.kubelet_state).get("caHash"),
+        )
+        if server not in (None, cluster.server) or authority not in (None, cluster.ca_hash):
             # Of another control plane, or of this one at another address.
             remove(identity)
+        remove(self._layout.kubelet_state)
         # A file, because every user of this Mac can read command lines.
         tls.write_private(self._layout.join_token, token.encode())
         try:

@@ -20,6 +20,8 @@ class Shipped:
     version: str
     find_programs: Callable[[], Path]
     """The folder with etcd, Kubernetes, kubectl and Helm; they are built if necessary."""
+    find_etcdutl: Callable[[], Path]
+    """The folder with etcdutl; it is built if necessary."""
     digest: Callable[[], str]
     """A hash of the Python that runs this, with all packages."""
     build: Callable[[Path, Path], None]

@@ -20,6 +20,7 @@ ADVICE = ("advice or explanation: there is nothing that a test could show",)
 UNPROTECTED = ("says what is not protected: nothing is promised",)
 
 INIT = "e2e/test_init.py"
+BACKUP = "unit/controlplane/test_backup_archive.py"
 MATRIX = "e2e/test_trust_matrix.py"
 FORGERY = "unit/operator/test_forgery.py"
 LIVE_FORGERY = "e2e/test_forgery.py"
@@ -52,6 +53,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "certificates of kubelets |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
         "e2e/test_kubelet.py::test_a_pod_reads_nothing_of_another_pod",
+    ),
+    "backups of a control plane": (
+        f"{INIT}::test_what_is_destroyed_is_restored_from_a_backup",
+        f"{BACKUP}::test_what_is_written_is_read",
     ),
     "memory and GPUs of the Macs |": ("md-create", "pod-create"),
     # Trust levels
@@ -142,6 +147,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "A Mac with a control plane": ADVICE,
     "API server | 6443": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "etcd | 2379": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
+    "`thunderfleet restore` takes": ADVICE,
+    "It writes nothing outside": (
+        f"{BACKUP}::test_a_hostile_file_is_refused",
+        f"{BACKUP}::test_a_truncated_file_is_refused_wherever_it_ends",
+        f"{BACKUP}::test_a_small_file_that_unpacks_to_much_ends_at_the_bound",
+        "unit/controlplane/test_restore.py::test_a_damaged_backup_changes_nothing",
+    ),
     "scheduler and controller manager | 10259": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "No program has other listening sockets": (
         f"{MATRIX}::test_nothing_else_listens",

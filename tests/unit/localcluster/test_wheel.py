@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[3]
 SECONDS = 120
 FILES = """
 import sys, thunderfleet_localcluster
-from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING, digest
+from thunderfleet_controlplane.assets import CONTROL_PLANE, ETCDUTL, MONITORING, digest
 from thunderfleet_localcluster.image import digest as image_digest
 from thunderfleet_localcluster.shipped import shipped
 print(thunderfleet_localcluster.__file__)
 print(shipped("charts/thunderfleet"))
 print(shipped("examples/tiny.yaml"))
 print(CONTROL_PLANE.module, digest(CONTROL_PLANE))
+print(ETCDUTL.module, digest(ETCDUTL))
 print(MONITORING.module, digest(MONITORING))
 print(image_digest())
 """
@@ -63,7 +64,7 @@ def test_an_installed_wheel_has_its_programs_the_chart_and_the_go_modules(instal
     for program in programs:
         assert "usage:" in run(installed / "bin" / program, "--help")
     found = run(installed / "bin/python", "-c", FILES).splitlines()
-    assert len(found) == 6
+    assert len(found) == 7
     assert all(line.startswith(str(installed)) for line in found[:-1]), found
 
 

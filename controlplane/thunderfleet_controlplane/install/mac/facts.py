@@ -40,6 +40,7 @@ def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, dae
         _free_bytes(layout.data),
         read_json(layout.state),
         read_json(layout.kubelet_state),
+        layout.former.exists(),
         changeable([*folders(layout), *_existing(layout)]) if root else (),
     )
 

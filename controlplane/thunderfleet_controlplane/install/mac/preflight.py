@@ -28,6 +28,8 @@ class Facts:
     """What an earlier `init` was called with; empty if there was none."""
     joined: Mapping[str, object] = field(default_factory=dict)
     """The cluster that this Mac has joined; empty if none."""
+    restoring: bool = False
+    """Whether a restore was interrupted, so that two control planes are here."""
     changeable: tuple[str, ...] = ()
     """Which folders and files of an installation others can change, and what mends it."""
 
@@ -73,6 +75,11 @@ def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
     elif address.startswith("127.") or address == "::1":
         found.append(
             f"{address} is a loopback address, which other Macs cannot reach: use --advertise-address with another address"
+        )
+    if facts.restoring:
+        found.append(
+            "a restore was interrupted: run `sudo thunderfleet restore FILE` again to complete it, or `sudo thunderfleet "
+            "restore --undo` to put back what was here"
         )
     known = facts.initialised.get("name")
     if known is not None and known != name:

@@ -1,0 +1,199 @@
+"""`thunderfleet restore`: replaces the control plane of this Mac by the one in a backup, or leaves it as it was.
+
+The new one is prepared beside the one that runs. Then the daemons end, two folders are renamed, and the steps of `init` start
+what is there now. Until it is Ready, the former one is kept aside; a run that was interrupted leaves it there, so the next one
+puts it back and begins again.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from thunderfleet_controlplane.components import server_url
+from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import API_PORT, EXIT_SECONDS, KUBELET, ORDER, HostConfig, label
+from thunderfleet_controlplane.install.backup import archive, etcd
+from thunderfleet_controlplane.install.certificates import put_certificates
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.init import Wanted as Init
+from thunderfleet_controlplane.install.init import install
+from thunderfleet_controlplane.install.mac.facts import changeable, default_address, folders, other_names
+from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, with_leftovers
+from thunderfleet_controlplane.install.mac.preflight import init_problems
+from thunderfleet_controlplane.install.machine import Mac, refuse
+from thunderfleet_controlplane.install.programs import put_control_plane
+
+SPARE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The command line. No ``file``: put back what an interrupted restore left aside."""
+
+    file: Path | None
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a restore does with the programs of this Mac."""
+
+    stage: Callable[[Mac, Path, HostConfig], None]
+    """Prepares the control plane of a file in ``layout.staged``."""
+    start: Callable[[Mac, HostConfig], None]
+    """Installs and starts what is in place, and waits until it is Ready."""
+
+
+def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:
+    """Restore. Raises InstallError; running it again completes it."""
+    steps = steps or Steps(stage, start)
+    mac.step("preflight", "checking this Mac")
+    if os.geteuid() != 0:
+        raise InstallError("this needs root: run it with sudo")
+    refuse(list(changeable(folders(mac.layout))))
+    if wanted.file is None:
+        with only_one(mac.layout.lock):
+            _undo(mac)
+        return
+    about = archive.check(wanted.file)
+    if archive.newer(about.version, mac.shipped.version):
+        raise InstallError(
+            f"{wanted.file} is of version {about.version}, and this is {mac.shipped.version}: install the newer one first"
+        )
+    mac.step("preflight", f"{wanted.file} is complete: version {about.version}, of {about.created}")
+    with only_one(mac.layout.lock):
+        _restore(mac, wanted.file, wanted.address, steps)
+
+
+def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
+    layout = mac.layout
+    put_back(mac)
+    for left in with_leftovers(layout.staged.data):
+        remove(left)
+    unpack(mac, file)
+    config = _configuration(mac, address)
+    steps.stage(mac, file, config)
+    replaced = _replace(mac)
+    try:
+        steps.start(mac, config)
+    except (Exception, KeyboardInterrupt) as error:
+        raise _failed(mac, steps, error, replaced) from error
+    # In one step, before the files go: from here on, the new one counts.
+    remove(layout.former)
+    remove(layout.staged.data)
+    mac.step("restore", "the control plane of the backup runs; Macs that had joined it need nothing")
+
+
+def unpack(mac: Mac, file: Path) -> None:
+    """Write the contents of a backup into ``layout.staged``. Raises InstallError."""
+    staged = mac.layout.staged
+    make_folder(staged.data, 0o700)
+    make_folder(staged.control_plane, 0o700)
+    make_folder(staged.pki.folder, 0o700)
+    for name, data in archive.contents(file):
+        path = _place(staged, name)
+        if name == archive.SNAPSHOT and shutil.disk_usage(staged.data).free < SPARE_BYTES:
+            raise InstallError(f"less than {SPARE_BYTES >> 30} GB are free on the disk of {staged.data}: free some space")
+        with open(path, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as target:
+            target.write(data)
+            if name != archive.SNAPSHOT:
+                target.flush()
+                os.fsync(target.fileno())
+
+
+def _place(staged: HostLayout, name: str) -> Path:
+    """Where a content is unpacked. The names of all of them are known."""
+    return staged.data / name if name in (archive.SNAPSHOT, archive.KUBELET) else staged.control_plane / name
+
+
+def _configuration(mac: Mac, address: str | None) -> HostConfig:
+    """The Node name of the backup, and its address if this Mac has it. Raises InstallError."""
+    known = read_json(mac.layout.staged.state)
+    name, before = str(known.get("name")), str(known.get("address"))
+    facts = mac.facts(ORDER)
+    if address is None:
+        address = before if before in facts.addresses else default_address(mac.host)
+    if address is not None and address != before:
+        mac.step("preflight", f"the address of the API server changes from {before} to {address}: other Macs must join again")
+    # What is here is replaced, unless this Mac is a Node of another one.
+    if facts.initialised or facts.joined.get("server") in (None, server_url(before, API_PORT)):
+        facts = replace(facts, initialised={"name": name})
+    refuse(init_problems(facts, name, address))
+    return HostConfig(name, str(address), mac.layout, other_names())
+
+
+def stage(mac: Mac, file: Path, config: HostConfig) -> None:
+    """Make certificates and etcd's data in ``layout.staged``. Raises InstallError."""
+    layout, staged = mac.layout, mac.layout.staged
+    mac.step("restore", f"preparing the control plane of Node {config.name} in {staged.data}")
+    put_control_plane(layout, ("etcdutl",), mac.shipped.find_etcdutl())
+    # Fails if authorities and keys do not belong together.
+    put_certificates(replace(config, layout=replace(staged, logs=layout.logs)))
+    snapshot = staged.data / archive.SNAPSHOT
+    etcd.make_data(mac.host, layout.control_plane_programs / "etcdutl", snapshot, staged.etcd)
+    remove(snapshot)
+
+
+def start(mac: Mac, config: HostConfig) -> None:
+    """Start what is in place, as `init` does. Raises InstallError."""
+    kubelet = mac.layout.staged.data / archive.KUBELET
+    given = kubelet if kubelet.exists() and not mac.layout.kubelet_config.exists() else None
+    install(mac, Init(kubelet_config=given, chart=False), config)
+
+
+def _replace(mac: Mac) -> bool:
+    """End the control plane and put the prepared one in its place; whether there was one."""
+    layout = mac.layout
+    _end_daemons(mac)
+    there = layout.control_plane.exists()
+    mac.step("restore", "replacing the control plane")
+    if there:
+        layout.control_plane.rename(layout.former)
+    layout.staged.control_plane.rename(layout.control_plane)
+    archive.sync_folder(layout.data)
+    return there
+
+
+def _end_daemons(mac: Mac) -> None:
+    """The kubelet stays, and with it the pods of this Mac."""
+    for name in reversed(ORDER):
+        if name != KUBELET and mac.launchctl.unload(label(name), EXIT_SECONDS.get(name, 20)):
+            mac.step("restore", f"ended {label(name)}")
+
+
+def put_back(mac: Mac) -> bool:
+    """Put back what a restore replaced and did not complete; whether there was something."""
+    layout = mac.layout
+    if not layout.former.exists():
+        return False
+    mac.step("restore", "putting back the control plane that an interrupted restore replaced")
+    _end_daemons(mac)
+    for left in with_leftovers(layout.control_plane):
+        remove(left)
+    layout.former.rename(layout.control_plane)
+    archive.sync_folder(layout.data)
+    return True
+
+
+def _undo(mac: Mac) -> None:
+    if not put_back(mac):
+        raise InstallError("there is nothing to undo: no restore was interrupted", usage=True)
+    remove(mac.layout.staged.data)
+    mac.step("restore", "run `sudo thunderfleet init` to start it")
+
+
+def _failed(mac: Mac, steps: Steps, error: BaseException, replaced: bool) -> InstallError:
+    """The error of a restore whose control plane is not Ready, after the former one was put back."""
+    why = f"the control plane of the backup is not Ready: {error}" if str(error) else "the restore was interrupted"
+    if not replaced:
+        return InstallError(f"{why}\nThere was none before, so it stays; run this again, or `sudo thunderfleet reset`")
+    put_back(mac)
+    former = read_json(mac.layout.state)
+    config = HostConfig(str(former.get("name")), str(former.get("address")), mac.layout, other_names())
+    try:
+        steps.start(mac, config)
+    except (Exception, KeyboardInterrupt) as second:
+        return InstallError(f"{why}\nThe former one was put back, and does not start: {second}")
+    return InstallError(f"{why}\nThe former one was put back, and runs")
