@@ -159,6 +159,8 @@ def api_server(
             allow_privileged=True,
             profiling=False,
             event_ttl="3h",
+            # Without it, the API server ends after 60 s if a client watches over HTTP/1.1, as all of ours do.
+            shutdown_watch_termination_grace_period="5s",
             encryption_provider_config=encryption,
             audit_log_path=audit_log,
             audit_policy_file=audit_policy,
