@@ -106,6 +106,10 @@ class VerifiedReport(_Value):
     reason: str
     """One of ``reasons.Reason``."""
     message: str
+    digest: str = ""
+    """Of the model's files."""
+    lengths: tuple[int, ...] = ()
+    """Lengths in tokens of the passages that a group with these files has ever continued, as far as is known."""
 
 
 class GroupState(_Value):

@@ -68,6 +68,7 @@ CONDITION_TYPES: Final = (
 DURATION_PATTERN: Final = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 LABEL_KEY_MAX_LENGTH: Final = 317
 MAX_AVOIDED_LINKS: Final = 16
+MAX_PROVEN_LENGTHS: Final = 8
 
 
 class ModelSource(ApiModel):
@@ -312,8 +313,9 @@ class ModelDeploymentSpec(ApiModel):
     verify: Verify = Field(
         default=Verify.FULL,
         description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
-        "exchange known values over each connection and compare every bit. Full: every check that "
-        "exists, so far the same as Quick. None: nothing. See the condition Verified.",
+        "exchange known values over each connection and compare every bit. Full: also that the group continues passages of "
+        "300, 2,600 and 9,000 tokens. A wrong answer counts if the same weights were right before; then it is asked before the "
+        "group serves, up to 2,600 tokens, and else while the group is idle. None: nothing. See the condition Verified.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -379,6 +381,15 @@ class VerifiedStatus(ApiModel):
     status: ConditionStatus = Field(description="True, False, or Unknown while the checks have not ended.")
     reason: ReasonText = Field(description="Machine-readable reason in CamelCase.")
     message: Message = Field(default="", description="Human-readable description of what was checked.")
+
+
+class ProvenLengths(ApiModel):
+    """How long the passages were that a model continued, in any placement of the group."""
+
+    digest: Annotated[str, Field(max_length=128)] = Field(description="What the files of the model are identified by.")
+    lengths: Annotated[tuple[Count, ...], Field(max_length=MAX_PROVEN_LENGTHS)] = Field(
+        default=(), description="Lengths of passages in tokens."
+    )
 
 
 class LostPlace(ApiModel):
@@ -465,6 +476,11 @@ class Group(ApiModel):
     )
     verified: VerifiedStatus | None = Field(
         default=None, description="Whether the group has passed the checks of spec.verify. Unset before the first report."
+    )
+    proven_lengths: ProvenLengths | None = Field(
+        default=None,
+        description="Passages that the group has continued with the present model. A wrong answer about a passage of such a "
+        "length is a failure.",
     )
     predicted: Predicted | None = Field(
         default=None, description="Predicted speed for one request; status.benchmark has the measured speed."

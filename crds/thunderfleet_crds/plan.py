@@ -126,6 +126,15 @@ class RuntimePlan(_Value):
     wired_limit: WiredLimit = WiredLimit.AUTO
 
 
+class ProvenLengths(_Value):
+    """What groups with the same weights have proved before, from the status."""
+
+    digest: str
+    """Of the model's files."""
+    lengths: tuple[int, ...]
+    """Of passages that were continued, in tokens."""
+
+
 class Plan(_Value):
     """One placement of one group. ``uid`` is that of the ModelDeployment; (uid, index, epoch) identifies the placement."""
 
@@ -153,6 +162,7 @@ class Plan(_Value):
     runtime: RuntimePlan = RuntimePlan()
     verify: Verify = Verify.FULL
     """What the group checks, from ``spec.verify``."""
+    proven_lengths: ProvenLengths | None = None
 
     @property
     def name(self) -> str:

@@ -394,6 +394,13 @@ class Reason(StrEnum):
         "the same image on every Mac.",
         (On.VERIFIED,),
     )
+    LENGTH_NOT_PROVED = (
+        "LengthNotProved",
+        "A group continues short passages, but not a long one. The same weights have never continued one of that length, so it "
+        "is not known whether the model can.",
+        "Compare long answers with those of a single Mac, if the model fits one. spec.verify: Quick leaves out this check.",
+        (On.VERIFIED,),
+    )
     VERIFICATION_DISABLED = (
         "VerificationDisabled",
         "spec.verify is None, so groups serve without having checked their connections.",
@@ -615,6 +622,13 @@ class Reason(StrEnum):
         "Replace the cable in the message, or unplug it, wait ten seconds and plug it in again. Until then the group is placed "
         "without it, if that is possible.",
         (On.VERIFIED, On.READY, FAILURE),
+    )
+    OUTPUT_WRONG = (
+        "OutputWrong",
+        "A group does not continue a passage, although the same weights continued one of that length before.",
+        "Check the files of the model and the cables of the group; the message says which token was wrong. Then delete the "
+        "pods of the group. spec.verify: Quick leaves out this check.",
+        (On.VERIFIED, FAILURE),
     )
     WRONG_SUM = ("WrongSum", "The first all-reduce of the group gave a wrong sum.", "Report a bug.", (FAILURE,))
     PROTECTION_DOMAIN = (

@@ -59,7 +59,7 @@ class Verify(StrEnum):
     """What a group checks before it serves, and while it does."""
 
     FULL = "Full"
-    """Everything that is available."""
+    """The connections, and that the group continues long passages."""
     QUICK = "Quick"
     """The connections only, before the model is loaded."""
     NONE = "None"

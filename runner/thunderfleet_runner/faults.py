@@ -241,6 +241,12 @@ def link_corrupts(where: str, what: str, peer: int | None = None) -> Fault:
     return Fault(FaultClass.REPLAN, Reason.LINK_CORRUPTS, text, peer=peer)
 
 
+def output_wrong(what: str) -> Fault:
+    """The group does not continue a passage that the same weights continued before."""
+    check = "these weights did this right before, so a file of the model, a Mac or a cable is faulty"
+    return Fault(FaultClass.BUG, Reason.OUTPUT_WRONG, f"{what}; {check}")
+
+
 def supervisor_lost(why: str) -> Fault:
     """The connection to a member has ended."""
     return Fault(FaultClass.RETRY, Reason.SUPERVISOR_LOST, f"the connection to the pod of the rank was lost: {why}")

@@ -116,6 +116,7 @@ class Supervisor:
         self._intake = Intake(IntakeStarter(command).start)
         self._metrics = GroupMetrics(self.service.registry, self._ages)
         self._benchmark: asyncio.Task[None] | None = None
+        self._proofs: asyncio.Task[None] | None = None
         self.role: Leader | Follower
         if self.rank == 0:
             identity = Identity(preflight.version("mlx"), preflight.version("mlx-lm"), preflight.digest(self.plan))
@@ -166,8 +167,7 @@ class Supervisor:
         try:
             await self._serve(listening)
         finally:
-            if self._benchmark is not None:
-                self._tasks.append(self._benchmark)
+            self._tasks += [task for task in (self._benchmark, self._proofs) if task is not None]
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -294,13 +294,23 @@ class Supervisor:
     def _ready(self) -> None:
         if not self.settings.benchmark:
             return
+        if isinstance(self.role, Leader) and (self._proofs is None or self._proofs.done()):
+            self._proofs = asyncio.create_task(self._prove(self.role), name="proofs")
         if self._benchmark is None or self._benchmark.done():
             self._benchmark = asyncio.create_task(self._measure(), name="benchmark")
+
+    async def _prove(self, leader: Leader) -> None:
+        try:
+            await leader.prove()
+        except Exception:
+            log.exception("the check of the group's answers failed")
 
     async def _measure(self) -> None:
         """Benchmarks until the group is no longer Ready; ``_ready`` starts it again."""
         from thunderfleet_runner.api import benchmark
 
+        if self._proofs is not None:
+            await asyncio.wait([self._proofs])
         try:
             await benchmark.keep(self.service, self.plan.benchmark)
         except Exception:

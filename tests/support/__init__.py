@@ -7,6 +7,7 @@ https        a TLS client with its own certificate
 connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
+copymodel    a model that copies what it has read
 line         a fleet with the chart and the model installed
 trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went

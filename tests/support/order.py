@@ -4,6 +4,7 @@
 # so two groups at once take many times as long as one after the other. End-to-end files of one group share a fleet.
 GROUPS = {
     "ranks": (
+        "runner/test_continuation",
         "runner/test_generated_requests",
         "runner/test_generation_group",
         "runner/test_hostile_bodies",

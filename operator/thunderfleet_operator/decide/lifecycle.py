@@ -192,6 +192,10 @@ def _recover(
         if drains:
             return NextStep(Step.DRAIN, failure, now, recheck_seconds=DRAIN_RECHECK_SECONDS)
         return NextStep(Step.PLACE, failure, now)
+    if failure.reason == Reason.OUTPUT_WRONG:
+        # A person must find what is faulty, and then deletes a pod.
+        there = view.plan is not None and len(view.pods) == view.plan.world_size
+        return NextStep(Step.GIVE_UP if there else Step.PLACE, failure)
     if restarts >= recovery.max_restarts:
         return NextStep(Step.GIVE_UP, failure)
     if pending is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thunderfleet_crds import modeldeployment
 from thunderfleet_crds.modeldeployment import ModelDeployment, RuntimeSpec, duration_seconds
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
@@ -36,6 +37,7 @@ from thunderfleet_crds.plan import (
     BootstrapPlan,
     MemoryPlan,
     Plan,
+    ProvenLengths,
     RankPlan,
     RelayPlan,
     RuntimePlan,
@@ -136,7 +138,14 @@ def ring_ranks(placement: Placement) -> int | None:
     return None if placement.transport is Transport.RING else 1
 
 
-def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Placement, ports: Sequence[RankPorts]) -> Plan:
+def make_plan(
+    deployment: ModelDeployment,
+    index: int,
+    epoch: int,
+    placement: Placement,
+    ports: Sequence[RankPorts],
+    proven: modeldeployment.ProvenLengths | None = None,
+) -> Plan:
     """The plan that every supervisor of the group reads."""
     meta, spec = deployment.metadata, deployment.spec
     name = group_name(meta.name, index, epoch)
@@ -186,6 +195,7 @@ def make_plan(deployment: ModelDeployment, index: int, epoch: int, placement: Pl
         ),
         runtime=_runtime(spec.runtime, placement),
         verify=spec.verify,
+        proven_lengths=ProvenLengths(digest=proven.digest, lengths=proven.lengths) if proven is not None else None,
     )
 
 

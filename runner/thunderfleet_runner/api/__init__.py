@@ -11,6 +11,9 @@ admission  lets requests wait until it is their turn
 turns      which requests run, by number and tokens, and who is next; pure
 metrics    the gateway's metrics
 service    requests on their way to rank 0 and back
+passages   what a model must continue; pure
+idle       what the group does for itself waits for clients
+continuation  asks the group to continue passages
 benchmark  measures the group's rates while it is idle
 canary     generates a token after a pause, to notice a lost peer
 """

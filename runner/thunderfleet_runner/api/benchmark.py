@@ -19,12 +19,11 @@ from thunderfleet_crds.plan import BenchmarkPlan
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_runner import protocol
+from thunderfleet_runner.api.idle import Interrupted, undisturbed, until_idle
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 5.0
-"""How long no request may have arrived before a benchmark starts again."""
 AGAIN_SECONDS = 300.0
 """Pause after a benchmark that failed while the group is still Ready."""
 HEARD_SECONDS = 2.5 * protocol.HEARTBEAT_SECONDS
@@ -36,10 +35,6 @@ LEAST_SECONDS = 0.001
 """Minimum time after the first token; in less, the event loop's delays dominate the time between tokens."""
 TRIES = 5
 """Maximum number of discarded runs."""
-
-
-class Interrupted(Exception):
-    """A client's request arrived."""
 
 
 class Unusable(RuntimeError):
@@ -122,7 +117,7 @@ async def run(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
     """Measures while no request runs. Raises Unavailable when the group is no longer Ready, Unusable without usable figures."""
     thrown = 0
     while True:
-        await _idle(service)
+        await until_idle(service)
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
                 return await _measure(service, plan)
@@ -135,22 +130,13 @@ async def run(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
             log.info("benchmark discarded: %s", error)
 
 
-async def _idle(service: Service) -> None:
-    """Waits until no request runs and none has arrived for IDLE_SECONDS."""
-    while service.running or service.arrival.is_set():
-        service.arrival.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(IDLE_SECONDS):
-                await service.arrival.wait()
-
-
 async def _measure(service: Service, plan: BenchmarkPlan) -> BenchmarkReport:
     source = random.Random(uuid.uuid4().int)
     prompt_tokens, generation = sizes(plan, service.memory.context_tokens)
     vocabulary = service.vocabulary.size
     # The first prompt of a shape includes its compilation.
-    await _undisturbed(service, _request(prompt(prompt_tokens, vocabulary, source), 2))
-    measured = await _undisturbed(service, _request(prompt(prompt_tokens, vocabulary, source), generation))
+    await undisturbed(service, _one(service, _request(prompt(prompt_tokens, vocabulary, source), 2)))
+    measured = await undisturbed(service, _one(service, _request(prompt(prompt_tokens, vocabulary, source), generation)))
     found = report(measured, prompt_tokens, datetime.now(UTC))
     if service.plan.world_size == 1:
         return found
@@ -181,21 +167,6 @@ def _request(tokens: tuple[int, ...], generation: int) -> protocol.Request:
     return protocol.Request(
         id=f"benchmark-{uuid.uuid4().hex}", prompt=protocol.Prompt.of(tokens), max_tokens=generation, cache=False, no_end=True
     )
-
-
-async def _undisturbed(service: Service, request: protocol.Request) -> Run:
-    """Runs one request, cancelled as soon as a client's request arrives. Raises Interrupted."""
-    running = asyncio.create_task(_one(service, request))
-    arrival = asyncio.create_task(service.arrival.wait())
-    try:
-        await asyncio.wait({running, arrival}, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            raise Interrupted
-        return running.result()
-    finally:
-        for task in (running, arrival):
-            task.cancel()
-        await asyncio.gather(running, arrival, return_exceptions=True)
 
 
 async def _one(service: Service, request: protocol.Request) -> Run:

@@ -17,6 +17,7 @@ from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import MemoryPlan, Plan
 
 from thunderfleet_runner import protocol
+from thunderfleet_runner.api.passages import Answers, fitting
 from thunderfleet_runner.faults import GRACE_IS_OVER
 
 MOVED_SECONDS = 30
@@ -106,7 +107,11 @@ class Service:
         """All metrics of this supervisor; the gateway serves them at /metrics."""
         self.benchmark: BenchmarkReport | None = None
         """Set by the benchmark; the supervisor reports it in its state."""
+        self.answers = Answers()
+        """What became of the passages that the group was asked to continue; the supervisor reports it in its state."""
         self.draining = False
+        self.private = False
+        """Whether the group only works for itself: clients' requests are not admitted yet."""
         self.vocabulary = Vocabulary(0, True)
         self.arrival = asyncio.Event()
         """Set by the gateway when a request arrives: a running benchmark stops for it."""
@@ -149,7 +154,7 @@ class Service:
     def ready(self) -> bool:
         """Whether a request would be admitted; on other ranks, whether the group is Ready."""
         if self.leader:
-            return self._link is not None and not self.draining
+            return self._link is not None and not self.draining and not self.private
         return self.state.phase.value == "Ready"
 
     @property
@@ -162,6 +167,11 @@ class Service:
         return self.plan.memory
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of the passages that the group can be asked to continue."""
+        return fitting(self.memory.context_tokens, self.vocabulary.size)
+
+    @property
     def running(self) -> int:
         """Number of requests that rank 0 works on."""
         return len(self._ends)
@@ -171,16 +181,16 @@ class Service:
         return request_id in self._ends
 
     async def submit(
-        self, request: protocol.Request, ended: Callable[[protocol.Done | None], None] = lambda done: None
+        self, request: protocol.Request, ended: Callable[[protocol.Done | None], None] = lambda done: None, *, own: bool = False
     ) -> AsyncIterator[protocol.Token | protocol.Done]:
         """Yields the request's tokens as they arrive, and Done last. Closing the iterator early (aclose) cancels the request.
 
         ``ended`` is called once when rank 0 is done with it, however slowly the tokens are consumed: with its Done, or None
-        when the request or the group failed.
+        when the request or the group failed. ``own``: it is not a client's.
 
         Raises Unavailable when no group is Ready or the group fails meanwhile, GenerationFailed when only this request failed.
         """
-        link = self._admitting()
+        link = self._admitting(own=own)
         if request.id in self._ends:
             raise Refused(f"request id {request.id} is in use")
         stream = _Stream()
@@ -235,9 +245,10 @@ class Service:
 
     # --- for the supervisor ---
 
-    def attach(self, link: RankLink, vocabulary: Vocabulary) -> None:
-        """The group is Ready; ``link`` leads to rank 0."""
+    def attach(self, link: RankLink, vocabulary: Vocabulary, *, private: bool = False) -> None:
+        """The group is Ready; ``link`` leads to rank 0. ``private``: it is not Ready yet, and works only for itself."""
         self._end_streams()
+        self.private = private
         self._link = link
         self._measured = None
         self.vocabulary = vocabulary
@@ -251,6 +262,7 @@ class Service:
         FIRST_CAUSE_SECONDS.
         """
         self._link = None
+        self.private = False
         self._away = why
         ends, self._ends = self._ends, {}
         for ended in ends.values():
@@ -320,13 +332,15 @@ class Service:
         self._turn_open = False
         self._between.set()
 
-    def _admitting(self) -> RankLink:
+    def _admitting(self, *, own: bool = False) -> RankLink:
         if not self.leader:
             raise Unavailable(f"rank {self.rank} does not serve requests; use rank 0 at {self.leader_url}")
         if self.draining:
             raise Unavailable("the group is draining and accepts no new requests", retry_after=MOVED_SECONDS)
         if self._link is None:
             raise Unavailable(self._away)
+        if self.private and not own:
+            raise Unavailable("the group checks its answers before it serves")
         return self._link
 
     def _open_turn(self) -> None:

@@ -33,6 +33,8 @@ from thunderfleet_runner.group.events import (
     Joined,
     Left,
     Preflight,
+    Prove,
+    Proved,
     Quiet,
     RankEnded,
     RankFailed,
@@ -47,6 +49,7 @@ from thunderfleet_runner.group.events import (
     StopRanks,
     Timer,
     Unserve,
+    Wrong,
 )
 
 
@@ -61,6 +64,8 @@ class Phase(StrEnum):
     LOADING = "Loading"
     COMPARING = "Comparing"
     """All ranks have loaded and run the test prompt."""
+    PROVING = "Proving"
+    """The group is asked what its weights have answered before."""
     READY = "Ready"
     ENDING = "Ending"
     """All ranks are being ended and reaped."""
@@ -75,7 +80,7 @@ class Phase(StrEnum):
 
 BACKOFF = Backoff(0.5, 30.0)
 
-RUNNING = frozenset({Phase.FORMING, Phase.LOADING, Phase.COMPARING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
+RUNNING = frozenset({Phase.FORMING, Phase.LOADING, Phase.COMPARING, Phase.PROVING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
 """Phases in which processes of the attempt may exist."""
 
 
@@ -87,6 +92,8 @@ class Limits:
     form_seconds: float
     check_seconds: float = 60.0
     compare_seconds: float = 120.0
+    prove_seconds: float = 120.0
+    """After this long the group serves; what is not checked by then is checked when it is idle."""
     end_seconds: float = 20.0
     drain_seconds: float = DRAIN_SECONDS
     stop_seconds: float = 6.0
@@ -118,6 +125,10 @@ class StateMachine:
     load_texts: frozenset[tuple[int | None, str]] = frozenset()
     recoveries: int = 0
     was_ready: bool = False
+    proves: bool = False
+    """Whether there is anything to check between the test prompt and Ready."""
+    wrong: bool = False
+    """Whether the last failure that counts was a wrong answer: the next one ends the attempts."""
     present: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
     """Ranks that have completed the phase."""
@@ -183,6 +194,10 @@ class StateMachine:
                 return self._loaded(rank)
             case RankReady(rank, _, tokens) if self.phase is Phase.COMPARING:
                 return self._compared(rank, tokens)
+            case Proved() if self.phase is Phase.PROVING:
+                return self._serve()
+            case Wrong(attempt, fault) if self.phase in RUNNING:
+                return self._failed(Cause(None, attempt, faults.Stage.CHECK, fault))
             case RankFailed(rank, attempt, fault, stage):
                 return self._failed(Cause(rank, attempt, stage, fault))
             case Stalled(attempt, rank, fault) if self.phase in RUNNING:
@@ -237,12 +252,18 @@ class StateMachine:
                 )
                 detail = f"for the test prompt, rank 0 and rank {other} differ from token {at} on"
                 return state._failed(Cause(other, state.attempt, faults.Stage.CHECK, faults.tokens_differ(detail)))
+        if not state.proves:
+            return state._serve()
+        state, timer = state._enter(Phase.PROVING, state.limits.prove_seconds)
+        return state, [Prove(state.attempt), *timer]
+
+    def _serve(self) -> tuple["StateMachine", list[Action]]:
         state = replace(
-            state,
+            self,
             spent=0,
             load_failures=0,
             load_texts=frozenset(),
-            recoveries=state.recoveries + (1 if state.was_ready else 0),
+            recoveries=self.recoveries + (1 if self.was_ready else 0),
             was_ready=True,
         )
         state, timer = state._enter(Phase.READY, state.limits.steady_seconds)
@@ -257,6 +278,7 @@ class StateMachine:
             Phase.FORMING: faults.Stage.INIT,
             Phase.LOADING: faults.Stage.LOAD,
             Phase.COMPARING: faults.Stage.CHECK,
+            Phase.PROVING: faults.Stage.CHECK,
             Phase.STOPPING: faults.Stage.STOP,
         }.get(self.phase, faults.Stage.SERVE)
 
@@ -313,6 +335,7 @@ class StateMachine:
         unsure = self.phase is Phase.READY and self.cause is not None and self.cause.fault.echo
         cut = "the group failed and is restarting" if self.phase is Phase.READY else ""
         unserve = {
+            Phase.PROVING: f"the group failed and is restarting: {first}",
             Phase.READY: f"{cut}: {first}",
             Phase.DRAINING: f"the group failed while its deployment was being stopped or moved: {first}",
             Phase.STOPPING: faults.GRACE_IS_OVER,
@@ -344,6 +367,8 @@ class StateMachine:
         assert self.cause is not None
         state = replace(self, failures=self.failures + 1)
         cause = self.cause
+        if cause.fault.reason == Reason.OUTPUT_WRONG:
+            return state._after_wrong(cause)
         if cause.stage in (faults.Stage.LOAD, faults.Stage.CHECK):
             # A load failure does not mean that the group cannot form: it has a separate budget.
             key = (cause.rank, cause.fault.message)
@@ -364,6 +389,13 @@ class StateMachine:
             state, timer = state._enter(Phase.GAVE_UP, None)
             return state, [GiveUp(cause), *timer]
         return state._enter(Phase.BACKOFF, state.backoff)
+
+    def _after_wrong(self, cause: Cause) -> tuple["StateMachine", list[Action]]:
+        """One more attempt, in which the same is asked before the group serves. After that a person must act."""
+        if not self.wrong:
+            return replace(self, wrong=True)._enter(Phase.BACKOFF, self.backoff)
+        state, timer = self._enter(Phase.GAVE_UP, None)
+        return state, [GiveUp(cause), *timer]
 
     @property
     def backoff(self) -> float:
@@ -410,8 +442,10 @@ class StateMachine:
                 text = f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
                 fault = Fault(FaultClass.RETRY, Reason.CHECK_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.CHECK, fault))
+            case Phase.PROVING:
+                return self._serve()
             case Phase.READY:
-                return replace(self, failures=0), []
+                return replace(self, failures=0, wrong=False), []
             case Phase.BACKOFF | Phase.GAVE_UP:
                 state, timer = self._enter(Phase.WAITING, None)
                 state, actions = state._start_attempt()

@@ -78,6 +78,21 @@ class Stalled:
 
 
 @dataclass(frozen=True)
+class Proved:
+    """The group's answers are right, as far as they are checked before it serves."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An answer of the group is wrong."""
+
+    attempt: int
+    fault: Fault
+
+
+@dataclass(frozen=True)
 class RankEnded:
     """No process of this attempt is left on the rank's Mac."""
 
@@ -105,7 +120,7 @@ class Quiet:
     """No request is running any more."""
 
 
-AttemptEvent = Checked | RankFormed | RankLoaded | RankReady | RankFailed | Stalled | RankEnded
+AttemptEvent = Checked | RankFormed | RankLoaded | RankReady | Proved | Wrong | RankFailed | Stalled | RankEnded
 """Events that concern one attempt; the machine ignores those of an earlier one."""
 Event = Joined | Left | AttemptEvent | Timer | Drain | Quiet
 
@@ -130,6 +145,13 @@ class StartRanks:
 @dataclass(frozen=True)
 class Compare:
     """Run the test prompt on all ranks together."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Check the group's answers; no client's request is admitted yet."""
 
     attempt: int
 
@@ -223,5 +245,17 @@ class GiveUp:
 
 
 Action = (
-    Preflight | StartRanks | Compare | Serve | Unserve | Admit | StopRanks | EndRanks | Cut | SetTimer | ReleaseAll | GiveUp
+    Preflight
+    | StartRanks
+    | Compare
+    | Prove
+    | Serve
+    | Unserve
+    | Admit
+    | StopRanks
+    | EndRanks
+    | Cut
+    | SetTimer
+    | ReleaseAll
+    | GiveUp
 )

@@ -1,4 +1,4 @@
-"""State that a leader keeps across its own restart: whether the group has served before, and how often it has recovered.
+"""State that a leader keeps across its own restart: how often the group has served and recovered, and what it has proved.
 
 A small file in the supervisor's state folder. Losing it only resets a counter, so an unreadable file is no error.
 """
@@ -19,6 +19,9 @@ class History:
 
     was_ready: bool = False
     recoveries: int = 0
+    digest: str = ""
+    """Of the model's files that have continued passages of these ``lengths``."""
+    lengths: tuple[int, ...] = ()
 
 
 def load(path: Path, plan: Plan) -> History:
@@ -26,7 +29,9 @@ def load(path: Path, plan: Plan) -> History:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if (found["uid"], found["index"], found["epoch"]) == (plan.uid, plan.index, plan.epoch):
-            return History(bool(found["was_ready"]), int(found["recoveries"]))
+            # A runner of an earlier version did not write the last two.
+            digest, lengths = str(found.get("digest", "")), tuple(int(length) for length in found.get("lengths", ()))
+            return History(bool(found["was_ready"]), int(found["recoveries"]), digest, lengths)
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return History()

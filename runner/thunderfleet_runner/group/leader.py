@@ -6,18 +6,21 @@ The decisions are in ``attempts`` and ``rendezvous``; this module has the connec
 import asyncio
 import base64
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from thunderfleet_crds.group import Failure, GroupState, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase
+from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase, Verify
 
 from thunderfleet_runner import faults, protocol
-from thunderfleet_runner.api.service import Service, Vocabulary
+from thunderfleet_runner.api import continuation
+from thunderfleet_runner.api.passages import fitting
+from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable, Vocabulary
 from thunderfleet_runner.group import attempts, events, history, status, verification
 from thunderfleet_runner.group.attempts import Phase, StateMachine
 from thunderfleet_runner.group.member import Member
@@ -47,7 +50,7 @@ class Leader:
         self.plan = plan
         self._jaccl_environment = jaccl_environment and jaccl.wants_coordinator(plan)
         self._exchange = jaccl.Exchange(plan.world_size)
-        past = history.load(history_file, plan)
+        past = self._past = history.load(history_file, plan)
         self.machine = StateMachine(
             tuple(entry.node for entry in plan.ranks),
             limits or attempts.Limits(plan.bootstrap.attempts, plan.bootstrap.attempt_timeout_seconds),
@@ -72,6 +75,7 @@ class Leader:
         self._vocabulary = Vocabulary(0, True)
         self._pulses: dict[int, peers.Pulse] = {}
         self._stall = StallDetector()
+        self._proving: asyncio.Task[None] | None = None
         self._ready_since: datetime | None = None
         self._failure: Failure | None = None
         self._dirty = True
@@ -105,7 +109,7 @@ class Leader:
             ),
             requests=self._service().running,
             benchmark=self._service().benchmark,
-            verified=verification.verified(self.plan, machine, self._proved),
+            verified=verification.verified(self.plan, machine, self._proved, self._service().answers, self._service().lengths),
         )
 
     @property
@@ -203,8 +207,9 @@ class Leader:
                     self._update(rank, loaded_bytes=total, total_bytes=total, peak_memory_bytes=peak)
                 return events.RankLoaded(rank, attempt)
             case peers.RankReady():
-                if rank == 0:
+                if rank == 0 and attempt == self.machine.attempt:
                     self._vocabulary = Vocabulary(report.vocabulary, report.chat_template)
+                    self.machine = replace(self.machine, proves=self._asks())
                 return events.RankReady(rank, attempt, report.tokens)
             case peers.RankEnded():
                 return events.RankEnded(rank, attempt)
@@ -259,12 +264,24 @@ class Leader:
             self._ready_since = datetime.now(UTC)
         elif phase is not Phase.DRAINING:
             self._ready_since = None
+        if phase is not Phase.PROVING and self._proving is not None:
+            self._proving.cancel()
+            self._proving = None
         if phase is Phase.CHECKING:
             self._digests, self._proved = {}, {}
             for rank, report in self._reports.items():
                 self._reports[rank] = RankReport(rank=rank, node=report.node, phase=RankPhase.JOINED)
         if not self.machine.timer_on and self._timer is not None:
             self._timer.cancel()
+
+    def _asks(self) -> bool:
+        """Whether there is anything to ask before the group serves: what is remembered of these weights."""
+        if self.plan.verify is not Verify.FULL:
+            return False
+        service, digest = self._service(), self._digests.get(0, "")
+        remembered = [one for one in (self.plan.proven_lengths, self._past) if one is not None and one.digest == digest]
+        service.answers = service.answers.again(digest, {length for one in remembered for length in one.lengths})
+        return bool(digest and service.answers.first(fitting(self.plan.memory.context_tokens, self._vocabulary.size)))
 
     def _as_failure(self, cause: events.Cause | None) -> Failure | None:
         if cause is None:
@@ -290,12 +307,15 @@ class Leader:
             self._order(order)
             return
         match action:
+            case events.Prove(attempt=attempt):
+                self._service().attach(_Link(self, attempt), self._vocabulary, private=True)
+                self._proving = asyncio.create_task(self._prove(attempt), name="prove")
             case events.Serve(attempt=attempt):
                 self._serve(attempt)
             case events.Unserve(why=why, settled=settled):
                 self._service().detach(why, settled=settled)
             case events.Admit(admit=admit):
-                self._service().draining = not admit
+                self._admit(admit)
             case events.Cut(rank=rank):
                 self._cut(rank)
             case events.SetTimer(number=number, seconds=seconds):
@@ -306,11 +326,54 @@ class Leader:
             case events.GiveUp(cause=cause):
                 log.error("giving up (%s, %s): %s", cause.fault.fault, cause.fault.reason, cause.line)
 
+    def _admit(self, admit: bool) -> None:
+        service = self._service()
+        service.draining = not admit
+        if service.draining:
+            # What the group does for itself gives way.
+            service.arrival.set()
+
     def _serve(self, attempt: int) -> None:
-        past = history.History(self.machine.was_ready, self.machine.recoveries)
-        history.save(self._history_file, self.plan, past)
-        self._service().attach(_Link(self, attempt), self._vocabulary)
+        self._save()
+        service = self._service()
+        if service.private:
+            # Its turns go on.
+            service.private = False
+        else:
+            service.attach(_Link(self, attempt), self._vocabulary)
         self._on_ready()
+
+    async def _prove(self, attempt: int) -> None:
+        """Asks what must be right before the group serves."""
+        if await self._asked(attempt, continuation.before_serving(self._service())):
+            self.feed(events.Proved(attempt))
+
+    async def prove(self) -> None:
+        """Asks what is not known yet, while the group is idle, until it is no longer Ready."""
+        service = self._service()
+        if self.plan.verify is Verify.FULL and service.answers.digest:
+            await self._asked(self.machine.attempt, continuation.while_idle(service))
+            self._save()
+            self._changed()
+
+    def _save(self) -> None:
+        answers = self._service().answers
+        now = history.History(self.machine.was_ready, self.machine.recoveries, answers.digest, answers.ever)
+        history.save(self._history_file, self.plan, now)
+
+    async def _asked(self, attempt: int, work: Coroutine[Any, Any, None]) -> bool:
+        """False after a wrong answer, or if the group has failed meanwhile, which it reports by itself."""
+        try:
+            await work
+        except continuation.OutputWrong as error:
+            self.feed(events.Wrong(attempt, faults.output_wrong(str(error))))
+            return False
+        except Unavailable:
+            return False
+        except (Refused, GenerationFailed, TimeoutError) as error:
+            # What could not be asked is neither right nor wrong.
+            log.warning("the group's answers could not be checked: %s", error)
+        return True
 
     def _cut(self, rank: int) -> None:
         if rank in self._links:
@@ -365,17 +428,24 @@ class Leader:
     async def run(self) -> None:
         """Ticks until cancelled: beats to the members, stalls, the end of a drain."""
         tick = 0
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            tick += 1
-            self._watch_steps()
-            if self.machine.phase is Phase.DRAINING and self._service().running == 0:
-                self.feed(events.Quiet())
-            if self._dirty or tick % 2 == 0:
-                beat = peers.Beat(state=self.state if self._dirty else None)
-                self._dirty = False
-                for connection in self._links.values():
-                    connection.send(beat)
+        try:
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                tick += 1
+                self._tick(tick)
+        finally:
+            if self._proving is not None:
+                self._proving.cancel()
+
+    def _tick(self, tick: int) -> None:
+        self._watch_steps()
+        if self.machine.phase is Phase.DRAINING and self._service().running == 0:
+            self.feed(events.Quiet())
+        if self._dirty or tick % 2 == 0:
+            beat = peers.Beat(state=self.state if self._dirty else None)
+            self._dirty = False
+            for connection in self._links.values():
+                connection.send(beat)
 
     async def flush(self, seconds: float) -> None:
         """Waits until all messages to members are handed to their sockets, at most ``seconds``."""

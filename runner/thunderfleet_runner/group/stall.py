@@ -24,6 +24,7 @@ PROBE_SECONDS = 2.0
 _STAGES = {
     Phase.LOADING: faults.Stage.LOAD,
     Phase.COMPARING: faults.Stage.CHECK,
+    Phase.PROVING: faults.Stage.CHECK,
     Phase.READY: faults.Stage.SERVE,
     Phase.DRAINING: faults.Stage.SERVE,
 }

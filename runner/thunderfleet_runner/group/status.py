@@ -15,6 +15,7 @@ GROUP_PHASES = {
     Phase.FORMING: GroupPhase.FORMING,
     Phase.LOADING: GroupPhase.LOADING,
     Phase.COMPARING: GroupPhase.LOADING,
+    Phase.PROVING: GroupPhase.LOADING,
     Phase.READY: GroupPhase.READY,
     Phase.DRAINING: GroupPhase.DRAINING,
     Phase.STOPPING: GroupPhase.DRAINING,
@@ -23,6 +24,7 @@ GROUP_PHASES = {
 }
 _SENTENCES = {
     Phase.COMPARING: "all ranks have loaded; running the test prompt",
+    Phase.PROVING: "all ranks have loaded; checking that passages are continued as before",
     Phase.READY: "serving",
     Phase.STOPPING: "stopping the ranks",
     Phase.STOPPED: "stopped",
@@ -82,6 +84,7 @@ def rank_report(report: RankReport, machine: StateMachine, refused: str) -> Rank
         Phase.FORMING: RankPhase.FORMING,
         Phase.LOADING: RankPhase.LOADING,
         Phase.COMPARING: RankPhase.LOADING,
+        Phase.PROVING: RankPhase.LOADING,
         Phase.READY: RankPhase.SERVING,
         Phase.DRAINING: RankPhase.SERVING,
     }.get(machine.phase, RankPhase.JOINED)

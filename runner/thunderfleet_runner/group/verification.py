@@ -1,6 +1,6 @@
 """Whether a group has passed the checks of its plan. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from thunderfleet_crds.group import VerifiedReport
@@ -8,9 +8,12 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, Verify
 
+from thunderfleet_runner.api.passages import CONTROL, Answers
 from thunderfleet_runner.group.attempts import Phase, StateMachine
 
 _FAILED = (Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP)
+_SERVING = (Phase.READY, Phase.DRAINING)
+_WRONG = (Reason.LINK_CORRUPTS, Reason.OUTPUT_WRONG)
 
 
 class Proved(NamedTuple):
@@ -20,19 +23,57 @@ class Proved(NamedTuple):
     seconds: float
 
 
-def verified(plan: Plan, machine: StateMachine, proved: Mapping[int, Proved]) -> VerifiedReport:
-    """``proved``: by rank, its check in the present attempt, if that has passed."""
+def verified(
+    plan: Plan, machine: StateMachine, proved: Mapping[int, Proved], answers: Answers, fit: Sequence[int]
+) -> VerifiedReport:
+    """``proved``: by rank, its check in the present attempt, if that has passed. ``fit``: lengths of passages to ask."""
+    found = _verified(plan, machine, proved, answers, fit)
+    return found.model_copy(update={"digest": answers.digest, "lengths": answers.ever})
+
+
+def _verified(
+    plan: Plan, machine: StateMachine, proved: Mapping[int, Proved], answers: Answers, fit: Sequence[int]
+) -> VerifiedReport:
     if plan.verify is Verify.NONE:
         return _unknown(Reason.VERIFICATION_DISABLED, "spec.verify is None, so nothing is checked")
     cause = machine.cause
-    if machine.phase in _FAILED and cause is not None and cause.fault.reason == Reason.LINK_CORRUPTS:
-        return VerifiedReport(status=ConditionStatus.FALSE, reason=Reason.LINK_CORRUPTS, message=cause.fault.message)
-    if plan.world_size == 1:
-        return _true("a single Mac has no connections to check")
-    if len(proved) < plan.world_size:
+    if machine.phase in _FAILED and cause is not None and cause.fault.reason in _WRONG:
+        return VerifiedReport(status=ConditionStatus.FALSE, reason=cause.fault.reason, message=cause.fault.message)
+    if len(proved) < plan.world_size > 1:
         return _unknown(Reason.NOT_VERIFIED, "the ranks check their connections before they load the model")
+    connections = _connections(proved) if plan.world_size > 1 else "a single Mac has no connections to check"
+    if plan.verify is Verify.QUICK:
+        return _true(connections)
+    if machine.phase not in _SERVING and plan.proven_lengths is not None:
+        return _unknown(Reason.NOT_VERIFIED, f"{connections}; answers: checked when the model is loaded")
+    if answers.suspect is not None and answers.suspect not in answers.passed:
+        text = f"{connections}; whether a passage of {answers.suspect} tokens is continued is checked before the group serves"
+        return _unknown(Reason.NOT_VERIFIED, text)
+    unlike = [text for length, text in answers.failed if length != CONTROL]
+    if unlike:
+        text = f"{connections}; not known to be right: {unlike[0]}; these weights have never passed this"
+        return _unknown(Reason.LENGTH_NOT_PROVED, text)
+    return _true(f"{connections}; {_continued(machine, answers, fit)}")
+
+
+def _connections(proved: Mapping[int, Proved]) -> str:
     exchanges, seconds = (max(values) for values in zip(*proved.values(), strict=True))
-    return _true(f"connections: {exchanges} exchanges of known values in {seconds:.2f} s, every bit right")
+    return f"connections: {exchanges} exchanges of known values in {seconds:.2f} s, every bit right"
+
+
+def _continued(machine: StateMachine, answers: Answers, fit: Sequence[int]) -> str:
+    """What is known of the passages of this attempt, of which none has failed but perhaps the shortest."""
+    if machine.phase not in _SERVING:
+        return "answers: checked when the model is loaded"
+    if not fit:
+        return f"answers: not checked, because the context or the vocabulary has no room for a passage of {CONTROL} tokens"
+    if not answers.able:
+        return f"answers: not provable by this model, which does not continue a passage of {CONTROL} tokens"
+    done = ", ".join(str(length) for length in sorted(answers.passed))
+    left = ", ".join(str(length) for length in fit if length not in answers.passed)
+    parts = [f"passages of {done} tokens continued"] if done else []
+    parts += [f"passages of {left} tokens are checked when the group is idle"] if left else []
+    return f"answers: {'; '.join(parts)}"
 
 
 def _true(message: str) -> VerifiedReport:

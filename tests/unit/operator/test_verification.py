@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec, VerifiedStatus
+from thunderfleet_crds.modeldeployment import (
+    MAX_PROVEN_LENGTHS,
+    Group,
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ProvenLengths,
+    VerifiedStatus,
+)
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase, Verify
 from thunderfleet_operator.decide.lifecycle import NextStep, Step
@@ -15,7 +22,7 @@ from thunderfleet_operator.decide.status.deployment import build
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.watch.cache import CONFIGMAPS
+from thunderfleet_operator.watch.cache import CONFIGMAPS, PODS
 
 from tests.unit.operator.values import NOW, group_status, report, view
 from tests.unit.operator.world import World
@@ -130,3 +137,50 @@ def test_the_default_rolls_no_group_out_and_other_values_do() -> None:
     assert len({hashed(), hashed(verify="Quick"), hashed(verify="None")}) == 3
     with pytest.raises(ValueError, match="Quick"):
         hashed(verify="quick")
+
+
+def lengths(found: Report, status: Group | None = None, **changes: Any) -> tuple[str, tuple[int, ...]] | None:
+    made = outcome(found, status, **changes)
+    shown = build(deployment(), [made], Resolution(True, "Found", "there"), tuple[Pod, ...](), NOW).groups[0].proven_lengths
+    return (shown.digest, shown.lengths) if shown is not None else None
+
+
+def test_what_a_model_has_proved_is_kept_for_as_long_as_it_is_the_same() -> None:
+    told = PASSED | {"digest": "d", "lengths": [300]}
+    before = group_status(proven_lengths=ProvenLengths(digest="d", lengths=(300, 2600)))
+    assert lengths(said(told)) == ("d", (300,)) and lengths(said(PASSED)) is None
+    assert lengths(said(told), before) == ("d", (300, 2600))
+    for silent in (said(None), said(PASSED), said(PASSED | {"digest": ""})):
+        assert lengths(silent, before) == ("d", (300, 2600))
+        assert lengths(silent, before, last_epoch=2) == ("d", (300, 2600)), "in the next placement too"
+    assert lengths(report(None), before, epoch=None, pods=()) == ("d", (300, 2600)), "while there is no placement"
+    assert lengths(said(told | {"digest": "e"}), before) == ("e", (300,)), "other weights"
+    many = told | {"lengths": list(range(1, 20))}
+    assert lengths(said(many)) == ("d", tuple(range(1, 1 + MAX_PROVEN_LENGTHS)))
+
+
+async def test_a_group_that_answers_wrong_stays_as_it_is_and_keeps_what_is_known(world: World) -> None:
+    world.deploy()
+    await world.serve()
+    told = PASSED | {"digest": "d", "lengths": [300]}
+    world.say("Ready", 1, verified=told)
+    await world.round()
+    wrong = {"fault": "Bug", "reason": "OutputWrong", "message": "number 3 is wrong", "at": world.now}
+    world.say("GaveUp", 1, verified=told | {"status": "False", "reason": "OutputWrong"}, failure=wrong)
+    for _ in range(3):
+        world.later(600)
+        await world.round()
+    found = world.md.status.groups[0]
+    assert (found.epoch, found.state, found.restarts) == (1, GroupPhase.GAVE_UP, 0)
+    assert found.message == "number 3 is wrong; to try again, delete the pods of the group"
+    assert world.condition("Ready")[:2] == ("False", "GaveUp") and world.condition("Verified")[:2] == ("False", "OutputWrong")
+    world.restarted()
+    await world.round()
+    assert world.md.status.groups[0].state is GroupPhase.GAVE_UP, "an operator that has restarted knows it too"
+    for name in world.pods():
+        world.remove(PODS, f"ns/{name}")
+    world.later(5)
+    await world.round()
+    plan = Plan.model_validate_json(world.cache[CONFIGMAPS].items["ns/md-0-e2"]["data"]["plan.json"])
+    assert plan.proven_lengths is not None
+    assert (plan.proven_lengths.digest, plan.proven_lengths.lengths) == ("d", (300,))

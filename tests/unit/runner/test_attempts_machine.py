@@ -1,5 +1,7 @@
 """The leader's state machine: its usual path, its budgets, and what must never happen in any order of events."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,8 @@ from thunderfleet_runner.group.events import (
     Joined,
     Left,
     Preflight,
+    Prove,
+    Proved,
     Quiet,
     RankEnded,
     RankFailed,
@@ -35,12 +39,14 @@ from thunderfleet_runner.group.events import (
     StopRanks,
     Timer,
     Unserve,
+    Wrong,
 )
 from thunderfleet_runner.host import rankprocess
 
 MACS = ("mac-0", "mac-1", "mac-2")
 RETRY = Fault(FaultClass.RETRY, "RankKilled", "killed")
 BUG = Fault(FaultClass.BUG, "Unknown", "odd")
+WRONG = faults.output_wrong("token 3 is 4")
 
 
 def run(machine: StateMachine, *events: Event) -> tuple[StateMachine, list[Action]]:
@@ -68,6 +74,64 @@ def to_ready(machine: StateMachine) -> StateMachine:
     )
     assert machine.phase is Phase.READY
     return machine
+
+
+def proving(machine: StateMachine) -> StateMachine:
+    """Up to the check of answers, which the test prompt comes before."""
+    n = machine.attempt
+    machine, actions = run(
+        replace(machine, proves=True),
+        *(Checked(rank, n, 1) for rank in range(2)),
+        *(RankFormed(rank, n) for rank in range(2)),
+        *(RankLoaded(rank, n) for rank in range(2)),
+        *(RankReady(rank, n, (7,)) for rank in range(2)),
+    )
+    assert machine.phase is Phase.PROVING and Prove(n) in actions and Serve(n) not in actions
+    return machine
+
+
+def joined() -> StateMachine:
+    return run(StateMachine(MACS[:2], Limits(3, 60)), Joined(0), Joined(1))[0]
+
+
+def again(machine: StateMachine) -> StateMachine:
+    """The next attempt after a failure."""
+    machine, _ = run(machine, *(RankEnded(rank, machine.attempt) for rank in range(2)))
+    assert machine.phase is Phase.BACKOFF
+    return run(machine, Timer(machine.timer))[0]
+
+
+def test_a_group_serves_when_its_answers_are_right_or_when_that_takes_long() -> None:
+    machine = proving(joined())
+    ready, actions = run(machine, Proved(machine.attempt))
+    assert ready.phase is Phase.READY and Serve(1) in actions and ready.was_ready
+    late, actions = run(machine, Timer(machine.timer))
+    assert late.phase is Phase.READY and Serve(1) in actions
+    assert run(ready, Proved(1))[0] is ready and run(machine, Proved(2))[0] is machine
+
+
+def test_a_wrong_answer_costs_one_attempt_and_the_second_one_ends_them() -> None:
+    machine, actions = run(proving(joined()), Wrong(1, WRONG))
+    assert machine.phase is Phase.ENDING and any(isinstance(action, Unserve) for action in actions)
+    machine, _ = run(proving(again(machine)), Wrong(2, WRONG))
+    machine, actions = run(machine, RankEnded(0, 2), RankEnded(1, 2))
+    assert machine.phase is Phase.GAVE_UP and not machine.timer_on, "no attempt follows by itself"
+    assert machine.cause is not None and machine.cause.fault == WRONG and machine.cause.rank is None
+    assert any(isinstance(action, GiveUp) for action in actions)
+
+
+def test_a_wrong_answer_after_a_long_time_is_the_first_again() -> None:
+    machine, _ = run(proving(joined()), Wrong(1, WRONG))
+    machine, _ = run(proving(again(machine)), Proved(2))
+    for served_long in (False, True):
+        steady = run(machine, Timer(machine.timer))[0] if served_long else machine
+        wrong, _ = run(steady, Wrong(2, WRONG), RankEnded(0, 2), RankEnded(1, 2))
+        assert wrong.phase is (Phase.BACKOFF if served_long else Phase.GAVE_UP)
+
+
+def test_a_group_whose_answers_are_checked_can_be_drained() -> None:
+    machine, _ = run(proving(joined()), Drain(for_good=True), RankEnded(0, 1), RankEnded(1, 1))
+    assert machine.phase is Phase.STOPPED
 
 
 def fail_in_init(machine: StateMachine, fault: Fault = RETRY) -> tuple[StateMachine, list[Action]]:

@@ -16,7 +16,7 @@ from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, bodies, gateway, requests, service, stream
+from thunderfleet_runner.api import benchmark, bodies, gateway, idle, requests, service, stream
 from thunderfleet_runner.api.admission import Admission, Full
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Service, Vocabulary
@@ -477,7 +477,7 @@ async def test_a_place_that_is_given_up_goes_to_the_next() -> None:
 async def test_a_benchmark_gives_way_to_a_client_and_comes_back(
     client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmark, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(idle, "IDLE_SECONDS", 0.01)
     monkeypatch.setattr(benchmark, "HEARD_SECONDS", 0.0)
     script.auto = 0
     measuring = asyncio.create_task(benchmark.run(script.service, PLAN.benchmark))

@@ -136,6 +136,14 @@ def test_a_changed_sum_names_nobody(transport: Transport, model: Path) -> None:
     assert wrong.what.startswith("all-sum of 262144 bytes, round 21: value 0 is ")
 
 
+def test_a_transport_that_changes_only_messages_above_32_kib_is_found(transport: Transport, model: Path) -> None:
+    received = of_kind(Kind.MESSAGES)
+    # Each round receives from both neighbors.
+    transport.change["recv"] = (2 * next(at for at, (_, count) in enumerate(received) if 2 * count > 32 * 1024) + 1, 3)
+    wrong = found(model)
+    assert wrong is not None and int(wrong.what.split()[2]) > 32 * 1024
+
+
 def test_the_first_change_counts_and_the_rank_goes_on(transport: Transport, model: Path) -> None:
     transport.change |= {"recv": (1, 3), "all_sum": (len(of_kind(Kind.SUM)), 5)}
     wrong = found(model)

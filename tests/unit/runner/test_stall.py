@@ -79,7 +79,7 @@ def test_a_group_that_makes_steps_or_is_idle_is_not_stalled() -> None:
     # A long prefill: a chunk every nine seconds.
     assert ticks_until_stalled(2, lambda tick: tick // 18, working=True) is None
     assert ticks_until_stalled(2, lambda _: 99, working=False) is None
-    for phase in set(Phase) - {Phase.LOADING, Phase.COMPARING, Phase.READY, Phase.DRAINING}:
+    for phase in set(Phase) - {Phase.LOADING, Phase.COMPARING, Phase.PROVING, Phase.READY, Phase.DRAINING}:
         assert ticks_until_stalled(2, lambda _: 7, working=True, phase=phase) is None
 
 

@@ -1,5 +1,6 @@
 """Errors of ``thunderfleet-runner serve`` for invalid input, and the leader's history."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -145,7 +146,11 @@ def test_a_secret_without_a_key_opens_nothing(tmp_path: Path, value: str | None)
 def test_history_is_of_one_epoch_and_survives_rubbish(make_group: Callable[..., Any], tmp_path: Path) -> None:
     plan, path = make_group(2).plan, tmp_path / "history.json"
     assert history.load(path, plan) == history.History()
-    history.save(path, plan, history.History(True, 4))
+    history.save(path, plan, history.History(True, 4, "d", (300, 2600)))
+    assert history.load(path, plan) == history.History(True, 4, "d", (300, 2600))
+    earlier = json.loads(path.read_text())
+    del earlier["digest"], earlier["lengths"]
+    path.write_text(json.dumps(earlier))
     assert history.load(path, plan) == history.History(True, 4)
     assert history.load(path, plan.model_copy(update={"epoch": 4})) == history.History()
     path.write_text("[]")

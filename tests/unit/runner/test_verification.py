@@ -7,6 +7,7 @@ import pytest
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import faults
+from thunderfleet_runner.api.passages import Answers
 from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
 from thunderfleet_runner.group.events import Cause
 from thunderfleet_runner.group.verification import Proved, verified
@@ -31,17 +32,24 @@ def plan(ranks: int = 2, **more: Any) -> Plan:
     )  # fmt: skip
 
 
-def found(proved: dict[int, Proved], phase: Phase = Phase.LOADING, cause: Cause | None = None, **more: Any) -> tuple[str, str]:
+def found(
+    proved: dict[int, Proved],
+    phase: Phase = Phase.LOADING,
+    cause: Cause | None = None,
+    answers: Answers | None = None,
+    fit: tuple[int, ...] = (300, 2600),
+    **more: Any,
+) -> tuple[str, str]:
     made = plan(**more)
     machine = replace(StateMachine(tuple(entry.node for entry in made.ranks), Limits(3, 60)), phase=phase, cause=cause)
-    told = verified(made, machine, proved)
+    told = verified(made, machine, proved, answers or Answers(), fit)
     return told.status, told.reason
 
 
 def test_a_group_has_passed_when_every_rank_has() -> None:
     assert found({}) == found({1: Proved(41, 0.2)}) == ("Unknown", "NotVerified")
     assert found(BOTH) == ("True", "Verified")
-    told = verified(plan(), StateMachine(("a", "b"), Limits(3, 60)), BOTH)
+    told = verified(plan(verify="Quick"), StateMachine(("a", "b"), Limits(3, 60)), BOTH, Answers(), ())
     assert told.message == "connections: 41 exchanges of known values in 0.35 s, every bit right"
 
 
@@ -55,6 +63,50 @@ def test_a_changed_value_is_a_failed_check_until_the_next_attempt(phase: Phase) 
     assert found({}, phase, OTHER) == ("Unknown", "NotVerified"), "another failure says nothing about the connections"
     assert found({}, Phase.FORMING, CORRUPT) == ("Unknown", "NotVerified")
     assert found(BOTH, Phase.READY, CORRUPT) == ("True", "Verified")
+
+
+ABLE = Answers().again("d", (300,)).right(300)
+
+
+def said(answers: Answers, phase: Phase = Phase.READY, fit: tuple[int, ...] = (300, 2600)) -> tuple[str, str, str]:
+    made = plan(1)
+    told = verified(made, replace(StateMachine(("n0",), Limits(3, 60)), phase=phase), {}, answers, fit)
+    assert (told.digest, told.lengths) == (answers.digest, answers.ever)
+    return told.status, told.reason, told.message.partition("; ")[2]
+
+
+def test_what_is_said_of_answers() -> None:
+    begun = Answers().again("d")
+    idle = "answers: passages of 300, 2600 tokens are checked when the group is idle"
+    assert said(begun) == ("True", "Verified", idle)
+    some = "answers: passages of 300 tokens continued; passages of 2600 tokens are checked when the group is idle"
+    assert said(ABLE) == ("True", "Verified", some)
+    assert said(ABLE.right(2600)) == ("True", "Verified", "answers: passages of 300, 2600 tokens continued")
+    unable = "answers: not provable by this model, which does not continue a passage of 300 tokens"
+    assert said(begun.wrong(300, "x")) == ("True", "Verified", unable)
+    no_room = "answers: not checked, because the context or the vocabulary has no room for a passage of 300 tokens"
+    assert said(begun, fit=()) == ("True", "Verified", no_room)
+    assert said(begun, Phase.LOADING) == ("True", "Verified", "answers: checked when the model is loaded")
+
+
+def test_a_long_passage_that_was_never_continued_is_not_known_to_be_right() -> None:
+    status, reason, message = said(ABLE.wrong(2600, "number 3 is wrong"))
+    assert (status, reason) == ("Unknown", "LengthNotProved")
+    assert message == "not known to be right: number 3 is wrong; these weights have never passed this"
+
+
+def test_after_a_wrong_answer_nothing_is_known_until_the_same_is_right() -> None:
+    wrong = ABLE.again("d").wrong(300, "x")
+    for phase in (Phase.LOADING, Phase.PROVING, Phase.READY):
+        status, reason, message = said(wrong.again("d"), phase)
+        assert (status, reason) == ("Unknown", "NotVerified")
+        assert message == "whether a passage of 300 tokens is continued is checked before the group serves"
+    known: dict[str, Any] = {"provenLengths": {"digest": "d", "lengths": [300]}}
+    assert found(BOTH, **known) == found(BOTH, Phase.PROVING, **known) == ("Unknown", "NotVerified")
+    assert found(BOTH, Phase.READY, **known) == ("True", "Verified")
+    assert said(wrong.again("d").right(300))[:2] == ("True", "Verified")
+    cause = Cause(None, 1, faults.Stage.CHECK, faults.output_wrong("number 3 is wrong"))
+    assert found(BOTH, Phase.GAVE_UP, cause) == ("False", "OutputWrong")
 
 
 def test_without_checks_nothing_is_known() -> None:

@@ -8,6 +8,7 @@ from thunderfleet_crds import group as report
 from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, LostPlace, ModelDeployment, Predicted, Rank
 from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import (
     ConditionType,
     FastSynch,
@@ -149,6 +150,8 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
     step, failure = outcome.next, _last_failure(outcome)
     if outcome.blocked:
         return _Stage(GroupPhase.PENDING, outcome.blocked.message)
+    if step.step is Step.GIVE_UP and failure is not None and failure.reason == Reason.OUTPUT_WRONG:
+        return _Stage(GroupPhase.GAVE_UP, f"{failure.message}; to try again, delete the pods of the group")
     if step.step is Step.GIVE_UP:
         most = deployment.spec.recovery.max_restarts
         used = f"{restarts} of {most} restarts used; to retry, raise spec.recovery.maxRestarts"
@@ -234,6 +237,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
             restarts=restarts,
             last_failure=failure,
             verified=verification.of_group(view, None),
+            proven_lengths=verification.proven_lengths(view, None),
             lost_place=_lost_place(outcome),
             avoided_links=outcome.avoided,
         )
@@ -261,6 +265,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
         endpoint=endpoint(plan),
         environment=tuple(f"{name}={value}" for name, value in sorted(plan.runtime.environment.items())),
         verified=verification.of_group(view, state),
+        proven_lengths=verification.proven_lengths(view, state),
         predicted=predicted,
         ranks=_ranks(plan, {pod.rank: pod for pod in view.pods}, state, carried),
         restarts=restarts,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment, VerifiedStatus
+from thunderfleet_crds.modeldeployment import MAX_PROVEN_LENGTHS, Group, ModelDeployment, ProvenLengths, VerifiedStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, Verify
 
@@ -29,6 +29,17 @@ def of_group(view: GroupView, state: GroupState | None) -> VerifiedStatus | None
     if failed and told.reason == Reason.NOT_VERIFIED:
         return before
     return VerifiedStatus(status=told.status, reason=told.reason, message=told.message)
+
+
+def proven_lengths(view: GroupView, state: GroupState | None) -> ProvenLengths | None:
+    """What the group has proved with the present model, also in earlier placements."""
+    before = view.status.proven_lengths if view.status is not None else None
+    told = state.verified if state is not None else None
+    if told is None or not told.digest:
+        return before
+    known = before.lengths if before is not None and before.digest == told.digest else ()
+    lengths = sorted({*known, *told.lengths})[:MAX_PROVEN_LENGTHS]
+    return ProvenLengths(digest=told.digest[:128], lengths=tuple(lengths)) if lengths else None
 
 
 def verified(deployment: ModelDeployment, groups: Sequence[Group]) -> Verdict:

@@ -1,0 +1,83 @@
+"""Asks the group to continue passages, through the path that clients use: see ``passages``.
+
+Before the group serves, for lengths that its weights have passed before; the rest while it is idle.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+
+from thunderfleet_runner import protocol
+from thunderfleet_runner.api.idle import Interrupted, undisturbed, until_idle
+from thunderfleet_runner.api.passages import SERVED, Question, questions
+from thunderfleet_runner.api.service import Service
+
+log = logging.getLogger(__name__)
+
+LIMIT_SECONDS = 900.0
+"""Time limit for one length while the group is idle."""
+
+
+class OutputWrong(Exception):
+    """The group does not continue a passage of a length that the same weights continued before."""
+
+
+async def before_serving(service: Service) -> None:
+    """Asks what must be right before the group serves. Raises OutputWrong, and what ``Service.submit`` raises."""
+    for length in service.answers.first(service.lengths):
+        await _ask(service, length)
+
+
+async def while_idle(service: Service) -> None:
+    """Asks the rest while no request runs. Raises OutputWrong, TimeoutError, and what ``Service.submit`` raises."""
+    while (length := service.answers.due(service.lengths)) is not None:
+        await until_idle(service)
+        with contextlib.suppress(Interrupted):
+            async with asyncio.timeout(LIMIT_SECONDS):
+                await undisturbed(service, _ask(service, length))
+
+
+async def _ask(service: Service, length: int) -> None:
+    began = time.monotonic()
+    wrong = await _wrong(service, length)
+    seconds = time.monotonic() - began
+    if wrong is None:
+        log.info("passages of %d tokens were continued, in %.2f s", length, seconds)
+        service.answers = service.answers.right(length)
+        return
+    log.warning("%s (%.2f s)", wrong, seconds)
+    expected = length in service.answers.before
+    service.answers = service.answers.wrong(length, wrong)
+    if expected:
+        raise OutputWrong(wrong)
+
+
+async def _wrong(service: Service, length: int) -> str | None:
+    """What is wrong with the answers about a passage of this length."""
+    memory = service.memory
+    first, second, third = questions(length, service.vocabulary.size)
+    # The longest passages would take the place of what clients have in the prompt cache.
+    cache = length <= min(SERVED, memory.cached_tokens)
+    if memory.concurrent_requests > 1:
+        found = list(await asyncio.gather(_continued(service, first, cache=cache), _continued(service, second)))
+    else:
+        found = [await _continued(service, first, cache=cache), await _continued(service, second)]
+    asked = [first, second]
+    if cache:
+        found.append(await _continued(service, third, cache=True))
+        asked.append(third)
+    return next((text for one, tokens in zip(asked, found, strict=True) if (text := one.wrong(tokens)) is not None), None)
+
+
+async def _continued(service: Service, question: Question, *, cache: bool = False) -> tuple[int, ...]:
+    request = protocol.Request(
+        id=f"passage-{uuid.uuid4().hex}",
+        prompt=protocol.Prompt.of(question.passage, question.part, types=("system", "assistant")),
+        max_tokens=len(question.answer),
+        cache=cache,
+        no_end=True,
+    )
+    async with contextlib.aclosing(service.submit(request, own=True)) as events:  # type: ignore[type-var]
+        return tuple([event.token async for event in events if isinstance(event, protocol.Token) and event.token >= 0])
