@@ -22,6 +22,8 @@ from thunderfleet_operator.observe.objects import (
 from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose, Statement
 
 ENDED = ("Succeeded", "Failed")
+NO_PORTS = frozenset[int]()
+"""The same object for the many pods that declare none, which saves memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def pod_ports(pod: Json) -> frozenset[int]:
             number = port.get("hostPort") or (port.get("containerPort") if spec.get("hostNetwork") else None)
             if number:
                 found.add(int(number))
-    return frozenset(found)
+    return frozenset(found) if found else NO_PORTS
 
 
 def annotated_ports(pod: Json) -> RankPorts | None:

@@ -73,7 +73,7 @@ def test_the_speeds_of_a_macs_hops() -> None:
 
 def test_the_speed_of_the_slowest_of_the_fastest_hops() -> None:
     graph = graph_of({"a": 1, "b": 2, "c": 3}, {("a", "b"): Hop(950), ("a", "c"): Hop(400)})
-    assert [graph.speed(0, count) for count in (1, 2, 3)] == [950, 400, -1]
+    assert [graph.speed(0, count) for count in (1, 2, 3, 2, 1)] == [950, 400, -1, 400, 950]
 
 
 def test_the_key_of_a_set() -> None:

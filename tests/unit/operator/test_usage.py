@@ -269,6 +269,7 @@ def test_the_memory_that_the_scheduler_counts() -> None:
 def test_the_ports_of_a_pod() -> None:
     ports = [{"containerPort": 80}, {"containerPort": 81, "hostPort": 8081}]
     spec = {"containers": [{"ports": ports}], "initContainers": [{"ports": [{"hostPort": 7}]}]}
+    assert pod_ports({}) is pod_ports({"spec": {}}) == frozenset()
     assert pod_ports({"spec": spec}) == {8081, 7} and pod_ports({"spec": {**spec, "hostNetwork": True}}) == {80, 8081, 7}
 
 
