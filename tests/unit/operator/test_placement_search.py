@@ -10,6 +10,7 @@ from thunderfleet_operator.placement import (
     Dials,
     End,
     Fleet,
+    KVLayer,
     Mac,
     MemoryRequest,
     ModelFacts,
@@ -346,6 +347,13 @@ def test_why_a_model_cannot_be_divided() -> None:
     assert heads.bounds(Split.TENSOR, 2) == "heads do not divide"
     assert heads.bounds(Split.NONE, 1) == UNSIZED
     assert needs((1, 1), _2=(5,)).tensor(2) == (), "a rank without figures"
+
+
+def test_tensor_parallelism_divides_the_caches_that_it_can_divide() -> None:
+    kv = (KVLayer(bytes_per_token=10, tensor_split=True), KVLayer(bytes_per_token=4))
+    tensor = (TensorFacts(1, (100,)), TensorFacts(2, (50, 50)))
+    found = Needs(ModelFacts(PATH, tensor=tensor, layer_bytes=(50,), kv=kv), NO_KV)
+    assert found.tensor(1) == (114,) and found.tensor(2) == (59, 59), "also those beyond the last layer"
 
 
 def test_headroom_is_rounded_up_on_every_rank() -> None:
