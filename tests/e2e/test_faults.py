@@ -83,6 +83,11 @@ def until_back(served: Deployment, before: Json) -> Json:
     return found
 
 
+def noticed(group: Json) -> Json:
+    """What a group would show of a disturbance. Benchmarks of other deployments correct its predicted rates."""
+    return {key: value for key, value in group.items() if key != "predicted"}
+
+
 # --- restarts of programs ---
 
 
@@ -98,7 +103,7 @@ def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: 
         assert pids(pair) == processes
         # The log must keep what is written while the pod has no kubelet.
         kill(line, node[1], RANK)
-        pair.until(lambda: pids(pair) != processes and pair.ask(PROMPT, 1).status == 200, "the group has formed again")
+        pair.until(lambda: pids(pair) != processes and pair.answers(), "the group has formed again")
     finally:
         for name in node:
             line.cluster.machines[name].start_kubelet()
@@ -118,7 +123,8 @@ def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: 
 
 @pytest.mark.parametrize("replicas", quick(["the leader"], ["the leader", "both"]))
 def test_operator_killed_and_started_again(pair: Deployment, line: Line, replicas: str) -> None:
-    # The benchmark corrects the prediction, one round after it is in status.
+    # The checks follow a start, and the benchmark follows them. It corrects the prediction, one round after it is in status.
+    pair.until_condition("Verified", "True")
     pair.until(lambda: pair.group().get("predicted", {}).get("correctionPercent"), "a benchmark that corrects the prediction")
     lease = ("lease", "thunderfleet-operator", "-n", SYSTEM)
     before, item = versions(pair), pair.get()
@@ -196,7 +202,8 @@ def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
         return all(datetime.fromisoformat(renewed) > back for renewed in leases.values())
 
     until(renewed, "all kubelets and the operator renew their leases")
-    assert line.ready_machines()
+    # The controller manager may have missed so many renewals that it called a Node not Ready.
+    until(line.ready_machines, "the nodes are Ready")
     assert versions(pair) == before
     assert pids(pair) == processes
     assert pair.group()["epoch"] == group["epoch"]
@@ -230,7 +237,7 @@ def test_supervisor_killed(pair: Deployment, line: Line, alone: Alone, rank: int
         return bool(status["containerStatuses"][0]["restartCount"] > pods[hit["pod"]][2])
 
     pair.until(restarted, "the supervisor's container was restarted")
-    pair.until(lambda: pair.is_ready() and pair.ask(PROMPT, 1).status == 200, "the group serves")
+    pair.until(pair.serves, "the group serves")
     assert {name: pod[0] for name, pod in containers(pair).items()} == {name: pod[0] for name, pod in pods.items()}
     assert len([process for process in pids(pair) if RANK in process]) == 2, "no rank of the old supervisor is left"
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
@@ -253,10 +260,12 @@ def test_mac_off_and_the_group_moves_to_another(pair: Deployment, line: Line, al
         failure = pair.group()["lastFailure"]
         assert lost in (failure.get("node", ""), *failure["message"].replace(":", " ").split()), failure
         assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
-        waiting = pair.status["terminatingPods"]
-        assert [(pod["node"]) for pod in waiting] == [lost], (
-            "status lists the pod on the Mac that is off; it is not force-deleted"
-        )
+
+        def left() -> list[str]:
+            return [pod["node"] for pod in pair.status.get("terminatingPods", [])]
+
+        # The other pod of the old placement may end after the new one serves.
+        pair.until(lambda: left() == [lost], "status lists the pod on the Mac that is off; it is not force-deleted")
     finally:
         line.cluster.machines[lost].on()
     until(line.ready_machines, "the Mac is back")
@@ -270,8 +279,8 @@ def test_mac_off_and_no_other_fits(line: Line, deploy: Deploy, alone: Alone) -> 
     lost = held.ranks()[1]["node"]
     line.cluster.machines[lost].off()
     try:
-        message = held.until_condition("Ready", "False")["message"]
-        assert lost in message, "status names the missing Mac"
+        # Rank 0 may report first that the group has failed.
+        held.until_condition("Ready", "False", says=lost)
     finally:
         line.cluster.machines[lost].on()
     until(line.ready_machines, "the Mac is back")
@@ -366,6 +375,7 @@ except ConnectionError as error:
 
 
 def test_stranger_at_the_rendezvous(pair: Deployment, line: Line, tmp_path: Any, certificate: Any) -> None:
+    pair.until_condition("Verified", "True")
     group = pair.group()
     host, port = group["coordinator"].rsplit(":", 1)
     for given in ("", str(certificate)):
@@ -375,7 +385,7 @@ def test_stranger_at_the_rendezvous(pair: Deployment, line: Line, tmp_path: Any,
     plain = line.run("mini-1", "bash", "-c", f"exec 3<>/dev/tcp/{host}/{port}; echo GET / >&3; timeout 10 head -c 100 <&3")
     assert "HTTP" not in plain.stdout
     assert pair.is_ready()
-    assert pair.group() == group, "the group has not noticed"
+    assert noticed(pair.group()) == noticed(group), "the group has not noticed"
 
 
 def test_stranger_at_the_gateway(line: Line, deploy: Deploy) -> None:
@@ -426,7 +436,7 @@ def test_stranger_at_a_kubelet(pair: Deployment, line: Line) -> None:
     )
     try:
         powerful = pair.kubectl("create", "token", "reader").strip()
-        assert kubelet_answer(line, logs, powerful) == 200
+        until(lambda: kubelet_answer(line, logs, powerful) == 200, "the new binding is in force")
     finally:
         line.kubectl("delete", "clusterrolebinding", pair.name)
 
@@ -496,9 +506,16 @@ def in_forming(line: Line, deploy: Deploy) -> Any:
     return forms
 
 
+def states(seen: list[Json]) -> list[str]:
+    """The states in which a watch has seen the groups of a deployment."""
+    return [group["state"] for item in list(seen) for group in item.get("status", {}).get("groups", [])]
+
+
 def in_loading(line: Line, deploy: Deploy) -> Any:
     loads = deploy("loading")
-    loads.until(lambda: loads.state == "Loading", "Loading")
+    # So small a model is loaded at once.
+    with line.api.watched(loads.path) as seen:
+        loads.until(lambda: "Loading" in states(seen), "Loading")
     return loads
 
 

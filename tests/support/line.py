@@ -257,16 +257,28 @@ class Deployment:
         self.until(self.is_ready, "Ready", READY_SECONDS)
         return self
 
-    def until_condition(self, kind: str, status: str, reason: str = "", seconds: float = WAIT_SECONDS) -> Json:
-        """Waits for a condition about the newest spec, and returns it."""
+    def answers(self) -> bool:
+        """Whether it answers a request. Status may still show what was before a failure."""
+        try:
+            return self.ask("?", 1).status == 200
+        except OSError:
+            return False
+
+    def serves(self) -> bool:
+        """Whether it is Ready and answers."""
+        return self.is_ready() and self.answers()
+
+    def until_condition(self, kind: str, status: str, reason: str = "", seconds: float = WAIT_SECONDS, says: str = "") -> Json:
+        """Waits for a condition about the newest spec whose message contains ``says``, and returns it."""
 
         def holds() -> Json | None:
             item = self.get()
             found = condition(item, kind)
             now = found.get("observedGeneration") == item["metadata"]["generation"]
-            return found if now and found.get("status") == status and reason in ("", found.get("reason")) else None
+            same = found.get("status") == status and reason in ("", found.get("reason")) and says in found.get("message", "")
+            return found if now and same else None
 
-        found = self.until(holds, f"{kind}={status} {reason}", seconds)
+        found = self.until(holds, " ".join(filter(None, (f"{kind}={status}", reason, says))), seconds)
         assert found is not None
         return found
 
