@@ -7,7 +7,8 @@ hard it is to change in ``explain.obstacles``, which orders the near misses. A r
 one about links to ``graph.hops``, a preference to ``score``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from thunderfleet_operator.placement.fleet import Mac, Taint
 from thunderfleet_operator.placement.model import ModelFacts
@@ -25,12 +26,21 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 def untolerated(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> tuple[Taint, ...]:
     """The taints that keep a pod with these tolerations away."""
-    allowed = tuple(tolerations)
+    allowed = _by_key(tuple(tolerations))
     return tuple(
         taint
         for taint in taints
-        if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(entry, taint) for entry in allowed)
+        if taint.effect in ("NoSchedule", "NoExecute")
+        and not any(tolerates(entry, taint) for entry in (*allowed.get(None, ()), *allowed.get(taint.key, ())))
     )
+
+
+@lru_cache(maxsize=16)
+def _by_key(tolerations: tuple[Toleration, ...]) -> Mapping[str | None, Sequence[Toleration]]:
+    found: dict[str | None, list[Toleration]] = {}
+    for entry in tolerations:
+        found.setdefault(entry.key, []).append(entry)
+    return found
 
 
 def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
