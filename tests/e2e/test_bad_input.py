@@ -79,9 +79,8 @@ def test_a_model_that_no_mac_has_is_looked_for_until_it_comes(line: Line, deploy
     assert f"path {folder} was not found on any Mac" in message
     for mac in line.macs:
         assert re.search(rf"{mac} has \d+ models? in {line.cluster.models}", message)
-    placed = late.until_condition("Placed", "False")
-    assert "ModelResolved" in placed["message"]
-    assert f"{folder}" in late.kubectl("get", "events", "-o", "yaml")
+    late.until_condition("Placed", "False", says="ModelResolved")
+    late.until(lambda: f"{folder}" in late.kubectl("get", "events", "-o", "yaml"), "an Event says it too")
 
     tinymodel.make(folder, layers=2)
     resolved = late.until_condition("ModelResolved", "True")["message"]
@@ -116,6 +115,6 @@ def test_a_secret_without_an_api_key_opens_nothing(line: Line, deploy: Deploy) -
 
 def test_more_macs_than_there_are(line: Line, deploy: Deploy) -> None:
     wide = deploy("wide", nodes={"min": len(line.macs) + 1})
-    message = wide.until_condition("Placed", "False")["message"]
+    message = wide.until_condition("Placed", "False", "NotEnoughMacs")["message"]
     for mac in line.macs:
         assert mac in message

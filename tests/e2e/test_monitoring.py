@@ -273,7 +273,11 @@ def test_every_panel_of_the_dashboard_has_something_to_show(line: Line, pair: De
 
 
 def test_nothing_alarms_on_a_healthy_fleet(pair: Deployment, prometheus: Prometheus) -> None:
-    groups = prometheus.get("rules")["groups"]
-    found = {rule["name"]: rule for group in groups for rule in group["rules"]}
-    assert len(found) > 4 and all(rule["health"] == "ok" for rule in found.values()), found
+    def evaluated() -> dict[str, Json]:
+        groups = prometheus.get("rules")["groups"]
+        found = {rule["name"]: rule for group in groups for rule in group["rules"]}
+        return found if all(rule["health"] == "ok" for rule in found.values()) else {}
+
+    found = until(evaluated, "every rule has been evaluated", describe=lambda: str(prometheus.get("rules")))
+    assert len(found) > 4
     assert [name for name, rule in found.items() if rule["state"] == "firing"] == []
