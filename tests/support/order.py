@@ -20,6 +20,7 @@ GROUPS = {
     ),
     # test_faults uses the default fleet too and takes longer than these together, so it has a worker and a fleet to itself.
     "default fleet": (
+        "e2e/test_answers",
         "e2e/test_bad_input",
         "e2e/test_certificates",
         "e2e/test_lifecycle",

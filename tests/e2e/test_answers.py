@@ -1,0 +1,42 @@
+"""What a group must answer right: a model that copies, on two Macs, and weights that are wrong from one start to the next."""
+
+import uuid
+
+import mlx.core as mx
+
+from tests.support import copymodel
+from tests.support.line import Deploy, Line, condition
+
+VOCABULARY = 1000
+"""Enough for the shortest passage."""
+
+
+def test_weights_that_were_right_before_are_not_served_when_they_are_wrong(line: Line, deploy: Deploy) -> None:
+    folder = line.cluster.models / "thunderfleet" / f"copier-{uuid.uuid4().hex[:6]}"
+    copymodel.make(folder, VOCABULARY)
+    served = deploy("copier", model={"path": str(folder)}).until_ready()
+    served.until(lambda: served.group().get("provenLengths", {}).get("lengths") == [300], "the passage is continued")
+    told = served.until_condition("Verified", "True", "Verified")
+    assert "every bit right; answers: passages of 300 tokens continued" in told["message"]
+
+    weights = copymodel.weights(VOCABULARY, copymodel.SEED)
+    wrong = weights | {
+        "model.layers.1.self_attn.v_proj.weight": mx.zeros_like(weights["model.layers.1.self_attn.v_proj.weight"])
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), wrong, metadata={"format": "mlx"})
+    with line.api.watched(served.path) as seen:
+        for rank in served.ranks():
+            served.kubectl("delete", "pod", rank["pod"], "--wait=false")
+        served.until(lambda: served.state == "GaveUp", "it gives up")
+    told = served.until_condition("Verified", "False", "OutputWrong")
+    assert "after a passage of 300 tokens and 32 of them again, number 1 of the continuation must be token " in told["message"]
+    assert served.group()["message"].endswith("to try again, delete the pods of the group")
+    assert condition(served.get(), "Ready").get("status") == "False"
+    epoch = served.group()["epoch"]
+    ready = [condition(item, "Ready") for item in seen if item["status"]["groups"][0]["epoch"] == epoch]
+    assert not [one for one in ready if one["status"] == "True"], "no client was served"
+
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    served.kubectl("delete", "pod", served.ranks()[0]["pod"], "--wait=false")
+    served.until(lambda: served.is_ready() and served.group()["epoch"] > epoch, "it serves again")
+    served.until_condition("Verified", "True", "Verified")
