@@ -32,7 +32,7 @@ def add(commands: Parsers) -> None:
         "make this Mac a control plane that survives reboots, and its first node",
         "Install a Kubernetes control plane on this Mac as LaunchDaemons, make the Mac a node, install the chart, and print "
         "the line with which other Macs join. Running it again completes an interrupted run, renews certificates and "
-        "changes nothing else. Example: sudo thunderfleet init",
+        "changes nothing else. Example: `sudo thunderfleet init`",
     )
     init.add_argument(
         "--advertise-address",
@@ -46,7 +46,7 @@ def add(commands: Parsers) -> None:
         "join",
         "make this Mac a node of a control plane on another Mac",
         "Join the control plane that `thunderfleet init` installed on another Mac; the kubelet becomes a LaunchDaemon. Running "
-        "it again completes an interrupted run. Example: echo tf1-… | sudo thunderfleet join -",
+        "it again completes an interrupted run. Example: `echo tf1-… | sudo thunderfleet join -`",
     )
     join.add_argument(
         "line",
@@ -64,7 +64,7 @@ def add(commands: Parsers) -> None:
         "reset",
         "remove what init or join installed on this Mac",
         "End this Mac's pods and LaunchDaemons, and remove what init or join installed, with etcd's data and the certificates. "
-        "It prints what it leaves. Example: sudo thunderfleet reset",
+        "It prints what it leaves. Example: `sudo thunderfleet reset`",
     )
 
 
@@ -74,7 +74,7 @@ def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None
         "save the control plane of this Mac in one file",
         "Write everything that a control plane with the same identity needs into one file, while it runs: a snapshot of etcd, "
         "the certificate authorities with their keys, and the key that encrypts Secrets. The file is not encrypted, and only "
-        "root can read it. Example: sudo thunderfleet backup /Volumes/Backup/thunderfleet.backup",
+        "root can read it. Example: `sudo thunderfleet backup /Volumes/Backup/thunderfleet.backup`",
     )
     backup.add_argument("file", type=Path, metavar="FILE", help="the file to write; it must not exist")
     backup.add_argument("--force", action="store_true", help="replace FILE if it exists")
@@ -82,8 +82,9 @@ def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None
         "restore",
         "replace the control plane of this Mac by the one in a backup",
         "Replace the control plane of this Mac, if it has one, by that of a backup. Macs that had joined it need nothing. The "
-        "control plane that is replaced is kept until the other is Ready, and put back if it is not in time. Running it again "
-        "completes an interrupted run. Example: sudo thunderfleet restore /Volumes/Backup/thunderfleet.backup",
+        "replaced control plane is kept until the restored one is Ready, and is put back if that takes more than five minutes. "
+        "Running it again completes an interrupted run. "
+        "Example: `sudo thunderfleet restore /Volumes/Backup/thunderfleet.backup`",
     )
     what = restore.add_mutually_exclusive_group(required=True)
     what.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a file that `thunderfleet backup` wrote")

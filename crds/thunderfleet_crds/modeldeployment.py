@@ -313,9 +313,10 @@ class ModelDeploymentSpec(ApiModel):
     verify: Verify = Field(
         default=Verify.FULL,
         description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
-        "exchange known values over each connection and compare every bit. Full: also that the group continues passages of "
-        "300, 2,600 and 9,000 tokens. A wrong answer counts if the same weights were right before; then it is asked before the "
-        "group serves, up to 2,600 tokens, and else while the group is idle. None: nothing. See the condition Verified.",
+        "exchange known values over each connection and compare every bit. Full: in addition, the group must continue passages "
+        "of 300, 2,600 and 9,000 tokens. A wrong answer is a failure only if the same weights have continued a passage of that "
+        "length before. Passages of such a length, up to 2,600 tokens, are checked before the group serves, all others while "
+        "it is idle. None: nothing. See the condition Verified.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -386,7 +387,9 @@ class VerifiedStatus(ApiModel):
 class ProvenLengths(ApiModel):
     """How long the passages were that a model continued, in any placement of the group."""
 
-    digest: Annotated[str, Field(max_length=128)] = Field(description="What the files of the model are identified by.")
+    digest: Annotated[str, Field(max_length=128)] = Field(
+        description="SHA-256 of the tokenizer files, and of the names, types and shapes of the tensors."
+    )
     lengths: Annotated[tuple[Count, ...], Field(max_length=MAX_PROVEN_LENGTHS)] = Field(
         default=(), description="Lengths of passages in tokens."
     )

@@ -284,7 +284,8 @@ class Reason(StrEnum):
     NO_MACS = (
         "NoMacs",
         "The cluster has no Mac.",
-        "Run `thunderfleet-kubelet join` on a Mac.",
+        "Run `sudo thunderfleet join -` on a Mac, with the line that `thunderfleet init` prints; with another control plane, "
+        "`thunderfleet-kubelet join`.",
         (On.MODEL_RESOLVED, On.PLACED, On.READY),
     )
     NO_MAC_FITS = (
@@ -398,7 +399,7 @@ class Reason(StrEnum):
         "LengthNotProved",
         "A group continues short passages, but not a long one. The same weights have never continued one of that length, so it "
         "is not known whether the model can.",
-        "Compare long answers with those of a single Mac, if the model fits one. spec.verify: Quick leaves out this check.",
+        "Compare long answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
         (On.VERIFIED,),
     )
     VERIFICATION_DISABLED = (

@@ -13,7 +13,7 @@ def add(commands: Parsers) -> None:
         "check this Mac, the other Macs of its cluster and their cables",
         "Check this Mac and, if there is a kubeconfig, all Macs and cables of the cluster. Each check is ok, a warning (it "
         "works now, but may not later), a failure, or unknown, and shows the command that repairs it, if there is one. Exit "
-        "code 0: no check failed; 1: a check failed. Example: sudo thunderfleet doctor --fix",
+        "code 0: no check failed; 1: a check failed. Example: `sudo thunderfleet doctor --fix`",
         call=doctor,
     )
     parser.add_argument(

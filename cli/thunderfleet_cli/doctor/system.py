@@ -65,7 +65,7 @@ def rdma(answers: Answers) -> Check:
     stack = rules.Stack(not unsupported, bool(hung), enabled, None if names is None else bool(names))
     reason = rules.stack_fault(stack)
     if reason is None:
-        return Check("rdma", State.OK, f"RDMA is enabled, with {len(names or ())} devices", reason=Reason.READY)
+        return Check("rdma", State.OK, f"RDMA is enabled; number of devices: {len(names or ())}", reason=Reason.READY)
     evidence = {Reason.STACK_HUNG: hung, Reason.RDMA_UNSUPPORTED: unsupported}.get(reason, "")
     state = State.WARNING if reason in OPTIONAL else State.FAILURE
     # It says what to do; no command of the running macOS repairs it, except for a restart.

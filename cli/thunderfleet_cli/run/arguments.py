@@ -14,7 +14,7 @@ def add(commands: Parsers) -> None:
         "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
         "afterwards. Models are not downloaded: MODEL must already be in a model folder of the Macs (the chart's value "
         "agent.modelFolders). Exit code 3: the model cannot be placed now, or a group has used all its restarts. "
-        "Example: thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'",
+        "Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
         call=run,
     )
     parser.add_argument("model", metavar="MODEL", help="organization/name, as in a model folder of the Macs")

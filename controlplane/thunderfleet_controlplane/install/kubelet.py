@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cryptography import x509
 from thunderfleet_lib import tls
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
 
@@ -68,13 +69,28 @@ class KubeletInstaller:
             except (OSError, ValueError, yaml.YAMLError) as error:
                 raise InstallError(f"cannot read {given}: {error}", usage=True) from None
         if not isinstance(content, dict):
-            raise InstallError(f"{given} is not a configuration of the kubelet: it has no keys", usage=True)
+            raise InstallError(
+                f"{given} is not a configuration of the kubelet: write settings as NAME: VALUE (docs/reference/files.md)",
+                usage=True,
+            )
         make_folder(self._layout.data, 0o755)
         write(self._layout.kubelet_config, yaml.safe_dump({**content, "nodeName": name}, sort_keys=False).encode(), 0o644)
 
     def joined(self, name: str, cluster: Cluster) -> bool:
-        """Whether this Mac has joined ``cluster`` under this name."""
-        return read_json(self._layout.kubelet_state) == {"name": name, "server": cluster.server, "caHash": cluster.ca_hash}
+        """Whether this Mac has joined ``cluster`` under this name, and its certificate is still there and valid."""
+        known = {"name": name, "server": cluster.server, "caHash": cluster.ca_hash}
+        return read_json(self._layout.kubelet_state) == known and self._has_identity(name, cluster)
+
+    def _has_identity(self, name: str, cluster: Cluster) -> bool:
+        identity = self._layout.kubelet / "identity"
+        known = read_json(identity / "cluster.json")
+        if (known.get("nodeName"), known.get("server")) != (name, cluster.server):
+            return False
+        try:
+            client = x509.load_pem_x509_certificate((identity / "client.pem").read_bytes())
+        except (OSError, ValueError):
+            return False
+        return client.not_valid_after_utc > datetime.now(UTC)
 
     def join(self, name: str, cluster: Cluster, token: str, *, replace: bool) -> None:
         """Get the kubelet's certificates. Raises InstallError."""

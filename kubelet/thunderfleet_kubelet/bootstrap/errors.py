@@ -13,6 +13,7 @@ def join_again(node: str = "NAME", options: str = "") -> str:
     """What to run when a node has no usable identity any more."""
     return (
         f"run `thunderfleet-kubelet join{options}` again with a new token (`kubeadm token create --print-join-command` prints "
-        f"one and the hash of the CA; on a local cluster: `thunderfleet local token --node {node}`; if `thunderfleet join` "
-        "made this Mac a node, run `sudo thunderfleet reset`, delete the Node and join again instead)"
+        f"one and the hash of the CA; on a local cluster: `thunderfleet local token --node {node}`; if `thunderfleet init` "
+        "made this Mac a node, run it again instead; if `thunderfleet join` did, run `sudo thunderfleet reset`, delete the "
+        "Node and join again)"
     )

@@ -35,11 +35,11 @@ class Question:
         for place, right in enumerate(self.answer):
             said = found[place] if place < len(found) else None
             if said != right:
-                got = f"token {said}" if said is not None else "the end"
+                got = said if said is not None else "missing"
                 at = self.passage.index(right)
                 return (
-                    f"after a passage of {len(self.passage)} tokens and {len(self.part)} of them again, number {place + 1} of "
-                    f"the continuation must be token {right}, which is at place {at} of the passage, and is {got}"
+                    f"after a passage of {len(self.passage)} tokens and {len(self.part)} of them again, token "
+                    f"{place + 1} of the answer is {got}; it must be {right}, as at place {at} of the passage"
                 )
         return None
 

@@ -143,15 +143,24 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
 
 def test_a_newer_version_is_named(saved: Path, tmp_path: Path) -> None:
     first, *rest = lines_of(saved)
-    with pytest.raises(InstallError, match=r"version 0\.9\.0, whose format this one does not know"):
+    with pytest.raises(InstallError, match=r"version 0\.9\.0, whose format this version does not know"):
         check(sealed(tmp_path / "newer", [first | {"formatVersion": 2, "thunderfleet": "0.9.0"}, *rest]))
     assert newer("0.10.0", "0.9.1") and not newer("0.9.1", "0.9.1") and not newer("0.9.0.dev1", "0.9.0")
 
 
 HOSTILE: dict[str, tuple[Callable[[Lines], Lines], str]] = {
-    "a path": (lambda lines: [*lines[:-1], part("../../etc/sudoers"), lines[-1]], "it contains '../../etc/sudoers'"),
-    "an absolute path": (lambda lines: [*lines[:-1], part("/etc/sudoers"), lines[-1]], "it contains '/etc/sudoers'"),
-    "an unknown name": (lambda lines: [*lines[:-1], part("pki/evil.key"), lines[-1]], "it contains 'pki/evil.key'"),
+    "a path": (
+        lambda lines: [*lines[:-1], part("../../etc/sudoers"), lines[-1]],
+        "it contains an unknown file, '../../etc/sudoers'",
+    ),
+    "an absolute path": (
+        lambda lines: [*lines[:-1], part("/etc/sudoers"), lines[-1]],
+        "it contains an unknown file, '/etc/sudoers'",
+    ),
+    "an unknown name": (
+        lambda lines: [*lines[:-1], part("pki/evil.key"), lines[-1]],
+        "it contains an unknown file, 'pki/evil.key'",
+    ),
     "a name that is none": (lambda lines: [*lines[:-1], {"name": ["pki"], "data": ""}, lines[-1]], "is damaged"),
     "one twice": (lambda lines: [*lines[:-1], part("pki/ca.key"), lines[-1]], "it contains pki/ca.key twice"),
     "a list that lies": (lambda lines: [*lines[:-2], lines[-1]], "are not those of its list"),

@@ -2,9 +2,11 @@
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from thunderfleet_controlplane import assets
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.mac.facts import (
     addresses,
@@ -15,6 +17,7 @@ from thunderfleet_controlplane.install.mac.facts import (
     read_facts,
 )
 from thunderfleet_controlplane.install.mac.launchctl import Launchctl
+from thunderfleet_controlplane.install.mac.preflight import init_problems
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
@@ -99,6 +102,13 @@ def test_what_others_can_change_already_is_refused(host: BlockingHost, layout: H
     path.chmod(0o777)
     (found,) = read_facts(host, Launchctl(host), layout, ()).changeable
     assert found.startswith(f"users other than root can write {path}: `sudo chmod go-w '{path}'`")
+
+
+def test_free_space_is_compared_with_what_the_build_needs(host: BlockingHost, layout: HostLayout) -> None:
+    facts = read_facts(host, Launchctl(host), layout, ())
+    assert facts.free_bytes and facts.needed_bytes == assets.FREE_BYTES
+    short = replace(facts, free_bytes=assets.FREE_BYTES - 1)
+    assert any("GB of disk are free" in one for one in init_problems(short, "studio-1", "192.168.64.11"))
 
 
 @needs_root

@@ -1,7 +1,9 @@
 """When `init` and `join` take this Mac's Node for Ready: only by what its kubelet wrote after it was started."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.cluster import until_node_ready
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.kubelet import KubeletInstaller
+from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
+from thunderfleet_lib import tls
 
 Json = dict[str, Any]
+HERE = Cluster("https://192.168.64.11:6443", "sha256:00")
 STARTED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -93,6 +97,32 @@ def test_a_kubelet_that_runs_already_need_not_renew_at_once(
     since = installer.start("1")
     assert (since >= before) == started
     assert before - since <= timedelta(seconds=kubelet.LEASE_SECONDS)
+
+
+def identity(folder: Path, valid: timedelta) -> None:
+    """The files of a node's identity, as the kubelet writes them."""
+    folder.mkdir(parents=True)
+    (folder / "cluster.json").write_text(json.dumps({"server": HERE.server, "nodeName": "studio-1", "configFile": None}))
+    name, key = tls.subject("system:node:studio-1", ["system:nodes"]), tls.new_key()
+    end = datetime.now(UTC) + valid
+    made = tls.build_certificate(name, key.public_key(), tls.Issuer(name, key), tls.Validity(end - timedelta(days=365), end))
+    (folder / "client.pem").write_bytes(tls.key_pem(key) + tls.certificate_pem(made))
+
+
+@pytest.mark.parametrize(
+    ("lost", "days", "joined"),
+    [("", 1, True), ("", -1, False), ("client.pem", 1, False), ("cluster.json", 1, False), ("../../joined.json", 1, False)],
+)
+def test_a_mac_without_its_identity_joins_again(lost: str, days: int, joined: bool, tmp_path: Path) -> None:
+    layout = HostLayout("0.1.0", *(tmp_path / name for name in ("opt", "data", "logs", "daemons")))
+    launchctl: Any = None
+    installer = KubeletInstaller(layout, launchctl, tmp_path, {})
+    identity(layout.kubelet / "identity", timedelta(days=days))
+    layout.kubelet_state.write_text(json.dumps({"name": "studio-1", "server": HERE.server, "caHash": HERE.ca_hash}))
+    if lost:
+        (layout.kubelet / "identity" / lost).unlink()
+    assert installer.joined("studio-1", HERE) == joined
+    assert not installer.joined("studio-2", HERE) and not installer.joined("studio-1", replace(HERE, server="https://b:6443"))
 
 
 def test_a_line_for_other_macs_has_a_token_for_every_new_node_that_is_valid_for_a_day() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from thunderfleet_controlplane.install.mac.preflight import Facts, init_problems, join_problems
 
-GOOD = Facts(True, "26.3", True, ("127.0.0.1", "192.168.1.7", "fd00::7"), {}, 100 << 30)
+GOOD = Facts(True, "26.3", True, ("127.0.0.1", "192.168.1.7", "fd00::7"), {}, 100 << 30, 6 << 30)
 SERVER = "https://192.168.1.9:6443"
 
 
@@ -27,7 +27,7 @@ def test_a_good_mac_has_no_problem() -> None:
         (replace(GOOD, macos=None), "is not a Mac"),
         (replace(GOOD, macos="13.6.1"), "macOS 13.6.1 is too old"),
         (replace(GOOD, launchctl=False), "launchctl is missing"),
-        (replace(GOOD, free_bytes=1 << 30), "1.0 GB of disk are free, 5 GB are needed"),
+        (replace(GOOD, free_bytes=1 << 30), "1.0 GB of disk are free, 6 GB are needed"),
         (replace(GOOD, changeable=("/opt belongs to user 501",)), "/opt belongs to user 501"),
         (replace(GOOD, busy_ports={10250: "kubelet"}), "port 10250 is needed by kubelet and in use"),
     ],

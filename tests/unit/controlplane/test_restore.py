@@ -113,7 +113,7 @@ def test_without_a_former_one_nothing_can_be_put_back(mac: RecordedMac) -> None:
     mac.layout.state.unlink()
     mac.layout.control_plane.rmdir()
     mac.broken.add("new")
-    with pytest.raises(InstallError, match="There was none before"):
+    with pytest.raises(InstallError, match="This Mac had no control plane before"):
         mac.restore(mac.file)
     mac.broken.clear()
     mac.restore(mac.file)

@@ -78,7 +78,7 @@ async def test_a_wrong_tensor_ends_the_group_after_one_more_attempt(served: Serv
         await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "it gives up")
         state = leader.state
         assert (state.failure.reason, state.failure.rank, state.attempt) == ("OutputWrong", None, 3)
-        assert "after a passage of 300 tokens and 32 of them again, number 1 of the continuation" in state.failure.message
+        assert "after a passage of 300 tokens and 32 of them again, token 1 of the answer" in state.failure.message
         assert (state.verified.status, state.verified.reason) == ("False", "OutputWrong")
         assert state.verified.lengths == PASSED, "what is remembered of the weights stays"
         async with client.post("/v1/completions", json={"model": "thunderfleet/tiny", "prompt": "a"}) as response:

@@ -202,7 +202,9 @@ def _about(source: Path, lines: _Lines) -> About:
     if type(number) is not int or number < 1:
         raise ValueError("it has no version of its format")
     if number > VERSION:
-        raise InstallError(f"{source} was written by version {version}, whose format this one does not know: install it")
+        raise InstallError(
+            f"{source} was written by version {version}, whose format this version does not know: install that version"
+        )
     return About(version, created)
 
 
@@ -215,7 +217,7 @@ def _parts(source: Path, lines: _Lines) -> Iterator[tuple[str, bytes]]:
             break
         name = line["name"]
         if name not in KNOWN:
-            raise ValueError(f"it contains {str(name)[:64]!r}")
+            raise ValueError(f"it contains an unknown file, {str(name)[:64]!r}")
         if name != current and name in sizes:
             raise ValueError(f"it contains {name} twice")
         data = base64.b64decode(line["data"], validate=True)

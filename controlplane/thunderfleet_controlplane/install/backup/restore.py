@@ -188,7 +188,10 @@ def _failed(mac: Mac, steps: Steps, error: BaseException, replaced: bool) -> Ins
     """The error of a restore whose control plane is not Ready, after the former one was put back."""
     why = f"the control plane of the backup is not Ready: {error}" if str(error) else "the restore was interrupted"
     if not replaced:
-        return InstallError(f"{why}\nThere was none before, so it stays; run this again, or `sudo thunderfleet reset`")
+        return InstallError(
+            f"{why}\nThis Mac had no control plane before, so the restored one stays; run this again, or "
+            "`sudo thunderfleet reset`"
+        )
     put_back(mac)
     former = read_json(mac.layout.state)
     config = HostConfig(str(former.get("name")), str(former.get("address")), mac.layout, other_names())

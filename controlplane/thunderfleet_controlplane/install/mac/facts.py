@@ -12,6 +12,7 @@ from thunderfleet_lib.hostcmd import BlockingHost, Failure, Output
 from thunderfleet_lib.interfaces import inet_addresses, route_interface
 from thunderfleet_lib.privilege import distrust
 
+from thunderfleet_controlplane.assets import FREE_BYTES
 from thunderfleet_controlplane.daemons.job import PREFIX
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import label, ports
@@ -38,6 +39,7 @@ def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, dae
         addresses(host),
         busy,
         _free_bytes(layout.data),
+        FREE_BYTES,
         read_json(layout.state),
         read_json(layout.kubelet_state),
         layout.former.exists(),

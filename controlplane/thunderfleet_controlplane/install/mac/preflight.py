@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MACOS = (14, 0)
-FREE_BYTES = 5 << 30
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 RESET = "run `sudo thunderfleet reset` first"
 
@@ -24,6 +23,8 @@ class Facts:
     """Ports that another program listens on, and what needs them."""
     free_bytes: int | None = None
     """Free space where etcd's data and the programs are."""
+    needed_bytes: int = 0
+    """What building the programs needs of it."""
     initialised: Mapping[str, object] = field(default_factory=dict)
     """What an earlier `init` was called with; empty if there was none."""
     joined: Mapping[str, object] = field(default_factory=dict)
@@ -44,9 +45,9 @@ def _machine(facts: Facts) -> list[str]:
         found.append(f"macOS {facts.macos} is too old: version {MACOS[0]} or newer is needed; update macOS")
     if facts.macos is not None and not facts.launchctl:
         found.append("launchctl is missing: add /bin to PATH")
-    if facts.free_bytes is not None and facts.free_bytes < FREE_BYTES:
+    if facts.free_bytes is not None and facts.free_bytes < facts.needed_bytes:
         found.append(
-            f"{facts.free_bytes / (1 << 30):.1f} GB of disk are free, {FREE_BYTES >> 30} GB are needed: free some space"
+            f"{facts.free_bytes / (1 << 30):.1f} GB of disk are free, {facts.needed_bytes >> 30} GB are needed: free some space"
         )
     found += [
         f"port {port} is needed by {what} and in use: end the program that listens on it"

@@ -20,7 +20,10 @@ from thunderfleet_operator.placement.result import Changes, MacReason, NearMiss,
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
-NO_MACS = "the cluster has no Mac: run `thunderfleet-kubelet join` on a Mac"
+NO_MACS = (
+    "the cluster has no Mac: run `sudo thunderfleet join -` on a Mac, with the line that `thunderfleet init` prints; with "
+    "another control plane, `thunderfleet-kubelet join`"
+)
 NEAR_MISSES = 16
 """Most near misses in an answer."""
 COHORTS = 3
