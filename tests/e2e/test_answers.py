@@ -29,7 +29,7 @@ def test_weights_that_were_right_before_are_not_served_when_they_are_wrong(line:
             served.kubectl("delete", "pod", rank["pod"], "--wait=false")
         served.until(lambda: served.state == "GaveUp", "it gives up")
     told = served.until_condition("Verified", "False", "OutputWrong")
-    assert "after a passage of 300 tokens and 32 of them again, number 1 of the continuation must be token " in told["message"]
+    assert "after a passage of 300 tokens and 32 of them again, token 1 of the answer is " in told["message"]
     assert served.group()["message"].endswith("to try again, delete the pods of the group")
     assert condition(served.get(), "Ready").get("status") == "False"
     epoch = served.group()["epoch"]
