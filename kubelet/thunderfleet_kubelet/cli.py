@@ -180,7 +180,10 @@ async def _run(arguments: argparse.Namespace) -> None:
     root = arguments.root.resolve()
     known = identities.load_identity(root)
     if known is None:
-        raise JoinError(f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join)")
+        raise JoinError(
+            f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join; on a Mac of "
+            "`thunderfleet init`, run that again)"
+        )
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     config = load(config_file)
     if "node_name" not in config.model_fields_set:

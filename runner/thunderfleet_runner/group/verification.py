@@ -47,11 +47,14 @@ def _verified(
     if machine.phase not in _SERVING and plan.proven_lengths is not None:
         return _unknown(Reason.NOT_VERIFIED, f"{connections}; answers: checked when the model is loaded")
     if answers.suspect is not None and answers.suspect not in answers.passed:
-        text = f"{connections}; whether a passage of {answers.suspect} tokens is continued is checked before the group serves"
+        text = f"{connections}; answers: a passage of {answers.suspect} tokens is checked before the group serves"
         return _unknown(Reason.NOT_VERIFIED, text)
     unlike = [text for length, text in answers.failed if length != CONTROL]
     if unlike:
-        text = f"{connections}; not known to be right: {unlike[0]}; these weights have never passed this"
+        text = (
+            f"{connections}; answers: {unlike[0]}. These weights have never continued a passage of this length, so it is not "
+            "known whether they can"
+        )
         return _unknown(Reason.LENGTH_NOT_PROVED, text)
     return _true(f"{connections}; {_continued(machine, answers, fit)}")
 

@@ -92,7 +92,10 @@ def test_what_is_said_of_answers() -> None:
 def test_a_long_passage_that_was_never_continued_is_not_known_to_be_right() -> None:
     status, reason, message = said(ABLE.wrong(2600, "number 3 is wrong"))
     assert (status, reason) == ("Unknown", "LengthNotProved")
-    assert message == "not known to be right: number 3 is wrong; these weights have never passed this"
+    assert message == (
+        "answers: number 3 is wrong. These weights have never continued a passage of this length, so it is not known "
+        "whether they can"
+    )
 
 
 def test_after_a_wrong_answer_nothing_is_known_until_the_same_is_right() -> None:
@@ -100,7 +103,7 @@ def test_after_a_wrong_answer_nothing_is_known_until_the_same_is_right() -> None
     for phase in (Phase.LOADING, Phase.PROVING, Phase.READY):
         status, reason, message = said(wrong.again("d"), phase)
         assert (status, reason) == ("Unknown", "NotVerified")
-        assert message == "whether a passage of 300 tokens is continued is checked before the group serves"
+        assert message == "answers: a passage of 300 tokens is checked before the group serves"
     known: dict[str, Any] = {"provenLengths": {"digest": "d", "lengths": [300]}}
     assert found(BOTH, **known) == found(BOTH, Phase.PROVING, **known) == ("Unknown", "NotVerified")
     assert found(BOTH, Phase.READY, **known) == ("True", "Verified")
