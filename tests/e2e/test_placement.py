@@ -192,7 +192,7 @@ def test_three_in_a_row_need_a_cable_for_rdma_and_say_which(line: Line, deploy: 
     assert "each of mesh-1, mesh-2, mesh-3, mesh-4, ring-4 does not have the label row=line" in message
     near = refused.status["unplaceable"]
     assert {(miss.get("transport"), *sorted(miss.get("nodes", []))) for miss in near} >= {("JACCL", *RING[:3])}
-    status, offline = line.plan(refused.get())
+    status, offline = line.plan(refused.get(), of_image=True)
     assert (status, offline["groups"][0]["message"]) == (3, message)
     # The missing hop is carried over the LAN, where TCP will do.
     group = served("lan", nodes=in_a_row, parallelism="Pipeline")

@@ -22,7 +22,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_operator.cli import main as operator
+from thunderfleet_operator.cli import main as program
 
 from tests.support.api import OURS, Api, path_of
 from tests.support.waiting import WAIT_SECONDS, until
@@ -74,6 +74,14 @@ def condition(item: Json, kind: str) -> Json:
     """The condition ``kind`` of an object; empty when there is none yet."""
     found: list[Json] = item.get("status", {}).get("conditions", [])
     return next((entry for entry in found if entry["type"] == kind), {})
+
+
+def _here(arguments: list[str]) -> tuple[int, str, str]:
+    """Exit status, output and errors of ``thunderfleet-operator`` in this process."""
+    said, complained = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+        status = program(arguments)
+    return status, said.getvalue(), complained.getvalue()
 
 
 @dataclass
@@ -141,19 +149,24 @@ class Line:
         found.apply({**usual, **spec})
         return found
 
-    def plan(self, manifest: Json) -> tuple[int, Json]:
-        """Exit status and output of ``thunderfleet-operator plan`` for a ModelDeployment on the cluster's present state."""
+    def plan(self, manifest: Json, *, of_image: bool = False) -> tuple[int, Json]:
+        """Exit status and output of ``thunderfleet-operator plan`` for a ModelDeployment on the cluster's present state.
+
+        ``of_image``: by the program in the image, which takes a second of processor time to start; else in this process.
+        """
         with tempfile.TemporaryDirectory() as folder:
             fleet, wanted = Path(folder, "fleet.yaml"), Path(folder, "deployment.yaml")
             fleet.write_text(self.kubectl("get", "nodes,np,tbl,md,pods", "-A", "-o", "yaml"))
             wanted.write_text(yaml.safe_dump(manifest))
             arguments = ["plan", "--fleet", str(fleet), "--deployment", str(wanted), "-o", "json"]
-            said, complained = io.StringIO(), io.StringIO()
-            # In this process, because starting another takes a second of processor time.
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
-                status = operator(arguments)
-        assert status in (0, 3), complained.getvalue()
-        return status, json.loads(said.getvalue())
+            status, said, complained = self._program(arguments) if of_image else _here(arguments)
+        assert status in (0, 3), complained
+        return status, json.loads(said)
+
+    def _program(self, arguments: list[str]) -> tuple[int, str, str]:
+        command = [str(self.cluster.image_folder / "bin" / "thunderfleet-operator"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+        return done.returncode, done.stdout, done.stderr
 
     def forget(self, deployment: "Deployment") -> None:
         """Deletes a deployment and its namespace, and waits until nothing of it is left. Does nothing the second time."""
