@@ -73,9 +73,9 @@ class Operator:
         self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
-        writer = Writer(kube, self.cache, self.metrics, self.leading, configuration.identity)
+        writer = Writer(kube, self.cache, self.metrics, self.leading, configuration.identity, self.changed)
         macs = MacController(self._index, writer, _now)
-        links = LinkController(self._index, writer, _now, lambda: self._add(DEPLOYMENTS))
+        links = LinkController(self._index, writer, _now)
         certificates = CertificateController(kube, self._index, writer, _now)
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings

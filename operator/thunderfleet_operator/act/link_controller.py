@@ -14,15 +14,12 @@ from thunderfleet_operator.watch.cache import LINKS
 
 
 class LinkController:
-    """``clock`` is UTC now. ``changed`` is called after a write: what the operator writes itself causes no event."""
+    """``clock`` is UTC now."""
 
-    def __init__(
-        self, index: Index, writer: Writer, clock: Callable[[], datetime], changed: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, index: Index, writer: Writer, clock: Callable[[], datetime]) -> None:
         self._index = index
         self._writer = writer
         self._clock = clock
-        self._changed = changed
 
     async def round(self, name: str) -> float | None:
         """Seconds until the next round although nothing may have changed."""
@@ -38,7 +35,6 @@ class LinkController:
             metadata = {"name": name}
             body: Json = {"apiVersion": API_VERSION, "kind": THUNDERBOLTLINK_KIND, "metadata": metadata}
             await self._writer.apply_status(LINKS, {**body, "status": decision.status})
-            self._changed()
         if decision.event is not None:
             await self._writer.emit(observed.link, decision.event)
         return decision.recheck_seconds

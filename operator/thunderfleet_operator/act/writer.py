@@ -1,6 +1,7 @@
 """Writes to the API server: creates, server-side apply under one field manager, and deletes that name the UID.
 
-Every answer goes into the cache at once, so the next round sees what this one did.
+Every answer goes into the cache at once, so the next round sees what this one did. The watch then has nothing new to tell about
+it, so the writer itself reports the change to whom it concerns.
 """
 
 import logging
@@ -23,11 +24,18 @@ class NotLeading(Exception):
     """The lease has expired since the decision: another replica may be writing."""
 
 
+Changed = Callable[[Collection, str, Json | None, Json | None], None]
+"""Called with the collection, the key, and the object before and after its change; None: no such object."""
+
+
 class Writer:
     """Writes while ``leading()`` is true. ``instance`` is this replica's name, for Events."""
 
-    def __init__(self, kube: Kube, cache: Cache, metrics: Metrics, leading: Callable[[], bool], instance: str) -> None:
+    def __init__(
+        self, kube: Kube, cache: Cache, metrics: Metrics, leading: Callable[[], bool], instance: str, changed: Changed
+    ) -> None:
         self._kube = kube
+        self._changed = changed
         self._instance = instance
         self._cache = cache
         self._metrics = metrics
@@ -42,8 +50,7 @@ class Writer:
         """Creates an object and returns it. Raises ApiError (409) if the name is taken; that object is left as it is."""
         self._counted(collection.name, "create")
         answer = await self._kube.create(collection.folder(manifest["metadata"]["namespace"]), manifest)
-        if collection.name in self._cache.stores:
-            self._cache[collection].put(answer)
+        self._put(collection, answer)
         log.info("created %s %s", collection.name, key_of(manifest))
         return answer
 
@@ -57,8 +64,7 @@ class Writer:
         meta = manifest["metadata"]
         path = collection.item(meta.get("namespace"), meta["name"])
         answer = await self._kube.apply(path, manifest, FIELD_MANAGER)
-        if collection.name in self._cache.stores:
-            self._cache[collection].put(answer)
+        self._put(collection, answer)
         log.info("applied %s %s", collection.name, key_of(manifest))
         return answer
 
@@ -67,25 +73,35 @@ class Writer:
         self._counted(collection.name, "apply-status")
         meta = manifest["metadata"]
         path = collection.item(meta.get("namespace"), meta["name"]) + "/status"
-        self._cache[collection].put(await self._kube.apply(path, manifest, FIELD_MANAGER))
+        self._put(collection, await self._kube.apply(path, manifest, FIELD_MANAGER))
 
     async def patch_status(self, collection: Collection, name: str, patch: list[Json]) -> None:
         """Applies a JSON patch to the status of a cluster-scoped object."""
         self._counted(collection.name, "patch-status")
         path = collection.item(None, name) + "/status"
-        self._cache[collection].put(
-            await self._kube.patch(path, patch, content="application/json-patch+json", manager=FIELD_MANAGER)
-        )
+        answer = await self._kube.patch(path, patch, content="application/json-patch+json", manager=FIELD_MANAGER)
+        self._put(collection, answer)
 
     async def patch_approval(self, name: str, patch: Json) -> None:
         """Applies a merge patch to the subresource ``approval`` of a certificate request."""
         self._counted(REQUESTS.name, "patch-approval")
         path = REQUESTS.item(None, name) + "/approval"
-        self._cache[REQUESTS].put(await self._kube.patch(path, patch, manager=FIELD_MANAGER))
+        self._put(REQUESTS, await self._kube.patch(path, patch, manager=FIELD_MANAGER))
 
     def forget(self, collection: Collection, key: str, uid: str) -> None:
         """Removes an object from the cache that a write found missing."""
-        self._cache[collection].forget(key, uid)
+        store = self._cache[collection]
+        before = store.items.get(key)
+        if store.forget(key, uid):
+            self._changed(collection, key, before, None)
+
+    def _put(self, collection: Collection, item: Json) -> None:
+        if collection.name not in self._cache.stores:
+            return
+        key, store = key_of(item), self._cache[collection]
+        before = store.items.get(key)
+        if store.put(item):
+            self._changed(collection, key, before, item)
 
     async def delete(self, collection: Collection, namespace: str | None, name: str, uid: str) -> Json | None:
         """Deletes exactly this object, with its own grace period. The object while it terminates; None if it is gone."""
@@ -95,9 +111,9 @@ class Writer:
         left = answer if answer is not None and (answer.get("metadata") or {}).get("deletionTimestamp") else None
         if collection.name in self._cache.stores:
             if left is not None:
-                self._cache[collection].put(left)
+                self._put(collection, left)
             else:
-                self._cache[collection].forget(key, uid)
+                self.forget(collection, key, uid)
             log.info("deleted %s %s", collection.name, key)
         return left
 

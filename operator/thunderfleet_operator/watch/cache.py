@@ -144,12 +144,14 @@ class Store:
         self.revision += 1
         return True
 
-    def forget(self, key: str, uid: str) -> None:
-        """Removes an object that a write found missing. Another one that has its name by now stays."""
+    def forget(self, key: str, uid: str) -> bool:
+        """Removes an object that a write found missing. Another one that has its name by now stays, and the answer is False."""
         known = self.items.kept.get(key)
-        if known is not None and _uid(known) == uid:
-            del self.items[key]
-            self.revision += 1
+        if known is None or _uid(known) != uid:
+            return False
+        del self.items[key]
+        self.revision += 1
+        return True
 
     def keep(self, keys: Container[str], list_version: str) -> dict[str, Json]:
         """Removes every object that a list did not have; those removed, by key."""

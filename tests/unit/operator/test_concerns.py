@@ -1,7 +1,13 @@
 """Which keys a change puts on the queue."""
 
 import copy
+from typing import Any
 
+from thunderfleet_operator.act.writer import Writer
+from thunderfleet_operator.app import Configuration, Operator
+from thunderfleet_operator.decide.deployment import Settings
+from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe.concerns import concerned
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, NODES, PODS
 
@@ -66,3 +72,31 @@ async def test_a_benchmark_concerns_all_deployments_whose_predictions_it_correct
     assert keys(first, {**first, "message": "other"}) == keys(before, with_status()) == {DEPLOYMENT}
     # At the start all are worked on anyway.
     assert keys(None, first) == {DEPLOYMENT}
+
+
+async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_of_it(world: World) -> None:
+    """The watch is later than the answer to the write, and then has nothing new to tell."""
+    world.deploy()
+    known = world.cache[DEPLOYMENTS].items["ns/md"]
+    world.put(DEPLOYMENTS, {**known, "metadata": {**known["metadata"], "name": "other", "uid": "uid-other"}})
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0)
+    kube: Any = world
+    operator = Operator(kube, configuration, world.cache)
+    writer = Writer(kube, world.cache, world.metrics, lambda: True, "operator-0", operator.changed)
+
+    name = {"name": "md", "namespace": "ns"}
+    await writer.apply_status(DEPLOYMENTS, {"metadata": name, "status": {"benchmark": {"epoch": 1}}})
+    operator._event(DEPLOYMENTS, "MODIFIED", world.cache[DEPLOYMENTS].items["ns/md"])
+    assert {await operator.queue.get() for _ in range(len(operator.queue))} == {DEPLOYMENT, "modeldeployments/ns/other"}
+
+
+async def test_a_write_that_removes_an_object_reports_it_once(world: World) -> None:
+    world.deploy()
+    known = world.cache[DEPLOYMENTS].items["ns/md"]
+    kube: Any = world
+    writer = Writer(kube, world.cache, world.metrics, lambda: True, "operator-0", world.changed)
+    for _ in range(2):
+        writer.forget(DEPLOYMENTS, "ns/md", known["metadata"]["uid"])
+    assert [(collection.name, key, after) for collection, key, _, after in world.changes] == [
+        ("modeldeployments", "ns/md", None)
+    ]

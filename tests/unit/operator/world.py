@@ -26,7 +26,7 @@ from thunderfleet_operator.placement import Question
 from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.reconcile import Reconciler
-from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache
+from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
 Json = dict[str, Any]
 GIB = 2**30
@@ -82,6 +82,8 @@ class World:
         self.listened: dict[int, Any] = {}
         self.events: list[Json] = []
         """The Events that were created."""
+        self.changes: list[tuple[Collection, str, Json | None, Json | None]] = []
+        """What the writer reported."""
         self.metrics = Metrics()
         self.is_leading = True
         self.keys = Keyring(b"k" * 32)
@@ -93,7 +95,7 @@ class World:
         groups: Any = self
         settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings())
         self.index = Index(self.cache, lambda: self.keys)
-        writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0")
+        writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0", self.changed)
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.certificates = CertificateController(groups, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
@@ -113,6 +115,9 @@ class World:
             lambda: self.now.timestamp(),
         )
         return self.reconciler
+
+    def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
+        self.changes.append((collection, key, before, after))
 
     # --- Kube ---
 
