@@ -105,8 +105,12 @@ def test_the_pod_that_fills_the_disk_is_evicted_and_the_node_recovers(cluster: C
     assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
     until(lambda: pressure(cluster) == ("False", False), "the node has no pressure any more", SECONDS)
     assert status(cluster, "quiet")["phase"] == "Running"
-    items = api(cluster).items("/api/v1/namespaces/default/events")
-    events = {(item["involvedObject"]["name"], item["reason"]) for item in items}
-    assert {("fat", "Evicted"), ("limited", "Evicted"), (MAC, "EvictionThresholdMet")} <= events
+
+    def events() -> set[tuple[str, str]]:
+        items = api(cluster).items("/api/v1/namespaces/default/events")
+        return {(item["involvedObject"]["name"], item["reason"]) for item in items}
+
+    wanted = {("fat", "Evicted"), ("limited", "Evicted"), (MAC, "EvictionThresholdMet")}
+    until(lambda: wanted <= events(), "Events tell of it", SECONDS, describe=lambda: str(events()))
     make(cluster, "next", "sleep 3600")
     until(lambda: status(cluster, "next").get("phase") == "Running", "the node takes pods again", SECONDS)

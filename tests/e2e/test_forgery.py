@@ -25,7 +25,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act.keys import unsigned_group_keys
 from thunderfleet_operator.act.operator_key import KEY_FIELD
 
-from tests.support.line import CHART, MANAGED, SYSTEM, Deploy, Deployment, Line, manifest
+from tests.support.line import CHART, MANAGED, READY_SECONDS, SYSTEM, Deploy, Deployment, Line, condition, manifest
 from tests.support.tiers import quick
 from tests.support.waiting import until
 
@@ -86,6 +86,14 @@ def tenant(line: Line, tmp_path: Path) -> Iterator[Tenant]:
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
     found = Tenant(line, namespace, file)
+
+    def may() -> bool:
+        """Whether both roles are in force. Pods need the account that a controller makes in a new namespace."""
+        kinds = ("pods", "modeldeployments.thunderfleet.io")
+        allowed = all(found.kubectl("auth", "can-i", "create", kind).stdout.strip() == "yes" for kind in kinds)
+        return allowed and line.api.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/default") is not None
+
+    until(may, "the tenant has its rights")
     assert found.kubectl("auth", "can-i", "get", "pods", "-n", "default").stdout.strip() == "no"
     yield found
     # The tenant's ModelDeployments and whatever was forged go with it.
@@ -155,7 +163,13 @@ def _update(changes: Json, plan: Json) -> None:
 
 def plan_of(deployment: Deployment, namespace: str, change: Callable[[Json], None], name: str = "") -> Json:
     """A ConfigMap with a copy of a deployment's plan, changed, with its labels and its signature."""
-    (item,) = deployment.line.items("configmaps", "-n", deployment.namespace, "-l", MANAGED)
+
+    def only() -> Json | None:
+        """The operator deletes an old plan after the new one is in force."""
+        items = deployment.line.items("configmaps", "-n", deployment.namespace, "-l", MANAGED)
+        return items[0] if len(items) == 1 else None
+
+    item = deployment.until(only, "it has one plan")
     plan = json.loads(item["data"]["plan.json"])
     change(plan)
     found = name or f"{plan['deployment']}-{plan['index']}-e{plan['epoch']}"
@@ -440,7 +454,11 @@ def test_an_upgrade_from_unsigned_plans_restarts_nothing(line: Line, no_policies
     try:
         until(lambda: not line.items(*operators), "no operator runs")
         made_by_an_older_version(line, older)
-        older.kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=25s")
+
+        def runs() -> bool:
+            return [condition(pod, "Ready").get("status") for pod in line.items("pods", "-n", older.namespace)] == ["True"]
+
+        older.until(runs, "the pod of the older version is ready", READY_SECONDS)
         before = pods_of(older)
         assert len(before) == 1 and "planDigest" not in older.group()
     finally:

@@ -36,6 +36,8 @@ Json = dict[str, Any]
 LONE_FLEET = "machines: [{name: kube-one, kind: linux}]\n"
 MAC, LINUX = "kube-mac", "kube-linux"
 SECONDS = 90.0
+SCHEDULED_SECONDS = 240.0
+"""After an outage of the API server the scheduler asks it again after up to a minute, and that more than once."""
 TOLERATION = {"key": "thunderfleet.io/macos", "operator": "Exists", "effect": "NoSchedule"}
 ROOT = os.geteuid() == 0
 HTTP_PORT = 18080
@@ -125,8 +127,8 @@ class Fleet:
             raise
         return seen[0]
 
-    def running(self, name: str) -> Json:
-        return self.await_pod(name, lambda item: item["status"].get("phase") == "Running", "runs")
+    def running(self, name: str, seconds: float = SECONDS) -> Json:
+        return self.await_pod(name, lambda item: item["status"].get("phase") == "Running", "runs", seconds)
 
     def exec(self, name: str, *words: str, text: str | None = None, check: bool = True) -> str:
         """Output of a command in the pod's only container."""
@@ -168,6 +170,11 @@ def first(item: Json) -> Json:
     """The status of a pod's first container."""
     statuses: list[Json] = item["status"].get("containerStatuses") or [{}]
     return statuses[0]
+
+
+def waits_for(reason: str) -> Callable[[Json], bool]:
+    """Whether a pod's first container waits for this reason. Its first one may be that it is being created."""
+    return lambda item: first(item).get("state", {}).get("waiting", {}).get("reason") == reason
 
 
 # Shows its environment in one line, then waits.
@@ -649,8 +656,12 @@ def test_a_mac_is_kept_awake_while_pods_run(fleet: Fleet) -> None:
     """A recorded caffeinate runs tail, which ends when the process that -w names ends."""
     fleet.running("probed")
     machine = fleet.cluster.machines[MAC]
-    waits = machine.run(["pgrep", "-af", r"tail -s 5 --pid=[0-9]+ -f /dev/null"], seconds=20).stdout.split()
-    pid = next(word.partition("=")[2] for word in waits if word.startswith("--pid="))
+
+    def waits() -> list[str]:
+        shown = machine.run(["pgrep", "-af", r"tail -s 5 --pid=[0-9]+ -f /dev/null"], seconds=20).stdout.split()
+        return [word.partition("=")[2] for word in shown if word.startswith("--pid=")]
+
+    pid = until(waits, "it is kept awake")[0]
     assert "thunderfleet" in machine.run(["ps", "-o", "args=", "-p", pid], seconds=20).stdout
 
 
@@ -672,7 +683,7 @@ def test_startup_readiness_and_liveness_probes(fleet: Fleet) -> None:
     fleet.exec("probed", "touch", "deaf")
     item = fleet.await_pod("probed", lambda item: first(item).get("restartCount") == 1, "is restarted")
     assert first(item)["lastState"]["terminated"]["exitCode"] == 143
-    assert "liveness probe failed" in fleet.events("probed")["Killing"]
+    until(lambda: "liveness probe failed" in fleet.events("probed").get("Killing", ""), "the Event")
 
 
 def test_restart_policies_and_crash_loop_back_off(fleet: Fleet) -> None:
@@ -687,10 +698,9 @@ def test_restart_policies_and_crash_loop_back_off(fleet: Fleet) -> None:
     assert fleet.log("again") == "try 1\n"
     crashes = fleet.await_pod(
         "crashes",
-        lambda item: first(item).get("restartCount", 0) >= 1 and "waiting" in first(item).get("state", {}),
+        lambda item: first(item).get("restartCount", 0) >= 1 and waits_for("CrashLoopBackOff")(item),
         "waits for another restart",
     )
-    assert first(crashes)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
     message = first(crashes)["state"]["waiting"]["message"]
     assert re.match(r"back-off (10|20|40|80|160|300)s restarting failed container", message)
     assert first(crashes)["lastState"]["terminated"]["exitCode"] == 5
@@ -710,23 +720,17 @@ def test_deleted_pod_is_asked_first_and_ended_as_a_whole(fleet: Fleet) -> None:
 
 
 def test_pods_that_cannot_run_here_wait_and_say_why(fleet: Fleet) -> None:
-    foreign = fleet.await_pod("foreign", lambda item: "waiting" in first(item).get("state", {}), "waits")
-    waiting = first(foreign)["state"]["waiting"]
-    assert waiting["reason"] == "NotRunnableOnMac"
-    assert "kubernetes.io/os: linux" in waiting["message"]
+    foreign = fleet.await_pod("foreign", waits_for("NotRunnableOnMac"), "waits")
+    assert "kubernetes.io/os: linux" in first(foreign)["state"]["waiting"]["message"]
     assert foreign["status"]["phase"] == "Pending"
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "unbound"}, "target": {"kind": "Node", "name": MAC}}
     fleet.kubectl("create", "--raw", "/api/v1/namespaces/default/pods/unbound/binding", "-f", "-", text=json.dumps(binding))
-    unasked = fleet.await_pod("unasked", lambda item: "waiting" in first(item).get("state", {}), "waits")
-    waiting = first(unasked)["state"]["waiting"]
-    assert waiting["reason"] == "NotRunnableOnMac"
-    assert "set runtimeClassName: macos" in waiting["message"]
+    unasked = fleet.await_pod("unasked", waits_for("NotRunnableOnMac"), "waits")
+    assert "set runtimeClassName: macos" in first(unasked)["state"]["waiting"]["message"]
     unbound = fleet.await_pod("unbound", lambda item: item["status"]["phase"] == "Failed", "is rejected")
     assert unbound["status"]["reason"] == "NodeAffinity"
-    own = fleet.await_pod("own-network", lambda item: "waiting" in first(item).get("state", {}), "waits")
-    waiting = first(own)["state"]["waiting"]
-    assert waiting["reason"] == "HostNetworkRequired"
-    assert "hostNetwork: true" in waiting["message"]
+    own = fleet.await_pod("own-network", waits_for("HostNetworkRequired"), "waits")
+    assert "hostNetwork: true" in first(own)["state"]["waiting"]["message"]
 
 
 # Logs, exec and metrics
@@ -893,5 +897,5 @@ def test_pods_of_a_deleted_node_end_and_it_registers_again(fleet: Fleet) -> None
     assert fleet.get("node", LINUX)["metadata"]["uid"] != old
     until(lambda: fleet.kubectl("get", "pod", "plain", check=False).returncode != 0, "its pod is gone")
     fleet.apply(pod("plain", [container(fleet.cluster.image, "echo again; sleep 3600")], node=LINUX))
-    fleet.running("plain")
+    fleet.running("plain", SCHEDULED_SECONDS)
     until(lambda: fleet.log("plain") == "again\n", "its log")

@@ -142,8 +142,11 @@ def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
     for line in ("ok: the API server serves", ": leader", "every Mac has a NodeProfile: studio-1, studio-2"):
         assert line in tested.stdout + tested.stderr
     rights = granted(audited)
-    left = audited.kubectl("get", "serviceaccounts,pods,roles", "-n", NAMESPACE, "-o", "name").stdout
-    assert "thunderfleet-test" not in left, "helm test leaves nothing behind"
+
+    def left() -> str:
+        return audited.kubectl("get", "serviceaccounts,pods,roles", "-n", NAMESPACE, "-o", "name").stdout
+
+    until(lambda: "thunderfleet-test" not in left(), "helm test leaves nothing behind", WAIT_SECONDS, describe=left)
 
     def both_ends() -> bool:
         links = json.loads(audited.kubectl("get", "tbl", "-o", "json").stdout)["items"]

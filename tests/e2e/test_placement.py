@@ -59,8 +59,8 @@ START_SECONDS = 400.0
 def line() -> Iterator[Line]:
     with on_fleet(FLEET, "shapes", "THUNDERFLEET_E2E_SHAPES", "operator.replicas=1", ends=1) as found:
         until(
-            lambda: seen_from(found) == {ONE_END: 1},
-            "every other cable is seen from both ends",
+            lambda: seen_from(found) == {ONE_END: 1} and fit_for(found) == {"Usable", "BelowThunderbolt5"},
+            "every other cable is seen from both ends, and says what it is fit for",
             describe=lambda: f"{seen_from(found)} {found.kubectl('get', 'tbl')}",
         )
         for shape, macs in (("mesh", MESH), ("ring", RING)):
@@ -76,6 +76,11 @@ def seen_from(line: Line) -> dict[str, int]:
     links = {link["metadata"]["name"]: link.get("status", {}).get("endpoints", []) for link in line.items("tbl")}
     ends = {name: sum(end.get("seesPeer", False) for end in listed) for name, listed in links.items()}
     return {name: count for name, count in ends.items() if count < 2}
+
+
+def fit_for(line: Line) -> set[str]:
+    """The reasons of the cables' RDMAUsable."""
+    return {condition(link, "RDMAUsable").get("reason", "") for link in line.items("tbl")}
 
 
 @pytest.fixture

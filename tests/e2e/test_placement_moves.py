@@ -125,8 +125,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
     # Cordoned: running groups stay, new ones are placed elsewhere.
     line.kubectl("cordon", "mini-1")
     late = deploy("late", **alone_on("mini-1"))
-    message = late.until_condition("Placed", "False")["message"]
-    assert "mini-1 is cordoned (kubectl uncordon mini-1)" in message
+    late.until_condition("Placed", "False", says="mini-1 is cordoned (kubectl uncordon mini-1)")
     foretold(late)
     assert pair.is_ready() and pair.group()["epoch"] == before["epoch"]
     assert pair.tokens(PROMPT, TOKENS) == expected
@@ -153,8 +152,7 @@ def test_cordon_drain_uncordon(line: Line, deploy: Deploy, alone: Alone) -> None
     # Drained without an alternative: the message says why, and the group returns as soon as the Mac may be used.
     endpoint = late.endpoint
     drain(line, "mini-1")
-
-    assert "mini-1 is cordoned" in late.until_condition("Placed", "False")["message"]
+    late.until_condition("Placed", "False", says="mini-1 is cordoned")
     late.until(lambda: "evicted from mini-1" in late.group()["message"], "its group says what ended it")
     line.kubectl("uncordon", "mini-1")
     late.until_ready()
@@ -240,8 +238,8 @@ def test_bounds_of_a_group(line: Line, deploy: Deploy) -> None:
 def test_taints_and_tolerations(line: Line, deploy: Deploy) -> None:
     line.kubectl("taint", "node", "mini-2", "team=vision:NoSchedule")
     guest = deploy("guest", **alone_on("mini-2"))
-    lack = guest.until_condition("Placed", "False")["message"]
-    assert "mini-2 has the taint team=vision:NoSchedule, which spec.nodes.tolerations does not tolerate" in lack
+    lack = "mini-2 has the taint team=vision:NoSchedule, which spec.nodes.tolerations does not tolerate"
+    guest.until_condition("Placed", "False", says=lack)
     foretold(guest)
     guest.patch({"nodes": {"tolerations": [{"key": "team", "operator": "Equal", "value": "vision"}]}})
     guest.until_ready()

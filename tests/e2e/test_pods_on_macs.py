@@ -47,6 +47,13 @@ def cluster(control_plane: Cluster) -> Iterator[Cluster]:
             "create", "rolebinding", "author", "--clusterrole=edit", f"--serviceaccount={name}:author", "-n", name
         )
     until(lambda: enforced(control_plane), "the policy is enforced", SECONDS)
+
+    def may(namespace: str) -> bool:
+        """Whether its account may create pods. They need the account that a controller makes in a new namespace."""
+        words = (f"--as=system:serviceaccount:{namespace}:author", "create", "--dry-run=server", "-f", "-")
+        return control_plane.kubectl(*words, text=json.dumps(pod(namespace)), check=False).returncode == 0
+
+    until(lambda: may(TENANT) and may(TRUSTED), "the accounts may create pods", SECONDS)
     yield control_plane
     for name in (TENANT, TRUSTED):
         control_plane.kubectl("delete", "namespace", name, "--wait=false")
