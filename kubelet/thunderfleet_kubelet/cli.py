@@ -14,7 +14,6 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from thunderfleet_lib.helpformat import HelpFormatter
-from thunderfleet_lib.imports import uncollected
 
 from thunderfleet_kubelet.config import ConfigError, load
 
@@ -214,12 +213,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"thunderfleet-kubelet: cannot write the log to {arguments.log_file}: {error.strerror}", file=sys.stderr)
         return 1
     # Imported late, so that --help is fast.
-    with uncollected():
-        from thunderfleet_lib.kube import ApiError
+    from thunderfleet_lib.kube import ApiError
 
-        from thunderfleet_kubelet import app  # noqa: F401
-        from thunderfleet_kubelet.bootstrap.certificates import CertificateError
-        from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
+    from thunderfleet_kubelet.bootstrap.certificates import CertificateError
+    from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
 
     try:
         asyncio.run(_join(arguments) if arguments.command == "join" else _run(arguments))

@@ -6,7 +6,6 @@ csr         certificate requests of kubelets: parser and rules
 gpu_memory  how much memory the GPU of a Mac may use
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
-imports     quicker imports of many modules
 interfaces  addresses of a Mac, from what `route` and `ifconfig` print
 jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.helpformat import HelpFormatter
-from thunderfleet_lib.imports import uncollected
 
 LISTEN_PORT = 9440
 METRICS_PORT = 9441
@@ -227,13 +226,12 @@ async def _inspect(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    with uncollected():
-        from thunderfleet_lib.sandbox import mounted
+    from thunderfleet_lib.sandbox import mounted
 
-        from thunderfleet_agent.agent import run
-        from thunderfleet_agent.measure.schedule import settings
-        from thunderfleet_agent.observe.models import hub_caches
-        from thunderfleet_agent.rounds import AgentSettings
+    from thunderfleet_agent.agent import run
+    from thunderfleet_agent.measure.schedule import settings
+    from thunderfleet_agent.observe.models import hub_caches
+    from thunderfleet_agent.rounds import AgentSettings
 
     if not arguments.node_name or not arguments.host_ip:
         print("thunderfleet-agent run: set --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thunderfleet_lib.helpformat import HelpFormatter
-from thunderfleet_lib.imports import uncollected
 
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
 from thunderfleet_operator.plan_cli.arguments import add_arguments
@@ -104,10 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     # Imported here so that --help does not wait for kopf.
-    with uncollected():
-        from thunderfleet_operator.app import Configuration, run
-        from thunderfleet_operator.decide.deployment import Settings
-        from thunderfleet_operator.decide.manifests import PodSettings
+    from thunderfleet_operator.app import Configuration, run
+    from thunderfleet_operator.decide.deployment import Settings
+    from thunderfleet_operator.decide.manifests import PodSettings
 
     lasting, ring = arguments.ports, arguments.ring_ports
     if lasting.first <= ring.last and ring.first <= lasting.last:

@@ -19,7 +19,6 @@ from thunderfleet_crds.group import TERMINATION_LOG, LastWords
 from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
 from thunderfleet_lib.helpformat import HelpFormatter
-from thunderfleet_lib.imports import uncollected
 from thunderfleet_lib.sandbox import mounted
 
 from thunderfleet_runner.faults import Fault
@@ -100,8 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    with uncollected():
-        from thunderfleet_runner.supervisor import Blocked, SupervisorSettings, api_keys, serve
+    from thunderfleet_runner.supervisor import Blocked, SupervisorSettings, api_keys, serve
 
     if not arguments.pod or not arguments.node:
         log.error("set --pod and --node (or POD_NAME and NODE_NAME) to this pod and its node")

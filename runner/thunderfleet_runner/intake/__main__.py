@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.imports import uncollected
-
 from thunderfleet_runner import framing
 from thunderfleet_runner.host import parentdeath
 from thunderfleet_runner.intake import limits
@@ -24,8 +22,7 @@ def load(folder: Path) -> Any:
 
     # mlx-lm makes streams of the default device when it is imported; a tokenizer needs no GPU.
     mx.set_default_device(mx.cpu)
-    with uncollected():
-        from thunderfleet_runner.intake.tokenizer import Tokenizer
+    from thunderfleet_runner.intake.tokenizer import Tokenizer
 
     return Tokenizer.load(folder, json.loads((folder / "config.json").read_text(encoding="utf-8")))
 

@@ -2,8 +2,6 @@
 
 import sys
 
-from thunderfleet_lib.imports import uncollected
-
 from thunderfleet_runner.rank.start import start
 
 
@@ -12,8 +10,7 @@ def main() -> int:
     started = start()
     if started is None:
         return 0
-    with uncollected():
-        from thunderfleet_runner.rank import rank
+    from thunderfleet_runner.rank import rank
 
     rank.run(started)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_crds.nodeprofile import KVLayer
-from thunderfleet_lib.imports import uncollected
 
 from thunderfleet_runner.sizing import arithmetic
 from thunderfleet_runner.sizing.arithmetic import Facts, Workspace
@@ -140,8 +139,7 @@ def child(arguments: Sequence[str]) -> int:
         answer.flush()
 
     try:
-        with uncollected():
-            from thunderfleet_runner.sizing import dryrun
+        from thunderfleet_runner.sizing import dryrun
 
         dryrun.facts(folder, world_sizes, report)
     except MemoryError:
