@@ -197,17 +197,17 @@ def ring_hops(fleet: Fleet, node: str, lan: LANHops | None = None) -> dict[str, 
     found.update([(peer, hop) for peer, (_, hop) in best.items()])
     # A Mac that has reached all others needs no hops that are opened from the other end.
     for peer in fleet.reached_by(node) if len(best) + 1 < len(macs) else ():
-        if peer not in found and peer != node and (back := _best_route(macs[peer], mac)) is not None:
+        if peer not in found and peer != node and (back := _best_route(macs[peer], mac, lan)) is not None:
             speed = min(-back[1], RELAY_MBPS)
             found[peer] = Hop(speed, 0, None, back[2], relay=True, backwards=True, measured=back[3])
     return found
 
 
-def _best_route(mac: Mac, peer: Mac) -> _Route | None:
+def _best_route(mac: Mac, peer: Mac, lan: LANHops) -> _Route | None:
     """By the best address, other than a cable's, at which ``mac`` has reached ``peer``."""
     reached = mac.dials.rates_at(peer.name) if mac.dials is not None else ()
-    routes = (_route(peer, address, measured) for address, measured in reached)
-    return min((route for route in routes if route is not None), default=None)
+    known = (lan[peer.name, address, measured] for address, measured in reached)
+    return min((made[0] for made in known if made is not None), default=None)
 
 
 def hops_of(fleet: Fleet, transport: PlacedTransport, lan: LANHops | None = None) -> Callable[[str], Mapping[str, Hop]]:

@@ -52,6 +52,8 @@ class RankOrderSearch:
         self._order_matters = order_matters
         self._accept = accept
         self._bits = {member: 1 << at for at, member in enumerate(members)}
+        self._every = [(new, bit, 0, NO_HOPS) for new, bit in self._bits.items()]
+        self._before: dict[int, list[tuple[int, int, int, int]]] = {}
         self._seen: dict[tuple[int, int, int], list[tuple[Cost, int]]] = {}
 
     def search_from(self, coordinator: int) -> None:
@@ -64,26 +66,30 @@ class RankOrderSearch:
         if not rank:
             self._close(order, cost, held)
             return
-        for new, bit in self._bits.items():
+        for new, bit, shared, speed in self._leading(order[1] if len(order) > 1 else order[0]):
             if mask & bit or (self.best is not None and self.best[0] <= cost):
-                continue
-            longer_cost = self._with_hop(new, order[1] if len(order) > 1 else order[0], cost)
-            if longer_cost is None:
                 continue
             if not self._budget.step():
                 return
+            longer_cost = cost[0] + shared, max(cost[1], speed)
             now_held = self._needs.advance(self._split, held, rank, len(self._members), self._graph.free[new])
             if not now_held:
                 continue
             if self._is_news((order[0], new if self._ring else -1, mask | bit), longer_cost, now_held):
                 self._extend((order[0], new, *order[1:]), mask | bit, longer_cost, now_held)
 
-    def _with_hop(self, one: int, other: int, cost: Cost) -> Cost | None:
-        """The cost with a hop more; None if there is no such hop."""
+    def _leading(self, to: int) -> Sequence[tuple[int, int, int, int]]:
+        """Every Mac that can come before another one: its position, its bit, and what the hop between them adds to the cost."""
         if not self._ring:
-            return cost
-        hop = self._graph.hops(one).get(other)
-        return None if hop is None else (cost[0] + hop.shared, max(cost[1], -self._graph.bucket(hop.speed_mbps)))
+            return self._every
+        if not self._before:
+            self._budget.spend(len(self._members))
+            for new, bit in self._bits.items():
+                for other, hop in self._graph.hops(new).items():
+                    if other in self._bits:
+                        step = new, bit, hop.shared, -self._graph.bucket(hop.speed_mbps)
+                        self._before.setdefault(other, []).append(step)
+        return self._before.get(to, ())
 
     def _is_news(self, state: tuple[int, int, int], cost: Cost, held: int) -> bool:
         """``state``: rank 0, in a ring the rank whose predecessor comes next, and the bits of all Macs so far."""
@@ -105,11 +111,13 @@ class RankOrderSearch:
             self.best = final, order
 
     def _closed_cost(self, order: tuple[int, ...], cost: Cost) -> Cost | None:
-        """The cost with the hop from rank 0 to rank 1."""
-        if len(order) == 1:
+        """The cost with the hop from rank 0 to rank 1; None if there is no such hop."""
+        if len(order) == 1 or not self._ring:
             return cost
-        final = self._with_hop(order[0], order[1], cost)
-        if final is not None and self._ring and len(order) == 2 and self._graph.hops(order[0])[order[1]].cable is not None:
+        hop = self._graph.hops(order[0]).get(order[1])
+        if hop is None:
+            return None
+        if len(order) == 2 and hop.cable is not None:
             # Two Macs share one cable in both directions: it counts once.
             return cost
-        return final
+        return cost[0] + hop.shared, max(cost[1], -self._graph.bucket(hop.speed_mbps))
