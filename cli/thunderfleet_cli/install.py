@@ -22,7 +22,7 @@ from thunderfleet_cli.parsers import Parsers
 
 
 def add(commands: Parsers) -> None:
-    """Adds ``init``, ``join``, ``backup``, ``restore`` and ``reset``."""
+    """Adds ``init``, ``join``, ``upgrade``, ``backup``, ``restore`` and ``reset``."""
 
     def one(name: str, text: str, description: str) -> argparse.ArgumentParser:
         return commands.add(name, text, description, call=COMMANDS[name])
@@ -59,6 +59,13 @@ def add(commands: Parsers) -> None:
     join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
     for parser in (init, join):
         parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet")
+    one(
+        "upgrade",
+        "replace the installed version of this Mac by the one that runs this command",
+        "Install the version of this command beside the one that is installed, restart the LaunchDaemons with it, and upgrade "
+        "the chart on a Mac with a control plane; go back if it is not healthy in time. Running groups continue with "
+        "the version that they have. Upgrade the Mac with the control plane last. Example: sudo thunderfleet upgrade",
+    )
     _add_backup(one)
     one(
         "reset",
@@ -164,6 +171,12 @@ def _restore(arguments: argparse.Namespace, mac: Mac) -> None:
     restore(mac, Wanted(None if arguments.undo else arguments.file.absolute(), arguments.advertise_address))
 
 
+def _upgrade(_: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.upgrade import upgrade
+
+    upgrade(mac)
+
+
 def _reset(_: argparse.Namespace, mac: Mac) -> None:
     from thunderfleet_controlplane.install.reset import reset
 
@@ -188,6 +201,7 @@ def _command(act: Callable[[argparse.Namespace, Mac], None]) -> Callable[[argpar
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "init": _command(_init),
     "join": _command(_join),
+    "upgrade": _command(_upgrade),
     "backup": _command(_backup),
     "restore": _command(_restore),
     "reset": _command(_reset),

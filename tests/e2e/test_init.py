@@ -7,12 +7,14 @@ recorded Mac folders of its own.
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
 from thunderfleet_localcluster.client.control import remove
+from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.waiting import until
 
@@ -110,6 +112,47 @@ print("killed" if reached and command.wait() == -9 else "not reached")
 """
 
 
+# Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON.
+ASKER = """
+import json, os, sys, urllib.request
+url, result = sys.argv[1] + "/completions", sys.argv[2]
+asked, failed = 0, []
+while not os.path.exists(result + ".stop"):
+    asked += 1
+    body = json.dumps({"model": "nobody/tiny", "prompt": "one", "max_tokens": 4}).encode()
+    try:
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=30).read()
+    except OSError as error:
+        failed.append(str(error))
+with open(result + ".part", "w") as file:
+    json.dump([asked, failed], file)
+os.rename(result + ".part", result)
+"""
+
+
+def version_of(cluster: Cluster) -> str:
+    """The version in the image of the cluster."""
+    (metadata,) = cluster.image_folder.glob("lib/python3*/site-packages/thunderfleet-*.dist-info")
+    return metadata.name.removeprefix("thunderfleet-").removesuffix(".dist-info")
+
+
+def next_version(cluster: Cluster, version: str) -> Path:
+    """An installation like the image of the cluster, with another version: what a newer wheel would install."""
+    source, target = cluster.image_folder, cluster.folder.root / version
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+    (metadata,) = target.glob("lib/python3*/site-packages/thunderfleet-*.dist-info")
+    site, own = metadata.parent, version_of(cluster)
+    metadata.rename(site / f"thunderfleet-{version}.dist-info")
+    changed = [site / f"thunderfleet-{version}.dist-info/METADATA", target / "config.json", *target.glob("bin/thunderfleet*")]
+    for path in (*changed, site / "thunderfleet_localcluster/shipped/charts/thunderfleet/Chart.yaml"):
+        text, mode = path.read_text(), path.stat().st_mode
+        path.unlink()
+        path.write_text(text.replace(str(source), str(target)).replace(own, version))
+        path.chmod(mode)
+    return target
+
+
 class Mac:
     """A recorded Mac, as its administrator uses it."""
 
@@ -132,7 +175,7 @@ class Mac:
         assert self.run(self.python, "-c", KILLER, step, self.program, *command).strip() == "killed", step
 
     def kubectl(self, *arguments: str, code: int = 0, text: str = "") -> str:
-        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl").split()
+        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl | cut -d' ' -f1").split()
         admin = "/var/lib/thunderfleet/admin.kubeconfig"
         return self.run(program, "--kubeconfig", admin, *arguments, code=code, text=text)
 
@@ -398,6 +441,42 @@ def test_a_restore_that_is_killed_at_any_step_is_completed_or_undone(macs: tuple
     mac.run(mac.program, "reset")
     assert "control-plane" not in mac.run("ls", "/var/lib/thunderfleet"), "nothing of it is left"
     assert "Node studio-1 is Ready" in mac.run(mac.program, "restore", saved), "on a Mac that has nothing of ours"
+
+
+def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    """A group that serves keeps its version. The Mac with the control plane is the last."""
+    first, second = macs
+    tinymodel.make(cluster.models / "nobody/tiny")
+    newer, broken = next_version(cluster, "0.9.0"), next_version(cluster, "0.9.0.post1")
+    models = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"
+    chart = str(Path(__file__).resolve().parents[2] / "charts/thunderfleet")
+    first.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", models)
+    first.kubectl("apply", "-f", "-", text=MODEL.replace("nobody/has-it", "nobody/tiny").replace("kept", "serving"))
+    until(lambda: first.field(".status.groups[0].state", "md", "serving") == "Ready", "the group serves", 120)
+    endpoint = first.field(".status.groups[0].endpoint", "md", "serving")
+    ranks = [mac.processes_of("thunderfleet_runner", "bin/thunderfleet-runner") for mac in macs]
+    first.run("sh", "-c", f"{first.python} -c '{ASKER}' {endpoint} {first.machine.folder}/asked > /dev/null 2>&1 &")
+    said = first.run(f"{newer}/bin/thunderfleet", "upgrade", code=1)
+    assert f"studio-2 has version {version_of(cluster)}: upgrade it first" in said
+    for mac in (second, first):
+        assert "version 0.9.0 runs" in mac.run(f"{newer}/bin/thunderfleet", "upgrade")
+    (values,) = broken.glob("lib/python3*/site-packages/thunderfleet_localcluster/shipped/charts/thunderfleet/values.yaml")
+    values.unlink()
+    said = first.run(f"{broken}/bin/thunderfleet", "upgrade", code=1)
+    assert "helm upgrade failed" in said and "The former version was put back, and runs" in said
+    (first.machine.folder / "asked.stop").touch()
+    until(lambda: (first.machine.folder / "asked").exists(), "the client has ended")
+    asked, failed = json.loads((first.machine.folder / "asked").read_text())
+    assert asked > 10 and failed == []
+    assert [mac.processes_of("thunderfleet_runner", "bin/thunderfleet-runner") for mac in macs] == ranks
+    for name in ("studio-1", "studio-2"):
+        assert first.field(".status.nodeInfo.kubeletVersion", "node", name).endswith("thunderfleet.0.9.0")
+
+    def images() -> set[str]:
+        return set(first.field(".items[*].spec.containers[*].image", "pods", "-n", "thunderfleet-system").split())
+
+    until(lambda: images() == {"thunderfleet/thunderfleet:0.9.0"}, "operator and agents have the new version")
+    first.kubectl("delete", "md", "serving")
 
 
 def test_reset_leaves_no_file_and_no_process(

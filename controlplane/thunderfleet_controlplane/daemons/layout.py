@@ -60,6 +60,16 @@ class HostLayout:
         return replace(self, data=self.data / "restoring")
 
     @property
+    def former_version(self) -> Path:
+        """What `thunderfleet upgrade` needs to go back, until the new version is healthy."""
+        return self.data / "former-version"
+
+    @property
+    def before_upgrade(self) -> Path:
+        """The backup that `thunderfleet upgrade` made of the control plane before it began."""
+        return self.data / "before-upgrade.backup"
+
+    @property
     def admin_kubeconfig(self) -> Path:
         """The administrator's kubeconfig; its server is the address for other machines."""
         return self.data / "admin.kubeconfig"

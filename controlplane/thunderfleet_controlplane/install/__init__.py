@@ -3,6 +3,7 @@
 init          `thunderfleet init`: the steps, each of which leaves what is already right
 join          `thunderfleet join`: this Mac becomes a Node of a control plane on another
 reset         `thunderfleet reset`: removes what the other two installed
+upgrade       `thunderfleet upgrade`: this version takes the place of the one that is installed, or leaves it there
 backup/       `thunderfleet backup` and `restore`: the control plane in one file
 mac/          a Mac: facts and preflight, files, LaunchDaemons
 machine       this Mac and what is shipped, for all steps

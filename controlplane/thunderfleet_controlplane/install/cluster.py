@@ -46,10 +46,11 @@ async def until_ready(kube: Kube, describe: Callable[[], str]) -> None:
                 return f"the namespace {namespace} does not exist yet"
         return ""
 
-    await _until(problem, READY_SECONDS, "the API server is not ready", describe)
+    await until(problem, READY_SECONDS, "the API server is not ready", describe)
 
 
-async def _until(problem: Callable[[], Any], seconds: float, what: str, describe: Callable[[], str]) -> None:
+async def until(problem: Callable[[], Any], seconds: float, what: str, describe: Callable[[], str]) -> None:
+    """Wait until ``problem`` returns an empty text. Raises InstallError with its last text and that of ``describe``."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -71,7 +72,7 @@ async def put_objects(kube: Kube, name: str, server: str, ca_pem: bytes) -> None
             await kube.apply(f"{path}/{body['metadata']['name']}", body, MANAGER)
             return ""
 
-        await _until(problem, NODE_SECONDS, f"{body['kind']} {body['metadata']['name']} cannot be created", lambda: "")
+        await until(problem, NODE_SECONDS, f"{body['kind']} {body['metadata']['name']} cannot be created", lambda: "")
 
 
 async def put_node(kube: Kube, name: str) -> None:
@@ -80,7 +81,8 @@ async def put_node(kube: Kube, name: str) -> None:
     await kube.apply(f"{NODES}/{name}", body, MANAGER)
 
 
-def _ready(node: dict[str, Any]) -> bool:
+def is_ready(node: dict[str, Any]) -> bool:
+    """Whether a Node is Ready."""
     conditions = (node.get("status") or {}).get("conditions") or []
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
@@ -107,12 +109,12 @@ async def until_node_ready(kube: Kube, name: str, since: datetime, describe: Cal
             return "it does not exist"
         if not _renewed(lease, since):
             return "its kubelet has not renewed its Lease"
-        if _ready(node):
+        if is_ready(node):
             return ""
         conditions = (node.get("status") or {}).get("conditions") or []
         return next((str(one.get("message")) for one in conditions if one["type"] == "Ready"), "its kubelet has not reported")
 
-    await _until(problem, NODE_SECONDS, f"Node {name} is not Ready", describe)
+    await until(problem, NODE_SECONDS, f"Node {name} is not Ready", describe)
 
 
 async def put_namespace(kube: Kube) -> None:

@@ -46,16 +46,32 @@ def join(mac: Mac, wanted: Wanted) -> None:
 
 
 def _install(mac: Mac, wanted: Wanted, name: str, servers: tuple[str, ...]) -> None:
-    layout, line = mac.layout, wanted.line
     mac.step("programs", "installing the programs")
-    python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
-    kubelet = KubeletInstaller(layout, mac.launchctl, python, python_environment(python))
+    kubelet = _kubelet(mac)
     kubelet.write_config(name, wanted.kubelet_config)
-    _join_one(mac, kubelet, name, [Cluster(server, line.ca_hash) for server in servers], line.token)
+    _join_one(mac, kubelet, name, [Cluster(server, wanted.line.ca_hash) for server in servers], wanted.line.token)
+    _start(mac, kubelet, name)
+
+
+def _kubelet(mac: Mac) -> KubeletInstaller:
+    """The kubelet of the installation that runs this; copied if necessary."""
+    layout = mac.layout
+    python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
+    return KubeletInstaller(layout, mac.launchctl, python, python_environment(python))
+
+
+def _start(mac: Mac, kubelet: KubeletInstaller, name: str) -> None:
     mac.step("kubelet", f"starting {label(KUBELET)}")
-    since = kubelet.start(mac.shipped.version)
-    asyncio.run(_until_ready(mac, name, since, str(read_json(layout.kubelet_state)["server"])))
+    asyncio.run(until_own_node_ready(mac, name, kubelet.start(mac.shipped.version)))
     mac.step("kubelet", f"this Mac is Node {name} and is Ready")
+
+
+def start_kubelet(mac: Mac, name: str) -> None:
+    """Run the kubelet of this version on a Mac that has joined. Raises InstallError."""
+    mac.step("programs", "installing the programs")
+    kubelet = _kubelet(mac)
+    kubelet.write_config(name, None)
+    _start(mac, kubelet, name)
 
 
 def _join_one(mac: Mac, kubelet: KubeletInstaller, name: str, clusters: list[Cluster], token: str) -> None:
@@ -74,8 +90,9 @@ def _join_one(mac: Mac, kubelet: KubeletInstaller, name: str, clusters: list[Clu
     raise InstallError("\n".join(refusals))
 
 
-async def _until_ready(mac: Mac, name: str, since: datetime, server: str) -> None:
+async def until_own_node_ready(mac: Mac, name: str, since: datetime) -> None:
     """Wait until this Mac's Node is Ready, asking as its own kubelet. Raises InstallError."""
+    server = str(read_json(mac.layout.kubelet_state)["server"])
     identity = mac.layout.kubelet / "identity"
     client = identity / "client.pem"
     async with Kube.with_files(server, identity / "ca.crt", certificate=client, key=client) as kube:

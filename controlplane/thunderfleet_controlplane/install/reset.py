@@ -75,6 +75,7 @@ def _owned(layout: HostLayout) -> list[Path]:
     own = [layout.kubelet_state, layout.join_token, *with_leftovers(layout.kubelet), layout.kubelet_config]
     own += [layout.admin_kubeconfig, layout.local_kubeconfig, *with_leftovers(layout.control_plane)]
     own += [*with_leftovers(layout.former), *with_leftovers(layout.staged.data)]
+    own += [*with_leftovers(layout.former_version), layout.before_upgrade]
     logs = sorted(layout.logs.glob("*.log*")) if layout.logs.is_dir() else []
     # The lock is the last: the next command that gets it finds nothing of this installation.
     return [*own, *(path for path in programs if version.fullmatch(path.name)), *logs, layout.lock]

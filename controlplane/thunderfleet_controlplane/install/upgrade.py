@@ -1,0 +1,285 @@
+"""`thunderfleet upgrade`: the version that runs this command takes the place of the one that is installed, or leaves it there.
+
+The property lists of the former version are kept aside until the new one is healthy. Running this again after an interruption
+completes it; the steps are those of `init`, each of which leaves what is already right.
+"""
+
+import asyncio
+import contextlib
+import json
+import plistlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from thunderfleet_lib.hostcmd import BlockingHost, Failure
+
+from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, KUBELET, ORDER, HostConfig, label
+from thunderfleet_controlplane.install import cluster, kubelet
+from thunderfleet_controlplane.install.backup import archive
+from thunderfleet_controlplane.install.backup.save import contents
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.init import CHART_VALUES, HELM_SECONDS, install
+from thunderfleet_controlplane.install.init import Wanted as Init
+from thunderfleet_controlplane.install.join import start_kubelet, until_own_node_ready
+from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon
+from thunderfleet_controlplane.install.mac.facts import other_names
+from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, write
+from thunderfleet_controlplane.install.machine import Mac, refuse
+from thunderfleet_controlplane.install.programs import put_python
+
+REPOSITORY = "thunderfleet/thunderfleet"
+"""``image.repository`` of the chart, under which a kubelet has its own installation."""
+OPERATOR_SECONDS = 120.0
+DEPLOYMENT = f"/apis/apps/v1/namespaces/{cluster.SYSTEM_NAMESPACE}/deployments/thunderfleet-operator"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What an upgrade does with the programs of this Mac."""
+
+    start: Callable[[Mac], None]
+    """Installs and starts this version, and waits until it is Ready."""
+    chart: Callable[[Mac], None]
+    """Upgrades the chart, and waits until its operator is available."""
+    healthy: Callable[[Mac], None]
+    """Waits until what is there is Ready."""
+    back: Callable[[Mac, str], None]
+    """Rolls the chart back to a revision."""
+
+
+def upgrade(mac: Mac, steps: Steps | None = None) -> None:
+    """Upgrade. Raises InstallError; running it again continues."""
+    steps = steps or Steps(start, chart, healthy, roll_back_chart)
+    layout = mac.layout
+    mac.step("preflight", "checking this Mac")
+    facts = mac.facts(ORDER if layout.control_plane.exists() else (KUBELET,))
+    problems = [] if facts.root else ["this needs root: run it with sudo"]
+    if facts.root and not facts.joined:
+        problems.append("nothing is installed: run `sudo thunderfleet init` or `sudo thunderfleet join`")
+    refuse([*problems, *(["a restore was interrupted: complete it first"] if facts.restoring else []), *facts.changeable])
+    with only_one(layout.lock):
+        _upgrade(mac, steps)
+
+
+def _upgrade(mac: Mac, steps: Steps) -> None:
+    layout = mac.layout
+    version, prefix = installed(layout)
+    if layout.control_plane.exists():
+        refuse(_others(mac))
+    _keep(mac, version)
+    mac.step("upgrade", f"from {version or 'an unknown version'} to {mac.shipped.version}")
+    try:
+        _serve_both(layout, version, prefix, mac.shipped.version)
+        steps.start(mac)
+        if layout.control_plane.exists():
+            steps.chart(mac)
+    except (Exception, KeyboardInterrupt) as error:
+        raise _rolled_back(mac, steps, error) from error
+    remove(layout.former_version)
+    mac.step("upgrade", f"version {mac.shipped.version} runs; pods of running groups keep the version they have")
+
+
+def installed(layout: HostLayout) -> tuple[str | None, Path]:
+    """The version of the kubelet that is installed, and the folder of its Python."""
+    try:
+        spec = plistlib.loads(layout.plist(label(KUBELET)).read_bytes())
+        prefix = Path(spec["ProgramArguments"][0]).parents[1]
+    except (OSError, ValueError, KeyError, IndexError):
+        raise InstallError("no kubelet is installed: run `sudo thunderfleet init` or `sudo thunderfleet join`") from None
+    return version_in(prefix), prefix
+
+
+def version_in(prefix: Path) -> str | None:
+    """The version of thunderfleet in a Python environment."""
+    found = [path.name for path in prefix.glob("lib/python3.*/site-packages/thunderfleet-*.dist-info")]
+    match = re.fullmatch(r"thunderfleet-(.+)\.dist-info", found[0]) if len(found) == 1 else None
+    return match[1] if match else None
+
+
+def _keep(mac: Mac, version: str | None) -> None:
+    """Keep what is needed to go back, and a backup of the control plane. An interrupted upgrade has done so already."""
+    layout = mac.layout
+    if layout.former_version.exists():
+        return
+    part = layout.former_version.with_name(f"{layout.former_version.name}.part")
+    remove(part)
+    make_folder(part, 0o700)
+    if layout.control_plane.exists():
+        mac.step("backup", f"saving the control plane in {layout.before_upgrade}")
+        about = archive.About(version or "0", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        archive.write(layout.before_upgrade, about, contents(layout), force=True)
+        write(part / "release", release(layout).encode(), 0o600)
+    for path in _files(layout):
+        if path.exists():
+            write(part / path.name, path.read_bytes(), 0o600)
+    part.rename(layout.former_version)
+
+
+def _files(layout: HostLayout) -> list[Path]:
+    return [layout.kubelet_config, *(layout.plist(label(name)) for name in ORDER)]
+
+
+def _serve_both(layout: HostLayout, version: str | None, prefix: Path, new: str) -> None:
+    """Have the kubelet serve the image of the former version too, as long as its files are there."""
+    content = yaml.safe_load(layout.kubelet_config.read_text(encoding="utf-8")) or {}
+    images: dict[str, Any] = dict(content.get("images") or {})
+    for name, folder in list(images.items()):
+        tag = name.removeprefix(f"{REPOSITORY}:")
+        # The kubelet has its own version without an entry; an older one may have been replaced where it was.
+        if tag != name and (tag == new or version_in(Path(str(folder))) not in (tag, None)):
+            del images[name]
+    if version not in (None, new):
+        images[f"{REPOSITORY}:{version}"] = str(prefix)
+    content = {key: value for key, value in content.items() if key != "images"} | ({"images": images} if images else {})
+    write(layout.kubelet_config, yaml.safe_dump(content, sort_keys=False).encode(), 0o644)
+
+
+def _rolled_back(mac: Mac, steps: Steps, error: BaseException) -> InstallError:
+    """The error of an upgrade, after the former version was put back."""
+    why = f"version {mac.shipped.version} is not healthy: {error}" if str(error) else "the upgrade was interrupted"
+    mac.step("upgrade", "going back to the former version")
+    try:
+        put_back(mac)
+        steps.healthy(mac)
+        revision = mac.layout.former_version / "release"
+        if revision.exists() and revision.read_text():
+            steps.back(mac, revision.read_text())
+    except (Exception, KeyboardInterrupt) as second:
+        return InstallError(f"{why}\nThe former version does not start either: {second}\nRun this again, or go back by hand")
+    remove(mac.layout.former_version)
+    return InstallError(f"{why}\nThe former version was put back, and runs")
+
+
+def put_back(mac: Mac) -> None:
+    """Start the daemons of the former version. Raises InstallError."""
+    layout = mac.layout
+    config = layout.former_version / layout.kubelet_config.name
+    write(layout.kubelet_config, config.read_bytes(), 0o644)
+    for name in ORDER:
+        kept, seconds = layout.former_version / layout.plist(label(name)).name, EXIT_SECONDS.get(name, kubelet.EXIT_SECONDS)
+        if kept.exists():
+            put_daemon(mac.launchctl, layout.plist(label(name)), label(name), kept.read_bytes(), seconds)
+        else:
+            remove_daemon(mac.launchctl, layout.plist(label(name)), label(name), seconds)
+        mac.step("upgrade", f"{label(name)} is that of the former version")
+
+
+# -- the programs of this Mac ------------------------------------------------------------------------------------------------
+
+
+def _config(mac: Mac) -> HostConfig:
+    known = read_json(mac.layout.state)
+    return HostConfig(str(known.get("name")), str(known.get("address")), mac.layout, other_names())
+
+
+def start(mac: Mac) -> None:
+    """Install and start this version, as `init` and `join` do. Raises InstallError."""
+    if mac.layout.control_plane.exists():
+        install(mac, Init(chart=False), _config(mac))
+    else:
+        start_kubelet(mac, str(read_json(mac.layout.kubelet_state).get("name")))
+
+
+def healthy(mac: Mac) -> None:
+    """Wait until the API server of this Mac is ready, and its Node. Raises InstallError."""
+    name = str(read_json(mac.layout.kubelet_state).get("name"))
+    if not mac.layout.control_plane.exists():
+        asyncio.run(until_own_node_ready(mac, name, datetime.now(UTC)))
+        return
+
+    async def wait() -> None:
+        async with cluster.connect(mac.layout, _config(mac).local_server) as kube:
+            await cluster.until_ready(kube, lambda: "")
+            await cluster.until_node_ready(kube, name, datetime.now(UTC), lambda: "")
+
+    asyncio.run(wait())
+
+
+def _others(mac: Mac) -> list[str]:
+    """Which other Macs have an older version: the operator's new pod could not run there."""
+
+    async def nodes() -> list[dict[str, Any]]:
+        async with cluster.connect(mac.layout, _config(mac).local_server) as kube:
+            return (await kube.list(cluster.NODES))[0]
+
+    own = str(read_json(mac.layout.kubelet_state).get("name"))
+    return outdated(asyncio.run(nodes()), own, mac.shipped.version)
+
+
+def outdated(nodes: list[dict[str, Any]], own: str, version: str) -> list[str]:
+    """Ready Nodes of Macs, other than ``own``, whose kubelet is older than ``version``, as sentences."""
+    found = []
+    for node in nodes:
+        name, about = node["metadata"]["name"], (node.get("status") or {}).get("nodeInfo") or {}
+        match = re.search(r"-thunderfleet\.(.+)", str(about.get("kubeletVersion")))
+        if name != own and match and archive.newer(version, match[1]) and cluster.is_ready(node):
+            found.append(f"{name} has version {match[1]}: upgrade it first, and the Mac with the control plane last")
+    return found
+
+
+def _helm(mac: Mac, *arguments: str) -> str:
+    layout = mac.layout
+    program = str(layout.control_plane_programs / "helm")
+    options = ("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig))
+    said = BlockingHost().run([program, *arguments, *options], HELM_SECONDS)
+    if isinstance(said, Failure):
+        raise InstallError(f"helm {arguments[0]} failed: {said.error.strip()[-600:] or said}")
+    return said.text
+
+
+def release(layout: HostLayout) -> str:
+    """The revision of the chart's release; empty if the chart is not installed."""
+    program = next(iter(sorted(layout.programs_root.glob("control-plane-*/helm"))), None)
+    if program is None:
+        return ""
+    options = ("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig))
+    said = BlockingHost().run([str(program), "status", "thunderfleet", "-o", "json", *options], HELM_SECONDS)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(int(json.loads(said.text)["version"]))
+    return ""
+
+
+def chart(mac: Mac) -> None:
+    """Upgrade the chart, if it is installed, and wait until its operator is available. Raises InstallError."""
+    if not (mac.layout.former_version / "release").read_text():
+        mac.step("chart", "the chart is not installed by this command's release; it stays as it is")
+        return
+    python = put_python(mac.layout, mac.shipped.digest, lambda part: mac.shipped.build(part, mac.layout.programs))
+    mac.step("chart", f"upgrading the chart in {cluster.SYSTEM_NAMESPACE}")
+    values = [word for value in CHART_VALUES for word in ("--set", value)]
+    _helm(mac, "upgrade", "thunderfleet", str(mac.shipped.chart(python)), "--reset-then-reuse-values", *values)
+    mac.step("chart", "waiting for the operator")
+    asyncio.run(_until_operator_available(mac))
+
+
+def roll_back_chart(mac: Mac, revision: str) -> None:
+    """Roll the chart back, if it was upgraded. Raises InstallError."""
+    if release(mac.layout) not in ("", revision):
+        _helm(mac, "rollback", "thunderfleet", revision)
+        asyncio.run(_until_operator_available(mac))
+
+
+async def _until_operator_available(mac: Mac) -> None:
+    async with cluster.connect(mac.layout, _config(mac).local_server) as kube:
+
+        async def problem() -> str:
+            return unavailable(await kube.get_or_none(DEPLOYMENT))
+
+        await cluster.until(problem, OPERATOR_SECONDS, "the operator is not available", lambda: "")
+
+
+def unavailable(deployment: dict[str, Any] | None) -> str:
+    """Why a Deployment is not rolled out; empty if it is."""
+    if deployment is None:
+        return "there is no Deployment thunderfleet-operator"
+    status, wanted = deployment.get("status") or {}, deployment["spec"].get("replicas", 1)
+    if status.get("observedGeneration", 0) < deployment["metadata"]["generation"]:
+        return "the controller manager has not seen the change"
+    counts = [int(status.get(name) or 0) for name in ("replicas", "updatedReplicas", "availableReplicas")]
+    return "" if counts == [wanted] * 3 else f"{counts[1]} of {wanted} replicas are new, {counts[2]} are available"
