@@ -26,7 +26,6 @@ cables:
   - {a: "studio-1:1", b: "studio-2:1", speed: 80}
 """
 MODEL = "nobody/tiny"
-FOLDER = "disk/Users/Shared/models"
 COMMAND_SECONDS = 300.0
 READY_SECONDS = 180.0
 
@@ -59,7 +58,7 @@ def _once(cluster: Cluster) -> tuple[float, float, float, float]:
     """Seconds of init, join, a fresh run, and from power to serving."""
     first, second = cluster.machines.values()
     for machine in (first, second):
-        tinymodel.make(machine.folder / FOLDER / MODEL)
+        tinymodel.make(machine.models / MODEL)
     said, init = _timed(cluster, first, "init")
     cluster.take_kubeconfig(first.name)
     (joining,) = re.findall(r"tf1-[\w-]+", said)
