@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 MACOS = (14, 0)
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 RESET = "run `sudo thunderfleet reset` first"
+RESTORE_FIRST = (
+    "a restore was interrupted: run `sudo thunderfleet restore FILE` again to complete it, or `sudo thunderfleet restore "
+    "--undo` to put back what was here"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def _machine(facts: Facts) -> list[str]:
     elif facts.macos and tuple(map(int, re.findall(r"\d+", facts.macos)[:2])) < MACOS:
         found.append(f"macOS {facts.macos} is too old: version {MACOS[0]} or newer is needed; update macOS")
     if facts.macos is not None and not facts.launchctl:
-        found.append("launchctl is missing: add /bin to PATH")
+        found.append("/bin/launchctl, which is part of macOS, is missing: reinstall macOS")
     if facts.free_bytes is not None and facts.free_bytes < facts.needed_bytes:
         found.append(
             f"{facts.free_bytes / (1 << 30):.1f} GB of disk are free, {facts.needed_bytes >> 30} GB are needed: free some space"
@@ -78,10 +82,7 @@ def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
             f"{address} is a loopback address, which other Macs cannot reach: use --advertise-address with another address"
         )
     if facts.restoring:
-        found.append(
-            "a restore was interrupted: run `sudo thunderfleet restore FILE` again to complete it, or `sudo thunderfleet "
-            "restore --undo` to put back what was here"
-        )
+        found.append(RESTORE_FIRST)
     known = facts.initialised.get("name")
     if known is not None and known != name:
         found.append(f"this Mac has a control plane with the Node name {known}: use --name {known}, or {RESET}")
