@@ -41,7 +41,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Three recorded Macs that run nothing of ours."""
-    made = Cluster.start(FLEET, name=f"e2e-planes-{os.getpid()}", network="namespaces", join=False)
+    made = Cluster.start(FLEET, name=f"e2e-planes-{os.getpid()}", network="namespaces", control_plane_mac="studio-1")
     yield made
     made.stop()
     remove(made.folder, everything=True)

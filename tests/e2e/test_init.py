@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
+from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.installed import DAEMONS, SECONDS, Mac
@@ -92,6 +93,8 @@ RESTORE_STEPS = (
     "[wait]",
     "[kubelet]",
 )
+RUNNING = ("thunderfleet-runner serve", "thunderfleet_runner.rank")
+"""What a pod of a group runs. Agents run the runner too, to compute the sizes of models."""
 MODEL = """
 apiVersion: thunderfleet.io/v1alpha1
 kind: ModelDeployment
@@ -144,7 +147,7 @@ def next_version(cluster: Cluster, version: str) -> Path:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two recorded Macs that run nothing of ours."""
-    made = Cluster.start(FLEET, name=f"e2e-init-{os.getpid()}", network="namespaces", join=False)
+    made = Cluster.start(FLEET, name=f"e2e-init-{os.getpid()}", network="namespaces", control_plane_mac="studio-1")
     yield made
     made.stop()
     remove(made.folder, everything=True)
@@ -201,6 +204,14 @@ def test_init_that_is_killed_at_any_step_is_completed_by_the_next(macs: tuple[Ma
     assert mac.answers() and mac.node_ready("studio-1")
     labels = mac.kubectl("get", "node", "studio-1", "-o", "jsonpath={.metadata.labels}")
     assert "node-role.kubernetes.io/control-plane" in labels
+
+
+def test_this_machine_reaches_the_control_plane_of_a_mac(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    cluster.take_kubeconfig(macs[0].machine.name)
+    assert cluster.kubectl("get", "nodes", "-o", "name").stdout.split() == ["node/studio-1"]
+    assert {item["name"]: item["node"] for item in cluster.status()["machines"]} == {"studio-1": "Ready", "studio-2": "none"}
+    with pytest.raises(LocalClusterError, match="are LaunchDaemons of its Macs: use `thunderfleet`"):
+        cluster.token()
 
 
 def test_the_operator_and_the_agent_run(macs: tuple[Mac, Mac]) -> None:
@@ -372,7 +383,8 @@ def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: 
     first.kubectl("apply", "-f", "-", text=MODEL.replace("nobody/has-it", "nobody/tiny").replace("kept", "serving"))
     until(lambda: first.field(".status.groups[0].state", "md", "serving") == "Ready", "the group serves", 120)
     endpoint = first.field(".status.groups[0].endpoint", "md", "serving")
-    ranks = [mac.processes_of("thunderfleet_runner", "bin/thunderfleet-runner") for mac in macs]
+    ranks = [mac.processes_of(*RUNNING) for mac in macs]
+    assert any(ranks)
     first.run("sh", "-c", f"{first.python} -c '{ASKER}' {endpoint} {first.machine.folder}/asked > /dev/null 2>&1 &")
     said = first.run(f"{newer}/bin/thunderfleet", "upgrade", code=1)
     assert f"studio-2 has version {version_of(cluster)}: upgrade it first" in said
@@ -386,7 +398,7 @@ def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: 
     until(lambda: (first.machine.folder / "asked").exists(), "the client has ended")
     asked, failed = json.loads((first.machine.folder / "asked").read_text())
     assert asked > 10 and failed == []
-    assert [mac.processes_of("thunderfleet_runner", "bin/thunderfleet-runner") for mac in macs] == ranks
+    assert [mac.processes_of(*RUNNING) for mac in macs] == ranks
     for name in ("studio-1", "studio-2"):
         assert first.field(".status.nodeInfo.kubeletVersion", "node", name).endswith("thunderfleet.0.9.0")
 

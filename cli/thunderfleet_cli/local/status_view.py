@@ -20,21 +20,26 @@ def show(supervisor: int, status: Json) -> None:
         console.width = WIDTH
     for key, value in _facts(supervisor, status["state"]):
         console.print(f"[bold]{key:<11}[/bold] {escape(value)}")
-    console.print(_table(("COMPONENT", "STATE", "LOG"), [_component(item) for item in status["components"]]))
+    if status["components"]:
+        console.print(_table(("COMPONENT", "STATE", "LOG"), [_component(item) for item in status["components"]]))
     for item in status["components"]:
         if item["tail"]:
             console.print(escape(f"{item['name']} ended ({item['end']}); the last lines of {item['log']}:\n{item['tail']}"))
     facts = {item["name"]: item for item in status["state"]["machines"]}
     columns = ("MACHINE", "MODEL", "ADDRESS", "POWER", "KUBELET", "NODE", "CABLES")
-    console.print(_table(columns, [_machine(item, facts[item["name"]]) for item in status["machines"]]))
+    daemons = bool(status["state"].get("controlPlaneMac"))
+    console.print(_table(columns, [_machine(item, facts[item["name"]], daemons) for item in status["machines"]]))
 
 
 def _facts(supervisor: int, state: Json) -> Sequence[tuple[str, str]]:
+    mac = state.get("controlPlaneMac")
+    daemons = [("daemons", f"control plane on {mac}, kubelets on all Macs; `launchctl` there shows them")] if mac else []
     return (
         ("cluster", str(state["name"])),
         ("supervisor", f"process {supervisor}"),
         ("network", f"{state['network']}" + (f" ({state['reason']})" if state["reason"] else "")),
         ("kubeconfig", str(state["kubeconfig"])),
+        *daemons,
         ("API server", f"{state['server']} (from machines: {state['innerServer']})"),
         ("HTTP proxy", f"export http_proxy={state['proxy']}  # then, for example: curl http://ADDRESS:PORT/"),
         ("models", str(state["models"])),
@@ -55,8 +60,8 @@ def _component(item: Json) -> Sequence[str]:
     return item["name"], "running" if item["pid"] else f"ended ({item['end']})", item["log"]
 
 
-def _machine(item: Json, fact: Json) -> Sequence[str]:
+def _machine(item: Json, fact: Json, daemons: bool) -> Sequence[str]:
     cables = ", ".join(f"{cable['port']}→{cable['peer']}:{cable['peerPort']}" for cable in fact["cables"])
-    kubelet = "running" if item["kubelet"] else f"ended ({item['end']})" if item["end"] else "none"
+    kubelet = "running" if item["kubelet"] else f"ended ({item['end']})" if item["end"] else "launchd" if daemons else "none"
     power = "on" if item["on"] else "off"
     return item["name"], fact["model"] or "Linux", fact["address"], power, kubelet, item["node"], cables

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import yaml
+from thunderfleet_lib import tls
+
 from thunderfleet_localcluster.client.addresses import check_addresses
 from thunderfleet_localcluster.client.control import end_cluster, running, running_beside, send_command
 from thunderfleet_localcluster.client.launch import (
@@ -39,6 +42,7 @@ from thunderfleet_localcluster.supervisor.spec import Spec
 
 UP_SECONDS = 300
 COMMAND_SECONDS = 60
+ADMIN_KUBECONFIG = "/var/lib/thunderfleet/admin.kubeconfig"
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,14 @@ class Cluster:
         audit: bool = False,
         kubelet: Sequence[str] | None = None,
         join: bool = True,
+        control_plane_mac: str | None = None,
     ) -> "Cluster":
         """Start a cluster and wait at most ``seconds`` until every Node is Ready. Raises LocalClusterError.
 
         ``fleet`` is a Fleet, the path of a fleet file, or its text; None is the default fleet. ``audit`` writes
         ``logs/audit.log``. ``kubelet`` is the command line of the kubelet; ``join=False`` starts machines without kubelets.
+        ``control_plane_mac`` starts machines only: `thunderfleet init` can then install the control plane on this Mac, which
+        ``server`` reaches. It needs namespaces.
         """
         began = time.monotonic()
         tell = on_event or (lambda event: None)
@@ -160,8 +167,9 @@ class Cluster:
             fleet=text,
             fleet_file=file,
             image=image_spec(tell),
-            kubelet=tuple(kubelet or kubelet_command()) if join else None,
+            kubelet=tuple(kubelet or kubelet_command()) if join and control_plane_mac is None else None,
             audit=audit,
+            control_plane_mac=control_plane_mac,
         )
         supervisor = start_supervisor(folder, spec)
         try:
@@ -277,6 +285,16 @@ class Cluster:
         return found
 
     # -- actions ---------------------------------------------------------------------------------------------
+
+    def take_kubeconfig(self, mac: str) -> None:
+        """Use the kubeconfig that `thunderfleet init` wrote on a Mac. Raises LocalClusterError if there is none."""
+        read = self.machines[mac].run(["cat", ADMIN_KUBECONFIG])
+        if read.returncode:
+            raise LocalClusterError(f"{mac} has no control plane: {read.stderr.strip()}")
+        config = yaml.safe_load(read.stdout)
+        for path, server in ((self.folder.kubeconfig, self.server), (self.folder.inner_kubeconfig, self.state["innerServer"])):
+            config["clusters"][0]["cluster"]["server"] = server
+            tls.write_private(path, yaml.safe_dump(config, sort_keys=False).encode())
 
     def command(self, *, wait: float = COMMAND_SECONDS, **command: object) -> dict[str, Any]:
         """Send a command to the supervisor and return its answer. Raises LocalClusterError."""

@@ -26,6 +26,8 @@ COMMAND_SECONDS = 60
 READY_SECONDS = 180
 REQUEST_SECONDS = 60
 POLL_SECONDS = 0.3
+MODELS = "disk/Users/Shared/models"
+"""The chart's default folder of models, in the folder of a recorded Mac that has folders of its own."""
 
 Json = dict[str, Any]
 
@@ -71,10 +73,10 @@ class Session:
             ) from error
         say(f"      ({time.monotonic() - began:.1f} s)")
 
-    def up(self) -> None:
+    def up(self, fleet: str | None = None, control_plane_mac: str | None = None) -> None:
         """Start the cluster, with its progress."""
         with Progress(sys.stdout) as progress:
-            self._cluster = Cluster.start(name=NAME, on_event=progress.event)
+            self._cluster = Cluster.start(fleet, name=NAME, on_event=progress.event, control_plane_mac=control_plane_mac)
 
     def down(self) -> None:
         """End the cluster."""
@@ -141,10 +143,15 @@ class Session:
         finally:
             say("")
 
+    def model_folder(self) -> Path:
+        """The model, wherever this machine sees it."""
+        where = (self.cluster.models, *(machine.folder / MODELS for machine in self.cluster.machines.values()))
+        return next(path for folder in where if (path := folder / self.model.repository).is_dir())
+
     def check(self, question: str, how: str) -> None:
         """Ask a question and compare the answer with one mlx-lm process. Raises LocalClusterError if they differ."""
         answer = self.ask(question)
-        expected = reference(self.cluster.models / self.model.repository, question, self.model.tokens)
+        expected = reference(self.model_folder(), question, self.model.tokens)
         self.compare(answer, expected, how)
 
     def compare(self, answer: Answer, expected: Sequence[int], how: str) -> None:

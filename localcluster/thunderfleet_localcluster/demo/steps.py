@@ -6,11 +6,20 @@ import time
 import urllib.request
 from typing import Any
 
+from thunderfleet_controlplane.assets import ETCDUTL
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
 
 from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.control import remove, running
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
+from thunderfleet_localcluster.demo.installation import (
+    NAMESPACE,
+    init_and_join,
+    install_chart,
+    start_macs,
+    start_with_own_control_plane,
+    why_no_daemons,
+)
 from thunderfleet_localcluster.demo.session import (
     COMMAND_SECONDS,
     DEPLOYMENT,
@@ -27,8 +36,6 @@ from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
 from thunderfleet_localcluster.shipped import shipped
 
-NAMESPACE = "thunderfleet-system"
-INSTALL_SECONDS = 180
 PS_SECONDS = 10
 
 Json = dict[str, Any]
@@ -37,15 +44,24 @@ Json = dict[str, Any]
 def play(session: Session, keep: bool) -> None:
     """All steps. Raises LocalClusterError at the first failure."""
     offer_addresses(None)
+    reason = why_no_daemons()
     with session.step("The control plane's programs (built once, then cached)"):
         with Progress(sys.stdout) as progress:
             folder = find_programs(progress.event)
+            if not reason:
+                find_programs(progress.event, ETCDUTL)
         say(f"      {folder}")
-    with session.step("A control plane; three recorded Macs and two Linux nodes join it with bootstrap tokens"):
-        session.up()
-        session.model.install(session.cluster.models / session.model.repository)
-    with session.step("Install the chart"):
-        install(session)
+    if reason:
+        say(f"      recorded Macs cannot run LaunchDaemons here ({reason}), so the local cluster runs the control plane")
+        with session.step("A control plane; three recorded Macs and two Linux nodes join it with bootstrap tokens"):
+            start_with_own_control_plane(session)
+        with session.step("Install the chart"):
+            install_chart(session)
+    else:
+        with session.step("Three recorded Macs, which run nothing of ours yet"):
+            start_macs(session)
+        with session.step("Make one a control plane, and the others its nodes: LaunchDaemons on each"):
+            init_and_join(session)
     with session.step("What the agents discovered: Macs and Thunderbolt links"):
         wait_for_discovery(session)
         session.show("get", "nodes,np,tbl")
@@ -69,19 +85,6 @@ def play(session: Session, keep: bool) -> None:
             raise LocalClusterError("still there: " + ", ".join(left or ["the supervisor"]))
         remove(session.folder)
         say("      no process, port, namespace or mount is left")
-
-
-def install(session: Session) -> None:
-    """Install the chart into its namespace."""
-    session.kubectl("create", "namespace", NAMESPACE)
-    session.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
-    say(f"      $ helm install thunderfleet charts/thunderfleet --namespace {NAMESPACE} --wait …")
-    session.cluster.helm(
-        *("install", "thunderfleet", str(shipped("charts/thunderfleet")), "--namespace", NAMESPACE, "--wait"),
-        *("--set", f"agent.modelFolders={{{session.cluster.models}}}", "--timeout", f"{INSTALL_SECONDS}s"),
-        seconds=INSTALL_SECONDS + 30,
-    )
-    session.show("get", "pods", "-n", NAMESPACE, "-o", "wide")
 
 
 def deploy(session: Session) -> None:

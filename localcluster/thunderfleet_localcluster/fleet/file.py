@@ -14,10 +14,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.checks import Location, problems
 from thunderfleet_localcluster.fleet.spec import Cable, Device, Fleet, Machine
 
-DEFAULT_FLEET = """\
-# Two Mac Studios with RDMA enabled, joined by a Thunderbolt 5 cable; a Mac mini with Thunderbolt 4 behind a hub; and two Linux
-# machines for the operator's replicas. This is the default fleet of `thunderfleet local up`.
-#
+_MACS = """\
 # `jaccl: recorded` gives MLX on these Macs a stand-in for JACCL, because RDMA itself needs real hardware.
 machines:
   - name: studio-1
@@ -33,10 +30,14 @@ machines:
   - name: mini-1
     model: Mac mini (M4)
     memory: 32 GB
+"""
+_LINUX = """\
   - name: linux-1
     kind: linux
   - name: linux-2
     kind: linux
+"""
+_CABLES = """\
 cables:
   - a: studio-1:1
     b: studio-2:1
@@ -46,6 +47,13 @@ cables:
     speed: 40
     through: OWC Thunderbolt Hub
 """
+DEFAULT_FLEET = f"""\
+# Two Mac Studios with RDMA enabled, joined by a Thunderbolt 5 cable; a Mac mini with Thunderbolt 4 behind a hub; and two Linux
+# machines for the operator's replicas. This is the default fleet of `thunderfleet local up`.
+#
+{_MACS}{_LINUX}{_CABLES}"""
+MACS_ONLY = _MACS + _CABLES
+"""The default fleet without the Linux machines: the operator runs on a Mac."""
 
 
 class _Lines(yaml.SafeLoader):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from thunderfleet_localcluster.machines.launchd import MS_PRIVATE, MS_REC, libc_call
 
 MS_BIND, MNT_DETACH = 4096, 2
-OWN = ("/Library", "/opt/thunderfleet", "/var/lib/thunderfleet")
+OWN = ("/Library", "/Users/Shared", "/opt/thunderfleet", "/var/lib/thunderfleet")
 """Folders of which every recorded Mac has its own."""
 
 

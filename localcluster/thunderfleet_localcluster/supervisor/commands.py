@@ -45,7 +45,7 @@ class Commands:
             "stop-kubelet": lambda machine: machine.kill_kubelet(signal.SIGTERM),
             "freeze-kubelet": lambda machine: machine.signal_kubelet(signal.SIGSTOP),
             "thaw-kubelet": lambda machine: machine.signal_kubelet(signal.SIGCONT),
-            "start-kubelet": cluster.joining.start_kubelet,
+            "start-kubelet": lambda machine: cluster.joining.start_kubelet(machine),
             "off": cluster.pool.switch_off,
             "on": self._switch_on,
         }
@@ -80,7 +80,7 @@ class Commands:
         name = str(command.get("do"))
         if name not in self._commands:
             raise LocalClusterError(f"unknown command {name!r}; allowed: {', '.join(self._commands)}")
-        if self.cluster.control_plane.starting and name not in WHILE_STARTING:
+        if self.cluster.starting and name not in WHILE_STARTING:
             raise LocalClusterError(f"cluster {self.cluster.spec.name} is still starting; try again when it is up")
         return await self._commands[name](command)
 
@@ -88,10 +88,9 @@ class Commands:
         cluster = self.cluster
         nodes: list[Json] = []
         with contextlib.suppress(ApiError, LocalClusterError):
-            nodes, _version = await cluster.control_plane.kube.list("/api/v1/nodes")
-        starting = cluster.control_plane.starting
-        described = {} if starting else cluster.describe()
-        return state.status(described, starting, cluster.control_plane.status(), cluster.pool.status(), nodes)
+            nodes = await cluster.nodes()
+        described = {} if cluster.starting else cluster.describe()
+        return state.status(described, cluster.starting, cluster.components(), cluster.pool.status(), nodes)
 
     async def _down(self, _: Json) -> Json:
         self.stop.set()

@@ -11,6 +11,7 @@ from typing import Any
 
 from thunderfleet_controlplane.components import Endpoints
 from thunderfleet_lib import tls
+from thunderfleet_lib.kube import Kube
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -48,10 +49,33 @@ class LocalCluster:
         self.children = Children()
         self.children.listen()
         make_folders(folder)
-        self.control_plane = ControlPlane(folder, spec, self.children, _endpoints(self.plan))
-        self.control_plane.write_kubeconfigs(self._outer_server)
+        self.starting = True
+        self.at = _endpoints(self.plan, spec.control_plane_mac)
         self.pool = MachinePool(folder, spec, self.plan, self.children)
-        self.joining = Joining(folder, spec, self.control_plane, self.pool)
+        self._own: tuple[ControlPlane, Joining] | None = None
+        if spec.control_plane_mac is None:
+            control_plane = ControlPlane(folder, spec, self.children, self.at)
+            control_plane.write_kubeconfigs(self._outer_server)
+            self._own = control_plane, Joining(folder, spec, control_plane, self.pool)
+
+    @property
+    def control_plane(self) -> ControlPlane:
+        """The control plane that the supervisor runs. Raises LocalClusterError if a Mac has it."""
+        return self._run_here()[0]
+
+    @property
+    def joining(self) -> Joining:
+        """What starts kubelets. Raises LocalClusterError if launchd starts them."""
+        return self._run_here()[1]
+
+    def _run_here(self) -> tuple[ControlPlane, Joining]:
+        if self._own is None:
+            mac = self.spec.control_plane_mac
+            raise LocalClusterError(
+                f"the control plane of this cluster and its kubelets are LaunchDaemons of its Macs: use `thunderfleet` and "
+                f"`launchctl` on {mac}"
+            )
+        return self._own
 
     @property
     def _outer_server(self) -> str:
@@ -64,19 +88,31 @@ class LocalCluster:
             ip_batch(lan_commands(self.plan))
         else:
             networks = [IPv4Network(f"{self.plan.control_plane.ip}/16", strict=False)]
-        at = self.control_plane.at
         self._servers = [
-            await serve_forward(self._api_listener, at.api, at.api_port),
+            await serve_forward(self._api_listener, self.at.api, self.at.api_port),
             await serve_proxy(self._proxy_listener, networks, self._proxy_token),
         ]
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """The Nodes. Raises ApiError, or LocalClusterError if nobody has installed a control plane yet."""
+        if self._own is not None:
+            return (await self._own[0].kube.list("/api/v1/nodes"))[0]
+        if not self.folder.inner_kubeconfig.exists():
+            raise LocalClusterError("no control plane has been installed")
+        async with await Kube.from_kubeconfig(self.folder.inner_kubeconfig) as kube:
+            return (await kube.list("/api/v1/nodes"))[0]
+
+    def components(self) -> list[state.ComponentStatus]:
+        """The programs of the control plane that the supervisor runs."""
+        return self._own[0].status() if self._own is not None else []
 
     def describe(self) -> dict[str, Any]:
         """The cluster as in its state file."""
         addresses = state.Addresses(
             server=self._outer_server,
-            inner_server=self.control_plane.at.server,
+            inner_server=self.at.server,
             proxy=proxy_url(self._proxy_listener.getsockname()[1], self._proxy_token),
-            ca_hash=self.control_plane.pki.ca_hash,
+            ca_hash=self._own[0].pki.ca_hash if self._own is not None else None,
         )
         return state.cluster_state(self.spec, self.folder, self.pool.faults.rewired(self.plan), addresses)
 
@@ -86,7 +122,8 @@ class LocalCluster:
 
     async def take_down(self) -> None:
         """End every process. In namespaces the kernel ends the rest together with this process."""
-        await self.control_plane.close()
+        if self._own is not None:
+            await self._own[0].close()
         if self.plan.mode == "loopback":
             await self._end_processes()
         for path in (self.folder.state, self.folder.socket):
@@ -137,8 +174,8 @@ def claim_block() -> tuple[int, socket.socket]:
     )
 
 
-def _endpoints(plan: Layout) -> Endpoints:
-    here = str(plan.control_plane.ip)
+def _endpoints(plan: Layout, mac: str | None) -> Endpoints:
+    here = str(plan.control_plane.ip if mac is None else plan.machine(mac).lan.ip)
     if plan.mode == "namespaces":
         return Endpoints(here, 6443, "127.0.0.1", 2379, 2380, 10257, 10259, loopback=False)
     client, peer, controllers, scheduler = _free_ports(here, 4)

@@ -34,6 +34,8 @@ class Spec:
     """Command line of the kubelet; None starts machines without kubelets."""
     audit: bool
     """Write the API server's audit log."""
+    control_plane_mac: str | None = None
+    """The Mac on which `thunderfleet init` will install the control plane; None: the supervisor runs one."""
 
     def to_json(self) -> str:
         """The text of the spec file."""

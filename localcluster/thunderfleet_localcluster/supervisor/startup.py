@@ -7,7 +7,21 @@ from thunderfleet_localcluster.supervisor.report import Report
 
 
 async def start(cluster: LocalCluster, report: Report) -> None:
-    """Start everything; returns when every Node is Ready. Raises LocalClusterError."""
+    """Start everything; returns when every Node is Ready, or every machine if a Mac gets the control plane.
+
+    Raises LocalClusterError.
+    """
+    if cluster.spec.control_plane_mac is None:
+        await _start_with_control_plane(cluster, report)
+    else:
+        async with report.step(f"{len(cluster.plan.machines)} machines"):
+            await asyncio.get_running_loop().run_in_executor(None, cluster.pool.write_files)
+            await cluster.pool.switch_on_all()
+    cluster.write_state()
+    cluster.starting = False
+
+
+async def _start_with_control_plane(cluster: LocalCluster, report: Report) -> None:
     control_plane = cluster.control_plane
     async with report.step("API server"):
         control_plane.start("etcd")
@@ -29,5 +43,4 @@ async def start(cluster: LocalCluster, report: Report) -> None:
             await control_plane.or_failure(cluster.joining.join_all())
     async with report.step("default service account"):
         await control_plane.or_failure(control_plane.default_account())
-    cluster.write_state()
     control_plane.starting = False

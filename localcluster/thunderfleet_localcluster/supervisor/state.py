@@ -19,7 +19,8 @@ class Addresses:
     server: str
     inner_server: str
     proxy: str
-    ca_hash: str
+    ca_hash: str | None
+    """None if a Mac has the control plane."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def cluster_state(spec: Spec, folder: ClusterFolder, layout: Layout, at: Address
         "kubeconfig": str(folder.kubeconfig),
         "innerKubeconfig": str(folder.inner_kubeconfig),
         "caHash": at.ca_hash,
+        "controlPlaneMac": spec.control_plane_mac,
         "assets": spec.assets,
         "logs": str(folder.logs),
         "models": str(folder.models),

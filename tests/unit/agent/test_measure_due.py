@@ -43,6 +43,7 @@ from thunderfleet_agent.measure.schedule.probes import (
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
 from thunderfleet_agent.measure.session.probe_lock import MacBusy, ProbeLock
 from thunderfleet_agent.measure.session.rates import rate_mbps, trips
+from thunderfleet_agent.measure.worker import gpu
 from thunderfleet_agent.measure.worker.warm_up import best, is_steady
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
@@ -618,6 +619,31 @@ def test_under_noise_a_run_ends_in_time_and_two_of_them_agree(noise: float, burs
     assert max(rate for rate, _ in runs) / min(rate for rate, _ in runs) - 1 <= 0.05
     # Steady runs end long before the limit; unsteady ones use the whole time and no more.
     assert all(least <= seconds < most for _, seconds in runs)
+
+
+@pytest.mark.parametrize(
+    ("free", "memory", "cache", "mib"),
+    [
+        (None, None, None, 256),
+        (None, 2**39, None, 4096),
+        (None, 2**34, None, 256),
+        (None, None, 2**20, 64),
+        (None, None, 64 * 2**20, 512),
+        # The cache that a virtual machine reports is often that of its host.
+        (None, None, 480 * 2**20, 1024),
+        (None, None, 800 * 2**20, 1600),
+        (2**30, 2**39, None, 512),
+    ],
+)
+def test_the_buffer_is_larger_than_the_cache_and_a_few_passes_are_short(
+    free: int | None, memory: int | None, cache: int | None, mib: int
+) -> None:
+    assert gpu.buffer_bytes(free, memory, cache) == mib * gpu.MIB
+
+
+def test_a_buffer_that_fits_into_the_cache_measures_nothing() -> None:
+    with pytest.raises(gpu.NotMeasured, match="1900 MiB of memory are free; the benchmark needs at least 1920 MiB"):
+        gpu.buffer_bytes(1900 * gpu.MIB, None, 480 * gpu.MIB)
 
 
 def test_results_hold_their_key() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "runner/README.md"))
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 
 
 def test_the_reference_is_current() -> None:
@@ -55,6 +56,12 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+def lines_of(workflow: str) -> str:
+    """The lines of a workflow as if they were typed."""
+    lines = (line.strip().removeprefix("- run: ").replace('"', "") for line in workflow.splitlines())
+    return "\n".join(f"$ {line}" for line in lines)
+
+
 def test_the_check_of_commands_sees_commands_and_options() -> None:
     text = "run `sudo thunderfleet-kubelet join --token T`\n$ thunderfleet local up --check | tee x # with --that\n"
     assert commands(text) == [("thunderfleet-kubelet join", ["--token"]), ("thunderfleet local up", ["--check"])]
@@ -65,9 +72,11 @@ def test_commands_in_pages_exist() -> None:
     assert "--keep" in known["thunderfleet demo"]
     named = [(page, *command) for page in PAGES for command in commands(page.read_text(encoding="utf-8"))]
     assert len(named) > 20
+    run = [(page, *command) for page in WORKFLOWS for command in commands(lines_of(page.read_text(encoding="utf-8")))]
+    assert {"thunderfleet init", "thunderfleet run", "thunderfleet reset"} <= {name for _, name, _ in run}
     wrong = [
         (page.name, name, option)
-        for page, name, options in named
+        for page, name, options in named + run
         for option in options or [""]
         if name not in known or option not in known[name]
     ]

@@ -45,6 +45,8 @@ def test_a_spec_is_read_as_it_was_written(kubelet: tuple[str, ...] | None) -> No
     spec = Spec(**{**vars(SPEC), "kubelet": kubelet})
     assert Spec.from_json(spec.to_json()) == spec
     assert Spec.from_json(SPEC.to_json()) == SPEC
+    spec = Spec(**{**vars(SPEC), "kubelet": None, "control_plane_mac": "a"})
+    assert Spec.from_json(spec.to_json()) == spec
 
 
 def test_the_state_file_has_addresses_machines_and_cables() -> None:
@@ -65,6 +67,7 @@ def test_the_state_file_has_addresses_machines_and_cables() -> None:
     assert found["machines"][1]["cables"][0]["address"] == "10.64.1.2"
     assert (found["server"], found["innerServer"], found["proxy"]) == (at.server, at.inner_server, at.proxy)
     assert found["image"] == {"name": "i:1", "folder": "/i"} and found["caHash"] == "sha256:0"
+    assert found["controlPlaneMac"] is None
 
 
 def node(name: str, *conditions: tuple[str, str]) -> dict[str, Any]:

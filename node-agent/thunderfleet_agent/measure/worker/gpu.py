@@ -22,11 +22,14 @@ PRODUCT_SECONDS = 0.02
 LARGEST_ORDER = 8192
 SMALLEST_ORDER = 256
 # The size of the buffer: a multiple of the last-level cache, or a part of the memory if the cache is unknown.
-CACHES = 8
+CACHES, FEWEST_CACHES = 8, 2
 PART_OF_MEMORY = 128
 SMALLEST_BUFFER = 64 * MIB
 USUAL_BUFFER = 256 * MIB
 LARGEST_BUFFER = 4096 * MIB
+# A few passes over it must fit into the time of the benchmark, and a virtual machine with two slow cores may report the 480 MiB
+# of cache that its host has for all of them.
+LARGEST_OF_CACHES = 1024 * MIB
 
 _PAGES = re.compile(r"^Pages (free|inactive|speculative|purgeable):\s*(\d+)\.", re.MULTILINE)
 _PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
@@ -64,11 +67,12 @@ def cache_bytes() -> int | None:
 
 def buffer_bytes(free: int | None, memory: int | None, cache: int | None) -> int:
     """The size of the buffer: larger than the cache, at most half of the free memory. Raises NotMeasured."""
-    wanted = CACHES * cache if cache else max(USUAL_BUFFER, (memory or 0) // PART_OF_MEMORY)
-    size = min(max(wanted, SMALLEST_BUFFER), LARGEST_BUFFER)
+    least = max(SMALLEST_BUFFER, FEWEST_CACHES * (cache or 0))
+    part = max(USUAL_BUFFER, (memory or 0) // PART_OF_MEMORY)
+    wanted = min(CACHES * cache, LARGEST_OF_CACHES) if cache else part
+    size = min(max(wanted, least), LARGEST_BUFFER)
     if free is not None:
         size = min(size, free // 2)
-    least = max(SMALLEST_BUFFER, 2 * (cache or 0))
     if size < least:
         raise NotMeasured(
             f"{(free or 0) // MIB} MiB of memory are free; the benchmark needs at least {2 * least // MIB} MiB: end other "

@@ -1,0 +1,107 @@
+"""How the demo gets a cluster: `thunderfleet init` and `join` on recorded Macs where they can have folders of their own.
+
+That needs namespaces and root, as a Mac's administrator is. Elsewhere the local cluster runs its control plane itself, and helm
+installs the chart.
+"""
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from thunderfleet_localcluster.client.launch import choose_network
+from thunderfleet_localcluster.demo.session import COMMAND_SECONDS, MODELS, POLL_SECONDS, Session, say
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.fleet.file import MACS_ONLY, parse_fleet
+from thunderfleet_localcluster.shipped import shipped
+
+NAMESPACE = "thunderfleet-system"
+INSTALL_SECONDS = 180
+
+
+def why_no_daemons() -> str:
+    """Why recorded Macs cannot run LaunchDaemons here; empty if they can."""
+    mode, reason = choose_network("auto")
+    if mode != "namespaces":
+        return reason
+    return "" if os.geteuid() == 0 else "only root can give recorded Macs folders that belong to root"
+
+
+def start_macs(session: Session) -> None:
+    """Start recorded Macs that have the model, and nothing else of ours."""
+    session.up(MACS_ONLY, parse_fleet(MACS_ONLY, "the fleet").machines[0].name)
+    for machine in session.cluster.machines.values():
+        session.model.install(machine.folder / MODELS / session.model.repository)
+
+
+def init_and_join(session: Session) -> None:
+    """Install everything with the commands of the README. Raises LocalClusterError."""
+    first, *others = session.cluster.machines
+    with ThreadPoolExecutor(len(others)) as threads:
+        init = _Command(session, threads, first, "init")
+        init.follow()
+        (line,) = re.findall(r"tf1-[\w-]+", init.log.read_text())
+        session.cluster.take_kubeconfig(first)
+        joins = [_Command(session, threads, name, "join", "-", text=line) for name in others]
+        for join in joins:
+            join.follow()
+    session.kubectl("rollout", "status", "deployment,daemonset", "-n", NAMESPACE, f"--timeout={COMMAND_SECONDS}s")
+    session.show("get", "pods", "-n", NAMESPACE, "-o", "wide")
+
+
+class _Command:
+    """A command of `thunderfleet` that runs on a recorded Mac, and writes to a log."""
+
+    def __init__(self, session: Session, threads: ThreadPoolExecutor, mac: str, *words: str, text: str = "") -> None:
+        machine = session.cluster.machines[mac]
+        self.mac, self.title = mac, f"{'echo tf1-… | ' if text else ''}sudo thunderfleet {' '.join(words)}"
+        self.log: Path = session.folder.log(f"{words[0]}-{mac}")
+        self.log.write_text("")
+        program = str(session.cluster.image_folder / "bin" / "thunderfleet")
+        command = [program, *words, "--config", str(machine.folder / "kubelet.yaml")]
+        # The log is below the folder of the cluster, which every recorded Mac sees.
+        script = ["sh", "-c", 'log=$1; shift; exec "$@" > "$log" 2>&1', "sh", str(self.log), *command]
+        self._ended: Future[CompletedProcess[str]] = threads.submit(machine.run, script, text, INSTALL_SECONDS)
+
+    def follow(self) -> None:
+        """Show the steps until the command has ended. Raises LocalClusterError if it fails."""
+        say(f"      {self.mac} $ {self.title}")
+        shown = 0
+        while not self._ended.done():
+            shown = self._show_from(shown)
+            time.sleep(POLL_SECONDS)
+        self._show_from(shown)
+        if self._ended.result().returncode:
+            raise LocalClusterError(f"{self.title} failed on {self.mac}:\n{self.log.read_text().strip()}")
+
+    def _show_from(self, shown: int) -> int:
+        lines: Sequence[str] = self.log.read_text().splitlines(keepends=True)
+        for line in lines[shown:]:
+            if not line.endswith("\n"):
+                break
+            shown += 1
+            if line.startswith("["):
+                say(f"      {line.rstrip()}")
+        return shown
+
+
+def start_with_own_control_plane(session: Session) -> None:
+    """Start the default fleet; the local cluster runs the control plane."""
+    session.up()
+    session.model.install(session.cluster.models / session.model.repository)
+
+
+def install_chart(session: Session) -> None:
+    """Install the chart into its namespace."""
+    session.kubectl("create", "namespace", NAMESPACE)
+    session.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
+    say(f"      $ helm install thunderfleet charts/thunderfleet --namespace {NAMESPACE} --wait …")
+    session.cluster.helm(
+        *("install", "thunderfleet", str(shipped("charts/thunderfleet")), "--namespace", NAMESPACE, "--wait"),
+        *("--set", f"agent.modelFolders={{{session.cluster.models}}}", "--timeout", f"{INSTALL_SECONDS}s"),
+        seconds=INSTALL_SECONDS + 30,
+    )
+    session.show("get", "pods", "-n", NAMESPACE, "-o", "wide")
