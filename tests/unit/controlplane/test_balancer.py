@@ -3,17 +3,21 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_controlplane.balancer import learn, proxy
 from thunderfleet_controlplane.balancer.health import Health
 from thunderfleet_controlplane.balancer.proxy import Balancer, Pool
 from thunderfleet_controlplane.balancer.servers import (
+    CONFIG_MAP,
     LIMIT,
+    SLICE,
     ApiServer,
     api_server,
     bounded,
@@ -23,6 +27,7 @@ from thunderfleet_controlplane.balancer.servers import (
     to_text,
     told,
 )
+from thunderfleet_controlplane.pki import make_pki
 
 from tests.support.waiting import until_async
 
@@ -248,6 +253,95 @@ def test_health_finds_what_fails_and_what_works_again(tmp_path: Path) -> None:
             await until_async(lambda: pool.every == (first,) and not pool.failing, "what is not in the list is not asked")
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+class RecordedApi:
+    """An API server with TLS that answers the holders of a certificate of the cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pki = make_pki(folder / "pki", ["127.0.0.1"], ["127.0.0.1"])
+        self.identity = folder / "identity"
+        self.identity.mkdir()
+        (self.identity / "ca.crt").write_bytes(self.pki.ca.read_bytes())
+        self.ready = 200
+        self.asked: list[tuple[str, str]] = []
+
+    def join(self) -> None:
+        """The kubelet has a certificate; that of the controller manager stands in for it."""
+        own = self.pki.pair("kube-controller-manager")
+        (self.identity / "client.pem").write_bytes(own.key.read_bytes() + own.certificate.read_bytes())
+
+    async def answer(self, request: web.Request) -> web.Response:
+        certificate = request.transport.get_extra_info("peercert") if request.transport else None
+        self.asked.append((request.path, dict(part[0] for part in certificate["subject"])["commonName"] if certificate else ""))
+        if request.path == "/readyz":
+            return web.Response(status=self.ready)
+        if request.path == CONFIG_MAP:
+            return web.json_response({"data": {"studio-1": "127.0.0.1", "studio-2": "192.168.64.12 studio-2.local"}})
+        return web.json_response({"endpoints": [{"addresses": ["192.168.64.13"]}]} if request.path == SLICE else {}, status=200)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[ApiServer]:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.pki.ca))
+        own = self.pki.pair("apiserver")
+        context.load_cert_chain(own.certificate, own.key)
+        context.verify_mode = ssl.CERT_OPTIONAL
+        application = web.Application()
+        application.router.add_get("/{path:.*}", self.answer)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        try:
+            yield ApiServer("127.0.0.1", runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+
+def test_the_balancer_asks_as_the_kubelet(tmp_path: Path) -> None:
+    async def run() -> None:
+        api = RecordedApi(tmp_path)
+        async with api.serving() as server:
+            pool = Pool(server)
+            health = asyncio.create_task(Health(pool, api.identity, seconds=0.01).run())
+            learner = learn.Learner(pool, tmp_path / "servers.json", api.identity, f"https://{server}", server.port)
+            assert not await learner._learn(), "this Mac has not joined yet"
+            assert not pool.failing and api.asked == []
+            api.join()
+            await until_async(
+                lambda: ("/readyz", "system:kube-controller-manager") in api.asked, "it asks with the certificate"
+            )
+            api.ready = 500
+            await until_async(lambda: pool.failing == {server}, "an API server that is not ready fails")
+            api.ready = 401
+            await until_async(lambda: not pool.failing, "one that answers works")
+            assert await learner._learn()
+            health.cancel()
+            await asyncio.gather(health, return_exceptions=True)
+            hosts = ["127.0.0.1", "192.168.64.12", "192.168.64.13", "studio-2.local"]
+            assert [one.host for one in pool.servers] == hosts
+            assert learn.read(tmp_path / "servers.json") == pool.servers
+
+    asyncio.run(run())
+
+
+def test_an_impostor_fails(tmp_path: Path) -> None:
+    """Another machine may have the address of an API server that is gone."""
+
+    async def run() -> None:
+        (tmp_path / "own").mkdir()
+        (tmp_path / "other").mkdir()
+        own, other = RecordedApi(tmp_path / "own"), RecordedApi(tmp_path / "other")
+        own.join()
+        async with other.serving() as server:
+            pool = Pool(server)
+            health = asyncio.create_task(Health(pool, own.identity, seconds=0.01).run())
+            await until_async(lambda: pool.failing == {server}, "it is not trusted")
+            health.cancel()
+            await asyncio.gather(health, return_exceptions=True)
+            assert other.asked == []
 
     asyncio.run(run())
 
