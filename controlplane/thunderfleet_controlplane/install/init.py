@@ -55,14 +55,15 @@ def init(mac: Mac, wanted: Wanted) -> None:
         _describe(mac, config)
         return
     with only_one(mac.layout.lock):
-        token, pki = install(mac, wanted, config)
+        pki = install(mac, wanted, config)
+        token = asyncio.run(_make_token(config))
     _farewell(mac, config, pki, token)
 
 
 def install(
     mac: Mac, wanted: Wanted, config: HostConfig, settle: Callable[[Mac, HostConfig], None] | None = None
-) -> tuple[str, ClusterPki]:
-    """Carry out all steps; a token for other Macs, and the certificates. Raises InstallError.
+) -> ClusterPki:
+    """Carry out all steps; the certificates. Raises InstallError.
 
     ``settle``: what makes the etcd that was started one on which an API server can rely, if others are beside it.
     """
@@ -87,10 +88,10 @@ def install(
     kubelet = KubeletInstaller(layout, launchctl, python, environment)
     kubelet.write_config(config.name, wanted.kubelet_config)
     started = f"{mac.shipped.version}-{programs}"
-    token = asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
+    asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
     if wanted.chart:
         _install_chart(mac, mac.shipped.chart(python))
-    return token, pki
+    return pki
 
 
 def _put(mac: Mac, daemon: Daemon) -> None:
@@ -129,8 +130,8 @@ def _describe(mac: Mac, config: HostConfig) -> None:
 
 async def _make_cluster(
     mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: KubeletInstaller, programs: str, put_approver: Callable[[], None]
-) -> str:
-    """Everything that goes through the API server; returns a token for other Macs."""
+) -> None:
+    """Everything that goes through the API server."""
     launchctl, layout = mac.launchctl, mac.layout
 
     def describe(*names: str) -> str:
@@ -153,6 +154,10 @@ async def _make_cluster(
         mac.step("kubelet", f"Node {config.name} is Ready")
         await cluster.put_namespace(kube)
         await cluster.forget_unfinished_release(kube)
+
+
+async def _make_token(config: HostConfig) -> str:
+    async with cluster.connect(config.layout, config.local_server) as kube:
         return await cluster.make_token(kube, "for Macs that join", cluster.JOIN_TOKEN_HOURS)
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,9 +64,11 @@ def _remove(mac: Mac, *, force: bool) -> None:
     going = None if force else leaving(mac)
     if mac.launchctl.describe(label(KUBELET)) is not None and control_plane and node is not None:
         _end_pods(mac, str(node))
+    # A kubelet that runs would create its Node again.
+    _end_daemons(mac, (KUBELET,))
     if going is not None:
         leave(mac, going)
-    _end_daemons(mac)
+    _end_daemons(mac, ORDER)
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")
@@ -77,9 +80,9 @@ def _remove(mac: Mac, *, force: bool) -> None:
     mac.step("reset", "left: models, the cache of built programs, kubeconfigs in home folders, this program")
 
 
-def _end_daemons(mac: Mac) -> None:
+def _end_daemons(mac: Mac, names: Sequence[str]) -> None:
     layout = mac.layout
-    for name in reversed(ORDER):
+    for name in reversed(names):
         seconds = kubelet.EXIT_SECONDS if name == KUBELET else EXIT_SECONDS.get(name, 20)
         if remove_daemon(mac.launchctl, layout.plist(label(name)), label(name), seconds):
             mac.step("reset", f"ended {label(name)}")

@@ -65,6 +65,7 @@ class RecordedApi:
 def api(monkeypatch: pytest.MonkeyPatch) -> RecordedApi:
     made: Any = RecordedApi()
     monkeypatch.setattr(handover, "Kube", made)
+    monkeypatch.setattr(handover, "KNOWN_SECONDS", 0.0)
     asyncio.run(handover.offer(made, TOKEN, SEALED))
     return made
 
@@ -122,6 +123,19 @@ def test_a_line_that_was_used_or_has_expired_says_so(api: RecordedApi, status: i
     api.refuses = status
     with pytest.raises(InstallError, match=r"was used already, or has expired.*token create --control-plane"):
         take("first")
+
+
+def test_an_api_server_that_does_not_know_the_token_yet_is_asked_again(
+    api: RecordedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "KNOWN_SECONDS", 60.0)
+    api.refuses = 401
+
+    async def pause(seconds: float) -> None:
+        api.refuses = None
+
+    monkeypatch.setattr(handover.asyncio, "sleep", pause)
+    assert take("first") == SEALED
 
 
 def test_other_failures_are_not_taken_for_that(api: RecordedApi) -> None:

@@ -13,6 +13,7 @@ from thunderfleet_controlplane import components
 from thunderfleet_controlplane.components import Endpoints
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig
+from thunderfleet_controlplane.install.backup import etcd as snapshots
 from thunderfleet_controlplane.install.peers import members as module
 from thunderfleet_controlplane.install.peers import settle as settling
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
@@ -109,6 +110,11 @@ def test_a_member_joins_votes_and_leaves(etcds: Etcds, monkeypatch: pytest.Monke
     with pytest.raises(EtcdError):
         on_second.remove(next(one for one in both if HOSTS[0] in one.hosts))
     assert on_second.members(consistent=False) == both
+    # What is left of a cluster without a majority can be saved.
+    monkeypatch.setattr(snapshots, "LOCAL", HOSTS[1])
+    monkeypatch.setattr(snapshots, "ETCD_CLIENT", CLIENT)
+    files: Any = SimpleNamespace(pki=etcds.pki)
+    assert sum(map(len, snapshots.snapshot(files))) > 10_000
     etcds.start(first)
 
     def left() -> bool:

@@ -60,8 +60,9 @@ def leaving(mac: Mac) -> Leaving | None:
 
 def leave(mac: Mac, one: Leaving) -> None:
     """Tell the others that this Mac goes. Raises InstallError."""
-    name = str(read_json(mac.layout.state).get("name"))
-    _forget(mac, name)
+    # A Mac that was only about to join has no API server and no Node.
+    if (name := read_json(mac.layout.state).get("name")) is not None:
+        _forget(mac, str(name))
     mac.step("reset", f"removing {one.member} from etcd")
 
     def step() -> str:
@@ -81,7 +82,9 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
         raise InstallError("this is the control plane of this Mac: leave out --member to remove it", usage=True)
     etcd = Etcd(layout.pki, (one.host for one in learn.read(layout.api_servers)))
     members = etcd.members()
-    hosts = set(asyncio.run(_where(mac, node)).split())
+    known = set(asyncio.run(_where(mac, node)).split())
+    # One that has never started has no name yet.
+    hosts = {*known, node}
     found = next((one for one in members if one.name == f"member-{node}" or hosts & set(one.hosts)), None)
     if found is not None:
         alive = etcd.alive(members)
@@ -91,7 +94,7 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
             raise InstallError(f"{found} cannot be removed: {problem}")
         mac.step("reset", f"removing {found} from etcd")
         etcd.remove(found)
-    elif not hosts:
+    elif not known:
         raise InstallError(f"no control plane is known by the name {node}: use the name of its Node", usage=True)
     _forget(mac, node)
     mac.step("reset", f"{node} has no control plane any more; reset that Mac before it is switched on again, if it is")

@@ -4,7 +4,9 @@ Secret, Role and RoleBinding belong to the Secret of the token, so they go with 
 Mac that uses it writes a number of its own into the Secret, and others are refused.
 """
 
+import asyncio
 import base64
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ CLAIM = "thunderfleet.io/claimed-by"
 AGAIN = "run `sudo thunderfleet token create --control-plane` on a Mac with a control plane, and use the new line"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system"
 CONFLICT = 409
+UNKNOWN = (401, 403, 404)
+KNOWN_SECONDS = 10.0
+POLL_SECONDS = 0.5
 
 
 def _name(identifier: str) -> str:
@@ -53,13 +58,20 @@ async def offer(kube: Kube, token: str, data: bytes) -> None:
 async def take(server: str, ca: Path, token: str, claim: str) -> bytes:
     """Read what was offered, if nobody else has. ``claim``: the same in every run on this Mac. Raises InstallError."""
     path = f"{cluster.SECRETS}/{_name(token.split('.')[0])}"
+    deadline = time.monotonic() + KNOWN_SECONDS
     async with Kube.with_files(server, ca, token=token) as kube:
-        try:
-            secret = await _claimed(kube, path, claim)
-        except ApiError as error:
-            if error.status in (401, 403, 404):
-                raise InstallError(f"the line was used already, or has expired: {AGAIN}") from None
-            raise
+        while True:
+            try:
+                secret = await _claimed(kube, path, claim)
+                break
+            except ApiError as error:
+                # An API server learns a moment later what was created through another.
+                if time.monotonic() < deadline and (error.status in UNKNOWN or error.transient):
+                    await asyncio.sleep(POLL_SECONDS)
+                    continue
+                if error.status in UNKNOWN:
+                    raise InstallError(f"the line was used already, or has expired: {AGAIN}") from None
+                raise
     if (secret["metadata"].get("annotations") or {}).get(CLAIM) != claim:
         raise InstallError(f"another Mac uses this line: {AGAIN}")
     try:

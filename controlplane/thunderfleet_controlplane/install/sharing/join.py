@@ -33,6 +33,7 @@ from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing.sealed import SealedError, unseal
 
 CLAIM_BYTES = 16
+REMOVE = "if it does not go on, run `sudo thunderfleet reset --member {}` on a Mac with a control plane"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     put_balancer(mac, python, python_environment(python), servers_of(line), control_plane=True)
     _get_keys(mac, line)
     put_certificates(config)
-    asyncio.run(_withdraw(mac))
+    asyncio.run(_withdraw(mac, line))
     etcd = Etcd(layout.pki, line.hosts)
     config = _member(mac, config, etcd)
     install(mac, Init(kubelet_config=wanted.kubelet_config, chart=False), config, lambda mac, config: settle(mac, config, etcd))
@@ -114,14 +115,15 @@ def _get_keys(mac: Mac, line: JoinLine) -> None:
     write_json(layout.joining, {**state, "token": token, "keys": True})
 
 
-async def _withdraw(mac: Mac) -> None:
-    """Delete the token and what it can read: it has been used."""
-    identifier = str(read_json(mac.layout.joining).get("token"))
+async def _withdraw(mac: Mac, line: JoinLine) -> None:
+    """Delete the token and what it can read: it has been used. An earlier run may have used another line."""
+    identifiers = {str(read_json(mac.layout.joining).get("token")), line.token.split(".")[0]}
     mac.step("keys", "deleting the keys in the cluster, and the token of the line")
     async with cluster.connect(mac.layout, BALANCED) as kube:
 
         async def problem() -> str:
-            await handover.withdraw(kube, identifier)
+            for one in identifiers:
+                await handover.withdraw(kube, one)
             return ""
 
         await cluster.until(problem, cluster.NODE_SECONDS, "the token cannot be deleted", lambda: "")
@@ -152,6 +154,8 @@ def _member(mac: Mac, config: HostConfig, etcd: Etcd) -> HostConfig:
             etcd.remove(mine)
             mine = None
         if mine is None:
+            if other := next((one for one in members if one.learner), None):
+                return f"{other} is joining; {REMOVE.format(next(iter(other.hosts), other.name))}"
             etcd.add_learner(url)
         found[:] = [initial_cluster(etcd.members(), config.etcd_name, url)]
         return ""
