@@ -26,7 +26,7 @@ from thunderfleet_controlplane.install.mac.daemons import remove_daemon
 from thunderfleet_controlplane.install.mac.facts import changeable, folders
 from thunderfleet_controlplane.install.mac.files import only_one, read_json, remove, remove_empty, with_leftovers
 from thunderfleet_controlplane.install.machine import Mac, refuse
-from thunderfleet_controlplane.install.peers.leave import leave, leaving, remove_member
+from thunderfleet_controlplane.install.peers.leave import forget_own, leave, leaving, remove_member
 
 PODS_SECONDS = 60.0
 POLL_SECONDS = 0.3
@@ -64,9 +64,11 @@ def _remove(mac: Mac, *, force: bool) -> None:
     going = None if force else leaving(mac)
     if mac.launchctl.describe(label(KUBELET)) is not None and control_plane and node is not None:
         _end_pods(mac, str(node))
-    # A kubelet that runs would create its Node again.
+    # A kubelet that runs would create its Node again, and an API server without etcd ends late.
     _end_daemons(mac, (KUBELET,))
     if going is not None:
+        forget_own(mac)
+        _end_daemons(mac, [name for name in ORDER if name != "etcd"])
         leave(mac, going)
     _end_daemons(mac, ORDER)
     for path in _owned(layout):

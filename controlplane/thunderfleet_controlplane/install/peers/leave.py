@@ -58,11 +58,15 @@ def leaving(mac: Mac) -> Leaving | None:
     return Leaving(etcd, mine)
 
 
-def leave(mac: Mac, one: Leaving) -> None:
-    """Tell the others that this Mac goes. Raises InstallError."""
-    # A Mac that was only about to join has no API server and no Node.
+def forget_own(mac: Mac) -> None:
+    """Delete what the cluster knows about this Mac: its API server, and its Node."""
+    # A Mac that was only about to join has neither.
     if (name := read_json(mac.layout.state).get("name")) is not None:
         _forget(mac, str(name))
+
+
+def leave(mac: Mac, one: Leaving) -> None:
+    """Tell the other members of etcd that this Mac goes. Raises InstallError."""
     mac.step("reset", f"removing {one.member} from etcd")
 
     def step() -> str:
