@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 from thunderfleet_localcluster.client.cluster import Cluster
@@ -75,22 +76,14 @@ def works(mac: Mac, *arguments: str) -> str:
     return until(said, f"kubectl {' '.join(arguments)} on {mac.machine.name}").stdout
 
 
+def known_servers(mac: Mac) -> str:
+    """The list of API servers that a Mac keeps for its next boot."""
+    return mac.run("cat", "/var/lib/thunderfleet/api-servers.json")
+
+
 def renewed(mac: Mac, node: str) -> str:
     """When a Node's Lease was renewed."""
     return str(json.loads(works(mac, "get", "--raw", f"{LEASES}/{node}"))["spec"]["renewTime"])
-
-
-def test_the_second_control_plane_is_warned_about(macs: tuple[Mac, Mac, Mac]) -> None:
-    first, second, third = macs
-    first.init("--no-chart")
-    line = line_of(first)
-    said = joins(second, line)
-    assert "The cluster has 2 control planes" in said and "WARNING: 2 control planes do not survive the loss of one" in said
-    assert first.node_ready("studio-2")
-    said = joins(third, line, code=1)
-    assert "the line was used already, or has expired" in said
-    assert "studio-2" in works(second, "get", "nodes")
-    assert works(first, "get", "secrets,roles,rolebindings", "-n", "kube-system", "-o", "name").count("control-plane-") == 0
 
 
 def killed_at(mac: Mac, step: str, line: str) -> None:
@@ -100,17 +93,48 @@ def killed_at(mac: Mac, step: str, line: str) -> None:
     mac.killed_at(step, "join", "--control-plane", "--token-file", str(file), "--config", mac.config)
 
 
-def test_a_third_that_is_killed_is_completed(macs: tuple[Mac, Mac, Mac]) -> None:
-    """After its line was used, and when its etcd has no vote yet."""
-    third, line = macs[2], line_of(macs[1])
+@dataclass(frozen=True)
+class Planes:
+    """Three Macs with a control plane, and what the commands said that made them so."""
+
+    macs: tuple[Mac, Mac, Mac]
+    second: str
+    second_line_again: str
+    third_init: str
+    third: str
+
+
+@pytest.fixture(scope="module")
+def planes(macs: tuple[Mac, Mac, Mac]) -> Planes:
+    """The second joins undisturbed; the third is killed after its line was used, and when its etcd has no vote yet."""
+    first, second, third = macs
+    first.init("--no-chart")
+    line = line_of(first)
+    said_second, again = joins(second, line), joins(third, line, code=1)
+    line = line_of(second)
     for step in ("[keys] deleting", "[etcd] waiting"):
         killed_at(third, step, line)
-    assert "was interrupted" in third.run(third.program, "init", code=1)
-    said = joins(third, line)
-    assert "The cluster has 3 control planes" in said and "WARNING" not in said
+    return Planes(macs, said_second, again, third.run(third.program, "init", code=1), joins(third, line))
 
 
-def test_only_the_others_reach_etcd(macs: tuple[Mac, Mac, Mac]) -> None:
+def test_two_control_planes_are_warned_about_and_three_are_not(planes: Planes) -> None:
+    assert "The cluster has 2 control planes" in planes.second
+    assert "WARNING: 2 control planes do not survive the loss of one" in planes.second
+    assert "The cluster has 3 control planes" in planes.third and "WARNING" not in planes.third
+    assert all(planes.macs[0].node_ready(mac.machine.name) for mac in planes.macs)
+
+
+def test_a_line_works_once_and_leaves_nothing(planes: Planes) -> None:
+    assert "the line was used already, or has expired" in planes.second_line_again
+    kept = works(planes.macs[0], "get", "secrets,roles,rolebindings", "-n", "kube-system", "-o", "name")
+    assert "secret/" in kept and "control-plane-" not in kept
+
+
+def test_another_command_does_not_go_on_with_half_of_a_join(planes: Planes) -> None:
+    assert "`join --control-plane` was interrupted on this Mac" in planes.third_init
+
+
+def test_only_the_others_reach_etcd(planes: Planes) -> None:
     """Its ports are open to other Macs now, and ask for a certificate of its own authority."""
     knock = (
         "import ssl, socket, sys\n"
@@ -123,13 +147,17 @@ def test_only_the_others_reach_etcd(macs: tuple[Mac, Mac, Mac]) -> None:
         "    print('refused', error)\n"
     )
     for port in ("2379", "2380"):
-        said = macs[0].run(macs[0].python, "-c", knock, "192.168.64.12", port)
+        said = planes.macs[0].run(planes.macs[0].python, "-c", knock, "192.168.64.12", port)
         assert said.startswith("refused"), said
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_everything_goes_on_without_any_one_of_them(macs: tuple[Mac, Mac, Mac], number: int) -> None:
+SOAKING = [pytest.param(number, marks=pytest.mark.soak) for number in (1, 2)]
+
+
+@pytest.mark.parametrize("number", [0, *SOAKING])
+def test_everything_goes_on_without_any_one_of_them(planes: Planes, number: int) -> None:
     """Kubectl on each Mac, the Leases of the Nodes, and objects that are new."""
+    macs = planes.macs
     lost, others = macs[number], [*macs[:number], *macs[number + 1 :]]
     name, names = lost.machine.name, [mac.machine.name for mac in others]
     before = {node: renewed(others[0], node) for node in names}
@@ -147,8 +175,39 @@ def test_everything_goes_on_without_any_one_of_them(macs: tuple[Mac, Mac, Mac], 
     until(lambda: others[0].node_ready(name), f"{name} is Ready")
 
 
-def test_a_mac_leaves_if_the_others_work_without_it(macs: tuple[Mac, Mac, Mac]) -> None:
-    first, second, third = macs
+@pytest.mark.soak
+def test_the_address_of_one_changes(cluster: Cluster, planes: Planes) -> None:
+    """The others learn it from each other; recorded Macs have no names in Bonjour."""
+    first, second, third = planes.macs
+    cluster.lan_address("studio-3", "192.168.64.73")
+    said = third.run(third.program, "init", "--no-chart", "--advertise-address", "192.168.64.73")
+    assert "telling the other members the address 192.168.64.73" in said
+    for mac in (first, second):
+        until(lambda mac=mac: "192.168.64.73" in known_servers(mac), "its balancer knows the address")  # type: ignore[misc]
+    second.machine.off()
+    works(third, "create", "configmap", "made-at-another-address")
+    assert "made-at-another-address" in works(first, "get", "configmaps"), "etcd works with the moved member"
+    second.machine.on()
+    until(lambda: first.node_ready("studio-2"), "studio-2 is Ready")
+
+
+@pytest.mark.soak
+def test_a_backup_of_several_is_restored_when_the_others_are_reset(planes: Planes) -> None:
+    first, second, third = planes.macs
+    saved = str(first.machine.folder / "saved")
+    first.run(first.program, "backup", saved)
+    said = first.run(first.program, "restore", saved, code=1)
+    assert "several control planes, which would go on without this one" in said and "member-studio-2" in said
+    for mac in (second, third):
+        mac.run(mac.program, "reset")
+    assert "the control plane of the backup runs" in first.run(first.program, "restore", saved)
+    for mac in (second, third):
+        joins(mac, line_of(first))
+    assert "The cluster has" not in first.run(first.program, "init", "--no-chart")
+
+
+def test_a_mac_leaves_if_the_others_work_without_it(planes: Planes) -> None:
+    first, second, third = planes.macs
     third.machine.off()
     said = second.run(second.program, "reset", code=1)
     assert "without this Mac the others would not work" in said and "member-studio-3" in said
@@ -163,7 +222,11 @@ def test_a_mac_leaves_if_the_others_work_without_it(macs: tuple[Mac, Mac, Mac]) 
 
 @pytest.mark.soak
 def test_a_join_that_is_killed_at_any_step_is_completed(macs: tuple[Mac, Mac, Mac]) -> None:
-    first, _, third = macs
+    first, second, third = macs
+    for mac in (third, second):
+        mac.run(mac.program, "reset", "--force")
+    first.run(first.program, "reset", "--force")
+    first.init("--no-chart")
     line = line_of(first)
     for step in STEPS:
         killed_at(third, step, line)

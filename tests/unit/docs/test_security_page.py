@@ -59,7 +59,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "e2e/test_kubelet.py::test_a_pod_reads_nothing_of_another_pod",
     ),
     "keys of the cluster's authorities | every Mac": (
-        f"{PLANES}::test_the_second_control_plane_is_warned_about",
+        f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
         f"{SEALED}::test_no_other_key_and_no_other_token_reads_it",
     ),
     "backups of a control plane": (
@@ -96,7 +96,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/runner/test_mlxlm_contract.py::test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by",
     ),
     "holder of a bootstrap token": (f"{JOINING}::test_a_node_reads_the_secrets_of_its_pods_and_no_others", "csr-other"),
-    "holder of a line for a control plane": (f"{PLANES}::test_the_second_control_plane_is_warned_about",),
+    "holder of a line for a control plane": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
     "root on a Mac with a control plane": ADVICE,
     "root on a Mac, and so": (
         *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list"),
@@ -208,13 +208,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/controlplane/test_approver.py::test_an_unbound_token_becomes_a_new_node_only",
         f"{INIT}::test_another_mac_joins",
     ),
-    "**Lines for a control plane**": (f"{PLANES}::test_the_second_control_plane_is_warned_about",),
+    "**Lines for a control plane**": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
     "The first Mac that uses the line": (
-        f"{PLANES}::test_the_second_control_plane_is_warned_about",
+        f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
         "unit/controlplane/test_handover.py::test_what_is_offered_goes_with_the_token",
     ),
     "A second Mac is refused": (
-        f"{PLANES}::test_the_second_control_plane_is_warned_about",
+        f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
         "unit/controlplane/test_handover.py::test_of_two_macs_one_gets_the_keys",
     ),
     "A reader of Secrets, or": (f"{SEALED}::test_no_other_key_and_no_other_token_reads_it",),
