@@ -8,7 +8,7 @@ import asyncio
 import fcntl
 import logging
 import signal
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.credentials import Credentials
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.node import status as node_status
-from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses
+from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses, balanced_servers
 from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.controller import NodeController
@@ -335,11 +335,17 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
         machine.cpus,
         machine.memory_bytes // 1024**2,
     )
-    read = AddressReader(commands, parse_server(identity.server).host, mac=machine.is_mac).read
+    read = AddressReader(commands, _servers(identity, config), mac=machine.is_mac).read
     addresses = NodeAddresses(config.addresses, read)
     if await _before(stop, addresses.wait()):
         awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
         await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac, gpu), addresses, awake).run(stop)
+
+
+def _servers(identity: NodeIdentity, config: Config) -> Callable[[], Sequence[str]]:
+    """The hosts of the API servers, as they are known at the time of the call."""
+    host, file = parse_server(identity.server).host, config.api_servers_file
+    return lambda: (host,) if file is None else balanced_servers(file)
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -3,6 +3,7 @@
 backoff     exponential back-off with limit and jitter
 clock       clocks that count sleep
 csr         certificate requests of kubelets: parser and rules
+discovery   the certificate authority of a server, by its hash
 gpu_memory  how much memory the GPU of a Mac may use
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output

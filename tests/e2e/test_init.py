@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.installed import DAEMONS, SECONDS, Mac
 from tests.support.waiting import until
 
 FLEET = """
@@ -24,8 +25,6 @@ machines:
   - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
   - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
 """
-SECONDS = 300
-DAEMONS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "approver", "kubelet")
 STEPS = (
     "[programs] installing",
     "[certificates] creating",
@@ -102,17 +101,6 @@ kind: ModelDeployment
 metadata: {name: kept}
 spec: {model: {repository: nobody/has-it}}
 """
-# Ends a command as soon as it reports a step.
-KILLER = """
-import subprocess, sys
-command = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, text=True)
-reached = False
-for line in command.stdout:
-    if not reached and line.startswith(sys.argv[1]):
-        reached = True
-        command.kill()
-print("killed" if reached and command.wait() == -9 else "not reached")
-"""
 
 
 # Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON.
@@ -154,76 +142,6 @@ def next_version(cluster: Cluster, version: str) -> Path:
         path.write_text(text.replace(str(source), str(target)).replace(own, version))
         path.chmod(mode)
     return target
-
-
-class Mac:
-    """A recorded Mac, as its administrator uses it."""
-
-    def __init__(self, cluster: Cluster, machine: Machine) -> None:
-        self.machine = machine
-        self.program = str(cluster.image_folder / "bin" / "thunderfleet")
-        self.python = str(cluster.image_folder / "bin" / "python3")
-        self.config = str(machine.folder / "kubelet.yaml")
-
-    def run(self, *argv: str, code: int = 0, text: str = "") -> str:
-        done = self.machine.run(argv, text, seconds=SECONDS)
-        assert done.returncode == code, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
-
-    def init(self, *options: str) -> str:
-        return self.run(self.program, "init", "--config", self.config, *options)
-
-    def killed_at(self, step: str, *command: str) -> None:
-        """Kills a command of `thunderfleet` as soon as it reports a step."""
-        assert self.run(self.python, "-c", KILLER, step, self.program, *command).strip() == "killed", step
-
-    def kubectl(self, *arguments: str, code: int = 0, text: str = "") -> str:
-        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl | cut -d' ' -f1").split()
-        admin = "/var/lib/thunderfleet/admin.kubeconfig"
-        return self.run(program, "--kubeconfig", admin, *arguments, code=code, text=text)
-
-    def field(self, path: str, *what: str) -> str:
-        """A field of an object."""
-        return self.kubectl("get", *what, "-o", f"jsonpath={{{path}}}")
-
-    def helm(self, *arguments: str) -> str:
-        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/helm").split()
-        options = ("--kubeconfig", "/var/lib/thunderfleet/admin.kubeconfig", "--namespace", "thunderfleet-system")
-        return self.machine.run([program, *arguments, *options], seconds=SECONDS).stdout
-
-    def answers(self) -> bool:
-        command = (
-            "/opt/thunderfleet/control-plane-*/kubectl --kubeconfig /var/lib/thunderfleet/admin.kubeconfig get --raw /readyz"
-        )
-        return self.machine.run(["sh", "-c", command], seconds=SECONDS).returncode == 0
-
-    def node_ready(self, name: str) -> bool:
-        template = '{range .status.conditions[?(@.type=="Ready")]}{.status}{end}'
-        return self.kubectl("get", "node", name, "-o", f"jsonpath={template}") == "True"
-
-    def destroy(self) -> None:
-        """Removes etcd's data, certificates and keys, while everything runs."""
-        self.run("rm", "-r", "/var/lib/thunderfleet/control-plane")
-
-    def pids(self, daemons: tuple[str, ...] = DAEMONS) -> dict[str, str]:
-        """The process of every daemon. Raises IndexError if one does not run."""
-        shown = {name: self.run("launchctl", "print", f"system/io.thunderfleet.{name}") for name in daemons}
-        return {name: re.findall(r"^\tpid = (\d+)$", text, re.MULTILINE)[0] for name, text in shown.items()}
-
-    def files(self, cluster: Cluster) -> set[str]:
-        """Everything in the folders that are this Mac's own, without the folder of the cluster."""
-        roots = ["/Library", "/opt/thunderfleet", "/var/lib/thunderfleet"]
-        return set(self.run("find", *roots, "-path", str(cluster.folder.root), "-prune", "-o", "-print").splitlines())
-
-    def processes_of(self, *modules: str) -> set[str]:
-        """Process and command line of everything with one of these words."""
-        lines = self.run("ps", "-axww", "-o", "pid=,command=").splitlines()
-        return {line.strip() for line in lines if any(module in line for module in modules)}
-
-    def processes(self) -> set[str]:
-        """Command lines of all processes but the one that lists them, and the Mac's first."""
-        lines = self.run("ps", "-axww", "-o", "pid=,command=").splitlines()
-        return {line.split(None, 1)[1] for line in lines if line.split()[0] != "1" and "ps -axww" not in line}
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +238,7 @@ def test_nothing_that_runs_as_root_can_be_changed_by_others(macs: tuple[Mac, Mac
 
 def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac, Mac]) -> None:
     first, second = macs
-    own = {"127.0.0.1:2379", "127.0.0.1:2380", "127.0.0.1:10257", "127.0.0.1:10259"}
+    own = {f"127.0.0.1:{port}" for port in (2379, 2380, 6444, 10257, 10259)}
     nodes = {f"192.168.64.11:{port}" for port in (10250, 9440, 9441, 9401)}
 
     def listening() -> set[str]:
@@ -350,7 +268,7 @@ def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     said = mac.run(mac.program, "init")
     assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
     assert "[certificates] new: none" in said
-    assert re.findall(r"io\.thunderfleet\.\S+: (\w+)", said) == ["unchanged"] * 5
+    assert re.findall(r"io\.thunderfleet\.\S+: (\w+)", said) == ["unchanged"] * 6
     assert mac.pids() == before
 
 
@@ -377,7 +295,7 @@ def test_another_mac_joins(macs: tuple[Mac, Mac]) -> None:
     assert first.node_ready("studio-2")
     again = second.run(second.program, "join", line)
     assert "joining" not in again and "is Ready" in again
-    assert "has joined the cluster of" in second.run(second.program, "init", code=1)
+    assert "has joined the cluster with the CA" in second.run(second.program, "init", code=1)
 
 
 def test_a_control_plane_survives_that_its_mac_is_switched_off(macs: tuple[Mac, Mac]) -> None:

@@ -9,6 +9,7 @@ proxy        the local cluster's HTTP proxy, for clients that build their own re
 pods         a node with real processes and an API server in memory
 copymodel    a model that copies what it has read
 line         a fleet with the chart and the model installed
+installed    a recorded Mac on which `thunderfleet` installs
 trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs

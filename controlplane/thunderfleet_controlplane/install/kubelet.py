@@ -74,7 +74,8 @@ class KubeletInstaller:
                 usage=True,
             )
         make_folder(self._layout.data, 0o755)
-        write(self._layout.kubelet_config, yaml.safe_dump({**content, "nodeName": name}, sort_keys=False).encode(), 0o644)
+        content = {**content, "nodeName": name, "apiServersFile": str(self._layout.api_servers)}
+        write(self._layout.kubelet_config, yaml.safe_dump(content, sort_keys=False).encode(), 0o644)
 
     def joined(self, name: str, cluster: Cluster) -> bool:
         """Whether this Mac has joined ``cluster`` under this name, and its certificate is still there and valid."""
@@ -102,7 +103,7 @@ class KubeletInstaller:
             read_json(self._layout.kubelet_state).get("caHash"),
         )
         if server not in (None, cluster.server) or authority not in (None, cluster.ca_hash):
-            # Of another control plane, or of this one at another address.
+            # Of another control plane.
             remove(identity)
         remove(self._layout.kubelet_state)
         # A file, because every user of this Mac can read command lines.
