@@ -43,6 +43,8 @@ GIB = 2**30
 MACS = 10_000
 CHIPS = (("Apple M3 Ultra", 80), ("Apple M4 Max", 40), ("Apple M4 Pro", 20), ("Apple M2 Ultra", 76), ("Apple M5 Max", 40))
 Pairs = Iterator[tuple[int, int]]
+Joined = Sequence[tuple[int, int]]
+Drawn = dict[str, Any]
 
 
 def _blocks(size: int, step: int) -> Callable[[int], Pairs]:
@@ -95,7 +97,10 @@ def _hubs(size: int) -> Callable[[int], Pairs]:
 
 WIRINGS: dict[str, Callable[[int], Pairs]] = {
     **{f"meshes of {size}": _blocks(size, size) for size in (2, 3, 4, 5, 6, 7, 8, 12, 32, 64)},
-    **{f"meshes of {size}, {size - step} shared": _blocks(size, step) for size, step in ((6, 3), (4, 2), (5, 1), (7, 6), (8, 2))},
+    **{
+        f"meshes of {size}, {size - step} shared": _blocks(size, step)
+        for size, step in ((6, 3), (4, 2), (5, 1), (7, 6), (8, 2))
+    },
     "ring": _circulant(1),
     "circulant 1 2": _circulant(1, 2),
     "circulant 1 2 3": _circulant(1, 2, 3),
@@ -123,7 +128,7 @@ class Shape:
     """A question about a fleet, and how they were drawn."""
 
     question: Question
-    drawn: dict[str, Any]
+    drawn: Drawn
 
 
 def _layers(dice: random.Random, kind: str, count: int, total: int) -> tuple[int, ...]:
@@ -139,7 +144,7 @@ def _layers(dice: random.Random, kind: str, count: int, total: int) -> tuple[int
     return tuple(each * dice.randint(1, 200) // 100 for _ in range(count))
 
 
-def _model(dice: random.Random, drawn: dict[str, Any], free: int) -> ModelFacts:
+def _model(dice: random.Random, drawn: Drawn, free: int) -> ModelFacts:
     """A model that needs about ``drawn["ranks"]`` Macs with ``free`` bytes."""
     total = max(GIB, int(free * drawn["ranks"] * drawn["tight"] / 1.1))
     layers = _layers(dice, drawn["layers"], drawn["layer count"], total)
@@ -161,7 +166,7 @@ def _model(dice: random.Random, drawn: dict[str, Any], free: int) -> ModelFacts:
     )
 
 
-def _draw(dice: random.Random) -> dict[str, Any]:
+def _draw(dice: random.Random) -> Drawn:
     return {
         "wiring": dice.choice(list(WIRINGS)),
         "dials": dice.choice(("none", "none", "unpublished", "cables", "next", "few", "many", "blocks", "one way", "failed")),
@@ -187,7 +192,7 @@ def _draw(dice: random.Random) -> dict[str, Any]:
         "avoid": dice.choice((0, 0, 2, 64, 3000)),
         "no ports": dice.choice((0, 0, 0, 0.5)),
         "policy": dice.choice((PlacementPolicy.FEWEST, PlacementPolicy.FEWEST, PlacementPolicy.FASTEST, None)),
-        "transport": dice.choice((Transport.AUTO, Transport.AUTO, Transport.AUTO, Transport.RING, Transport.JACCL, Transport.JACCL_RING)),
+        "transport": dice.choice((Transport.AUTO,) * 3 + (Transport.RING, Transport.JACCL, Transport.JACCL_RING)),
         "split": dice.choice((Split.AUTO, Split.AUTO, Split.AUTO, Split.PIPELINE, Split.TENSOR)),
         "min": dice.choice((1, 1, 1, 2, 3, 7, 16)),
         "max": dice.choice((None, None, None, 8, 64)),
@@ -213,7 +218,7 @@ def shape(seed: int, count: int = MACS, **fixed: Any) -> Shape:
     return Shape(_question(dice, drawn, Fleet(macs, cables), names), drawn)
 
 
-def _cables(dice: random.Random, drawn: dict[str, Any], names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> Iterator[Cable]:
+def _cables(dice: random.Random, drawn: Drawn, names: Sequence[str], pairs: Joined) -> Iterator[Cable]:
     def end(i: int, j: int) -> End:
         device = "rdma" if drawn["devices"] == "one" else f"rdma-{j}"
         return End(names[i], f"169.254.{j % 250}.{i % 250}", device, dice.randint(0, 3) if drawn["devices"] == "scarce" else 10)
@@ -238,7 +243,7 @@ def _address(i: int) -> str:
     return f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"
 
 
-def _dialled(dice: random.Random, drawn: dict[str, Any], count: int, pairs: Sequence[tuple[int, int]]) -> Callable[[int], list[int] | None]:
+def _dialled(dice: random.Random, drawn: Drawn, count: int, pairs: Joined) -> Callable[[int], list[int] | None]:
     kind = drawn["dials"]
     near: dict[int, list[int]] = {}
     for i, j in pairs:
@@ -302,9 +307,9 @@ LACKING: Sequence[dict[str, Any]] = (
 
 def _macs(
     dice: random.Random,
-    drawn: dict[str, Any],
+    drawn: Drawn,
     names: Sequence[str],
-    pairs: Sequence[tuple[int, int]],
+    pairs: Joined,
     model: ModelFacts,
     base: int,
 ) -> Iterator[Mac]:
@@ -339,7 +344,7 @@ def _macs(
         yield replace(mac, **dice.choice(LACKING)) if dice.random() < drawn["lacking"] else mac
 
 
-def _question(dice: random.Random, drawn: dict[str, Any], fleet: Fleet, names: Sequence[str]) -> Question:
+def _question(dice: random.Random, drawn: Drawn, fleet: Fleet, names: Sequence[str]) -> Question:
     request = Request(
         repository="org/large",
         memory=MemoryRequest(1024, 1, 0, 10),
@@ -357,7 +362,10 @@ def _question(dice: random.Random, drawn: dict[str, Any], fleet: Fleet, names: S
         return WhatIsBetter(fleet, replace(request, current=tuple(names[first : first + size])), None)
     requests: tuple[Request, ...] = (request,)
     if drawn["avoid"]:
-        requests = (replace(request, avoid={name: "failed" for name in dice.sample(names, min(drawn["avoid"], len(names)))}), request)
+        requests = (
+            replace(request, avoid={name: "failed" for name in dice.sample(names, min(drawn["avoid"], len(names)))}),
+            request,
+        )
     if fleet.last_resort:
         requests = tuple(one for each in requests for one in (each, replace(each, steady_cables=False)))
     return WherePlaced(fleet, requests, drawn["runners up"])
@@ -376,7 +384,7 @@ def _said(found: Answer) -> str:
     return "better" if found else "nothing better"
 
 
-def measured(seed: int, repeats: int = 1, **fixed: Any) -> tuple[float, str, dict[str, Any]]:
+def measured(seed: int, repeats: int = 1, **fixed: Any) -> tuple[float, str, Drawn]:
     """Seconds of processor time, the least of several runs; what was answered; and the shape."""
     made = shape(seed, **fixed)
     least, said = float("inf"), ""

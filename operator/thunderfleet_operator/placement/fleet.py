@@ -401,7 +401,7 @@ class Fleet:
         made._set(macs, cables, _by_mac(cables.values()), {name: self.reached_addresses(name) for name in macs})
         return made
 
-    @property
+    @cached_property
     def last_resort(self) -> tuple[Cable, ...]:
         """Cables that are not steady yet, but may be used where nothing else will do: as if they were steady."""
         found = []
@@ -411,6 +411,7 @@ class Fleet:
                 found.append(replace(cable, unsteady=kept[0], rdma_unsteady=kept[1]))
         return tuple(found)
 
+    @cached_property
     def with_last_resort(self) -> "Fleet":
         """This fleet, in which these cables count as steady."""
         cables = self.last_resort
@@ -433,12 +434,10 @@ class Fleet:
     ) -> tuple[Mapping[str, Cable], Mapping[str, tuple[Cable, ...]]]:
         """Cables by name, and by Mac."""
         by_name, links = dict(self.cables), dict(self._links)
-        for name in {cable.name for cable in new} | set(gone):
-            old = by_name.pop(name, None)
-            for node in {old.a.node, old.b.node} if old else ():
-                links[node] = tuple(entry for entry in links.get(node, ()) if entry.name != name)
-        for cable in new:
-            by_name[cable.name] = cable
-            for node in {cable.a.node, cable.b.node}:
-                links[node] = (*links.get(node, ()), cable)
+        replaced, added = {cable.name for cable in new} | set(gone), _by_mac(new)
+        removed = [cable for name in replaced if (cable := by_name.pop(name, None)) is not None]
+        for node in {*_by_mac(removed), *added}:
+            kept = [cable for cable in links.get(node, ()) if cable.name not in replaced]
+            links[node] = (*kept, *added.get(node, ()))
+        by_name.update({cable.name: cable for cable in new})
         return by_name, links
