@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from datetime import UTC, datetime
 
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.plan_cli.cluster import read_cluster
@@ -12,6 +13,11 @@ from thunderfleet_operator.plan_cli.report import report, schema
 from thunderfleet_operator.plan_cli.simulate import plan_groups
 
 MAX_RUNNERS_UP = 100
+
+
+def now() -> datetime:
+    """The time at which is planned: it decides which waits and marks are over."""
+    return datetime.now(UTC)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,8 +47,8 @@ def _plan(arguments: argparse.Namespace) -> tuple[int, str]:
     without(cache, arguments.without)
     for text in arguments.what_if:
         plug_in(cache, NewCable.parse(text))
-    judge_links(cache)
+    judge_links(cache, now())
     deployment = read_deployment(arguments.deployment, cache)
     settings = PortSettings(arguments.ports, arguments.ring_ports)
-    found = report(cache, deployment, plan_groups(cache, deployment, settings, arguments.runners_up))
+    found = report(cache, deployment, plan_groups(cache, deployment, settings, arguments.runners_up, now()))
     return (0 if found.placed else 3), render(found, arguments.output)
