@@ -93,12 +93,6 @@ class Dials:
         """Addresses at which ``node`` was reached."""
         return self.addresses[self._of(node)]
 
-    def rates_at(self, node: str) -> Iterable[tuple[str, int]]:
-        """Addresses at which ``node`` was reached, and the speeds."""
-        found = self._of(node)
-        addresses = self.addresses[found]
-        return zip(addresses, self.speeds[found] or (0,) * len(addresses), strict=True)
-
     def _of(self, node: str) -> slice:
         first = bisect_left(self.nodes, node)
         return slice(first, bisect_right(self.nodes, node, first))
@@ -328,7 +322,8 @@ class Fleet:
     def fails(self, node: str, peer: str, address: str) -> bool:
         """Whether a Mac has dialled another at this address and not reached it."""
         mac = self.macs.get(node)
-        return mac is not None and mac.dials is not None and (peer, address) in mac.dials.failed
+        failed = mac.dials.failed if mac is not None and mac.dials is not None else frozenset[tuple[str, str]]()
+        return (peer, address) in failed if failed else False
 
     def reaches(self, node: str, peer: str, address: str) -> bool:
         """Whether a Mac has reached another at this address."""
