@@ -36,6 +36,7 @@ from thunderfleet_operator.placement import (
     ModelFacts,
     TensorFacts,
 )
+from thunderfleet_operator.placement.units import one_line
 
 T = TypeVar("T")
 KINDS = {
@@ -108,6 +109,11 @@ def occupied(fleet: Fleet, before: Taken, after: Taken) -> Fleet:
 # --- Macs ------------------------------------------------------------------------------------------------------------
 
 
+def _text(told: str | None) -> str | None:
+    """What an agent writes becomes part of messages."""
+    return one_line(told) if told else told
+
+
 def _facts(model: Model) -> ModelFacts:
     pipeline = model.pipeline
     return ModelFacts(
@@ -116,12 +122,12 @@ def _facts(model: Model) -> ModelFacts:
         revision=model.revision,
         bytes=model.bytes,
         complete=model.complete,
-        problem=model.problem,
+        problem=_text(model.problem),
         sized=any(size.tensor_bytes_per_rank for size in model.sizes) and bool(model.kv),
-        tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
+        tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, _text(size.refusal)) for size in model.sizes),
         layer_bytes=pipeline.layer_bytes if pipeline else (),
         shared_bytes=pipeline.shared_bytes if pipeline else 0,
-        pipeline_refusal=pipeline.refusal if pipeline else NOT_SIZED,
+        pipeline_refusal=_text(pipeline.refusal) if pipeline else NOT_SIZED,
         kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
         active_bytes=model.active_bytes or 0,
         mixture=model.experts is not None,
