@@ -33,7 +33,7 @@ from thunderfleet_operator.placement import (
     present,
 )
 from thunderfleet_operator.placement.orders import _places
-from thunderfleet_operator.placement.policy import ALIKE, THRESHOLDS, Unpredicted, threshold
+from thunderfleet_operator.placement.policy import ALIKE, THRESHOLDS, Unpredicted, _Parts, threshold
 from thunderfleet_operator.placement.questions import WherePlaced, where
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
@@ -485,3 +485,20 @@ def test_the_threshold_of_more_macs_counts_only_if_there_are_more(policy: Placem
     assert threshold(candidate(2, Split.PIPELINE), kept, policy) == threshold(candidate(1, Split.NONE), kept, policy) == ALIKE
     if policy is FEWEST:
         assert len({limits.macs, limits.tensor, ALIKE}) == 3
+
+
+def test_at_most_five_classes_share_half_of_the_steps() -> None:
+    """Bandwidths that are each twice the one before it: only the five fastest are searched apart from all Macs."""
+    members = [mac for i, name in enumerate("abcdefgh") for mac in macs(name, "M3 Ultra", 80, 100, model(38, 80, 4))[:1]]
+    members = [replace(mac, memory_bandwidth=10_000 * 2**i) for i, mac in enumerate(members)]
+    search = CandidateSearch(Fleet(members), Request(path="/m", memory=NO_KV), StepBudget(300_000))
+    parts = _Parts(search)
+    assert ["".join(part.eligible) for part in parts.classes] == ["defgh", "efgh", "fgh", "gh", "h"]
+    assert {part.budget.left for part in parts.classes} == {30_000} and parts.proven
+
+
+def test_runners_up_are_not_looked_for_unless_they_are_asked_for() -> None:
+    fleet = Fleet(macs("ab", "M3 Ultra", 80, 100, model(38, 80, 4)))
+    one, other = plan(fleet, Request(path="/m", memory=NO_KV)), plan(fleet, Request(path="/m", memory=NO_KV), runners_up=1)
+    assert isinstance(one, Placement) and isinstance(other, Placement)
+    assert (len(one.runners_up), len(other.runners_up)) == (0, 1)
