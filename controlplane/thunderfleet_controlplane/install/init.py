@@ -40,6 +40,7 @@ class Wanted:
     name: str | None = None
     address: str | None = None
     kubelet_config: Path | None = None
+    thunderbolt_ports: str | None = None
     chart: bool = True
     dry_run: bool = False
 
@@ -72,7 +73,7 @@ def install(mac: Mac, wanted: Wanted, config: HostConfig) -> tuple[str, ClusterP
     for daemon in servers:
         _put(mac, daemon)
     kubelet = KubeletInstaller(layout, launchctl, python, environment)
-    kubelet.write_config(config.name, wanted.kubelet_config)
+    kubelet.write_config(config.name, wanted.kubelet_config, wanted.thunderbolt_ports)
     started = f"{mac.shipped.version}-{programs}"
     token = asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
     if wanted.chart:

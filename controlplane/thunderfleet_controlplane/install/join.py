@@ -31,6 +31,7 @@ class Wanted:
     line: JoinLine
     name: str | None = None
     kubelet_config: Path | None = None
+    thunderbolt_ports: str | None = None
 
 
 def join(mac: Mac, wanted: Wanted) -> None:
@@ -48,7 +49,7 @@ def join(mac: Mac, wanted: Wanted) -> None:
 def _install(mac: Mac, wanted: Wanted, name: str, servers: tuple[str, ...]) -> None:
     mac.step("programs", "installing the programs")
     kubelet = _kubelet(mac)
-    kubelet.write_config(name, wanted.kubelet_config)
+    kubelet.write_config(name, wanted.kubelet_config, wanted.thunderbolt_ports)
     _join_one(mac, kubelet, name, [Cluster(server, wanted.line.ca_hash) for server in servers], wanted.line.token)
     _start(mac, kubelet, name)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_lib.macnet.keeper import undo
 
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.layout import HostLayout
@@ -46,6 +47,7 @@ def _remove(mac: Mac) -> None:
     if mac.launchctl.describe(label(KUBELET)) is not None and control_plane and node is not None:
         _end_pods(mac, str(node))
     _end_daemons(mac)
+    _undo_ports(mac)
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")
@@ -65,6 +67,20 @@ def _end_daemons(mac: Mac) -> None:
             mac.step("reset", f"ended {label(name)}")
         if name == KUBELET:
             _end_containers(mac.host, layout.kubelet)
+
+
+def _undo_ports(mac: Mac) -> None:
+    """Put the Thunderbolt ports back as they were before the kubelet changed them."""
+    record = mac.layout.thunderbolt_ports
+    if not record.exists():
+        return
+    if left := undo(mac.host.run, record):
+        # The record goes with the kubelet's folder, so this is the last that is heard of it.
+        mac.step(
+            "reset", f"left: network services that begin with Thunderfleet, in System Settings > Network: {'; '.join(left)}"
+        )
+    else:
+        mac.step("reset", "put the Thunderbolt ports back as they were")
 
 
 def _owned(layout: HostLayout) -> list[Path]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.macnet.parse import SERVICE_ORDER_COMMAND
 
 from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.derive.network import bridge_names, expected_interfaces, port_interfaces
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.parsers.network import SERVICE_ORDER_COMMAND
 
 
 def bridge_free(facts: Facts, bridged: Mapping[str, str]) -> ConditionValue:

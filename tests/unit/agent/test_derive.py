@@ -14,13 +14,14 @@ from thunderfleet_agent.derive.links import PeerPort, find_peer, link_address, l
 from thunderfleet_agent.derive.network import address_class
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.conditions import Condition, find_condition
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
 from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
 from thunderfleet_lib.hostcmd import Failure, FailureKind
+from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.parsing import ParseError
 from thunderfleet_lib.rdma import parse as rdma
 
