@@ -76,9 +76,8 @@ def _undo_ports(mac: Mac) -> None:
         return
     if left := undo(mac.host.run, record):
         # The record goes with the kubelet's folder, so this is the last that is heard of it.
-        mac.step(
-            "reset", f"left: network services that begin with Thunderfleet, in System Settings > Network: {'; '.join(left)}"
-        )
+        said = "; ".join(left)
+        mac.step("reset", f"left: network services that begin with Thunderfleet, in System Settings > Network: {said}")
     else:
         mac.step("reset", "put the Thunderbolt ports back as they were")
 

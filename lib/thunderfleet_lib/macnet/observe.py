@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Interface
+from types import MappingProxyType
 from typing import Final
 
 from thunderfleet_lib.hostcmd import Failure, Output
@@ -50,8 +51,8 @@ def network(
     ports: Mapping[str, str],
     services: tuple[Service, ...],
     interfaces: tuple[Interface, ...],
-    configured: Mapping[str, IPv4Interface | None],
-    route: str | None,
+    configured: Mapping[str, IPv4Interface | None] = MappingProxyType({}),
+    route: str | None = None,
 ) -> Network:
     """The network from what the commands print. ``ports``: hardware port by device; ``configured``: of our services."""
     by_name = {interface.name: interface for interface in interfaces}
@@ -78,6 +79,12 @@ def network(
         ),
         route=route,
     )
+
+
+def served(found: Network) -> frozenset[str]:
+    """The ports with an enabled network service of their own."""
+    own = {port.name for port in found.ports if port.service in found.services and port.service not in found.disabled}
+    return frozenset(own) | found.foreign
 
 
 def addresses(interface: Interface) -> tuple[IPv4Interface, ...]:
