@@ -52,16 +52,24 @@ class Wanted:
 
 
 def cable_addresses(links: list[Json], node: str, network: IPv4Network) -> Mapping[str, IPv4Interface]:
-    """The addresses of this Mac's ports, from its ThunderboltLinks; the first by name counts for a port with several."""
-    found: dict[str, IPv4Interface] = {}
-    for link in sorted(links, key=lambda one: str(one["metadata"]["name"])):
-        if link["metadata"].get("deletionTimestamp"):
+    """The addresses of this Mac's ports, from its ThunderboltLinks.
+
+    A link counts if the agent of this Mac reports its end of it: agents of other Macs can create one too. Of several at one
+    port, the first by name counts that the agent sees itself.
+    """
+    found: dict[str, tuple[bool, str, IPv4Interface]] = {}
+    for link in links:
+        reports = (link.get("status") or {}).get("endpoints") or ()
+        report = next((one for one in reports if one.get("node") == node), None)
+        if report is None or link["metadata"].get("deletionTimestamp"):
             continue
         ends = [(str(link["spec"][end]["node"]), int(link["spec"][end]["port"])) for end in ("a", "b")]
         for own, other in (ends, ends[::-1]):
-            if own[0] == node and own != other:
-                found.setdefault(f"Thunderbolt {own[1]}", cable_address(network, own, other))
-    return found
+            if own == (node, report.get("port")) and own != other:
+                rank = (not report.get("seesPeer"), str(link["metadata"]["name"]), cable_address(network, own, other))
+                port = f"Thunderbolt {own[1]}"
+                found[port] = min(rank, found.get(port, rank))
+    return {port: address for port, (_, _, address) in found.items()}
 
 
 class ThunderboltPorts:

@@ -16,10 +16,16 @@ from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK, cable_address
 
 from tests.support.mac_network import SERVER, Mac, persistent
 
-LINK: dict[str, Any] = {
-    "metadata": {"name": "a.tb1--b.tb2"},
-    "spec": {"a": {"node": "a", "port": 1}, "b": {"node": "b", "port": 2}},
-}
+
+def link(one: tuple[str, int], other: tuple[str, int], seen: bool = True, by: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
+    """A ThunderboltLink, of which the agents of the Macs ``by`` report their ends."""
+    ends = {"a": {"node": one[0], "port": one[1]}, "b": {"node": other[0], "port": other[1]}}
+    endpoints = [{**end, "seesPeer": seen} for end in ends.values() if end["node"] in by]
+    name = f"{one[0]}.tb{one[1]}--{other[0]}.tb{other[1]}"
+    return {"metadata": {"name": name}, "spec": ends, "status": {"endpoints": endpoints}}
+
+
+LINK = link(("a", 1), ("b", 2))
 
 
 class Api:
@@ -148,10 +154,20 @@ def test_who_is_not_root_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_first_cable_of_a_port_by_name_counts() -> None:
-    second = {**LINK, "metadata": {"name": "a.tb1--c.tb1"}, "spec": {**LINK["spec"], "b": {"node": "c", "port": 1}}}
-    gone = {**LINK, "metadata": {"name": "a.tb0--x.tb1", "deletionTimestamp": "now"}}
+    second = link(("a", 1), ("c", 1), by=("a",))
+    gone = link(("a", 1), ("ab", 1))
+    gone["metadata"]["deletionTimestamp"] = "now"
     network = IPv4Network("172.20.0.0/16")
     found = cable_addresses([second, gone, LINK], "a", network)
     assert found == {"Thunderbolt 1": cable_address(network, ("a", 1), ("b", 2))}
     assert cable_addresses([LINK], "b", network) == {"Thunderbolt 2": cable_address(network, ("b", 2), ("a", 1))}
     assert cable_addresses([LINK], "z", network) == {}
+
+
+def test_a_link_that_only_another_mac_reports_changes_nothing() -> None:
+    forged = link(("a", 1), ("b", 1), by=("b",))
+    assert cable_addresses([forged], "a", DEFAULT_NETWORK) == {}
+    echoed = link(("a", 1), ("aa", 1), seen=False)
+    found = cable_addresses([echoed, LINK], "a", DEFAULT_NETWORK)
+    assert found == cable_addresses([LINK], "a", DEFAULT_NETWORK), "what this Mac's agent sees itself comes first"
+    assert cable_addresses([echoed], "a", DEFAULT_NETWORK), "a display may hide the other Mac"
