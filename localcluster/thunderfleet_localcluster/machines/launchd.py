@@ -243,7 +243,7 @@ class Launchd:
                 if isinstance(call, dict) and user == 0:
                     watched.unregister(caller)
                     del self.callers[caller]
-                    self.ask(caller, call["network"])
+                    self.ask(caller, call.get("network"))
                     return
                 reply = self.daemons.answer(call, user)._asdict() if isinstance(call, list) else NO_ROOT
                 caller.sendall(json.dumps(reply).encode())
@@ -251,9 +251,9 @@ class Launchd:
         del self.callers[caller]
         caller.close()
 
-    def ask(self, caller: socket.socket, argv: list[str]) -> None:
+    def ask(self, caller: socket.socket, argv: object) -> None:
         """Have the supervisor change the network settings; ``answer`` follows."""
-        if len(self.asked) >= CALLERS:
+        if len(self.asked) >= CALLERS or not isinstance(argv, list) or not argv:
             caller.close()
             return
         self.questions += 1
