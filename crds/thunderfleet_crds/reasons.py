@@ -75,15 +75,15 @@ class Reason(StrEnum):
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
-        "Run the command in the message, such as `sudo ifconfig bridge0 deletem en2`, and switch the Thunderbolt Bridge "
-        "service off in System Settings > Network.",
+        "A kubelet that runs as root takes it out, and `kubectl describe node` says why it has not. Otherwise run "
+        "`sudo thunderfleet doctor --fix` on the Mac: the port gets a network service of its own, which outlives a restart.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.READY, FAILURE),
     )
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
         "The RDMA device is Active, but has no GID for an IPv4 address; or a port that a TCP ring uses has no address.",
-        "Give both ends of the cable IPv4 addresses of one network, such as `sudo ifconfig en2 inet 10.0.0.1/30` on one Mac "
-        "and 10.0.0.2/30 on the other.",
+        "A kubelet that runs as root gives each end of a cable its address, and `kubectl describe node` says why it has not. "
+        "Otherwise set addresses of one network with `networksetup -setmanual`, as the message says.",
         (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     COMMAND_FAILED = (

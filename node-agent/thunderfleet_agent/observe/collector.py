@@ -20,12 +20,13 @@ from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Runtime
 from thunderfleet_lib import gpu_memory
 from thunderfleet_lib.hostcmd import Failure, FailureKind, Host, Output, quote
+from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.parsing import ParseError, Partial, require_text
 from thunderfleet_lib.rdma import parse as rdma
 
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.models import RUNNER, Library
-from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 from thunderfleet_crds.nodeprofile import Model, Runtime
 from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.macnet.parse import Interface, Service
 from thunderfleet_lib.rdma.parse import DeviceInfo
 
 from thunderfleet_agent.observe.parsers.hardware import Hardware, System
-from thunderfleet_agent.observe.parsers.network import Interface, Service
 from thunderfleet_agent.observe.parsers.thunderbolt import Thunderbolt
 
 

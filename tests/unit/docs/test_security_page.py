@@ -191,6 +191,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "[runner/README.md]": ADVICE,
     # Identities
     "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
+    "The chart lets them read ThunderboltLinks": (
+        "link-list",
+        "unit/kubelet/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
+    ),
     "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
     "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
     "`thunderfleet local token --node NAME`": (
