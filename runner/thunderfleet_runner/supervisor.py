@@ -195,7 +195,7 @@ class Supervisor:
         self._metrics.observe(self.state)
         self._start(self.role.run(), "role")
         if leader is not None:
-            self._start(canary.run(self.service), "canary")
+            self._start(canary.run(self.service, leader.output_wrong), "canary")
             leader.feed(events.Joined(0))
         ending = asyncio.create_task(self._ending.wait(), name="ending")
         await asyncio.wait([ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)

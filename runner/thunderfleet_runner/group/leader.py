@@ -356,6 +356,10 @@ class Leader:
             self._save()
             self._changed()
 
+    def output_wrong(self, what: str) -> None:
+        """The group has answered wrong while it was idle."""
+        self.feed(events.Wrong(self.machine.attempt, faults.output_wrong(what)))
+
     def _save(self) -> None:
         answers = self._service().answers
         now = history.History(self.machine.was_ready, self.machine.recoveries, answers.digest, answers.ever)

@@ -99,7 +99,7 @@ def test_a_long_passage_that_was_never_continued_is_not_known_to_be_right() -> N
 
 
 def test_after_a_wrong_answer_nothing_is_known_until_the_same_is_right() -> None:
-    wrong = ABLE.again("d").wrong(300, "x")
+    wrong = ABLE.again("d").unlike(300)
     for phase in (Phase.LOADING, Phase.PROVING, Phase.READY):
         status, reason, message = said(wrong.again("d"), phase)
         assert (status, reason) == ("Unknown", "NotVerified")
