@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.group import Failure, GroupState, RankReport
+from thunderfleet_crds.group import Failure, GroupState, RankReport, VerifiedReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase, Verify
@@ -72,6 +72,7 @@ class Leader:
         }
         self._digests: dict[int, str] = {}
         self._proved: dict[int, verification.Proved] = {}
+        self._products: dict[int, peers.Products] = {}
         self._vocabulary = Vocabulary(0, True)
         self._pulses: dict[int, peers.Pulse] = {}
         self._stall = StallDetector()
@@ -109,8 +110,13 @@ class Leader:
             ),
             requests=self._service().running,
             benchmark=self._service().benchmark,
-            verified=verification.verified(self.plan, machine, self._proved, self._service().answers, self._service().lengths),
+            verified=self._verified(),
         )
+
+    def _verified(self) -> VerifiedReport:
+        service = self._service()
+        proofs = verification.Proofs(self._proved, self._products, service.answers, service.lengths)
+        return verification.verified(self.plan, self.machine, proofs)
 
     @property
     def heartbeat_ages(self) -> dict[int, float]:
@@ -204,6 +210,7 @@ class Leader:
             case peers.RankLoaded():
                 if attempt == self.machine.attempt:
                     total, peak = report.total_bytes, report.peak_memory_bytes
+                    self._products[rank] = report.products
                     self._update(rank, loaded_bytes=total, total_bytes=total, peak_memory_bytes=peak)
                 return events.RankLoaded(rank, attempt)
             case peers.RankReady():
@@ -268,7 +275,7 @@ class Leader:
             self._proving.cancel()
             self._proving = None
         if phase is Phase.CHECKING:
-            self._digests, self._proved = {}, {}
+            self._digests, self._proved, self._products = {}, {}, {}
             for rank, report in self._reports.items():
                 self._reports[rank] = RankReport(rank=rank, node=report.node, phase=RankPhase.JOINED)
         if not self.machine.timer_on and self._timer is not None:

@@ -326,8 +326,8 @@ class Member:
             case protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers):
                 self._stage = Stage.LOAD
                 self._report(peers.RankProgress(attempt=attempt, loaded_bytes=loaded, total_bytes=total, layers=layers))
-            case protocol.Loaded(total_bytes=total, peak_memory_bytes=peak):
-                self._report(peers.RankLoaded(attempt=attempt, total_bytes=total, peak_memory_bytes=peak))
+            case protocol.Loaded() as loaded:
+                self._report(peers.RankLoaded(attempt=attempt, **loaded.model_dump(exclude={"type"})))
             case protocol.Ready() as ready:
                 self._stage = Stage.SERVE
                 self._report(peers.RankReady(attempt=attempt, **ready.model_dump(exclude={"type"})))

@@ -93,6 +93,16 @@ class RankProgress(_Message):
     layers: Number
 
 
+class Products(_Message):
+    """See ``protocol.Products``."""
+
+    checked: Number = 0
+    kinds: Number = 0
+    layers: tuple[Number, ...] = Field(default=(), max_length=16)
+    layers_left: Text = ""
+    seconds: float = 0.0
+
+
 class RankLoaded(_Message):
     """The rank has loaded its part of the model."""
 
@@ -100,6 +110,7 @@ class RankLoaded(_Message):
     attempt: Number
     total_bytes: Number
     peak_memory_bytes: Number
+    products: Products = Products()
 
 
 class RankReady(_Message):

@@ -34,7 +34,7 @@ class Engine:
 
     def __init__(
         self, provider: mlxlm.Provider, clock: StepClock, send: Send, *, group: Any, vocabulary: int, memory_tokens: int,
-        context: int, share_tokens: bool, trimmable: bool,
+        context: int, share_tokens: bool, equal_logits: bool, trimmable: bool,
     ) -> None:  # fmt: skip
         self._send = send
         self._thread = 0
@@ -56,7 +56,7 @@ class Engine:
         self._begun: dict[str, Answer | Recorder] = {}
         self._recorder = Recorder()
         cache = mlxlm.PromptCache(tokens=memory_tokens, trimmable=trimmable)
-        self._loop = mlxlm.Loop(provider, cache, self, clock, group, share_tokens=share_tokens)
+        self._loop = mlxlm.Loop(provider, cache, self, clock, group, share_tokens=share_tokens, equal_logits=equal_logits)
 
     def _say(self, message: BaseModel) -> None:
         """Sends a message of an answer; on the main thread once all ranks agree on it. A batch's tokens go out in one write."""

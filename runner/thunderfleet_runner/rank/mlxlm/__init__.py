@@ -16,6 +16,7 @@ models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
 items     what the loop reports about a request
 prompts   the prompt cache
+logits    a hash of logits
 steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake

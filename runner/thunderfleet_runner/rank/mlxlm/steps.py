@@ -1,12 +1,13 @@
 """Between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks look up."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
 from mlx_lm import server as _server
 
+from thunderfleet_runner.rank.mlxlm.logits import value_hash
 from thunderfleet_runner.rank.mlxlm.work import Work
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
 from thunderfleet_runner.rank.step_times import Step
@@ -53,8 +54,13 @@ class Lockstep(Protocol):
     prefill_sequences: int
     source: Source
 
+    equal_logits: bool
+
     def digest(self, *values: int) -> None:
         """Adds values to this rank's digest."""
+
+    def digest_logits(self, responses: Sequence[Any]) -> None:
+        """Adds logits of a step, if it is their turn and all ranks must have the same."""
 
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
@@ -79,6 +85,7 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
         prompts, tokens = super().next()
         for response in tokens:
             self.loop.digest(response.uid, response.token, 0 if response.finish_reason is None else 1)
+        self.loop.digest_logits(tokens)
         computed = self._counters.prompt_tokens - before
         self.loop.clock.step(replace(step, tokens=computed) if step.shape == "prefill" and computed else step)
         return prompts, tokens
@@ -149,6 +156,8 @@ class Alone:
         loop.clock.begin(self._following(item))
         if isinstance(item, _server.Response):
             loop.digest(int(item.token), 0 if item.finish_reason is None else 1)
+            if loop.equal_logits:
+                loop.digest(value_hash(item.logprob))
         self._sink.put(None if isinstance(item, _Left) else item)
         if item is None or isinstance(item, Exception):
             self._settle()
