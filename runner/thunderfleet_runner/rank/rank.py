@@ -218,6 +218,8 @@ class Rank:
             mlxlm.forbid_trimming()
         peak = mx.get_peak_memory()
         products = self._check_products(start, group, loaded.model) if start.check_products else protocol.Products()
+        if start.split is Split.PIPELINE:
+            mlxlm.evaluate_apart(loaded.model)
         memory = start.memory
         engine = Engine(
             mlxlm.Provider(loaded.model, loaded.tokenizer, start.model, sequences=memory.concurrent_requests),

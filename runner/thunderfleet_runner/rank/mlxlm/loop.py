@@ -12,6 +12,7 @@ from mlx_lm import server as _server
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 from thunderfleet_runner.rank.mlxlm.logits import LogitsHash
 from thunderfleet_runner.rank.mlxlm.models import prompt_cache
+from thunderfleet_runner.rank.mlxlm.pipelines import Pace
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Alone, Batch, Budget, Sink, Source
 from thunderfleet_runner.rank.mlxlm.work import Work
@@ -92,6 +93,8 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         self._digest = 1
         self.equal_logits = equal_logits and group is not None
         self._logits = LogitsHash()
+        self._pace = Pace() if self.share_tokens else None
+        self.prefill_step = self._pace.step if self._pace else PREFILL_STEP
         self._shared_samplers: dict[int, tuple[Any, Any]] = {}
         cache.on_hit = lambda count: self.digest(count, 0, 2)
         Batch.loop = self
@@ -113,6 +116,11 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         found = self._logits.of(responses) if self.equal_logits else None
         if found is not None:
             self.digest(found)
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """A step with so many tokens of prompts has ended."""
+        if self._pace is not None:
+            self._pace.add(tokens, seconds)
 
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
@@ -159,13 +167,15 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
             if self._rank == 0:
                 work = self.source.take()
                 if work is not None:
-                    said = {"work": work.to_json()}
+                    # Ranks measure different times, so all take rank 0's step.
+                    said = {"work": work.to_json(), "step": self._pace.step if self._pace else PREFILL_STEP}
                 elif idle:
                     said = {"sleep": True}
             said = self._share_object(said)
             if said is None:
                 return None
             if "work" in said:
+                self.prefill_step = self.model_provider.cli_args.prefill_step_size = int(said["step"])
                 return self._admit(Work.from_json(said["work"]))
             if self.distributed:
                 # The last step's unread work must be complete before this rank leaves the collective.
