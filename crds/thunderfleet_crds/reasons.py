@@ -626,7 +626,8 @@ class Reason(StrEnum):
     )
     OUTPUT_WRONG = (
         "OutputWrong",
-        "A group does not continue a passage, although the same weights continued one of that length before.",
+        "A group does not continue a passage, although the same weights continued one of that length before; or it answers the "
+        "test prompt otherwise than with the same weights before.",
         "Check the files of the model and the cables of the group; the message says which token was wrong. Then delete the "
         "pods of the group. spec.verify: Quick leaves out this check.",
         (On.VERIFIED, FAILURE),

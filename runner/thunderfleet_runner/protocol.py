@@ -269,6 +269,12 @@ class Ready(Message):
 
     type: Literal["ready"] = "ready"
     tokens: tuple[int, ...]
+    costs: tuple[float, ...] = ()
+    """The log probability of each token, with the opposite sign."""
+    margins: tuple[float, ...] = ()
+    """By how much each token was likelier than the next likely one: the difference of their log probabilities."""
+    kind: int = 0
+    """Equal for Macs with the same chip and build of macOS."""
     vocabulary: int = 0
     """Number of the model's token ids: 0 <= id < vocabulary. 0: unknown."""
     chat_template: bool = True

@@ -354,8 +354,7 @@ def _placement(
     if isinstance(found, Unplaceable):
         return found
     ports = port_aware_placement.ports(found, deployment, taken, settings.ports, kept)
-    proven = view.status.proven_lengths if view.status is not None else None
-    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), found, ports, proven)
+    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), found, ports, view.status)
     return NewPlacement(plan, wanted_hash, found.reason)
 
 

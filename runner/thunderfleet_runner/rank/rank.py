@@ -209,9 +209,8 @@ class Rank:
 
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
         trimmable = mlxlm.always_trimmable(loaded.model)
-        alike = 1
+        alike, kind = 1, machine_kind()
         if group is not None:
-            kind = machine_kind()
             told: Any = mx.distributed.all_sum(mx.array([int(trimmable), kind], mx.int64), group=group, stream=mx.cpu).tolist()
             trimmable, alike = told[0] == group.size(), told[1] == kind * group.size()
         if not trimmable:
@@ -232,6 +231,7 @@ class Rank:
             share_tokens=start.split is Split.PIPELINE,
             equal_logits=start.equal_logits and bool(alike),
             trimmable=trimmable,
+            kind=kind,
         )
         self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=peak, products=products))
         return engine

@@ -100,12 +100,8 @@ async def test_in_the_check_of_connections(macs: Callable[..., Macs], monkeypatc
     assert not leader.state.ranks[0].loaded_bytes, "before the model is loaded"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "reason"), quick([((0, 1), "OutputWrong")], [((0, 1), "OutputWrong"), ((1,), "Diverged")])
-)  # fmt: skip
-async def test_only_in_the_second_step_of_a_prompt(
-    macs: Callable[..., Macs], tmp_path: Path, ranks: tuple[int, ...], reason: str
-) -> None:
+@pytest.mark.parametrize("ranks", quick([(0, 1)], [(0, 1), (1,)]), ids=str)
+async def test_only_in_the_second_step_of_a_prompt(macs: Callable[..., Macs], tmp_path: Path, ranks: tuple[int, ...]) -> None:
     copymodel.make(tmp_path / "copier", LARGE)
     group = macs()
     for rank in ranks:
@@ -116,9 +112,8 @@ async def test_only_in_the_second_step_of_a_prompt(
     group.group.plan = plan.model_copy(update={"proven_lengths": proven, "memory": memory})
     leader = await group.start()
     failure = await group.until_failed(leader)
-    assert failure.reason == reason, failure.message
-    if reason == "OutputWrong":
-        assert failure.message.startswith("after a passage of 2600 tokens and 32 of them again, token ")
+    assert failure.reason == "OutputWrong", failure.message
+    assert failure.message.startswith("after a passage of 2600 tokens and 32 of them again, token ")
 
 
 async def test_a_wrong_offset_of_a_cache(make_group: Callable[..., Any], tmp_path: Path) -> None:
