@@ -15,7 +15,7 @@ does not fit a group of ranks:
 models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
 items     what the loop reports about a request
-pipelines prompts in a pipeline
+pipelines  prompts in a pipeline
 prompts   the prompt cache
 logits    a hash of logits
 steps     between the loop's steps: counts, digests, looking up
