@@ -628,9 +628,22 @@ class Reason(StrEnum):
     OUTPUT_WRONG = (
         "OutputWrong",
         "In the check of its answers, a group does not continue a passage correctly, although the same weights continued one "
-        "of that length before.",
+        "of that length before; or its answer to the test prompt is not the one that the same weights gave before.",
         "Check the files of the model and the cables of the group; the message says which token was wrong. Then delete the "
         "pods of the group. spec.verify: Quick leaves out this check.",
+        (On.VERIFIED, FAILURE),
+    )
+    KERNEL_WRONG = (
+        "KernelWrong",
+        "A Mac computes a product with a matrix of the model wrong.",
+        "None at first: other Macs are used, if possible. Reboot the Mac in the message and update macOS; if this repeats, "
+        "report a bug.",
+        (On.VERIFIED, FAILURE),
+    )
+    SPLIT_WRONG = (
+        "SplitWrong",
+        "The Macs of the group together compute other values than one Mac with the whole layer of the model.",
+        "Set spec.parallelism to Pipeline, or change spec.nodes.min and spec.nodes.max. Report a bug.",
         (On.VERIFIED, FAILURE),
     )
     WRONG_SUM = ("WrongSum", "The first all-reduce of the group gave a wrong sum.", "Report a bug.", (FAILURE,))
@@ -748,6 +761,13 @@ class Reason(StrEnum):
         "OutOfMemory",
         "The Mac ran out of memory.",
         "End other programs on the Mac, or raise spec.memory.headroomPercent so that placements leave more room.",
+        (FAILURE,),
+    )
+    DIVERGED = (
+        "Diverged",
+        "The ranks computed different tokens or logits while the group served. No wrong token was sent.",
+        "None at first: the next attempt makes the checks of spec.verify again; what they find has a reason of its own. If the "
+        "message says that they have found nothing, report a bug.",
         (FAILURE,),
     )
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))

@@ -341,8 +341,7 @@ def _placement(
     if isinstance(found, Unplaceable):
         return found
     ports = port_aware_placement.ports(found, deployment, asked.taken, settings.ports, asked.kept)
-    proven = view.status.proven_lengths if view.status is not None else None
-    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), found, ports, proven)
+    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), found, ports, view.status)
     return NewPlacement(plan, wanted_hash, found.reason)
 
 

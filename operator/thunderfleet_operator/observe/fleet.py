@@ -410,4 +410,5 @@ class FleetBuilder:
             chip=(hardware.chip or "") if hardware else "",
             gpu_cores=(hardware.gpu_cores or 0) if hardware else 0,
             kinds=self._kinds(status),
+            build=(status.os.build or "") if status.os else "",
         )

@@ -148,6 +148,8 @@ class Mac:
     """Such as ``Apple M3 Ultra``; empty if not known."""
     gpu_cores: int = 0
     """0 if not known."""
+    build: str = ""
+    """Of macOS, such as ``25D125``; empty if not known."""
 
 
 @dataclass(frozen=True, slots=True)
