@@ -15,7 +15,7 @@ PURE = {
     ),
     "runner": (
         "runner/thunderfleet_runner",
-        "faults framing group/attempts group/rendezvous group/stall group/status api/requests api/responses rank/stops "
+        "faults framing group/attempts group/rendezvous group/stall group/status api/openai/requests api/openai/responses rank/stops "
         "net/jaccl net/ports sizing/arithmetic",
     ),
     "kubelet": (

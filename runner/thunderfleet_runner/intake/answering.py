@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from thunderfleet_runner import framing
-from thunderfleet_runner.api import requests
+from thunderfleet_runner.api.openai import requests
 from thunderfleet_runner.intake import limits
 from thunderfleet_runner.intakeprotocol import Prepare, Up, decode_question
 

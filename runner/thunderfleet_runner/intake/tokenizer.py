@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_runner.api.errors import refused
-from thunderfleet_runner.api.requests import Call
+from thunderfleet_runner.api.openai.requests import Call
 from thunderfleet_runner.intake.limits import EXIT_MEMORY
 from thunderfleet_runner.intakeprotocol import ParseTools, ToolsParsed
 from thunderfleet_runner.protocol import Prompt

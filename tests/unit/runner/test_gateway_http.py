@@ -16,10 +16,13 @@ from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, bodies, gateway, idle, requests, service, stream
-from thunderfleet_runner.api.admission import Admission, Full
+from thunderfleet_runner.api import service
+from thunderfleet_runner.api.http import bodies, gateway, stream
+from thunderfleet_runner.api.http.admission import Admission, Full
 from thunderfleet_runner.api.intake import Intake
+from thunderfleet_runner.api.openai import requests
 from thunderfleet_runner.api.service import Service, Vocabulary
+from thunderfleet_runner.api.upkeep import benchmark, idle
 from thunderfleet_runner.intakeprotocol import ParseTools, Prepare, ToolsParsed, decode_question
 
 from tests.support.waiting import until_async

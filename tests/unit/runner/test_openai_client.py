@@ -19,7 +19,7 @@ import pytest
 from openai import AsyncOpenAI
 from safetensors.numpy import load_file, save_file
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner.api import gateway
+from thunderfleet_runner.api.http import gateway
 
 MODEL = "thunderfleet/tiny"
 KEY = "a-key-of-the-test"

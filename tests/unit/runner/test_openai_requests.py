@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_runner import framing, protocol
-from thunderfleet_runner.api import gateway, requests, responses
 from thunderfleet_runner.api.errors import ApiError
+from thunderfleet_runner.api.http import gateway
+from thunderfleet_runner.api.openai import requests, responses
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Prepare, Prepared, Rejected, ToolsParsed, decode_answer
 
 LIMITS = ModelLimits(model="org/m", vocabulary=256, context_tokens=100)

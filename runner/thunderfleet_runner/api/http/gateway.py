@@ -18,15 +18,15 @@ from prometheus_client.exposition import choose_encoder
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import responses
-from thunderfleet_runner.api.admission import Admission, Full, Slot
-from thunderfleet_runner.api.bodies import MAX_BODY, Bodies
 from thunderfleet_runner.api.errors import ApiError
+from thunderfleet_runner.api.http.admission import Admission, Full, Slot
+from thunderfleet_runner.api.http.bodies import MAX_BODY, Bodies
+from thunderfleet_runner.api.http.metrics import GatewayMetrics
+from thunderfleet_runner.api.http.stream import ClientGone, EventStream
 from thunderfleet_runner.api.intake import Intake
-from thunderfleet_runner.api.metrics import GatewayMetrics
-from thunderfleet_runner.api.responses import Writer
+from thunderfleet_runner.api.openai import responses
+from thunderfleet_runner.api.openai.responses import Writer
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
-from thunderfleet_runner.api.stream import ClientGone, EventStream
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options, Prepared, ToolsParsed
 
 log = logging.getLogger(__name__)

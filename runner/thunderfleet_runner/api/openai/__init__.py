@@ -1,0 +1,5 @@
+"""OpenAI's format. Pure.
+
+requests   request bodies; runs in the intake process
+responses  response bodies
+"""
