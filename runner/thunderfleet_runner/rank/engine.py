@@ -216,14 +216,13 @@ class Engine:
 
 
 def _work(request: protocol.Request, segments: tuple[tuple[int, ...], ...]) -> Work:
-    sampling = request.sampling.model_dump(exclude={"seed"})
     return Work(
         id=request.id,
         segments=segments,
         segment_types=tuple(kind for kind, _ in request.prompt.segments),
         initial_state=request.prompt.initial_state,
         max_tokens=request.max_tokens,
-        sampling=mlxlm.Sampling(**sampling),
+        sampling=mlxlm.Sampling(**request.sampling.model_dump()),
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         cache=request.cache,

@@ -219,7 +219,7 @@ class Rank:
             self._clock,
             self.send,
             group=group,
-            vocabulary=vocabulary(loaded.config),
+            vocabulary=mlxlm.vocabulary(loaded.config),
             memory_tokens=memory.cached_tokens,
             context=memory.context_tokens,
             share_tokens=start.split is Split.PIPELINE,
@@ -259,14 +259,6 @@ def formed(group: Any) -> protocol.Formed:
     if group is None:
         return protocol.Formed(rank=0, size=1, all_sum=1)
     return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=all_sum(group))
-
-
-def vocabulary(config: dict[str, Any]) -> int:
-    """The number of token ids in a model's configuration; 0 when it has none."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return 0
 
 
 def _failed(stage: RankStage, error: BaseException) -> protocol.Failed:

@@ -46,6 +46,7 @@ _GOOD = {
     "stop": st.lists(st.text(min_size=1, max_size=3), max_size=3),
     "seed": st.integers(0, 9),
     "stream": st.booleans(),
+    "n": st.integers(1, 3),
 }
 _PROMPTS = st.text("abc é\n", min_size=1, max_size=20) | st.lists(st.integers(0, 255), min_size=1, max_size=12)
 _ROLES = st.sampled_from(["user", "assistant", "system", "tool"])
@@ -89,14 +90,18 @@ KNOWN: tuple[tuple[dict[str, Any], int], ...] = (
     (_TEXT | {"adapters": "/etc"}, 400),
     (_TEXT | {"draft_model": "other/model"}, 400),
     (_TEXT | {"model": "other/model"}, 404),
-    (_TEXT | {"max_tokens": 1 << 40}, 400),
+    (_TEXT | {"max_tokens": 1 << 40}, 200),
     (_CHAT | {"messages": [{"role": "user", "content": "nothing"}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": "raise"}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": "x" * 4000}]}, 400),
     (_CHAT | {"role_mapping": {"user": ""}}, 400),
-    (_CHAT | {"chat_template_kwargs": {"x": 1}}, 400),
-    (_CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]}, 400),
+    (_CHAT | {"chat_template_kwargs": {"x": 1}}, 200),
+    (_CHAT | {"chat_template_kwargs": {"messages": []}}, 400),
+    (_CHAT | {"chat_template_kwargs": {"raise_exception": 1}}, 400),
+    (_CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]}, 200),
+    (_CHAT | {"n": 3, "seed": 1 << 62, "temperature": 1}, 200),
+    (_TEXT | {"n": 1000}, 400),
 )  # fmt: skip
 
 

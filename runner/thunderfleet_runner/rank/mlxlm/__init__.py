@@ -45,6 +45,7 @@ from thunderfleet_runner.rank.mlxlm.models import (
     load_lazily,
     load_tokenizer,
     prompt_cache,
+    vocabulary,
 )
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Sink, Source
@@ -84,4 +85,5 @@ __all__ = [
     "load_tokenizer",
     "parse_tools",
     "prompt_cache",
+    "vocabulary",
 ]

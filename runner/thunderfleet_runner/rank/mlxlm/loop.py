@@ -1,5 +1,6 @@
 """mlx-lm's serving loop, on the caller's thread and in step with the other ranks."""
 
+import itertools
 import json
 from argparse import Namespace
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from queue import Queue
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm import sample_utils as _sampling
 from mlx_lm import server as _server
 
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
@@ -18,6 +20,8 @@ from thunderfleet_runner.rank.step_clock import StepClock
 
 PREFILL_SEQUENCES = 8
 """Maximum prompts in one step of prefill, as long as together, each padded to the longest, they do not exceed PREFILL_STEP."""
+_SEED_FACTOR = 0x9E3779B97F4A7C15
+"""Odd, so that different seeds and steps have different keys."""
 _DIGEST_PRIME = (1 << 31) - 1
 LEAST_TOP_P = 1e-6
 """A smaller top_p keeps the likeliest token only, as this one does. A top_p that vanishes beside a sum of probabilities in
@@ -59,6 +63,22 @@ class Provider:
         self.model = self.tokenizer = self.model_key = None
 
 
+def seeded(sampler: Any, seed: int) -> Any:
+    """``sampler`` with random numbers of its own: the same for the same seed, whatever else is in the batch."""
+    steps = itertools.count()
+
+    def sample(logprobs: Any) -> Any:
+        key = mx.random.key((seed * _SEED_FACTOR + next(steps)) % (1 << 64))
+        shared = _sampling.categorical_sampling
+        _sampling.categorical_sampling = lambda logits, temp: mx.random.categorical(logits * (1.0 / temp), key=key)
+        try:
+            return sampler(logprobs)
+        finally:
+            _sampling.categorical_sampling = shared
+
+    return sample
+
+
 class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no types
     """mlx-lm's serving loop, run on the caller's thread, because MLX's streams belong to threads.
 
@@ -86,6 +106,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         self._stop = False
         self._work: dict[str, Work] = {}
         self._ends = True
+        self._seed: int | None = None
         self._digest = 1
         self._shared_samplers: dict[int, tuple[Any, Any]] = {}
         cache.on_hit = lambda count: self.digest(count, 0, 2)
@@ -120,6 +141,13 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
                 f"the sum over {self._size} ranks is {total})"
             )
         return bool(flag)
+
+    def sampling(self, sampler: Any) -> Any:
+        """``sampler`` for the request that is being admitted: with its seed, and with rank 0's choice for every rank."""
+        seed = self._seed
+        if seed is not None and sampler is not _generate.greedy_sampler:
+            sampler = seeded(sampler, seed)
+        return self.sharing(sampler) if self.share_tokens else sampler
 
     def sharing(self, sampler: Any) -> Any:
         """``sampler`` with rank 0's choice for every rank. One object for each sampler, so that requests stay in one batch."""
@@ -216,8 +244,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
 
     def _serve_single(self, request: Any, stream: Any) -> None:
         make = _server._make_sampler
-        if self.share_tokens:
-            _server._make_sampler = lambda *arguments: self.sharing(make(*arguments))
+        _server._make_sampler = lambda *arguments: self.sampling(make(*arguments))
         try:
             super()._serve_single(request, stream)
         finally:
@@ -228,6 +255,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         work = self._work.pop(request.prompt)
         self.prompt_cache.bypass = not work.cache
         self._ends = work.ends
+        self._seed = work.sampling.seed
         segments = [list(segment) for segment in work.segments]
         return work.prompt, segments, list(work.segment_types), work.initial_state, None
 

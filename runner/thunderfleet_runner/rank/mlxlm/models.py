@@ -66,3 +66,11 @@ def _never_trim(_cache_entries: Any) -> bool:
 def forbid_trimming() -> None:
     """Makes the prompt cache reuse prefixes whole or not at all: some rank has layers that cannot be trimmed."""
     _cache.can_trim_prompt_cache = _never_trim
+
+
+def vocabulary(config: dict[str, Any]) -> int:
+    """The number of token ids in a model's configuration; 0 when it has none."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return 0

@@ -62,8 +62,8 @@ class Lockstep(Protocol):
     def read(self, word: Any) -> bool:
         """Whether rank 0 wants the loop to look up. Raises Diverged."""
 
-    def sharing(self, sampler: Any) -> Any:
-        """``sampler`` with rank 0's choice for every rank."""
+    def sampling(self, sampler: Any) -> Any:
+        """``sampler`` for the request that is being admitted: with its seed, and with rank 0's choice for every rank."""
 
 
 class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no types
@@ -117,8 +117,8 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
         return max(1, len(widths))
 
     def insert_segments(self, segments: Any, **options: Any) -> Any:
-        if self.loop.share_tokens and options.get("samplers"):
-            options["samplers"] = [self.loop.sharing(sampler) for sampler in options["samplers"]]
+        if options.get("samplers"):
+            options["samplers"] = [self.loop.sampling(sampler) for sampler in options["samplers"]]
         return super().insert_segments(segments, **options)
 
 
