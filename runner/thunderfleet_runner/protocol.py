@@ -310,6 +310,8 @@ class RequestError(Message):
     type: Literal["request_error"] = "request_error"
     id: str
     text: str
+    refused: bool = False
+    """Whether it is the request's fault, not the rank's."""
 
 
 class Heartbeat(Message):

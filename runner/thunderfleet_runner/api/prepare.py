@@ -54,10 +54,17 @@ def prepare(question: Prepare, raw: bytes, model: Model) -> Prepared | Rejected:
         call = parse(question.endpoint, raw, question.limits, model.defaults)
         prompt = tokenized(call, question.limits, model)
         options = call.options(fit(call, prompt.count, question.limits))
-        grammar = model.grammar(call.constrained) if call.constrained is not None else ""
+        grammar = _grammar(call.constrained, prompt, model) if call.constrained is not None else ""
         return Prepared(options=options, prompt=prompt, grammar=grammar)
     except ApiError as error:
         return rejected(error)
+
+
+def _grammar(constraint: Constraint, prompt: Prompt, model: Model) -> str:
+    if prompt.initial_state not in ("normal", "reasoning"):
+        # The model writes headers of its own around its answer.
+        raise refused(constraint.param, f"{constraint.param} is not supported for this model's chat format")
+    return model.grammar(constraint)
 
 
 def rejected(error: ApiError) -> Rejected:

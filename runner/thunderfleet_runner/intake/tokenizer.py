@@ -15,7 +15,7 @@ from thunderfleet_runner.api.request.sampling import model_defaults
 from thunderfleet_runner.intake.limits import EXIT_MEMORY
 from thunderfleet_runner.intakeprotocol import ParseTools, ToolsParsed
 from thunderfleet_runner.protocol import Prompt, Sampling
-from thunderfleet_runner.rank import mlxlm
+from thunderfleet_runner.rank import grammar, mlxlm
 from thunderfleet_runner.rank.mlxlm import vocabulary
 
 CONFIG_BYTES = 1 << 20
@@ -28,6 +28,7 @@ class Tokenizer:
     def __init__(self, tokenizer: Any, defaults: Sampling) -> None:
         self._tokenizer = tokenizer
         self._tokenizing = mlxlm.Tokenizing(tokenizer)
+        self._formats = grammar.Formats.of(tokenizer)
         self.defaults = defaults
         """How tokens are sampled where a request does not say it."""
 
@@ -85,7 +86,17 @@ class Tokenizer:
 
     def grammar(self, constraint: Constraint) -> str:
         """A format that the ranks can force. Raises ApiError when it is invalid or takes too much."""
-        raise refused(constraint.param, f"{constraint.param} is not supported yet")
+        if self._formats is None:
+            raise refused(constraint.param, f"{constraint.param} is not supported for this model's tokenizer")
+        words = json.loads(constraint.source) if constraint.kind == "choice" else ()
+        try:
+            # Schemas of tools describe; most say more than a grammar can.
+            lenient = constraint.param == "tools"
+            found = grammar.compiled(constraint.kind, constraint.source, words, lenient=lenient)
+            self._formats.check(found)
+        except grammar.Unusable as error:
+            raise refused(constraint.param, f"{constraint.param} cannot be used: {error}") from error
+        return found
 
     def parse_tools(self, question: ParseTools) -> ToolsParsed:
         """What the model wrote as tool calls."""

@@ -8,6 +8,7 @@ proof         whether the connections carry values unchanged
 loading       loads this rank's part of the model
 engine        turns, requests and cancels
 answer        one request's tokens as messages
+grammar       formats that answers must have
 mlxlm         mlx-lm as we use and patch it
 stops         stop strings in streamed text; pure
 step_clock    how long the running step takes, for the heartbeat

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.rank import mlxlm
+from thunderfleet_runner.rank.grammar import Unusable
 from thunderfleet_runner.rank.mlxlm import Admitted, Broken, Finished, Prefilling, Sampled
 from thunderfleet_runner.rank.stops import StopFinder
 
@@ -105,6 +106,12 @@ class Answer:
         match event:
             case Sampled():
                 self._sampled(event)
+            case Broken(error=Unusable() as error):
+                # The loop goes on with this answer until it is ended.
+                self._stop()
+                self.over = self.ending = True
+                text = f"the answer cannot follow the requested format any further: {error}"
+                self._send(protocol.RequestError(id=self.request.id, text=text, refused=True))
             case Broken(error):
                 self.over = True
                 self._send(protocol.RequestError(id=self.request.id, text=f"{type(error).__name__}: {error}"))

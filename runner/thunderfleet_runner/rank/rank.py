@@ -15,6 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -27,6 +28,7 @@ from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
 
 if TYPE_CHECKING:
     from thunderfleet_runner.rank.engine import Engine
+    from thunderfleet_runner.rank.grammar import Formats
     from thunderfleet_runner.rank.proof import Wrong
 
 log = logging.getLogger("thunderfleet.rank")
@@ -206,6 +208,9 @@ class Rank:
             self._clock.step()
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
+        # The weights are read meanwhile, which takes longer.
+        formats: Future[Formats | None] = Future()
+        threading.Thread(target=_make_formats, args=(Path(start.model_path), formats), name="formats", daemon=True).start()
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
         trimmable = mlxlm.always_trimmable(loaded.model)
         if group is not None:
@@ -224,9 +229,24 @@ class Rank:
             context=memory.context_tokens,
             share_tokens=start.split is Split.PIPELINE,
             trimmable=trimmable,
+            formats=formats.result(),
         )
         self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=mx.get_peak_memory()))
         return engine
+
+
+def _make_formats(folder: Path, result: "Future[Formats | None]") -> None:
+    """Reads the tokenizer a second time: the first one is of the thread that loads the model."""
+    from thunderfleet_runner.rank import mlxlm
+    from thunderfleet_runner.rank.grammar import Formats
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        result.set_result(Formats.of(mlxlm.load_tokenizer(folder, config)))
+    except Exception as error:
+        # Loading the model fails with the same error.
+        log.warning("no formats: %s", error)
+        result.set_result(None)
 
 
 Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]

@@ -57,6 +57,10 @@ CHATS: dict[str, dict[str, Any]] = {
         ],
     },
     "text format": {"response_format": {"type": "text"}},
+    "JSON": {"response_format": {"type": "json_object"}},
+    "JSON of a schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    "tools, required": {"tools": [WEATHER], "tool_choice": "required"},
+    "tools, named": {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
 }  # fmt: skip
 
 
@@ -80,6 +84,11 @@ async def test_ordinary_requests_work(served: Callable[..., Any], tiny: Path) ->
             assert answer["usage"]["completion_tokens"] > 0, name
         text = await answered(client, "/v1/completions", {"model": MODEL, "prompt": "hi ", "max_tokens": 4})
         assert text["choices"][0]["text"]
+        message = await answered(client, "/v1/messages", {"model": "tiny", "messages": USER, "max_tokens": 4})
+        assert message["content"][0]["text"]
+        response = await answered(client, "/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 4})
+        assert response["output"][0]["content"][0]["text"]
+        assert (await answered(client, "/tokenize", {"prompt": "hi "}))["count"] == 2
 
 
 async def test_models_and_health(served: Callable[..., Any], tiny: Path) -> None:

@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_lm import sample_utils as _sampling
 from mlx_lm import server as _server
 
+from thunderfleet_runner.rank.grammar import Formats, Mask, Unusable
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 from thunderfleet_runner.rank.mlxlm.models import prompt_cache
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
@@ -86,7 +87,15 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
     """
 
     def __init__(
-        self, provider: Provider, cache: PromptCache, source: Source, clock: StepClock, group: Any, *, share_tokens: bool
+        self,
+        provider: Provider,
+        cache: PromptCache,
+        source: Source,
+        clock: StepClock,
+        group: Any,
+        *,
+        share_tokens: bool,
+        formats: Formats | None = None,
     ):
         # Not the base's: it starts another thread.
         self.model_provider = provider
@@ -104,9 +113,10 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         self._time_budget = Budget(self)
         self.prefill_sequences = int(provider.cli_args.prompt_concurrency)
         self._stop = False
-        self._work: dict[str, Work] = {}
-        self._ends = True
-        self._seed: int | None = None
+        self._work: dict[str, tuple[Work, Sink]] = {}
+        self._formats = formats
+        self._admitting: tuple[Work, Sink] | None = None
+        """The request that was tokenized last."""
         self._digest = 1
         self._shared_samplers: dict[int, tuple[Any, Any]] = {}
         cache.on_hit = lambda count: self.digest(count, 0, 2)
@@ -144,10 +154,21 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
 
     def sampling(self, sampler: Any) -> Any:
         """``sampler`` for the request that is being admitted: with its seed, and with rank 0's choice for every rank."""
-        seed = self._seed
+        assert self._admitting is not None, "mlx-lm tokenizes a request before it admits it"
+        seed = self._admitting[0].sampling.seed
         if seed is not None and sampler is not _generate.greedy_sampler:
             sampler = seeded(sampler, seed)
         return self.sharing(sampler) if self.share_tokens else sampler
+
+    def processing(self, processors: list[Any]) -> list[Any]:
+        """The logits processors of the request that is being admitted: with the mask of its format."""
+        assert self._admitting is not None, "mlx-lm tokenizes a request before it admits it"
+        work, sink = self._admitting
+        if not work.grammar or self._formats is None:
+            return processors
+        after = self.model_provider.tokenizer.think_end_tokens if work.initial_state == "reasoning" else ()
+        matcher = self._formats.matcher(work.grammar)
+        return [*processors, Mask(matcher, after or (), lambda reason: sink.put(Unusable(reason)))]
 
     def sharing(self, sampler: Any) -> Any:
         """``sampler`` with rank 0's choice for every rank. One object for each sampler, so that requests stay in one batch."""
@@ -207,7 +228,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         sink = self.source.admitted(work)
         if not self.model_provider.is_batchable:
             sink = Alone(sink, self)
-        self._work[work.id] = work
+        self._work[work.id] = work, sink
         if not work.cache:
             self.prompt_cache.uncached.append(work.prompt)
         request = _server.CompletionRequest("text", work.id, [], None, None)
@@ -243,26 +264,32 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         return sink, request, arguments
 
     def _serve_single(self, request: Any, stream: Any) -> None:
-        make = _server._make_sampler
-        _server._make_sampler = lambda *arguments: self.sampling(make(*arguments))
+        sampler, processors = _server._make_sampler, _server._make_logits_processors
+        _server._make_sampler = lambda *arguments: self.sampling(sampler(*arguments))
+        _server._make_logits_processors = lambda *arguments: self.processing(processors(*arguments))
         try:
             super()._serve_single(request, stream)
         finally:
-            _server._make_sampler = make
+            _server._make_sampler, _server._make_logits_processors = sampler, processors
 
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
         """Hands over the tokens that rank 0's intake has computed."""
-        work = self._work.pop(request.prompt)
+        self._admitting = self._work.pop(request.prompt)
+        work, _ = self._admitting
         self.prompt_cache.bypass = not work.cache
-        self._ends = work.ends
-        self._seed = work.sampling.seed
         segments = [list(segment) for segment in work.segments]
         return work.prompt, segments, list(work.segment_types), work.initial_state, None
 
     def _make_state_machine(self, model_key: Any, tokenizer: Any, stop_words: Any) -> tuple[Any, Any]:
         # Called for the request that was just tokenized.
+        assert self._admitting is not None, "mlx-lm tokenizes a request before it makes its state machine"
+        work, _ = self._admitting
         stops, machine = super()._make_state_machine(model_key, tokenizer, stop_words)
-        return (stops if self._ends else _generate.StopSequences()), machine
+        if work.grammar:
+            # Marks within an answer of a format are text.
+            thoughts = {"reasoning": [(tokenizer.think_end, "normal")]} if tokenizer.has_thinking else {}
+            machine = _generate.TextStateMachine({"normal": [], **thoughts})
+        return (stops if work.ends else _generate.StopSequences()), machine
 
     def _log_cache_stats(self) -> None:
         """Does nothing: two log lines for each request are noise."""

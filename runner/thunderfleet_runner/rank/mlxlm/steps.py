@@ -62,6 +62,9 @@ class Lockstep(Protocol):
     def read(self, word: Any) -> bool:
         """Whether rank 0 wants the loop to look up. Raises Diverged."""
 
+    def processing(self, processors: list[Any]) -> list[Any]:
+        """The logits processors of the request that is being admitted: with the mask of its format."""
+
     def sampling(self, sampler: Any) -> Any:
         """``sampler`` for the request that is being admitted: with its seed, and with rank 0's choice for every rank."""
 
@@ -117,8 +120,8 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
         return max(1, len(widths))
 
     def insert_segments(self, segments: Any, **options: Any) -> Any:
-        if options.get("samplers"):
-            options["samplers"] = [self.loop.sampling(sampler) for sampler in options["samplers"]]
+        options["samplers"] = [self.loop.sampling(sampler) for sampler in options["samplers"]]
+        options["logits_processors"] = [self.loop.processing(processors) for processors in options["logits_processors"]]
         return super().insert_segments(segments, **options)
 
 

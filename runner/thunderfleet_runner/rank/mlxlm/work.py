@@ -36,6 +36,8 @@ class Work:
     logprobs: bool = False
     top_logprobs: int = 0
     cache: bool = True
+    grammar: str = ""
+    """A format that the answer must have; see ``rank.grammar``."""
     ends: bool = True
     """False: the end token does not end the answer."""
 
