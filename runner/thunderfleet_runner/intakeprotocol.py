@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 from thunderfleet_runner.protocol import Message, Prompt, Sampling, decode
 
 Endpoint = Literal["chat", "completion", "messages", "responses"]
+CallFormat = Literal["marked", "json", "bare"]
 Subject = Literal["count", "tokenize", "detokenize"]
 
 
@@ -46,6 +47,8 @@ class Options(Message):
     sampling: Sampling = Sampling()
     tools: str = ""
     """The request's tools as JSON, for ``ParseTools``; empty without any."""
+    calls: CallFormat = "marked"
+    """How the model writes tool calls: between marks; as JSON between marks; as JSON that is all of its answer."""
     forced: str = ""
     """The tool that the answer must call; ``*`` for any; empty if it is free."""
     parallel: bool = True

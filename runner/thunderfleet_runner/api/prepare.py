@@ -16,7 +16,7 @@ from thunderfleet_runner.api.openai import chat, completion, responses
 from thunderfleet_runner.api.request import fields
 from thunderfleet_runner.api.request.call import Call, fit
 from thunderfleet_runner.api.request.constraints import Constraint
-from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Prepare, Prepared, Rejected
+from thunderfleet_runner.intakeprotocol import CallFormat, Endpoint, ModelLimits, Prepare, Prepared, Rejected
 from thunderfleet_runner.protocol import Prompt, Sampling
 
 Parser = Callable[[Mapping[str, Any], ModelLimits, Sampling], Call]
@@ -34,6 +34,8 @@ class Model(Protocol):
 
     defaults: Sampling
     """How tokens are sampled where a request does not say it."""
+    calls: CallFormat
+    """How the model writes tool calls."""
 
     def prompt(self, call: Call) -> Prompt:
         """The prompt of a request. Raises ApiError when the template or the tokenizer rejects it."""
@@ -53,7 +55,7 @@ def prepare(question: Prepare, raw: bytes, model: Model) -> Prepared | Rejected:
     try:
         call = parse(question.endpoint, raw, question.limits, model.defaults)
         prompt = tokenized(call, question.limits, model)
-        options = call.options(fit(call, prompt.count, question.limits))
+        options = call.options(fit(call, prompt.count, question.limits), model.calls)
         grammar = _grammar(call.constrained, prompt, model) if call.constrained is not None else ""
         return Prepared(options=options, prompt=prompt, grammar=grammar)
     except ApiError as error:

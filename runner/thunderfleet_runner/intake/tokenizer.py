@@ -29,6 +29,9 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self._tokenizing = mlxlm.Tokenizing(tokenizer)
         self._formats = grammar.Formats.of(tokenizer)
+        self._harmony = tokenizer.tool_parser is mlxlm.families.harmony
+        self.calls = mlxlm.call_format(tokenizer)
+        """How the model writes tool calls."""
         self.defaults = defaults
         """How tokens are sampled where a request does not say it."""
 
@@ -54,6 +57,10 @@ class Tokenizer:
             return Prompt.of(call.tokens)
         try:
             segments, types, state = self._segments(call, call.template)
+            if self._harmony and call.messages and call.constrained is not None:
+                # The format begins at once: the model writes the header of its answer no more.
+                segments[-1] += self._tokenizer.encode(mlxlm.families.HARMONY_ANSWER, add_special_tokens=False)
+                state = "normal"
             return Prompt.of(*segments, types=types, initial_state=state)
         except MemoryError:
             raise
@@ -76,7 +83,10 @@ class Tokenizer:
     def _segments(self, call: Call, template: Mapping[str, Any]) -> tuple[list[list[int]], list[str], str]:
         try:
             return self._tokenizing.segments(
-                messages=call.messages, tools=call.tools.offered, prompt=call.text, template=template
+                messages=_thinking(call.messages) if self._harmony else call.messages,
+                tools=call.tools.offered,
+                prompt=call.text,
+                template=template,
             )
         except TypeError:
             # Templates in Jinja take any argument; some models have a function instead. Many clients send an effort always.
@@ -103,6 +113,17 @@ class Tokenizer:
         tools = json.loads(question.tools) if question.tools else []
         calls, unparsed = mlxlm.parse_tools(self._tokenizer.tool_parser, tools, question.texts)
         return ToolsParsed(calls=tuple(calls), unparsed=tuple(unparsed))
+
+
+def _thinking(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """gpt-oss' template has another name for thoughts, and wants them beside calls only, instead of text."""
+    found = []
+    for message in messages:
+        thoughts = message.get("reasoning_content")
+        if thoughts and message.get("tool_calls") and not message["content"]:
+            message = {**message, "thinking": thoughts}
+        found.append(message)
+    return found
 
 
 def _defaults(folder: Path, vocabulary: int) -> Sampling:

@@ -20,6 +20,8 @@ LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON has no number for; OpenAI uses the same value."""
 _KINDS: dict[str, Literal["text", "reasoning", "tool"]] = {"reasoning": "reasoning", "tool": "tool"}
 
+_SHOWN = ("normal", "reasoning", "tool")
+
 Send = Callable[..., None]
 """Sends messages to the supervisor, in order."""
 
@@ -145,6 +147,9 @@ class Answer:
             self._kind = kind
             if stopped:
                 continue
+            if kind not in _SHOWN:
+                # Headers between the parts of an answer, in formats that have some.
+                text = ""
             if kind == "normal":
                 text, stopped = self._stops.feed(text)
             if text or ended:

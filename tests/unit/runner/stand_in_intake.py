@@ -37,6 +37,7 @@ class Words:
     """Counts words."""
 
     defaults = Sampling()
+    calls = "marked"
 
     def prompt(self, call: Any) -> Prompt:
         text = str(call.text or call.messages)

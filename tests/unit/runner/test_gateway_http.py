@@ -24,7 +24,7 @@ from thunderfleet_runner.api.request.call import Call
 from thunderfleet_runner.api.request.constraints import Constraint
 from thunderfleet_runner.api.service import Service, Vocabulary
 from thunderfleet_runner.api.upkeep import benchmark, idle
-from thunderfleet_runner.intakeprotocol import Examine, ParseTools, Prepare, ToolsParsed, decode_question
+from thunderfleet_runner.intakeprotocol import CallFormat, Examine, ParseTools, Prepare, ToolsParsed, decode_question
 
 from tests.support.waiting import until_async
 
@@ -54,6 +54,7 @@ class Script:
         self.service = Service(plan, rank, lambda: GroupState(uid="u", index=0, epoch=1, phase=self.phase, message="why"))
         self.service.attach(self, Vocabulary(256, True))
         self.defaults = protocol.Sampling()
+        self.calls: CallFormat = "marked"
         self.prompt_tokens = 3
         self.auto = 2
         """Tokens after which every request ends; 0: only on command."""

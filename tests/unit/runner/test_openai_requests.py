@@ -17,6 +17,7 @@ from thunderfleet_runner.api.openai.chat_writer import ChatWriter
 from thunderfleet_runner.api.request import call as calls
 from thunderfleet_runner.api.request import constraints, refusals, sampling
 from thunderfleet_runner.intakeprotocol import (
+    CallFormat,
     Endpoint,
     Examine,
     Examined,
@@ -40,6 +41,7 @@ class Model:
 
     def __init__(self, *tokens: int, defaults: protocol.Sampling | None = None) -> None:
         self.defaults = defaults or protocol.Sampling()
+        self.calls: CallFormat = "marked"
         self._prompt = protocol.Prompt.of(tokens)
 
     def prompt(self, call: calls.Call) -> protocol.Prompt:
@@ -386,11 +388,13 @@ class Written:
     def put(self, event: protocol.Token, tools: ToolsParsed | None = None) -> None:
         if self._assembly.unparsed(event):
             self._add(self._assembly.parsed(tools or ToolsParsed()))
+        self._add(self._assembly.ended(event))
         self._add(self._assembly.token(event))
 
     def end(self, done: protocol.Done, tools: ToolsParsed | None = None) -> dict[str, Any]:
         if self._assembly.unparsed(done):
             self._add(self._assembly.parsed(tools or ToolsParsed()))
+        self._add(self._assembly.ended(done))
         parts, end = self._assembly.end(done)
         self._add(parts)
         self.chunks += [event.data for event in [*self._streamed.end(0, end), *self._streamed.finish()]]

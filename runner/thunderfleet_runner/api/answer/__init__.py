@@ -3,6 +3,6 @@
 parts     the pieces of an answer: text, thoughts, tool calls, its end
 assembly  a rank's tokens become parts
 blocks    parts as blocks of one kind each
-forced    the tool calls in an answer that must be one
+calls     tool calls in JSON, piece by piece
 writer    what each dialect's writer can do
 """

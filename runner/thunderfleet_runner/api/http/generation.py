@@ -121,6 +121,7 @@ class Generation:
         text = assembly.unparsed(event)
         if text:
             yield assembly.parsed(await self._intake.parse_tools(options.tools, (text,)))
+        yield assembly.ended(event)
         if isinstance(event, protocol.Token):
             yield assembly.token(event)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 from thunderfleet_runner.api.errors import refused
 from thunderfleet_runner.api.request.constraints import Constraint
 from thunderfleet_runner.api.request.tools import Tools
-from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options
+from thunderfleet_runner.intakeprotocol import CallFormat, Endpoint, ModelLimits, Options
 from thunderfleet_runner.protocol import Sampling
 
 
@@ -46,8 +46,8 @@ class Call:
         """The format of the answer, also of one that must be a tool call."""
         return self.tools.constraint() or self.constraint
 
-    def options(self, max_tokens: int) -> Options:
-        """What the client asks for besides its prompt. ``max_tokens``: what ``fit`` returns."""
+    def options(self, max_tokens: int, calls: CallFormat = "marked") -> Options:
+        """What the client asks for besides its prompt. ``max_tokens``: what ``fit`` returns. ``calls``: the model's."""
         return Options(
             endpoint=self.endpoint,
             max_tokens=max_tokens,
@@ -62,6 +62,7 @@ class Call:
             top_logprobs=self.top_logprobs,
             sampling=self.sampling,
             tools=json.dumps(self.tools.offered) if self.tools.offered else "",
+            calls=calls,
             forced=self.tools.forced,
             parallel=self.tools.parallel,
             echo=json.dumps(dict(self.echo)) if self.echo else "",

@@ -14,8 +14,10 @@ MAX_ARGUMENTS = 32
 MAX_BYTES = 16 * 1024
 MAX_NAME = 64
 RESERVED = frozenset({
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "kwargs", "max_length",
-    "messages", "padding", "processor_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self",
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations",
+    "documents", "kwargs", "max_length",
+    "messages", "padding", "processor_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+    "sanitize_control_tokens", "self",
     "template", "tokenize", "tokenizer_kwargs", "tools", "truncation",
     # Names that templates call.
     "raise_exception", "strftime_now", "tojson", "range", "namespace", "dict", "lipsum", "cycler", "joiner",

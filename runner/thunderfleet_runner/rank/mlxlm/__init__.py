@@ -14,6 +14,7 @@ does not fit a group of ranks:
 
 models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
+families  formats of chats that mlx-lm does not know
 items     what the loop reports about a request
 prompts   the prompt cache
 steps     between the loop's steps: counts, digests, looking up
@@ -23,7 +24,7 @@ generate  the module ``mlx_lm.generate``
 importing  what makes importing mlx-lm quicker
 """
 
-from thunderfleet_runner.rank.mlxlm import importing
+from thunderfleet_runner.rank.mlxlm import families, importing
 from thunderfleet_runner.rank.mlxlm.items import (
     Admitted,
     Broken,
@@ -31,6 +32,7 @@ from thunderfleet_runner.rank.mlxlm.items import (
     Prefilling,
     Sampled,
     TextMachine,
+    call_format,
     classify,
     parse_tools,
 )
@@ -76,7 +78,9 @@ __all__ = [
     "always_trimmable",
     "architecture",
     "build",
+    "call_format",
     "classify",
+    "families",
     "forbid_trimming",
     "forget_wired_limit",
     "importing",

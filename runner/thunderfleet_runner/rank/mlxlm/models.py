@@ -7,6 +7,7 @@ from mlx_lm import server as _server
 from mlx_lm import utils as _utils
 from mlx_lm.models import cache as _cache
 
+from thunderfleet_runner.rank.mlxlm import families
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 
 
@@ -18,7 +19,9 @@ def load_lazily(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def load_tokenizer(folder: Path, config: dict[str, Any]) -> Any:
     """mlx-lm's wrapper around the model's tokenizer. Code that comes with a model is not run."""
-    return _utils.load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+    tokenizer = _utils.load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+    families.adopt(tokenizer)
+    return tokenizer
 
 
 def layers(model: Any) -> list[Any]:

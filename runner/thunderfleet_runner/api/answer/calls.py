@@ -1,13 +1,16 @@
-"""The tool calls in an answer that must be one: JSON that a grammar has forced, read piece by piece. Pure.
+"""Tool calls in JSON, read piece by piece, so that clients get the arguments as they come. Pure.
 
-The answer is the arguments of the one tool that the client named, or a list of objects with the name of a tool and its
-arguments. The grammar writes the name first.
+An answer that must be a call is the arguments of the one tool that the client named, or a list of objects with the name of a
+tool and its arguments. Some models write such objects by themselves. The name comes first.
 """
 
 import json
 from dataclasses import dataclass, field
 
 from thunderfleet_runner.api.answer.parts import CallArguments, CallBegin, CallEnd, Part
+
+MAX_HEAD = 4096
+"""Characters of an object before its arguments; one with more is not read here."""
 
 
 @dataclass
@@ -35,19 +38,29 @@ class _Depth:
 
 
 @dataclass
-class ForcedCalls:
-    """``name``: of the one tool that must be called, or empty for a list of calls. ``prefix``: of the calls' ids."""
+class Calls:
+    """``prefix``: of the calls' ids."""
 
-    name: str
     prefix: str
+    name: str = ""
+    """Of the one tool that must be called; empty for objects."""
+    outer: int = 0
+    """How deep the objects are nested: 1 in a list."""
     count: int = 0
     _depth: _Depth = field(default_factory=_Depth)
     _head: str = ""
-    """An object of the list so far, until its arguments begin."""
+    """An object so far, until its arguments begin."""
     _inside: bool = False
     """Whether the arguments of a call have begun."""
+    _first: bool = False
+    """Whether a call has begun."""
     _text: bool = False
     """Whether there is any text of them yet."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a call; then all other text of its objects is part of one."""
+        return self._first
 
     def feed(self, text: str) -> list[Part]:
         """The parts that become known with ``text``."""
@@ -60,7 +73,7 @@ class ForcedCalls:
         return self._close()
 
     def _begin(self, name: str) -> CallBegin:
-        self._inside, self._text = True, False
+        self._inside, self._text, self._first = True, False, True
         self.count += 1
         return CallBegin(self.count - 1, f"{self.prefix}_{self.count - 1}", name)
 
@@ -75,21 +88,23 @@ class ForcedCalls:
     def _many(self, text: str) -> list[Part]:
         parts: list[Part] = []
         piece = ""
+        inner = self.outer + 1
         for sign in text:
             before = self._depth.level
             self._depth.feed(sign)
             if self._inside:
                 # The arguments end where their object's brackets are closed.
-                if before == 2 and self._depth.level < 2:
+                if before == inner and self._depth.level < inner:
                     parts += self._arguments(piece)
                     parts += self._close()
                     piece, self._head = "", ""
                 elif self._text or not sign.isspace():
                     self._text = True
                     piece += sign
-            elif before >= 1 and self._depth.level >= 2:
+            elif before >= self.outer and self._depth.level >= inner and len(self._head) < MAX_HEAD:
                 self._head += sign
-                parts += self._opened()
+                if sign == ":" and not self._depth.quoted and self._depth.level == inner:
+                    parts += self._opened()
         return parts + self._arguments(piece)
 
     def _arguments(self, piece: str) -> list[Part]:
@@ -97,12 +112,10 @@ class ForcedCalls:
 
     def _opened(self) -> list[Part]:
         """The call whose arguments begin, if they do."""
-        if self._depth.quoted or not self._head.rstrip().endswith(":") or self._depth.level != 2:
-            return []
         try:
-            head = json.loads(self._head.rstrip() + "null}")
+            head = json.loads(self._head + "null}")
         except ValueError:
             return []
-        if "arguments" not in head or not isinstance(head.get("name"), str):
+        if not {"arguments", "parameters"} & head.keys() or not isinstance(head.get("name"), str):
             return []
         return [self._begin(head["name"])]
