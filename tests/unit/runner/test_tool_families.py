@@ -128,9 +128,11 @@ def _tokenizer(folder: Path, template: str, tokens: tuple[str, ...]) -> Any:
     return mlxlm.load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
 
 
-def _written(tokenizer: Any, text: str, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _written(tokenizer: Any, text: str, size: int, *, parallel: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The message, and the deltas of the stream, when the model writes a text in pieces of ``size`` characters."""
-    options = Options(endpoint="chat", max_tokens=99, calls=mlxlm.call_format(tokenizer), tools=json.dumps(TOOLS))
+    options = Options(
+        endpoint="chat", max_tokens=99, calls=mlxlm.call_format(tokenizer), tools=json.dumps(TOOLS), parallel=parallel
+    )
     events: list[Any] = []
     request = protocol.Request(id="x", prompt=protocol.Prompt.of([1]), max_tokens=99)
     answer = Answer(request, lambda *messages: events.extend(messages), str, True)
@@ -195,6 +197,14 @@ def test_text_that_is_no_call_stays_text(tmp_path: Path, family: str, size: int)
     message, deltas = _written(_tokenizer(tmp_path, template, tokens), text, size)
     assert message["content"] == shown and "tool_calls" not in message
     assert "".join(delta.get("content", "") for delta in deltas) == shown
+
+
+@pytest.mark.parametrize("family", ["Qwen 2.5 and 3, Hermes", "Kimi K2", "Llama 3, two calls"])
+def test_a_client_that_wants_one_call_gets_the_first(tmp_path: Path, family: str) -> None:
+    template, tokens, text, _, calls = FAMILIES[family]
+    message, deltas = _written(_tokenizer(tmp_path, template, tokens), text, 3, parallel=False)
+    assert len(calls) == 2 and _calls(message) == calls[:1]
+    assert {entry["index"] for delta in deltas for entry in delta.get("tool_calls", ())} == {0}
 
 
 def test_bad_calls_are_refused() -> None:

@@ -25,6 +25,7 @@ class Assembly:
         """Calls so far."""
         self._pending: list[str] = []
         """What the model has written as a call, as long as it has not become one."""
+        self._parallel = options.parallel
         self._json = options.calls != "marked"
         self._bare = options.calls == "bare" and bool(options.tools) and not options.forced
         """Whether the answer is, or may become, a call without marks."""
@@ -40,6 +41,9 @@ class Assembly:
 
     def token(self, token: protocol.Token) -> list[Part]:
         """The parts that a token completes."""
+        return self._kept(self._completed(token))
+
+    def _completed(self, token: protocol.Token) -> list[Part]:
         if token.kind == "reasoning":
             return [Text("reasoning", token.text, token)]
         if token.kind == "tool":
@@ -65,20 +69,24 @@ class Assembly:
         for call in tools.calls:
             index, self._calls = self._calls, self._calls + 1
             parts += _whole(index, f"{self._prefix}_{index}", call)
-        return parts
+        return self._kept(parts)
 
     def ended(self, event: protocol.Token | protocol.Done) -> list[Part]:
         """The end of a call in JSON that was cut, when the model has left it."""
         if isinstance(event, protocol.Token) and not event.ends_tool:
             return []
         reading, self._reading = self._reading, None
-        return [] if reading is None else reading.end()
+        return [] if reading is None else self._kept(reading.end())
 
     def end(self, done: protocol.Done) -> tuple[list[Part], End]:
         """The last parts, and the end. Call it when nothing is unparsed."""
         parts = self._forced.end() if self._forced is not None else []
         reason = "tool_calls" if self._calls and done.finish_reason == "stop" else done.finish_reason
         return parts, End(done, "length" if reason == "length" else "tool_calls" if reason == "tool_calls" else "stop")
+
+    def _kept(self, parts: list[Part]) -> list[Part]:
+        """Without the calls after the first, if the client wants one at most."""
+        return parts if self._parallel else [part for part in parts if isinstance(part, Text) or part.index == 0]
 
     # --- calls that the model writes by itself ---
 
