@@ -7,14 +7,15 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 from thunderfleet_runner.api.http import gateway
 
-from tests.unit.runner.walker import MODEL, NO_CALL, walked, walker
+from tests.unit.runner.walker import MODEL, NO_CALL, THOUGHT, walked, walker
 
 
 def generated(group: Any) -> float:
@@ -28,6 +29,18 @@ TEXT: Any = {"model": MODEL, "prompt": "hi ", "temperature": 0}
 TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+RULE: Any = {
+    "type": "function",
+    "function": {
+        "name": "rule",
+        "parameters": {
+            "type": "object",
+            "properties": {"ruling": {"enum": ["yes", "no"]}, "weight": {"enum": [1, 2]}},
+            "required": ["ruling", "weight"],
+            "additionalProperties": False,
+        },
+    },
 }
 BAD_TOOL: Any = {"type": "function", "function": {"name": "bad"}}
 
@@ -142,6 +155,30 @@ async def check_tools(client: AsyncOpenAI) -> None:
     assert ignored.choices[0].message.content == walked(5)
 
 
+class Verdict(BaseModel):
+    """A format for the model's answer."""
+
+    ruling: Literal["yes", "no"]
+    weight: Literal[1, 2]
+
+
+async def check_formats(client: AsyncOpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    for choice in ("required", {"type": "function", "function": {"name": "rule"}}):
+        forced: Any = await client.chat.completions.create(model=MODEL, messages=messages, tools=[RULE], tool_choice=choice)  # type: ignore[call-overload]
+        (call,) = forced.choices[0].message.tool_calls
+        assert call.function.name == "rule" and Verdict.model_validate_json(call.function.arguments)
+        stream: Any = await client.chat.completions.create(  # type: ignore[call-overload]
+            model=MODEL, messages=messages, tools=[RULE], tool_choice=choice, stream=True
+        )
+        deltas = [delta async for chunk in stream for delta in chunk.choices[0].delta.tool_calls or []]
+        assert "".join(delta.function.arguments or "" for delta in deltas) == call.function.arguments and len(deltas) > 3
+    parsed = await client.chat.completions.parse(model=MODEL, messages=messages, response_format=Verdict)
+    assert parsed.choices[0].message.parsed is not None
+    thought: Any = await client.chat.completions.create(**CHAT, max_tokens=8, reasoning_effort="high")
+    assert thought.choices[0].message.reasoning_content == THOUGHT
+
+
 async def check_errors(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await client.chat.completions.create(**CHAT | {"temperature": 9})
@@ -220,6 +257,7 @@ async def test_the_official_client(
         await check_stops(client)
         await check_logprobs(client)
         await check_tools(client)
+        await check_formats(client)
         await check_errors(client)
         await check_cancel(group, client)
         await check_too_many(group, client)

@@ -310,6 +310,19 @@ def test_arguments_of_the_template() -> None:
     assert parse(CHAT | {"reasoning_effort": "none"}).template == {"reasoning_effort": "none", "enable_thinking": False}
 
 
+def test_a_response_repeats_what_is_small() -> None:
+    def echoed(**more: Any) -> dict[str, Any]:
+        echo: dict[str, Any] = json.loads(parse({"input": "hi", **more}, "responses").options(1).echo)
+        return echo
+
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    assert echoed(tools=[tool], instructions="be brief")["tools"] == [tool]
+    large = echoed(tools=[tool | {"description": "x" * 20_000}], instructions="be brief", temperature=1)
+    assert (large["tools"], large["instructions"], large["temperature"]) == ([], None, 1)
+    # tool_choice may be an object, which names one tool.
+    assert len(json.dumps(echoed(tools=[tool], tool_choice={"type": "function", "name": "f", "x": "y" * 20_000}))) < 17_000
+
+
 def test_a_forced_tool_is_a_format() -> None:
     parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import anthropic
@@ -12,8 +12,17 @@ import openai
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 from tests.unit.runner.walker import KEY, MODEL, THOUGHT, walked, walker
+
+
+class Verdict(BaseModel):
+    """A format for the model's answer."""
+
+    ruling: Literal["yes", "no"]
+    weight: Literal[1, 2]
+
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -76,6 +85,17 @@ async def check_message_tools(client: AsyncAnthropic) -> None:
     turns = [*USER, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     after = await client.messages.create(**MESSAGE | {"messages": turns})
     assert after.content[0].type == "text" and after.content[0].text == walked(9)
+
+
+async def check_forced(messages: AsyncAnthropic, client: AsyncOpenAI) -> None:
+    tool: Any = {"name": "rule", "input_schema": Verdict.model_json_schema()}
+    choices: tuple[Any, ...] = ({"type": "any"}, {"type": "tool", "name": "rule"})
+    for choice in choices:
+        async with messages.messages.stream(**MESSAGE | {"max_tokens": 99}, tools=[tool], tool_choice=choice) as stream:
+            (block,) = (await stream.get_final_message()).content
+        assert block.type == "tool_use" and Verdict.model_validate(block.input)
+    parsed = await client.responses.parse(**RESPONSE | {"max_output_tokens": 99}, text_format=Verdict)
+    assert parsed.output_parsed is not None
 
 
 async def check_message_errors(client: AsyncAnthropic) -> None:
@@ -164,6 +184,7 @@ async def test_official_clients_of_other_dialects(served: Callable[..., Any], ti
             await check_thinking(messages)
             await check_message_tools(messages)
             await check_message_errors(messages)
+            await check_forced(messages, client)
             await check_responses(client)
             await check_response_tools(client)
             await check_response_errors(client)

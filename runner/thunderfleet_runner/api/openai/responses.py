@@ -1,5 +1,6 @@
 """Bodies of ``/v1/responses``, without state: nothing is stored, so clients send the whole conversation. Pure."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from thunderfleet_runner.api.request.fields import Fields
 from thunderfleet_runner.intakeprotocol import ModelLimits
 from thunderfleet_runner.protocol import Sampling
 
+MAX_ECHO = 16 * 1024
+"""Characters of the fields that a response repeats: each is encoded in the supervisor, three times for a stream."""
 _REFUSED: dict[str, tuple[Any, ...]] = {"background": (False,), "conversation": (), "previous_response_id": (), "prompt": ()}
 _BOOKKEEPING = ("client_metadata", "include", "max_tool_calls")
 
@@ -48,7 +51,7 @@ def parse(body: Mapping[str, Any], limits: ModelLimits, defaults: Sampling) -> C
 
 
 def _echo(body: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """The fields that the response repeats. They were checked."""
+    """The fields that the response repeats, without large ones. They were checked."""
     defaults = {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True, "temperature": None, "top_p": None,
                 "instructions": None, "metadata": {}}  # fmt: skip
     found = {name: default if body.get(name) is None else body[name] for name, default in defaults.items()}
@@ -56,11 +59,20 @@ def _echo(body: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
         found["metadata"] = {}
     reasoning = body.get("reasoning") or {}
     text = body.get("text") or {}
-    return {
+    echo = {
         **found,
         "max_output_tokens": limit,
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "text": {"format": text.get("format") or {"type": "text"}},
+    }
+    if len(json.dumps(echo)) <= MAX_ECHO:
+        return echo
+    return echo | {
+        "tools": [],
+        "tool_choice": "auto",
+        "instructions": None,
+        "metadata": {},
+        "text": {"format": {"type": "text"}},
     }
 
 
