@@ -58,7 +58,9 @@ def add(commands: Parsers) -> None:
     join.add_argument("--token-file", type=Path, metavar="FILE", help="read the line from a file")
     join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
     for parser in (init, join):
-        parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet")
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet; a copy of it is installed"
+        )
     one(
         "upgrade",
         "replace the installed version of this Mac by the one that runs this command",

@@ -48,7 +48,8 @@ def _verified(
     if machine.phase not in _SERVING and plan.proven_lengths is not None:
         return _unknown(Reason.NOT_VERIFIED, f"{connections}; {LATER}")
     if answers.suspect is not None and answers.suspect not in answers.passed:
-        text = f"{connections}; answers: a passage of {answers.suspect} tokens will be checked before the group serves"
+        when = "when the group is idle" if machine.phase in _SERVING else "before the group serves"
+        text = f"{connections}; answers: a passage of {answers.suspect} tokens will be checked {when}"
         return _unknown(Reason.NOT_VERIFIED, text)
     unlike = [text for length, text in answers.failed if length != CONTROL]
     if unlike:
