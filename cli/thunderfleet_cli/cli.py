@@ -20,6 +20,8 @@ from thunderfleet_cli.run import arguments as run
 from thunderfleet_cli.support import arguments as support
 
 INTERRUPTED = 130
+NOT_MOVED = {("token", word) for word in ("create", "-h", "--help")}
+"""`thunderfleet token create` is another command than the earlier `thunderfleet token`."""
 
 
 def _add_demo(commands: Parsers) -> None:
@@ -53,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 
 def moved(arguments: Sequence[str]) -> str | None:
     """The new spelling of a command line of an earlier version, in which the commands of ``local`` had no such prefix."""
-    if not arguments or arguments[0] not in LOCAL_COMMANDS:
+    if not arguments or arguments[0] not in LOCAL_COMMANDS or tuple(arguments[:2]) in NOT_MOVED:
         return None
     return shlex.join(["thunderfleet", "local", *arguments])
 

@@ -22,7 +22,7 @@ from thunderfleet_cli.parsers import Parsers
 
 
 def add(commands: Parsers) -> None:
-    """Adds ``init``, ``join``, ``upgrade``, ``backup``, ``restore`` and ``reset``."""
+    """Adds ``init``, ``join``, ``token``, ``upgrade``, ``backup``, ``restore`` and ``reset``."""
 
     def one(name: str, text: str, description: str) -> argparse.ArgumentParser:
         return commands.add(name, text, description, call=COMMANDS[name])
@@ -57,9 +57,28 @@ def add(commands: Parsers) -> None:
     )
     join.add_argument("--token-file", type=Path, metavar="FILE", help="read the line from a file")
     join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
+    join.add_argument(
+        "--control-plane",
+        action="store_true",
+        help="give this Mac a control plane too, with the line that `thunderfleet token create --control-plane` printed; three "
+        "survive the loss of one",
+    )
+    join.add_argument(
+        "--advertise-address",
+        metavar="IP",
+        help="with --control-plane: address at which other Macs reach this Mac (default: that of the interface of the default "
+        "route)",
+    )
     for parser in (init, join):
         parser.add_argument(
             "--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet; a copy of it is installed"
+        )
+        parser.add_argument(
+            "--thunderbolt-ports",
+            choices=("Managed", "Unmanaged"),
+            help="Managed: the kubelet gives each Thunderbolt port a network service and an address of its own, and takes it "
+            "out of the Thunderbolt Bridge; Unmanaged: it leaves them as they are, and undoes what it changed (default: as "
+            "configured before, else Managed)",
         )
     one(
         "upgrade",
@@ -70,12 +89,36 @@ def add(commands: Parsers) -> None:
         "Example: `sudo /usr/local/thunderfleet-NEW/bin/thunderfleet upgrade`",
     )
     _add_backup(one)
-    one(
+    _add_token(commands)
+    reset = one(
         "reset",
         "remove what init or join installed on this Mac",
         "End this Mac's pods and LaunchDaemons, and remove what init or join installed, with etcd's data and the certificates. "
-        "It prints what it leaves. Example: `sudo thunderfleet reset`",
+        "It prints what it leaves. If other Macs have a control plane too, this one leaves them first if it can. "
+        "Example: `sudo thunderfleet reset`",
     )
+    reset.add_argument(
+        "--force",
+        action="store_true",
+        help="also if the other control planes do not answer, or would not work without this Mac",
+    )
+    reset.add_argument(
+        "--member",
+        metavar="NODE",
+        help="remove the control plane of another Mac, which does not come back, from etcd, and its Node; change nothing here",
+    )
+
+
+def _add_token(commands: Parsers) -> None:
+    token = commands.add("token", "create lines with which other Macs join", call=COMMANDS["token"])
+    create = Parsers(token, "token_command").add(
+        "create",
+        "print a line for another Mac",
+        "Print the line for `thunderfleet join` on other Macs, valid for 24 hours. With --control-plane, it is for one Mac, is "
+        "valid for two hours, and gives that Mac the keys of the cluster; etcd of this Mac accepts other members from then on. "
+        "Example: `sudo thunderfleet token create --control-plane`",
+    )
+    create.add_argument("--control-plane", action="store_true", help="for a Mac that gets a control plane too")
 
 
 def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
@@ -129,6 +172,7 @@ def _init(arguments: argparse.Namespace, mac: Mac) -> None:
             name=arguments.node_name,
             address=arguments.advertise_address,
             kubelet_config=arguments.config,
+            thunderbolt_ports=arguments.thunderbolt_ports,
             chart=not arguments.no_chart,
             dry_run=arguments.dry_run,
         ),
@@ -137,12 +181,25 @@ def _init(arguments: argparse.Namespace, mac: Mac) -> None:
 
 def _join(arguments: argparse.Namespace, mac: Mac) -> None:
     from thunderfleet_controlplane.install.join import Wanted, join
+    from thunderfleet_controlplane.install.sharing import join as sharing
 
     try:
         line = decode(_line(arguments.line, arguments.token_file))
     except ValueError as error:
         raise InstallError(str(error), usage=True) from None
-    join(mac, Wanted(line, arguments.node_name, arguments.config))
+    ports = arguments.thunderbolt_ports
+    if arguments.control_plane:
+        sharing.join(mac, sharing.Wanted(line, arguments.node_name, arguments.advertise_address, arguments.config, ports))
+        return
+    if arguments.advertise_address is not None:
+        raise InstallError("--advertise-address is for --control-plane", usage=True)
+    join(mac, Wanted(line, arguments.node_name, arguments.config, ports))
+
+
+def _token(arguments: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.sharing.token import create
+
+    create(mac, control_plane=arguments.control_plane)
 
 
 def _line(given: str | None, file: Path | None) -> str:
@@ -180,10 +237,10 @@ def _upgrade(_: argparse.Namespace, mac: Mac) -> None:
     upgrade(mac)
 
 
-def _reset(_: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.reset import reset
+def _reset(arguments: argparse.Namespace, mac: Mac) -> None:
+    from thunderfleet_controlplane.install.reset import Wanted, reset
 
-    reset(mac)
+    reset(mac, Wanted(arguments.force, arguments.member))
 
 
 def _command(act: Callable[[argparse.Namespace, Mac], None]) -> Callable[[argparse.Namespace], int]:
@@ -204,6 +261,7 @@ def _command(act: Callable[[argparse.Namespace, Mac], None]) -> Callable[[argpar
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "init": _command(_init),
     "join": _command(_join),
+    "token": _command(_token),
     "upgrade": _command(_upgrade),
     "backup": _command(_backup),
     "restore": _command(_restore),

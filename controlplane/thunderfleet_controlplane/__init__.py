@@ -1,6 +1,7 @@
 """A Kubernetes control plane on one machine.
 
 install/    on a Mac, as LaunchDaemons: init, join, reset
+balancer/   leads everything on a Mac to an API server that works
 daemons/    the LaunchDaemons of such a Mac; pure
 assets      the programs: found, or built once from pinned Go modules
 setup       certificates, kubeconfigs and command lines of one control plane

@@ -19,6 +19,7 @@ from thunderfleet_lib.csr.rules import (
     approval_patch,
     decide_serving,
     is_control_plane,
+    plain_address,
     published_addresses,
 )
 from thunderfleet_lib.kube import ApiError, Kube, Reflector, name_of
@@ -30,19 +31,21 @@ from thunderfleet_controlplane.components import OPERATOR_ROLE
 log = logging.getLogger(__name__)
 
 ROLE = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{OPERATOR_ROLE}"
+ENDPOINTS = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes"
 RETRY_SECONDS = 1.0
 
 Json = dict[str, Any]
 
 
 class Approver:
-    """Watches requests and decides them. ``api_server``: its addresses."""
+    """Watches requests and decides them. ``api_server``: addresses that API servers have beside those that they report."""
 
     def __init__(self, kube: Kube, api_server: frozenset[str]) -> None:
         self.kube = kube
         self.changed = asyncio.Event()
         self.requests = Reflector(kube, REQUESTS, on_change=self._on_change)
         self._api_server = api_server
+        self._reported: frozenset[str] = frozenset()
         self._logged: dict[str, str] = {}
 
     def _on_change(self, _: str) -> None:
@@ -75,6 +78,7 @@ class Approver:
         try:
             if any(map(is_serving, undecided)) and not await self._operator_decides():
                 nodes = {name_of(node): node for node in (await self.kube.list("/api/v1/nodes"))[0]}
+                self._reported = reported_addresses(await self.kube.get_or_none(ENDPOINTS))
         except ApiError as error:
             log.warning("cannot decide about serving certificates: %s", error)
         for request in undecided:
@@ -119,9 +123,16 @@ class Approver:
         others = {
             address: name for name, other in nodes.items() if name != request.node for address in published_addresses(other)
         }
+        api_server = self._api_server | self._reported
         if node is None:
-            return Surroundings(None, others, self._api_server)
-        return Surroundings(published_addresses(node), others, frozenset() if is_control_plane(node) else self._api_server)
+            return Surroundings(None, others, api_server)
+        return Surroundings(published_addresses(node), others, frozenset() if is_control_plane(node) else api_server)
+
+
+def reported_addresses(endpoints: Json | None) -> frozenset[str]:
+    """The addresses that the API servers report, those of other machines among them."""
+    listed = (endpoints or {}).get("endpoints") or []
+    return frozenset(plain_address(str(address)) for one in listed for address in one.get("addresses") or [])
 
 
 def _now() -> datetime.datetime:

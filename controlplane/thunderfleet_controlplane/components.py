@@ -18,6 +18,8 @@ from thunderfleet_controlplane.tokens import BOOTSTRAPPERS
 
 SERVICES = "10.96.0.0/16"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
+ETCD_NAME = "thunderfleet"
+"""The name of the etcd that began a cluster."""
 OPERATOR_ROLE = "thunderfleet-operator"
 """The ClusterRole of the chart's operator."""
 
@@ -50,6 +52,19 @@ class Endpoints:
 
 
 @dataclass(frozen=True)
+class Peering:
+    """An etcd that has, or may get, others beside it.
+
+    ``name``: its own; ``address``: that at which the others reach it. ``initial``: all members, this one included, as
+    ``NAME=URL,…``, when it joins a cluster that exists; empty for the one that began the cluster.
+    """
+
+    name: str
+    address: str
+    initial: str = ""
+
+
+@dataclass(frozen=True)
 class Program:
     """One program: name, arguments (program first), and environment for the Go runtime."""
 
@@ -66,20 +81,17 @@ def _flags(**flags: object) -> tuple[str, ...]:
     )
 
 
-def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: bool) -> Program:
-    """The store. ``durable``: its data outlives its process and the machine's power; without it, fsync is off."""
+def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: bool, peering: Peering | None = None) -> Program:
+    """The store. ``durable``: its data outlives its process and the machine's power; without it, fsync is off.
+
+    ``peering``: the ports are open to the other members; None: it is alone, and its ports are local.
+    """
     own = pki.pair("etcd")
-    client, peer = f"https://{at.local}:{at.etcd_client}", f"https://{at.local}:{at.etcd_peer}"
     argv = (
         str(binary),
         *_flags(
-            name="thunderfleet",
             data_dir=data,
-            listen_client_urls=client,
-            advertise_client_urls=client,
-            listen_peer_urls=peer,
-            initial_advertise_peer_urls=peer,
-            initial_cluster=f"thunderfleet={peer}",
+            **_addresses_of_etcd(at, peering),
             cert_file=own.certificate,
             key_file=own.key,
             client_cert_auth=True,
@@ -89,7 +101,7 @@ def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: boo
             peer_client_cert_auth=True,
             peer_trusted_ca_file=pki.folder / "etcd-ca.crt",
             unsafe_no_fsync=None if durable else True,
-            # A single member elects itself at once; frequent heartbeats would only use CPU.
+            # On a LAN, a new leader within seconds is soon enough; more frequent heartbeats would only use CPU.
             heartbeat_interval=500,
             election_timeout=2500,
             initial_election_tick_advance=True,
@@ -101,6 +113,40 @@ def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: boo
         ),
     )
     return Program("etcd", argv, {"GOMAXPROCS": "2"})
+
+
+def peer_url(address: str, port: int) -> str:
+    """The URL at which other members reach an etcd."""
+    return server_url(address, port)
+
+
+def _addresses_of_etcd(at: Endpoints, peering: Peering | None) -> dict[str, object]:
+    if peering is None:
+        client, peer = server_url(at.local, at.etcd_client), server_url(at.local, at.etcd_peer)
+        return {
+            "name": ETCD_NAME,
+            "listen_client_urls": client,
+            "advertise_client_urls": client,
+            "listen_peer_urls": peer,
+            "initial_advertise_peer_urls": peer,
+            "initial_cluster": f"{ETCD_NAME}={peer}",
+        }
+    # All addresses, so that it keeps working when one changes, and starts before the network is up.
+    anywhere = "::" if ":" in peering.address else "0.0.0.0"
+    peer = peer_url(peering.address, at.etcd_peer)
+    return {
+        "name": peering.name,
+        "listen_client_urls": server_url(anywhere, at.etcd_client),
+        "advertise_client_urls": server_url(peering.address, at.etcd_client),
+        "listen_peer_urls": server_url(anywhere, at.etcd_peer),
+        "initial_advertise_peer_urls": peer,
+        "initial_cluster": peering.initial or f"{peering.name}={peer}",
+        "initial_cluster_state": "existing" if peering.initial else "new",
+        # The authority of etcd signs clients too; only members may speak as members.
+        "peer_cert_allowed_cn": "etcd",
+        # A Mac with several networks reaches the others from another address than the one in its certificate.
+        "peer_skip_client_san_verification": True,
+    }
 
 
 def api_server(
@@ -170,7 +216,9 @@ def api_server(
     return Program("kube-apiserver", argv, {"GOGC": "200"})
 
 
-def _component(name: str, binary: Path, pki: PkiFiles, kubeconfig: Path, address: str, port: int, **flags: object) -> Program:
+def _component(
+    name: str, binary: Path, pki: PkiFiles, kubeconfig: Path, address: str, port: int, *, elect: bool, **flags: object
+) -> Program:
     """What controller manager and scheduler share: clients of the API server with their own health and metrics."""
     serving = pki.pair(f"{name}-serving")
     shared = _flags(
@@ -183,15 +231,15 @@ def _component(name: str, binary: Path, pki: PkiFiles, kubeconfig: Path, address
         tls_private_key_file=serving.key,
         client_ca_file=pki.ca,
         requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
-        # There is only one instance; election would write a Lease every two seconds.
-        leader_elect=False,
+        # Where there is only one instance, election would write a Lease every two seconds for nothing.
+        leader_elect=elect,
         profiling=False,
     )
     return Program(name, (str(binary), *shared, *_flags(**flags)), {})
 
 
-def controller_manager(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints) -> Program:
-    """The controllers, including those for bootstrap tokens."""
+def controller_manager(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints, *, elect: bool = False) -> Program:
+    """The controllers, including those for bootstrap tokens. ``elect``: others may run, and one of them works."""
     return _component(
         "kube-controller-manager",
         binary,
@@ -199,6 +247,7 @@ def controller_manager(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoi
         kubeconfig,
         at.local,
         at.controller_manager,
+        elect=elect,
         controllers="*,bootstrapsigner,tokencleaner",
         use_service_account_credentials=True,
         service_account_private_key_file=pki.folder / "service-accounts.key",
@@ -210,9 +259,9 @@ def controller_manager(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoi
     )
 
 
-def scheduler(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints) -> Program:
-    """The scheduler."""
-    return _component("kube-scheduler", binary, pki, kubeconfig, at.local, at.scheduler)
+def scheduler(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints, *, elect: bool = False) -> Program:
+    """The scheduler. ``elect``: others may run, and one of them works."""
+    return _component("kube-scheduler", binary, pki, kubeconfig, at.local, at.scheduler, elect=elect)
 
 
 def encryption_config(key: bytes) -> dict[str, Any]:
@@ -243,6 +292,15 @@ def _binding(name: str, role: str, subjects: list[dict[str, str]], namespace: st
         "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", **subject} for subject in subjects],
+    }
+
+
+def _role(name: str, rule: dict[str, Any], namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name, "namespace": namespace},
+        "rules": [rule],
     }
 
 
@@ -284,6 +342,12 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
                 "verbs": ["approve"],
             },
             {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]},
+            {
+                "apiGroups": ["discovery.k8s.io"],
+                "resources": ["endpointslices"],
+                "resourceNames": ["kubernetes"],
+                "verbs": ["get"],
+            },
             # Whether the operator is installed, which decides serving certificates then.
             {
                 "apiGroups": ["rbac.authorization.k8s.io"],
@@ -294,7 +358,25 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
         ],
     }
     binding = f"{rbac}/clusterrolebindings"
+    name = "thunderfleet:api-servers"
+    slices, maps = (
+        {"apiGroups": [group], "resources": [resource], "resourceNames": [one], "verbs": ["get"]}
+        for group, resource, one in (
+            ("discovery.k8s.io", "endpointslices", "kubernetes"),
+            ("", "configmaps", "thunderfleet-api-servers"),
+        )
+    )
+    # Every Mac learns where the API servers are.
+    learning = [
+        (f"{rbac}/namespaces/{namespace}/{kind}", body)
+        for namespace, rule in (("default", slices), ("kube-system", maps))
+        for kind, body in (
+            ("roles", _role(name, rule, namespace)),
+            ("rolebindings", _binding(name, name, nodes, namespace)),
+        )
+    ]
     return [
+        *learning,
         (binding, _binding("thunderfleet:node-bootstrapper", "system:node-bootstrapper", bootstrappers)),
         (
             binding,

@@ -161,11 +161,16 @@ def _leaf(folder: Path, authority: Authority, file: str, leaf: Leaf, chain: byte
 
 
 def make_pki(
-    folder: Path, server_names: Iterable[str], local_names: Iterable[str], now: datetime.datetime | None = None
+    folder: Path,
+    server_names: Iterable[str],
+    local_names: Iterable[str],
+    now: datetime.datetime | None = None,
+    etcd_names: Iterable[str] = (),
 ) -> ClusterPki:
     """Create the certificates in ``folder`` that do not exist, do not fit, or expire within RENEW_DAYS; keep the others.
 
-    ``server_names``: addresses and DNS names of the API server; ``local_names``: of etcd, controller manager and scheduler.
+    ``server_names``: addresses and DNS names of the API server; ``local_names``: of etcd, controller manager and scheduler;
+    ``etcd_names``: further ones of etcd.
     Authorities are never replaced. A call that is interrupted is completed by the next one. Raises PkiError.
     """
     now = now or datetime.datetime.now(datetime.UTC)
@@ -183,7 +188,7 @@ def make_pki(
         "apiserver": (cluster, Leaf("kube-apiserver", names=server, server=True, client=False)),
         "apiserver-kubelet-client": (cluster, Leaf("kube-apiserver-kubelet-client", ("thunderfleet:apiserver",))),
         "front-proxy-client": (proxy, Leaf("front-proxy-client")),
-        "etcd": (etcd, Leaf("etcd", names=local, server=True)),
+        "etcd": (etcd, Leaf("etcd", names=tuple(dict.fromkeys((*local, *etcd_names))), server=True)),
         "etcd-client": (etcd, Leaf("kube-apiserver")),
         # This identity may only approve certificates of kubelets.
         "approver": (cluster, Leaf("thunderfleet:approver")),

@@ -4,6 +4,7 @@ The tests follow one Mac from its first `init` to `reset`, in this order. Networ
 recorded Mac folders of its own.
 """
 
+import ipaddress
 import json
 import os
 import re
@@ -12,20 +13,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.network.namespaces import program
 
+from tests.support.installed import DAEMONS, SECONDS, Mac
 from tests.support.waiting import until
 
 FLEET = """
 machines:
-  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
-  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
+  - name: studio-1
+    model: Mac Studio (M3 Ultra)
+    memory: 96 GB
+    rdma: true
+    bridge: [1, 2, 3, 4, 5, 6]
+    bridgeAddress: 169.254.7.1
+  - name: studio-2
+    model: Mac Studio (M3 Ultra)
+    memory: 96 GB
+    rdma: true
+    bridge: [1, 2, 3, 4, 5, 6]
+    bridgeAddress: 169.254.7.2
+cables:
+  - {a: "studio-1:1", b: "studio-2:2"}
 """
-SECONDS = 300
-DAEMONS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "approver", "kubelet")
+LINK = "studio-1.tb1--studio-2.tb2"
 STEPS = (
     "[programs] installing",
     "[certificates] creating",
@@ -102,17 +116,6 @@ kind: ModelDeployment
 metadata: {name: kept}
 spec: {model: {repository: nobody/has-it}}
 """
-# Ends a command as soon as it reports a step.
-KILLER = """
-import subprocess, sys
-command = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, text=True)
-reached = False
-for line in command.stdout:
-    if not reached and line.startswith(sys.argv[1]):
-        reached = True
-        command.kill()
-print("killed" if reached and command.wait() == -9 else "not reached")
-"""
 
 
 # Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON.
@@ -156,76 +159,6 @@ def next_version(cluster: Cluster, version: str) -> Path:
     return target
 
 
-class Mac:
-    """A recorded Mac, as its administrator uses it."""
-
-    def __init__(self, cluster: Cluster, machine: Machine) -> None:
-        self.machine = machine
-        self.program = str(cluster.image_folder / "bin" / "thunderfleet")
-        self.python = str(cluster.image_folder / "bin" / "python3")
-        self.config = str(machine.folder / "kubelet.yaml")
-
-    def run(self, *argv: str, code: int = 0, text: str = "") -> str:
-        done = self.machine.run(argv, text, seconds=SECONDS)
-        assert done.returncode == code, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
-
-    def init(self, *options: str) -> str:
-        return self.run(self.program, "init", "--config", self.config, *options)
-
-    def killed_at(self, step: str, *command: str) -> None:
-        """Kills a command of `thunderfleet` as soon as it reports a step."""
-        assert self.run(self.python, "-c", KILLER, step, self.program, *command).strip() == "killed", step
-
-    def kubectl(self, *arguments: str, code: int = 0, text: str = "") -> str:
-        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl | cut -d' ' -f1").split()
-        admin = "/var/lib/thunderfleet/admin.kubeconfig"
-        return self.run(program, "--kubeconfig", admin, *arguments, code=code, text=text)
-
-    def field(self, path: str, *what: str) -> str:
-        """A field of an object."""
-        return self.kubectl("get", *what, "-o", f"jsonpath={{{path}}}")
-
-    def helm(self, *arguments: str) -> str:
-        (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/helm").split()
-        options = ("--kubeconfig", "/var/lib/thunderfleet/admin.kubeconfig", "--namespace", "thunderfleet-system")
-        return self.machine.run([program, *arguments, *options], seconds=SECONDS).stdout
-
-    def answers(self) -> bool:
-        command = (
-            "/opt/thunderfleet/control-plane-*/kubectl --kubeconfig /var/lib/thunderfleet/admin.kubeconfig get --raw /readyz"
-        )
-        return self.machine.run(["sh", "-c", command], seconds=SECONDS).returncode == 0
-
-    def node_ready(self, name: str) -> bool:
-        template = '{range .status.conditions[?(@.type=="Ready")]}{.status}{end}'
-        return self.kubectl("get", "node", name, "-o", f"jsonpath={template}") == "True"
-
-    def destroy(self) -> None:
-        """Removes etcd's data, certificates and keys, while everything runs."""
-        self.run("rm", "-r", "/var/lib/thunderfleet/control-plane")
-
-    def pids(self, daemons: tuple[str, ...] = DAEMONS) -> dict[str, str]:
-        """The process of every daemon. Raises IndexError if one does not run."""
-        shown = {name: self.run("launchctl", "print", f"system/io.thunderfleet.{name}") for name in daemons}
-        return {name: re.findall(r"^\tpid = (\d+)$", text, re.MULTILINE)[0] for name, text in shown.items()}
-
-    def files(self, cluster: Cluster) -> set[str]:
-        """Everything in the folders that are this Mac's own, without the folder of the cluster."""
-        roots = ["/Library", "/opt/thunderfleet", "/var/lib/thunderfleet"]
-        return set(self.run("find", *roots, "-path", str(cluster.folder.root), "-prune", "-o", "-print").splitlines())
-
-    def processes_of(self, *modules: str) -> set[str]:
-        """Process and command line of everything with one of these words."""
-        lines = self.run("ps", "-axww", "-o", "pid=,command=").splitlines()
-        return {line.strip() for line in lines if any(module in line for module in modules)}
-
-    def processes(self) -> set[str]:
-        """Command lines of all processes but the one that lists them, and the Mac's first."""
-        lines = self.run("ps", "-axww", "-o", "pid=,command=").splitlines()
-        return {line.split(None, 1)[1] for line in lines if line.split()[0] != "1" and "ps -axww" not in line}
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two recorded Macs that run nothing of ours."""
@@ -238,16 +171,40 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def macs(cluster: Cluster) -> tuple[Mac, Mac]:
     first, second = (Mac(cluster, machine) for machine in cluster.machines.values())
+    for mac in (first, second):
+        # As on a Mac that nobody has configured.
+        config = Path(mac.config)
+        config.write_text(config.read_text().replace("thunderboltPorts: Unmanaged\n", ""))
     return first, second
 
 
 @pytest.fixture(scope="module")
-def before(cluster: Cluster, macs: tuple[Mac, Mac]) -> list[tuple[set[str], set[str]]]:
-    """Files and processes of each Mac before anything was installed."""
-    return [(mac.files(cluster), mac.processes()) for mac in macs]
+def before(cluster: Cluster, macs: tuple[Mac, Mac]) -> list[tuple[set[str], set[str], list[str]]]:
+    """Files, processes and network settings of each Mac before anything was installed."""
+    return [(mac.files(cluster), mac.processes(), mac.network()) for mac in macs]
 
 
-def test_a_dry_run_changes_nothing(cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str]]]) -> None:
+@pytest.fixture(scope="module")
+def only_route(macs: tuple[Mac, Mac]) -> Path:
+    """Makes the API server unreachable for the second Mac while a port has left its bridge: write to it to change that."""
+    mac = macs[1]
+    folder = mac.machine.folder / "route"
+    folder.mkdir()
+    command = folder / "ifconfig"
+    ip = program("ip")
+    command.write_text(
+        f"#!/bin/sh\ncase $2 in deletem) {ip} link set en0 down ;; addm) {ip} link set en0 up ;; esac\n"
+        f'exec {mac.machine.folder}/bin/ifconfig "$@"\n'
+    )
+    command.chmod(0o755)
+    config = Path(mac.config)
+    config.write_text(config.read_text().replace("path:\n", f"path:\n- {folder}\n"))
+    return command
+
+
+def test_a_dry_run_changes_nothing(
+    cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str], list[str]]]
+) -> None:
     said = macs[0].init("--dry-run")
     assert "/Library/LaunchDaemons/io.thunderfleet.etcd.plist" in said and "https://192.168.64.11:6443" in said
     assert macs[0].files(cluster) == before[0][0]
@@ -320,7 +277,7 @@ def test_nothing_that_runs_as_root_can_be_changed_by_others(macs: tuple[Mac, Mac
 
 def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac, Mac]) -> None:
     first, second = macs
-    own = {"127.0.0.1:2379", "127.0.0.1:2380", "127.0.0.1:10257", "127.0.0.1:10259"}
+    own = {f"127.0.0.1:{port}" for port in (2379, 2380, 6444, 10257, 10259)}
     nodes = {f"192.168.64.11:{port}" for port in (10250, 9440, 9441, 9401)}
 
     def listening() -> set[str]:
@@ -350,7 +307,7 @@ def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     said = mac.run(mac.program, "init")
     assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
     assert "[certificates] new: none" in said
-    assert re.findall(r"io\.thunderfleet\.\S+: (\w+)", said) == ["unchanged"] * 5
+    assert re.findall(r"io\.thunderfleet\.\S+: (\w+)", said) == ["unchanged"] * 6
     assert mac.pids() == before
 
 
@@ -366,7 +323,7 @@ def test_secrets_are_encrypted_in_etcd(macs: tuple[Mac, Mac]) -> None:
     assert "bWFya2VyLW9mLWEtc2VjcmV0" in mac.kubectl("get", "secret", "hidden", "-o", "jsonpath={.data.a}")
 
 
-def test_another_mac_joins(macs: tuple[Mac, Mac]) -> None:
+def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
     first, second = macs
     (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
     said = second.run(
@@ -377,7 +334,50 @@ def test_another_mac_joins(macs: tuple[Mac, Mac]) -> None:
     assert first.node_ready("studio-2")
     again = second.run(second.program, "join", line)
     assert "joining" not in again and "is Ready" in again
-    assert "has joined the cluster of" in second.run(second.program, "init", code=1)
+    assert "has joined the cluster with the CA" in second.run(second.program, "init", code=1)
+
+
+def test_ports_go_back_into_their_bridge_when_the_api_server_is_lost(macs: tuple[Mac, Mac], only_route: Path) -> None:
+    first, second = macs
+
+    def undone() -> bool:
+        events = first.kubectl("get", "events", "--field-selector=involvedObject.name=studio-2", "-o", "jsonpath={..reason}")
+        return "ThunderboltPortsRestored" in events
+
+    until(undone, "the switch was undone", 150)
+    assert len(second.members()) == 6
+    assert "Thunderfleet" not in second.run("networksetup", "-listallnetworkservices")
+    assert "ThunderboltPortsSeparated" not in first.kubectl(
+        "get", "events", "--field-selector=involvedObject.name=studio-2", "-o", "jsonpath={..reason}"
+    )
+    only_route.write_text(f'#!/bin/sh\nexec {second.machine.folder}/bin/ifconfig "$@"\n')
+
+
+def test_ports_have_services_and_addresses_of_their_own_and_rdma_works(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    first, second = macs
+    # What was undone is not tried again before something has changed.
+    cluster.cable("pull", "studio-2:2")
+    until(lambda: first.members() == [] and second.members() == [], "no port is in a bridge", 120)
+    cluster.cable("plug", "studio-2:2")
+
+    def usable() -> bool:
+        return first.field('.status.conditions[?(@.type=="RDMAUsable")].status', "tbl", LINK) == "True"
+
+    until(usable, "RDMA is usable", 120)
+    found = {}
+    for mac, interface, port in ((first, "en2", 1), (second, "en3", 2)):
+        services = mac.run("networksetup", "-listallnetworkservices").splitlines()
+        assert "*Thunderbolt Bridge" in services
+        assert [name for name in services if name.startswith("Thunderfleet")] == [
+            f"Thunderfleet Thunderbolt {number}" for number in range(1, 7)
+        ]
+        info = mac.run("networksetup", "-getinfo", f"Thunderfleet Thunderbolt {port}")
+        (address,) = re.findall(r"^IP address: (.+)$", info, re.MULTILINE)
+        assert info.startswith("Manual Configuration") and f"inet {address} netmask 0xfffffffc" in mac.run(
+            "ifconfig", interface
+        )
+        found[interface] = ipaddress.ip_interface(f"{address}/30")
+    assert found["en2"].network == found["en3"].network and found["en2"] in ipaddress.ip_network("10.128.0.0/9")
 
 
 def test_a_control_plane_survives_that_its_mac_is_switched_off(macs: tuple[Mac, Mac]) -> None:
@@ -388,6 +388,8 @@ def test_a_control_plane_survives_that_its_mac_is_switched_off(macs: tuple[Mac, 
     assert mac.kubectl("get", "configmap", "plain", "-o", "jsonpath={.data.a}") == "marker-of-a-config-map"
     until(lambda: mac.node_ready("studio-1") and mac.node_ready("studio-2"), "both Nodes are Ready")
     until(mac.pids, "every daemon runs", retry_on=(IndexError,))
+    # macOS puts the ports back into their bridge when it starts.
+    until(lambda: mac.members() == [], "no port is in a bridge")
 
 
 def test_a_daemon_that_is_killed_starts_again(macs: tuple[Mac, Mac]) -> None:
@@ -492,19 +494,38 @@ def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: 
 
 
 def test_reset_leaves_no_file_and_no_process(
-    cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str]]]
+    cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str], list[str]]]
 ) -> None:
     said = macs[1].run(macs[1].program, "reset")
     assert "kubectl delete node studio-2" in said
     macs[0].run(macs[0].program, "reset")
-    for mac, (files, processes) in zip(macs, before, strict=True):
+    for mac, (files, processes, network) in zip(macs, before, strict=True):
+        assert mac.network() == network
         assert mac.files(cluster) - files <= {"/Library/Logs"}, "a Mac has this folder"
         assert mac.processes() == processes
     assert not Path("/Library").exists(), "recorded Macs have folders of their own"
     assert "ended" not in macs[0].run(macs[0].program, "reset")
 
 
-def test_init_after_reset_is_another_cluster(macs: tuple[Mac, Mac]) -> None:
-    mac = macs[0]
-    assert "Node studio-1 is Ready" in mac.init("--no-chart")
-    assert "not found" in mac.kubectl("get", "configmap", "plain", code=1)
+def test_init_after_reset_is_another_cluster_which_needs_only_a_cable(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    """The bridge carries the only route between the Macs, and its address moves to the port with the cable."""
+    first, second = macs
+    for mac in macs:
+        cluster.lan("pull", mac.machine.name)
+    said = first.init("--no-chart", "--advertise-address", "169.254.7.1")
+    assert "Node studio-1 is Ready" in said
+    assert "not found" in first.kubectl("get", "configmap", "plain", code=1)
+    (line,) = re.findall(r"tf1-[\w-]+", said)
+    assert "is Ready" in second.run(second.program, "join", "-", "--config", second.config, text=line)
+    until(lambda: first.members() == [] and second.members() == [], "no port is in a bridge", 180)
+    for mac, interface, number in ((first, "en2", 1), (second, "en3", 2)):
+        assert f"inet 169.254.7.{number} netmask 0xffff0000" in mac.run("ifconfig", interface)
+    second.machine.off()
+    second.machine.on()
+
+    def left_again() -> bool:
+        return second.members() == [] and first.node_ready("studio-2")
+
+    until(left_again, "the Mac is back over its cable", 120)
+    address = '.status.addresses[?(@.type=="InternalIP")].address'
+    assert [first.field(address, "node", name) for name in ("studio-1", "studio-2")] == ["169.254.7.1", "169.254.7.2"]

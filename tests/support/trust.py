@@ -195,6 +195,12 @@ API: dict[str, tuple[Action, ...]] = {
             "401 yes role role role role role role role role role",
         ),
         Action(
+            "link-list",
+            "read all ThunderboltLinks",
+            f"GET {OURS}/thunderboltlinks",
+            "401 yes role role role role role yes yes yes role",
+        ),
+        Action(
             "link-own",
             "write Mac 1's end of a link",
             f"PATCH {OURS}/thunderboltlinks/$link/status",
@@ -616,6 +622,20 @@ API: dict[str, tuple[Action, ...]] = {
             f"GET {IN_A}/pods",
             "401 yes yes role role role role role role role role",
             headers=(("Impersonate-User", "system:serviceaccount:$a:matrix-view"),),
+        ),
+        Action(
+            "api-servers-read",
+            "read at which addresses the API servers are",
+            "GET /apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
+            "401 yes role role role role role yes role yes role",
+        ),
+        Action(
+            "api-servers-write",
+            "write where Macs look for API servers",
+            "PATCH /api/v1/namespaces/kube-system/configmaps/thunderfleet-api-servers",
+            "401 yes role role role role role role role role role",
+            _object("ConfigMap", "thunderfleet-api-servers", data={"matrix": "192.0.2.1"}),
+            APPLY,
         ),
         Action(
             "bind-admin",

@@ -3,7 +3,16 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from thunderfleet_lib.macnet.values import FILE_NAME
+
 from thunderfleet_controlplane.pki_files import PkiFiles
+
+SHARED = (
+    *(f"pki/{name}.{end}" for name in ("ca", "front-proxy-ca", "etcd-ca") for end in ("crt", "key")),
+    *("pki/service-accounts.key", "encryption.json"),
+)
+"""Files below ``HostLayout.control_plane`` that are the same on all Macs with a control plane. All other certificates are
+issued on each of them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,11 @@ class HostLayout:
         return self.control_plane / "init.json"
 
     @property
+    def joining(self) -> Path:
+        """What `thunderfleet join --control-plane` has reached (JSON), until it is complete."""
+        return self.control_plane / "joining.json"
+
+    @property
     def former(self) -> Path:
         """What `thunderfleet restore` replaced, until what it restored is Ready."""
         return self.data / "control-plane.former"
@@ -71,7 +85,7 @@ class HostLayout:
 
     @property
     def admin_kubeconfig(self) -> Path:
-        """The administrator's kubeconfig; its server is the address for other machines."""
+        """The administrator's kubeconfig; its server is the balancer of the Mac on which it is used."""
         return self.data / "admin.kubeconfig"
 
     @property
@@ -85,6 +99,11 @@ class HostLayout:
         return self.data / "kubelet.yaml"
 
     @property
+    def api_servers(self) -> Path:
+        """The API servers of the cluster, as this Mac last learnt them (JSON)."""
+        return self.data / "api-servers.json"
+
+    @property
     def lock(self) -> Path:
         """Locked by the command that changes this installation."""
         return self.data / "install.lock"
@@ -93,6 +112,11 @@ class HostLayout:
     def kubelet(self) -> Path:
         """The kubelet's folder."""
         return self.data / "kubelet"
+
+    @property
+    def thunderbolt_ports(self) -> Path:
+        """What the kubelet changed in the network settings of this Mac (JSON)."""
+        return self.kubelet / FILE_NAME
 
     @property
     def kubelet_state(self) -> Path:

@@ -1,11 +1,12 @@
 """The daemons of a Mac's control plane, from one configuration. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from thunderfleet_controlplane import components
-from thunderfleet_controlplane.components import Endpoints, Program, server_url
+from thunderfleet_controlplane.components import ETCD_NAME, Endpoints, Peering, Program, peer_url, server_url
 from thunderfleet_controlplane.daemons.job import PREFIX, Daemon
 from thunderfleet_controlplane.daemons.layout import HostLayout
 
@@ -13,10 +14,17 @@ API_PORT = 6443
 LOCAL = "127.0.0.1"
 ETCD_CLIENT, ETCD_PEER, CONTROLLER_MANAGER, SCHEDULER = 2379, 2380, 10257, 10259
 KUBELET_PORT = 10250
+BALANCER_PORT = 6444
+"""Of 127.0.0.1 on every Mac: leads to an API server that works."""
+BALANCED = server_url(LOCAL, BALANCER_PORT)
+"""The API server's URL for everything that runs on a Mac."""
 APPROVER = "approver"
+BALANCER = "balancer"
 KUBELET = "kubelet"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-ORDER = (*PROGRAMS, APPROVER, KUBELET)
+NODE = (BALANCER, KUBELET)
+"""The daemons of a Mac without a control plane."""
+ORDER = (*PROGRAMS, APPROVER, *NODE)
 """All daemons, in the order in which they are started; they end in the opposite order."""
 INPUTS = {
     "etcd": ("pki/etcd.crt", "pki/etcd-ca.crt"),
@@ -42,6 +50,28 @@ class HostConfig:
     layout: HostLayout
     names: tuple[str, ...] = ()
     """Further DNS names and addresses of the API server."""
+    shared: bool = False
+    """Whether other Macs have a control plane of this cluster too, or may get one."""
+    etcd_name: str = ETCD_NAME
+    etcd_initial: str = ""
+    """All members of etcd when this one joined them (`Peering.initial`); empty if it began the cluster."""
+
+    @property
+    def peering(self) -> Peering | None:
+        """How etcd finds the other members; None if it is alone."""
+        return Peering(self.etcd_name, self.address, self.etcd_initial) if self.shared else None
+
+    @property
+    def peer_url(self) -> str:
+        """The URL of this Mac's etcd for other members."""
+        return peer_url(self.address, ETCD_PEER)
+
+    def state(self) -> dict[str, Any]:
+        """What ``from_state`` reads."""
+        found: dict[str, Any] = {"name": self.name, "address": self.address}
+        if self.shared:
+            found |= {"shared": True, "etcdName": self.etcd_name, "etcdInitial": self.etcd_initial}
+        return found
 
     @property
     def endpoints(self) -> Endpoints:
@@ -67,6 +97,19 @@ class HostConfig:
         return tuple(dict.fromkeys((LOCAL, "::1", "localhost", self.address, self.name, f"{self.name}.local", *self.names)))
 
 
+def from_state(state: Mapping[str, object], layout: HostLayout, names: Sequence[str]) -> HostConfig:
+    """The configuration of an earlier run, from its ``HostConfig.state``."""
+    return HostConfig(
+        str(state.get("name")),
+        str(state.get("address")),
+        layout,
+        tuple(names),
+        state.get("shared") is True,
+        str(state.get("etcdName") or ETCD_NAME),
+        str(state.get("etcdInitial") or ""),
+    )
+
+
 def ports(daemon: str) -> tuple[int, ...]:
     """The TCP ports that a daemon listens on."""
     return {
@@ -74,6 +117,7 @@ def ports(daemon: str) -> tuple[int, ...]:
         "kube-apiserver": (API_PORT,),
         "kube-controller-manager": (CONTROLLER_MANAGER,),
         "kube-scheduler": (SCHEDULER,),
+        BALANCER: (BALANCER_PORT,),
         KUBELET: (KUBELET_PORT,),
     }.get(daemon, ())
 
@@ -84,7 +128,7 @@ def label(daemon: str) -> str:
 
 
 def daemons(config: HostConfig, inputs: Mapping[str, str], environment: Mapping[str, str], python: Path) -> tuple[Daemon, ...]:
-    """The daemons of the control plane, in the order in which they are started; the kubelet writes its own property list.
+    """The daemons of the control plane, in the order in which they are started, without those of every Mac.
 
     ``inputs``: for each a hash of the files that it reads only when it starts. ``python``: the folder of the Python with our
     packages, ``environment``: what it needs.
@@ -93,12 +137,18 @@ def daemons(config: HostConfig, inputs: Mapping[str, str], environment: Mapping[
     binaries, pki = layout.control_plane_programs, layout.pki
 
     programs = (
-        components.etcd(binaries / "etcd", layout.etcd, pki, at, durable=True),
+        components.etcd(binaries / "etcd", layout.etcd, pki, at, durable=True, peering=config.peering),
         components.api_server(binaries / "kube-apiserver", pki, at, encryption=layout.encryption),
         components.controller_manager(
-            binaries / "kube-controller-manager", pki, layout.control_plane / "kube-controller-manager.kubeconfig", at
+            binaries / "kube-controller-manager",
+            pki,
+            layout.control_plane / "kube-controller-manager.kubeconfig",
+            at,
+            elect=config.shared,
         ),
-        components.scheduler(binaries / "kube-scheduler", pki, layout.control_plane / "kube-scheduler.kubeconfig", at),
+        components.scheduler(
+            binaries / "kube-scheduler", pki, layout.control_plane / "kube-scheduler.kubeconfig", at, elect=config.shared
+        ),
     )
     approver = Daemon(
         APPROVER,
@@ -119,6 +169,24 @@ def daemons(config: HostConfig, inputs: Mapping[str, str], environment: Mapping[
     )
     every = (*(_program(config, one) for one in programs), approver)
     return tuple(replace(one, inputs=inputs.get(one.name, "")) for one in every)
+
+
+def balancer(layout: HostLayout, environment: Mapping[str, str], python: Path, *, control_plane: bool, version: str) -> Daemon:
+    """The daemon that leads everything on a Mac to an API server. ``version``: of the programs that it is started from."""
+    local = ("--local", server_url(LOCAL, API_PORT)) if control_plane else ()
+    return Daemon(
+        BALANCER,
+        (
+            *(str(python / "bin" / "python3"), "-m", "thunderfleet_controlplane.install.balance"),
+            *("--listen", f"{LOCAL}:{BALANCER_PORT}", "--servers", str(layout.api_servers)),
+            *("--identity", str(layout.kubelet / "identity"), "--log", str(layout.log(BALANCER)), *local),
+        ),
+        layout.log(BALANCER),
+        environment,
+        version,
+        # Without it, nothing on this Mac reaches an API server.
+        restart_seconds=1,
+    )
 
 
 def _program(config: HostConfig, program: Program) -> Daemon:

@@ -5,13 +5,14 @@ import contextlib
 import secrets
 import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 from thunderfleet_lib.kube import ApiError, Kube
 
+from thunderfleet_controlplane.balancer.servers import CONFIG_MAP
 from thunderfleet_controlplane.components import joining_objects
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.errors import InstallError
@@ -115,6 +116,27 @@ async def until_node_ready(kube: Kube, name: str, since: datetime, describe: Cal
         return next((str(one.get("message")) for one in conditions if one["type"] == "Ready"), "its kubelet has not reported")
 
     await until(problem, NODE_SECONDS, f"Node {name} is not Ready", describe)
+
+
+async def put_api_server(kube: Kube, node: str, where: str, *, alone: bool) -> None:
+    """Write where the API server of a Mac is, for all others. ``alone``: there is no other."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": CONFIG_MAP.rpartition("/")[2], "namespace": "kube-system"},
+        "data": {node: where},
+    }
+    # A manager for each Mac: it owns, and replaces, its own line only.
+    await kube.apply(CONFIG_MAP, body, f"{MANAGER}-{node}")
+    if alone:
+        known = (await kube.get(CONFIG_MAP)).get("data") or {}
+        await forget_api_servers(kube, [name for name in known if name != node])
+
+
+async def forget_api_servers(kube: Kube, nodes: Iterable[str]) -> None:
+    """Remove what Macs have written about their API servers."""
+    if gone := dict.fromkeys(nodes):
+        await kube.patch(CONFIG_MAP, {"data": gone})
 
 
 async def put_namespace(kube: Kube) -> None:

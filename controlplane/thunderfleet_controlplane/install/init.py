@@ -6,24 +6,28 @@ once more changes nothing.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
 from thunderfleet_lib.kube import Kube
 
+from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer.servers import ApiServer, entry, is_address
 from thunderfleet_controlplane.daemons.job import Daemon
-from thunderfleet_controlplane.daemons.plan import API_PORT, KUBELET, ORDER, HostConfig, daemons, label
+from thunderfleet_controlplane.daemons.plan import API_PORT, BALANCED, KUBELET, ORDER, HostConfig, daemons, from_state, label
 from thunderfleet_controlplane.install import cluster
+from thunderfleet_controlplane.install.access import put_balancer
 from thunderfleet_controlplane.install.certificates import inputs_of, put_certificates
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.joinline import JoinLine
+from thunderfleet_controlplane.install.joinline import ADDRESSES, NAME_LENGTH, NAMES, JoinLine
 from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, why_not
 from thunderfleet_controlplane.install.mac.facts import default_address, host_name, other_names
 from thunderfleet_controlplane.install.mac.files import only_one, write_json
 from thunderfleet_controlplane.install.mac.preflight import init_problems
 from thunderfleet_controlplane.install.machine import Mac, refuse
+from thunderfleet_controlplane.install.peers import settle as peers
 from thunderfleet_controlplane.install.programs import put_control_plane, put_python, python_environment
 from thunderfleet_controlplane.pki_files import ClusterPki
 
@@ -40,6 +44,7 @@ class Wanted:
     name: str | None = None
     address: str | None = None
     kubelet_config: Path | None = None
+    thunderbolt_ports: str | None = None
     chart: bool = True
     dry_run: bool = False
 
@@ -51,12 +56,18 @@ def init(mac: Mac, wanted: Wanted) -> None:
         _describe(mac, config)
         return
     with only_one(mac.layout.lock):
-        token, pki = install(mac, wanted, config)
+        pki = install(mac, wanted, config)
+        token = asyncio.run(_make_token(config))
     _farewell(mac, config, pki, token)
 
 
-def install(mac: Mac, wanted: Wanted, config: HostConfig) -> tuple[str, ClusterPki]:
-    """Carry out all steps; a token for other Macs, and the certificates. Raises InstallError."""
+def install(
+    mac: Mac, wanted: Wanted, config: HostConfig, settle: Callable[[Mac, HostConfig], None] | None = None
+) -> ClusterPki:
+    """Carry out all steps; the certificates. Raises InstallError.
+
+    ``settle``: what makes the etcd that was started one on which an API server can rely, if others are beside it.
+    """
     layout, launchctl = mac.layout, mac.launchctl
     mac.step("programs", "installing the programs")
     python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
@@ -66,18 +77,22 @@ def install(mac: Mac, wanted: Wanted, config: HostConfig) -> tuple[str, ClusterP
     mac.step("certificates", f"creating the missing certificates in {layout.pki.folder}")
     pki = put_certificates(config)
     mac.step("certificates", f"new: {', '.join(pki.issued) or 'none'}")
-    write_json(layout.state, {"name": config.name, "address": config.address})
+    write_json(layout.state, config.state())
     environment = python_environment(python)
-    *servers, approver = daemons(config, inputs_of(config, programs), environment, python)
+    etcd, *servers, approver = daemons(config, inputs_of(config, programs), environment, python)
+    _put(mac, etcd)
+    if config.shared:
+        (settle or peers.settle)(mac, config)
     for daemon in servers:
         _put(mac, daemon)
+    put_balancer(mac, python, environment, own_servers(config), control_plane=True)
     kubelet = KubeletInstaller(layout, launchctl, python, environment)
-    kubelet.write_config(config.name, wanted.kubelet_config)
+    kubelet.write_config(config.name, wanted.kubelet_config, wanted.thunderbolt_ports)
     started = f"{mac.shipped.version}-{programs}"
-    token = asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
+    asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
     if wanted.chart:
         _install_chart(mac, mac.shipped.chart(python))
-    return token, pki
+    return pki
 
 
 def _put(mac: Mac, daemon: Daemon) -> None:
@@ -97,7 +112,12 @@ def _configuration(mac: Mac, wanted: Wanted) -> HostConfig:
         address = str(known) if known in facts.addresses else default_address(mac.host)
     refuse(init_problems(facts, name, address))
     # What init_problems accepts is an address.
-    return HostConfig(name, str(address), mac.layout, other_names())
+    return replace(from_state(earlier, mac.layout, other_names()), name=name, address=str(address))
+
+
+def own_servers(config: HostConfig) -> tuple[ApiServer, ...]:
+    """Where other Macs find the API server of this one."""
+    return tuple(ApiServer(host, API_PORT) for host in entry(config.address, config.names).split())
 
 
 def _describe(mac: Mac, config: HostConfig) -> None:
@@ -111,8 +131,8 @@ def _describe(mac: Mac, config: HostConfig) -> None:
 
 async def _make_cluster(
     mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: KubeletInstaller, programs: str, put_approver: Callable[[], None]
-) -> str:
-    """Everything that goes through the API server; returns a token for other Macs."""
+) -> None:
+    """Everything that goes through the API server."""
     launchctl, layout = mac.launchctl, mac.layout
 
     def describe(*names: str) -> str:
@@ -124,6 +144,7 @@ async def _make_cluster(
         await cluster.until_ready(kube, lambda: describe("etcd", "kube-apiserver"))
         mac.step("objects", "creating the objects that joining needs")
         await cluster.put_objects(kube, "thunderfleet", config.server, pki.ca_pem)
+        await cluster.put_api_server(kube, config.name, entry(config.address, config.names), alone=not config.shared)
         # Before, it may not read the requests that it decides, and would ask less and less often.
         put_approver()
         await cluster.put_node(kube, config.name)
@@ -134,11 +155,15 @@ async def _make_cluster(
         mac.step("kubelet", f"Node {config.name} is Ready")
         await cluster.put_namespace(kube)
         await cluster.forget_unfinished_release(kube)
+
+
+async def _make_token(config: HostConfig) -> str:
+    async with cluster.connect(config.layout, config.local_server) as kube:
         return await cluster.make_token(kube, "for Macs that join", cluster.JOIN_TOKEN_HOURS)
 
 
 async def _join_self(mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: KubeletInstaller, kube: Kube) -> None:
-    target = Cluster(config.server, pki.ca_hash)
+    target = Cluster(BALANCED, pki.ca_hash)
     if kubelet.joined(config.name, target):
         return
     mac.step("kubelet", f"joining as Node {config.name}")
@@ -167,16 +192,29 @@ def _install_chart(mac: Mac, chart: Path) -> None:
         raise InstallError(f"the chart cannot be installed: {said}")
 
 
+def join_line(config: HostConfig, token: str, ca_hash: str, key: bytes = b"") -> JoinLine:
+    """The line for other Macs: this API server, and the others of the cluster."""
+    every = [one.host for one in (*own_servers(config), *learn.read(config.layout.api_servers))]
+    addresses = tuple(dict.fromkeys(host for host in every if is_address(host)))[:ADDRESSES]
+    names = tuple(dict.fromkeys(host for host in every if not is_address(host) and len(host) <= NAME_LENGTH))[:NAMES]
+    return JoinLine(addresses, API_PORT, token, ca_hash, names, key)
+
+
 def _farewell(mac: Mac, config: HostConfig, pki: ClusterPki, token: str) -> None:
-    layout = config.layout
-    line = JoinLine((config.address,), API_PORT, token, pki.ca_hash)
-    mac.tell("")
-    mac.tell("The control plane runs, and starts again when this Mac boots. To use it as yourself:")
-    mac.tell("")
-    mac.tell(f"  mkdir -p ~/.kube && sudo cp {layout.admin_kubeconfig} ~/.kube/config && sudo chown $(id -u) ~/.kube/config")
-    mac.tell(f"  export PATH=$PATH:{layout.control_plane_programs}")
+    line = join_line(config, token, pki.ca_hash)
+    tell_kubeconfig(mac)
     mac.tell("")
     mac.tell(f"On every other Mac, within {cluster.JOIN_TOKEN_HOURS} hours; keep the line secret:")
     mac.tell("")
     # As an argument, every user of that Mac could read it in the list of processes.
     mac.tell(f"  echo {line.encode()} | sudo thunderfleet join -")
+
+
+def tell_kubeconfig(mac: Mac) -> None:
+    """Say how to use the control plane."""
+    layout = mac.layout
+    mac.tell("")
+    mac.tell("The control plane runs, and starts again when this Mac boots. To use it as yourself:")
+    mac.tell("")
+    mac.tell(f"  mkdir -p ~/.kube && sudo cp {layout.admin_kubeconfig} ~/.kube/config && sudo chown $(id -u) ~/.kube/config")
+    mac.tell(f"  export PATH=$PATH:{layout.control_plane_programs}")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from thunderfleet_lib.kube import Kube
 
-from thunderfleet_controlplane.components import server_url
-from thunderfleet_controlplane.daemons.plan import KUBELET, label
+from thunderfleet_controlplane.balancer.servers import ApiServer
+from thunderfleet_controlplane.daemons.plan import BALANCED, KUBELET, NODE, label
+from thunderfleet_controlplane.install.access import find_ca, put_balancer
 from thunderfleet_controlplane.install.cluster import until_node_ready
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import JoinLine
@@ -31,33 +32,48 @@ class Wanted:
     line: JoinLine
     name: str | None = None
     kubelet_config: Path | None = None
+    thunderbolt_ports: str | None = None
 
 
 def join(mac: Mac, wanted: Wanted) -> None:
     """Join. Raises InstallError; running it again continues."""
     layout, line = mac.layout, wanted.line
-    servers = tuple(server_url(address, line.port) for address in line.addresses)
+    if line.key:
+        raise InstallError("this line is for a Mac that gets a control plane: add --control-plane", usage=True)
     mac.step("preflight", "checking this Mac")
-    facts = mac.facts((KUBELET,))
+    facts = mac.facts(NODE)
     name = wanted.name or str(facts.joined.get("name") or host_name())
-    refuse(join_problems(facts, name, servers))
+    refuse(join_problems(facts, name, line.ca_hash))
     with only_one(layout.lock):
-        _install(mac, wanted, name, servers)
+        _install(mac, wanted, name)
 
 
-def _install(mac: Mac, wanted: Wanted, name: str, servers: tuple[str, ...]) -> None:
+def servers_of(line: JoinLine) -> tuple[ApiServer, ...]:
+    """The API servers that a line names."""
+    return tuple(ApiServer(host, line.port) for host in line.hosts)
+
+
+def _install(mac: Mac, wanted: Wanted, name: str) -> None:
     mac.step("programs", "installing the programs")
-    kubelet = _kubelet(mac)
-    kubelet.write_config(name, wanted.kubelet_config)
-    _join_one(mac, kubelet, name, [Cluster(server, wanted.line.ca_hash) for server in servers], wanted.line.token)
+    python, kubelet = _programs(mac)
+    kubelet.write_config(name, wanted.kubelet_config, wanted.thunderbolt_ports)
+    servers, cluster = servers_of(wanted.line), Cluster(BALANCED, wanted.line.ca_hash)
+    joined = kubelet.joined(name, cluster)
+    if not joined:
+        # The balancer would only say that nobody answers.
+        find_ca(servers, wanted.line.ca_hash)
+    put_balancer(mac, python, python_environment(python), servers, control_plane=False)
+    if not joined:
+        mac.step("kubelet", f"joining the cluster of {', '.join(map(str, servers))} as Node {name}")
+        kubelet.join(name, cluster, wanted.line.token, replace=False)
     _start(mac, kubelet, name)
 
 
-def _kubelet(mac: Mac) -> KubeletInstaller:
-    """The kubelet of the installation that runs this; copied if necessary."""
+def _programs(mac: Mac) -> tuple[Path, KubeletInstaller]:
+    """The folder of the Python that is used, and its kubelet: those of the installation that runs this, copied if necessary."""
     layout = mac.layout
     python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
-    return KubeletInstaller(layout, mac.launchctl, python, python_environment(python))
+    return python, KubeletInstaller(layout, mac.launchctl, python, python_environment(python))
 
 
 def _start(mac: Mac, kubelet: KubeletInstaller, name: str) -> None:
@@ -69,25 +85,10 @@ def _start(mac: Mac, kubelet: KubeletInstaller, name: str) -> None:
 def start_kubelet(mac: Mac, name: str) -> None:
     """Run the kubelet of this version on a Mac that has joined. Raises InstallError."""
     mac.step("programs", "installing the programs")
-    kubelet = _kubelet(mac)
+    python, kubelet = _programs(mac)
     kubelet.write_config(name, None)
+    put_balancer(mac, python, python_environment(python), (), control_plane=False)
     _start(mac, kubelet, name)
-
-
-def _join_one(mac: Mac, kubelet: KubeletInstaller, name: str, clusters: list[Cluster], token: str) -> None:
-    """Join through the first address that answers. Raises InstallError with what all of them said."""
-    if any(kubelet.joined(name, cluster) for cluster in clusters):
-        return
-    refusals = []
-    for cluster in clusters:
-        mac.step("kubelet", f"joining {cluster.server} as Node {name}")
-        try:
-            kubelet.join(name, cluster, token, replace=False)
-        except InstallError as error:
-            refusals.append(str(error))
-            continue
-        return
-    raise InstallError("\n".join(refusals))
 
 
 async def until_own_node_ready(mac: Mac, name: str, since: datetime) -> None:

@@ -55,8 +55,10 @@ class KubeletInstaller:
     def _files(self) -> list[str]:
         return ["--root", str(self._layout.kubelet), "--config", str(self._layout.kubelet_config)]
 
-    def write_config(self, name: str, given: Path | None) -> None:
+    def write_config(self, name: str, given: Path | None, thunderbolt_ports: str | None = None) -> None:
         """Write the kubelet's configuration: the file ``given``, else the one from an earlier run, with the Node's name.
+
+        ``thunderbolt_ports``: the value of thunderboltPorts; None leaves it as it is.
 
         Raises InstallError.
         """
@@ -73,8 +75,10 @@ class KubeletInstaller:
                 f"{given} is not a configuration of the kubelet: write settings as NAME: VALUE (docs/reference/files.md)",
                 usage=True,
             )
+        ports = {} if thunderbolt_ports is None else {"thunderboltPorts": thunderbolt_ports}
+        content = {**content, **ports, "nodeName": name, "apiServersFile": str(self._layout.api_servers)}
         make_folder(self._layout.data, 0o755)
-        write(self._layout.kubelet_config, yaml.safe_dump({**content, "nodeName": name}, sort_keys=False).encode(), 0o644)
+        write(self._layout.kubelet_config, yaml.safe_dump(content, sort_keys=False).encode(), 0o644)
 
     def joined(self, name: str, cluster: Cluster) -> bool:
         """Whether this Mac has joined ``cluster`` under this name, and its certificate is still there and valid."""
@@ -102,7 +106,7 @@ class KubeletInstaller:
             read_json(self._layout.kubelet_state).get("caHash"),
         )
         if server not in (None, cluster.server) or authority not in (None, cluster.ca_hash):
-            # Of another control plane, or of this one at another address.
+            # Of another control plane.
             remove(identity)
         remove(self._layout.kubelet_state)
         # A file, because every user of this Mac can read command lines.

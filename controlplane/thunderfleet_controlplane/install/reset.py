@@ -10,10 +10,13 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_lib.macnet.keeper import undo
 
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.layout import HostLayout
@@ -24,28 +27,52 @@ from thunderfleet_controlplane.install.mac.daemons import remove_daemon
 from thunderfleet_controlplane.install.mac.facts import changeable, folders
 from thunderfleet_controlplane.install.mac.files import only_one, read_json, remove, remove_empty, with_leftovers
 from thunderfleet_controlplane.install.machine import Mac, refuse
+from thunderfleet_controlplane.install.peers.leave import forget_own, leave, leaving, remove_member
 
 PODS_SECONDS = 60.0
 POLL_SECONDS = 0.3
 PS_SECONDS = 10.0
 
 
-def reset(mac: Mac) -> None:
+@dataclass(frozen=True)
+class Wanted:
+    """The command line. ``member``: remove the control plane of another Mac, and nothing here."""
+
+    force: bool = False
+    member: str | None = None
+
+
+def reset(mac: Mac, wanted: Wanted | None = None) -> None:
     """Remove everything that can be removed. Raises InstallError if something remains that must not."""
+    wanted = wanted or Wanted()
     if os.geteuid() != 0:
         raise InstallError("this needs root: run it with sudo")
     # Who can replace a folder above has root remove another one.
     refuse(list(changeable(folders(mac.layout))))
+    if wanted.member is not None and not mac.layout.state.exists():
+        raise InstallError("this Mac has no control plane: run this on one that has", usage=True)
     with only_one(mac.layout.lock):
-        _remove(mac)
+        if wanted.member is not None:
+            remove_member(mac, wanted.member, force=wanted.force)
+        else:
+            _remove(mac, force=wanted.force)
 
 
-def _remove(mac: Mac) -> None:
+def _remove(mac: Mac, *, force: bool) -> None:
     layout = mac.layout
     node, control_plane = read_json(layout.kubelet_state).get("name"), layout.control_plane.exists()
+    # Before anything is changed: the others may need this Mac.
+    going = None if force else leaving(mac)
     if mac.launchctl.describe(label(KUBELET)) is not None and control_plane and node is not None:
         _end_pods(mac, str(node))
-    _end_daemons(mac)
+    # A kubelet that runs would create its Node again, and an API server without etcd ends late.
+    _end_daemons(mac, (KUBELET,))
+    if going is not None:
+        forget_own(mac)
+        _end_daemons(mac, [name for name in ORDER if name != "etcd"])
+        leave(mac, going)
+    _end_daemons(mac, ORDER)
+    _undo_ports(mac)
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")
@@ -57,14 +84,27 @@ def _remove(mac: Mac) -> None:
     mac.step("reset", "left: models, the cache of built programs, kubeconfigs in home folders, this program")
 
 
-def _end_daemons(mac: Mac) -> None:
+def _end_daemons(mac: Mac, names: Sequence[str]) -> None:
     layout = mac.layout
-    for name in reversed(ORDER):
+    for name in reversed(names):
         seconds = kubelet.EXIT_SECONDS if name == KUBELET else EXIT_SECONDS.get(name, 20)
         if remove_daemon(mac.launchctl, layout.plist(label(name)), label(name), seconds):
             mac.step("reset", f"ended {label(name)}")
         if name == KUBELET:
             _end_containers(mac.host, layout.kubelet)
+
+
+def _undo_ports(mac: Mac) -> None:
+    """Put the Thunderbolt ports back as they were before the kubelet changed them."""
+    record = mac.layout.thunderbolt_ports
+    if not record.exists():
+        return
+    if left := undo(mac.host.run, record):
+        # The record goes with the kubelet's folder, so this is the last that is heard of it.
+        said = "; ".join(left)
+        mac.step("reset", f"left: network services that begin with Thunderfleet, in System Settings > Network: {said}")
+    else:
+        mac.step("reset", "put the Thunderbolt ports back as they were")
 
 
 def _owned(layout: HostLayout) -> list[Path]:
@@ -73,7 +113,7 @@ def _owned(layout: HostLayout) -> list[Path]:
     version = re.compile(r"(control-plane-)?\d+\.\d+\S*")
     # What says that this Mac has joined goes before what makes it true.
     own = [layout.kubelet_state, layout.join_token, *with_leftovers(layout.kubelet), layout.kubelet_config]
-    own += [layout.admin_kubeconfig, layout.local_kubeconfig, *with_leftovers(layout.control_plane)]
+    own += [layout.api_servers, layout.admin_kubeconfig, layout.local_kubeconfig, *with_leftovers(layout.control_plane)]
     own += [*with_leftovers(layout.former), *with_leftovers(layout.staged.data)]
     own += [*with_leftovers(layout.former_version), layout.before_upgrade]
     logs = sorted(layout.logs.glob("*.log*")) if layout.logs.is_dir() else []

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from thunderfleet_lib.csr.rules import is_control_plane
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, KUBELET, ORDER, HostConfig, label
+from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, KUBELET, NODE, ORDER, HostConfig, from_state, label
 from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.backup import archive
 from thunderfleet_controlplane.install.backup.save import contents
@@ -30,7 +31,7 @@ from thunderfleet_controlplane.install.join import start_kubelet, until_own_node
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon
 from thunderfleet_controlplane.install.mac.facts import other_names
 from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, write
-from thunderfleet_controlplane.install.mac.preflight import RESTORE_FIRST
+from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.programs import put_python
 
@@ -60,11 +61,12 @@ def upgrade(mac: Mac, steps: Steps | None = None) -> None:
     steps = steps or Steps(start, chart, healthy, roll_back_chart)
     layout = mac.layout
     mac.step("preflight", "checking this Mac")
-    facts = mac.facts(ORDER if layout.control_plane.exists() else (KUBELET,))
+    facts = mac.facts(ORDER if layout.control_plane.exists() else NODE)
     problems = [] if facts.root else ["this needs root: run it with sudo"]
     if facts.root and not facts.joined:
         problems.append(f"nothing is installed: {INSTALL}")
-    refuse([*problems, *([RESTORE_FIRST] if facts.restoring else []), *facts.changeable])
+    problems += [RESTORE_FIRST] * facts.restoring + [INTERRUPTED] * facts.joining
+    refuse([*problems, *facts.changeable])
     with only_one(layout.lock):
         _upgrade(mac, steps)
 
@@ -178,8 +180,7 @@ def put_back(mac: Mac) -> None:
 
 
 def _config(mac: Mac) -> HostConfig:
-    known = read_json(mac.layout.state)
-    return HostConfig(str(known.get("name")), str(known.get("address")), mac.layout, other_names())
+    return from_state(read_json(mac.layout.state), mac.layout, other_names())
 
 
 def start(mac: Mac) -> None:
@@ -205,25 +206,34 @@ def healthy(mac: Mac) -> None:
     asyncio.run(wait())
 
 
-def _others(mac: Mac) -> list[str]:
-    """Which other Macs have an older version: the operator's new pod could not run there."""
+def _outdated(mac: Mac, *, control_planes: bool) -> dict[str, str]:
+    """Which other Macs have an older version, and which: those with a control plane, or the others."""
 
     async def nodes() -> list[dict[str, Any]]:
         async with cluster.connect(mac.layout, _config(mac).local_server) as kube:
             return (await kube.list(cluster.NODES))[0]
 
     own = str(read_json(mac.layout.kubelet_state).get("name"))
-    return outdated(asyncio.run(nodes()), own, mac.shipped.version)
+    return outdated(asyncio.run(nodes()), own, mac.shipped.version, control_planes=control_planes)
 
 
-def outdated(nodes: list[dict[str, Any]], own: str, version: str) -> list[str]:
-    """Ready Nodes of Macs, other than ``own``, whose kubelet is older than ``version``, as sentences."""
-    found = []
+def _others(mac: Mac) -> list[str]:
+    """Which other Macs have to be upgraded first: the operator's new pod could not run there."""
+    found = _outdated(mac, control_planes=False)
+    return [
+        f"{name} has version {known}: upgrade it first, and Macs with a control plane last" for name, known in found.items()
+    ]
+
+
+def outdated(nodes: list[dict[str, Any]], own: str, version: str, *, control_planes: bool) -> dict[str, str]:
+    """Ready Nodes of Macs, other than ``own``, whose kubelet is older than ``version``, and its version."""
+    found = {}
     for node in nodes:
         name, about = node["metadata"]["name"], (node.get("status") or {}).get("nodeInfo") or {}
         match = re.search(r"-thunderfleet\.(.+)", str(about.get("kubeletVersion")))
-        if name != own and match and archive.newer(version, match[1]) and cluster.is_ready(node):
-            found.append(f"{name} has version {match[1]}: upgrade it first, and the Mac with the control plane last")
+        older = match and archive.newer(version, match[1]) and cluster.is_ready(node)
+        if match and older and name != own and is_control_plane(node) == control_planes:
+            found[name] = match[1]
     return found
 
 
@@ -253,6 +263,9 @@ def chart(mac: Mac) -> None:
     """Upgrade the chart, if it is installed, and wait until its operator is available. Raises InstallError."""
     if not (mac.layout.former_version / "release").read_text():
         mac.step("chart", f"namespace {cluster.SYSTEM_NAMESPACE} has no Helm release thunderfleet, so no chart is upgraded")
+        return
+    if left := _outdated(mac, control_planes=True):
+        mac.step("chart", f"the chart is upgraded with the last Mac that has a control plane; left: {', '.join(left)}")
         return
     python = put_python(mac.layout, mac.shipped.digest, lambda part: mac.shipped.build(part, mac.layout.programs))
     mac.step("chart", f"upgrading the chart in {cluster.SYSTEM_NAMESPACE}")

@@ -7,14 +7,13 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from thunderfleet_lib import tls
+from thunderfleet_lib.discovery import ca_hash, choose_ca, shown, unverified
 
 from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
 
@@ -79,45 +78,10 @@ def check_hash(text: str) -> str:
     return text
 
 
-def ca_hash(certificate: x509.Certificate) -> str:
-    """Kubeadm's hash of a CA: SHA-256 of its DER SubjectPublicKeyInfo."""
-    return tls.public_key_hash(certificate.public_key())
-
-
-def choose_ca(candidates: list[x509.Certificate], wanted: str) -> x509.Certificate | None:
-    """The CA with hash ``wanted``, or None. A certificate with that hash that is not a CA does not count."""
-    for one in candidates:
-        if ca_hash(one) == wanted:
-            try:
-                constraints = one.extensions.get_extension_for_class(x509.BasicConstraints).value
-            except x509.ExtensionNotFound:
-                continue
-            if constraints.ca:
-                return one
-    return None
-
-
-def _unverified() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _chain(connection: Any) -> list[x509.Certificate]:
-    """The certificates that a server sent. The method is public since Python 3.13; before, it exists on ``_sslobj``."""
-    if hasattr(connection, "get_unverified_chain"):
-        chain = connection.get_unverified_chain() or []
-    else:
-        chain = connection._sslobj.get_unverified_chain() or []
-    raw = [one if isinstance(one, bytes) else one.public_bytes(2) for one in chain]  # 2: DER
-    return [x509.load_der_x509_certificate(bytes(one)) for one in raw]
-
-
 async def _handshake(server: Server) -> list[x509.Certificate]:
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(server.host, server.port, ssl=_unverified())
+            _, writer = await asyncio.open_connection(server.host, server.port, ssl=unverified())
     except TimeoutError:
         raise JoinError(f"{server.url}: timed out after {CONNECT_SECONDS:g} s; check the address and the network") from None
     except ssl.SSLError as error:
@@ -128,7 +92,7 @@ async def _handshake(server: Server) -> list[x509.Certificate]:
             f"{server.url}: cannot connect ({why}); check that the API server is running and that the address is right"
         ) from None
     try:
-        return _chain(writer.get_extra_info("ssl_object"))
+        return shown(writer.get_extra_info("ssl_object"))
     finally:
         writer.close()
         with contextlib.suppress(OSError, TimeoutError):
@@ -142,7 +106,7 @@ async def _cluster_info(server: Server) -> list[x509.Certificate]:
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(server.url + CLUSTER_INFO, ssl=_unverified()) as answer,
+            session.get(server.url + CLUSTER_INFO, ssl=unverified()) as answer,
         ):
             if answer.status != 200:
                 return []
@@ -155,16 +119,15 @@ async def _cluster_info(server: Server) -> list[x509.Certificate]:
 
 async def fetch_ca(server: Server, wanted: str) -> bytes:
     """The cluster's CA (PEM), verified by its hash. Raises JoinError. Sends nothing secret."""
-    shown = await _handshake(server)
-    found = choose_ca(shown, wanted)
+    seen = await _handshake(server)
+    found = choose_ca(seen, wanted)
     if found is None:
         published = await _cluster_info(server)
         found = choose_ca(published, wanted)
         if found is None:
-            shown = [*published, *shown]
-            seen = ", ".join(ca_hash(one) for one in shown) or "none"
+            hashes = ", ".join(ca_hash(one) for one in (*published, *seen)) or "none"
             raise JoinError(
-                f"{server.url}: no CA with hash {wanted}, found {seen}; the token was not sent. Use --server and --ca-hash "
+                f"{server.url}: no CA with hash {wanted}, found {hashes}; the token was not sent. Use --server and --ca-hash "
                 "from one output of `thunderfleet local token` or kubeadm; a wrong hash means another cluster or a man in the "
                 "middle"
             )

@@ -5,9 +5,12 @@ Without another address the kubelet waits.
 """
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
 
 from thunderfleet_lib.hostcmd import Failure, FailureKind
 from thunderfleet_lib.interfaces import inet_addresses, route_interface
@@ -24,34 +27,56 @@ MISSING = (
     "this machine has no IPv4 address on the interface that reaches the API server or that has the default route; connect it "
     "to the network, or set addresses in the kubelet's configuration"
 )
+SERVERS = 16
+FILE_BYTES = 65536
 _DOCUMENTATION_HOST = "192.0.2.1"
 
 Reading = tuple[str, ...] | None
 """The machine's addresses, none if it is empty; None if a command failed."""
 
 
-class AddressReader:
-    """Reads the address of the interface that reaches the host ``server``, else of the one with the default route.
+def balanced_servers(file: Path) -> tuple[str, ...]:
+    """The addresses of the API servers in the file that the balancer of this Mac keeps; none if it cannot be read."""
+    try:
+        with file.open(encoding="utf-8") as stream:
+            hosts = [one["host"] for one in json.loads(stream.read(FILE_BYTES))["servers"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+    return tuple(host for host in hosts[:SERVERS] if _is_address(host))
 
-    The API server opens connections to the kubelet, so the way to it counts, also when a VPN takes the default route.
+
+def _is_address(host: object) -> bool:
+    try:
+        # The Node's address is that of IPv4.
+        return isinstance(host, str) and ip_address(host).version == 4 and not ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class AddressReader:
+    """Reads the address of the interface that reaches one of the hosts ``servers``, else of the one with the default route.
+
+    API servers open connections to the kubelet, so the way to them counts, also when a VPN takes the default route. ``servers``
+    are asked for each time, and tried in their order: that of this machine itself has no interface for others.
     """
 
-    def __init__(self, commands: Commands, server: str, *, mac: bool) -> None:
+    def __init__(self, commands: Commands, servers: Callable[[], Sequence[str]], *, mac: bool) -> None:
         self._commands = commands
-        self._server = server
+        self._servers = servers
         self._mac = mac
 
     async def read(self, current: tuple[str, ...]) -> Reading:
         """The addresses now. An interface with several keeps that of ``current``."""
-        found = await (self._read_mac(current) if self._mac else asyncio.to_thread(_routed, self._server))
+        servers = await asyncio.to_thread(self._servers)
+        found = await (self._read_mac(current, servers) if self._mac else asyncio.to_thread(_routed, servers))
         if found is None and not current:
             # A kubelet that starts needs an address, and the kernel may know what a broken command does not say.
-            found = await asyncio.to_thread(_routed, self._server) or None
+            found = await asyncio.to_thread(_routed, servers) or None
         # A command may print anything; what this machine cannot bind is not its address.
         return found if found is None or all(map(_is_ours, found)) else None
 
-    async def _read_mac(self, current: tuple[str, ...]) -> Reading:
-        for destination in (self._server, "default"):
+    async def _read_mac(self, current: tuple[str, ...], servers: Sequence[str]) -> Reading:
+        for destination in (*servers, "default"):
             found = await self._towards(destination)
             if found is None:
                 return None
@@ -71,9 +96,9 @@ class AddressReader:
         return None if isinstance(shown, Failure) else inet_addresses(shown.text)
 
 
-def _routed(server: str) -> Reading:
+def _routed(servers: Sequence[str]) -> Reading:
     """The source address that the kernel would use. Sends no packet: connecting a UDP socket only looks up the route."""
-    for host in (server, _DOCUMENTATION_HOST):
+    for host in (*servers, _DOCUMENTATION_HOST):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect((host, 9))

@@ -15,5 +15,6 @@ passages   what a model must continue; pure
 idle       what the group does for itself waits for clients
 continuation  asks the group to continue passages
 benchmark  measures the group's rates while it is idle
-canary     generates a token after a pause, to notice a lost peer
+canary     makes the idle group work, to notice a lost peer or a wrong answer
+rechecks   when the longest passage is asked again
 """

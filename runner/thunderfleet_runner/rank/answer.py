@@ -27,15 +27,21 @@ def _finite(value: float) -> float:
 
 
 class Recorder:
-    """Records the token ids of the check, which every rank reports."""
+    """Records the token ids of the check, which every rank reports, and by how much each was the likeliest."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.costs: list[float] = []
+        """Log probabilities of the tokens, with the opposite sign."""
+        self.margins: list[float] = []
 
     def put(self, item: object) -> None:
         event = mlxlm.classify(item)
         if isinstance(event, Sampled):
             self.tokens.append(event.token)
+            self.costs.append(-_finite(event.logprob))
+            best = sorted((value for _, value in event.top), reverse=True)[:2]
+            self.margins.append(_finite(best[0] - best[1]) if len(best) == 2 else 0.0)
         elif isinstance(event, Broken):
             raise event.error
 

@@ -14,6 +14,7 @@ import os
 import queue
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -208,11 +209,16 @@ class Rank:
 
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
         trimmable = mlxlm.always_trimmable(loaded.model)
+        alike, kind = 1, machine_kind()
         if group is not None:
-            count = mx.distributed.all_sum(mx.array(int(trimmable)), group=group, stream=mx.cpu).item()
-            trimmable = count == group.size()
+            told: Any = mx.distributed.all_sum(mx.array([int(trimmable), kind], mx.int64), group=group, stream=mx.cpu).tolist()
+            trimmable, alike = told[0] == group.size(), told[1] == kind * group.size()
         if not trimmable:
             mlxlm.forbid_trimming()
+        peak = mx.get_peak_memory()
+        products = self._check_products(start, group, loaded.model) if start.check_products else protocol.Products()
+        if start.split is Split.PIPELINE:
+            mlxlm.evaluate_apart(loaded.model)
         memory = start.memory
         engine = Engine(
             mlxlm.Provider(loaded.model, loaded.tokenizer, start.model, sequences=memory.concurrent_requests),
@@ -223,10 +229,34 @@ class Rank:
             memory_tokens=memory.cached_tokens,
             context=memory.context_tokens,
             share_tokens=start.split is Split.PIPELINE,
+            equal_logits=start.equal_logits and bool(alike),
             trimmable=trimmable,
+            kind=kind,
         )
-        self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=mx.get_peak_memory()))
+        self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=peak, products=products))
         return engine
+
+    def _check_products(self, start: protocol.Start, group: Any, model: Any) -> protocol.Products:
+        """Raises KernelWrong, LayerWrong."""
+        import mlx.core as mx
+
+        from thunderfleet_runner.rank import kernels, layers
+
+        found = kernels.check(model, self._clock.step)
+        told = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)
+        if group is not None and start.split is Split.TENSOR:
+            room = start.memory_bytes - mx.get_active_memory()
+            compared = layers.check(model, Path(start.model_path), group, room=room, step=self._clock.step)
+            told = told.model_copy(
+                update={
+                    "layers": compared.layers,
+                    "layers_left": compared.left[: protocol.REASON_CHARACTERS],
+                    "seconds": found.seconds + compared.seconds,
+                }
+            )
+        # The peak that counts is that of the model at work.
+        mx.reset_peak_memory()
+        return told
 
 
 Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]
@@ -259,6 +289,14 @@ def formed(group: Any) -> protocol.Formed:
     if group is None:
         return protocol.Formed(rank=0, size=1, all_sum=1)
     return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=all_sum(group))
+
+
+def machine_kind() -> int:
+    """A number for this Mac's chip and version of macOS: the same where kernels compute the same bits."""
+    import mlx.core as mx
+
+    name = mx.device_info().get("device_name", "")
+    return zlib.crc32(f"{name}\0{os.uname().version}".encode()) >> 1
 
 
 def vocabulary(config: dict[str, Any]) -> int:

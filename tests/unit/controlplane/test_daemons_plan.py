@@ -11,14 +11,17 @@ from thunderfleet_controlplane.daemons.job import INPUTS, Daemon, PlistError
 from thunderfleet_controlplane.daemons.keys import problems
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import INPUTS as INPUT_FILES
-from thunderfleet_controlplane.daemons.plan import KUBELET, ORDER, HostConfig, daemons, label, ports
+from thunderfleet_controlplane.daemons.plan import KUBELET, NODE, ORDER, HostConfig, balancer, daemons, from_state, label, ports
 
 CONFIG = HostConfig("studio-1", "192.168.1.7", HostLayout("0.1.0"))
 PYTHON = Path("/opt/thunderfleet/0.1.0")
 
 
 def jobs(config: HostConfig = CONFIG, **inputs: str) -> dict[str, Daemon]:
-    return {one.name: one for one in daemons(config, inputs, {"LANG": "C.UTF-8"}, PYTHON)}
+    environment = {"LANG": "C.UTF-8"}
+    own = balancer(config.layout, environment, PYTHON, control_plane=True, version="1")
+    every = (*daemons(config, inputs, environment, PYTHON), own)
+    return {one.name: one for one in every}
 
 
 def plist(daemon: Daemon) -> dict[str, Any]:
@@ -61,6 +64,37 @@ def test_the_api_server_listens_everywhere_and_encrypts_secrets() -> None:
     assert six.server == "https://[fd00::7]:6443"
 
 
+def test_a_control_plane_alone_opens_no_port_of_etcd_and_elects_nobody() -> None:
+    etcd = flags(jobs()["etcd"])
+    assert {etcd[f"listen-{who}-urls"] for who in ("client", "peer")} == {"https://127.0.0.1:2379", "https://127.0.0.1:2380"}
+    for name in ("kube-controller-manager", "kube-scheduler"):
+        assert flags(jobs()[name])["leader-elect"] == "false"
+
+
+def test_control_planes_of_one_cluster_find_each_other_and_elect() -> None:
+    shared = replace(CONFIG, shared=True)
+    etcd = flags(jobs(shared)["etcd"])
+    assert (
+        etcd["listen-peer-urls"] == "https://0.0.0.0:2380" and etcd["initial-advertise-peer-urls"] == "https://192.168.1.7:2380"
+    )
+    assert (etcd["peer-client-cert-auth"], etcd["client-cert-auth"], etcd["peer-cert-allowed-cn"]) == ("true", "true", "etcd")
+    assert (etcd["name"], etcd["initial-cluster-state"]) == ("thunderfleet", "new")
+    every = "thunderfleet=https://192.168.1.7:2380,member-studio-2=https://192.168.1.8:2380"
+    second = replace(shared, name="studio-2", address="192.168.1.8", etcd_name="member-studio-2", etcd_initial=every)
+    etcd = flags(jobs(second)["etcd"])
+    assert (etcd["initial-cluster"], etcd["initial-cluster-state"]) == (every, "existing")
+    for name in ("kube-controller-manager", "kube-scheduler"):
+        assert flags(jobs(second)[name])["leader-elect"] == "true"
+    six = flags(jobs(replace(shared, address="fd00::7"))["etcd"])
+    assert (six["listen-client-urls"], six["advertise-client-urls"]) == ("https://[::]:2379", "https://[fd00::7]:2379")
+
+
+def test_the_next_run_knows_the_configuration() -> None:
+    shared = replace(CONFIG, shared=True, etcd_name="member-studio-1", etcd_initial="a=b")
+    for config in (CONFIG, shared):
+        assert from_state(config.state(), config.layout, ()) == config
+
+
 def test_secrets_are_encrypted_with_the_key_first() -> None:
     config = encryption_config(b"k" * 32)
     providers = config["resources"][0]["providers"]
@@ -74,14 +108,14 @@ def test_a_daemon_whose_files_changed_has_another_property_list() -> None:
     changed = [name for name in before if before[name].to_plist() != after[name].to_plist()]
     assert changed == ["etcd"]
     assert plist(after["etcd"])["EnvironmentVariables"][INPUTS] == "2"
-    assert set(INPUT_FILES) == set(before)
+    assert {*INPUT_FILES, *NODE} == {*before, KUBELET}
 
 
 def test_the_approver_runs_from_our_python_and_talks_to_this_mac() -> None:
     approver = jobs()["approver"]
     assert approver.arguments[:3] == (str(PYTHON / "bin/python3"), "-m", "thunderfleet_controlplane.install.approve")
     assert approver.arguments[approver.arguments.index("--server") + 1] == "https://127.0.0.1:6443"
-    logs = {str(one.log) for one in jobs().values()}
+    logs = {str(one.log) for name, one in jobs().items() if name not in NODE}
     assert {word.removeprefix("--log=") for word in approver.arguments if word.startswith("--log=")} == logs
 
 

@@ -23,6 +23,18 @@ def test_what_is_encoded_is_decoded(addresses: list[str], port: int, token: str)
     assert decode(text) == line
 
 
+def test_names_and_a_key_are_decoded() -> None:
+    line = JoinLine(("10.0.0.1",), 6443, TOKEN, HASH, ("studio-1.local",), bytes(range(32)))
+    assert decode(line.encode()) == line
+    assert line.hosts == ("10.0.0.1", "studio-1.local")
+
+
+def test_the_longest_line_is_accepted() -> None:
+    longest = ["ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff" + digit for digit in "0123456789abcdef"]
+    line = JoinLine(tuple(longest), 65535, TOKEN, HASH, tuple(f"{digit}" * 64 for digit in "abcd"), b"k" * 32)
+    assert decode(line.encode()) == line
+
+
 @given(st.text(max_size=200))
 def test_other_text_is_refused(text: str) -> None:
     for given_text in (text, "tf1-" + text):
@@ -41,6 +53,13 @@ def test_other_text_is_refused(text: str) -> None:
         {"t": None},
         {"h": "sha256:0a"},
         {"a": ["::1"] * 17},
+        {"n": ["a"] * 5},
+        {"n": ["a b"]},
+        {"n": ["a" * 65]},
+        {"n": 1},
+        {"k": "AAAA"},
+        {"k": 1},
+        {"k": "#"},
     ],
 )
 def test_a_line_with_something_wrong_is_refused(change: dict[str, object]) -> None:

@@ -6,18 +6,16 @@ import pytest
 from thunderfleet_controlplane.install.mac.preflight import Facts, init_problems, join_problems
 
 GOOD = Facts(True, "26.3", True, ("127.0.0.1", "192.168.1.7", "fd00::7"), {}, 100 << 30, 6 << 30)
-SERVER = "https://192.168.1.9:6443"
+HASH = "sha256:" + "0" * 64
 
 
 def test_a_good_mac_has_no_problem() -> None:
     assert init_problems(GOOD, "studio-1", "192.168.1.7") == []
     assert init_problems(GOOD, "studio-1", "fd00::7") == []
-    assert join_problems(GOOD, "studio-1", (SERVER,)) == []
-    again = replace(
-        GOOD, initialised={"name": "studio-1", "address": "192.168.1.3"}, joined={"server": "https://192.168.1.3:6443"}
-    )
+    assert join_problems(GOOD, "studio-1", HASH) == []
+    again = replace(GOOD, initialised={"name": "studio-1", "address": "192.168.1.3"}, joined={"caHash": HASH})
     assert init_problems(again, "studio-1", "192.168.1.7") == [], "a control plane whose address changed"
-    assert join_problems(replace(GOOD, joined={"server": SERVER}), "studio-1", (SERVER,)) == []
+    assert join_problems(replace(GOOD, joined={"caHash": HASH}), "studio-1", HASH) == []
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,7 @@ def test_a_good_mac_has_no_problem() -> None:
     ],
 )
 def test_what_a_mac_lacks(facts: Facts, says: str) -> None:
-    for found in (init_problems(facts, "studio-1", "192.168.1.7"), join_problems(facts, "studio-1", (SERVER,))):
+    for found in (init_problems(facts, "studio-1", "192.168.1.7"), join_problems(facts, "studio-1", HASH)):
         assert len(found) == 1 and says in found[0]
 
 
@@ -52,18 +50,18 @@ def test_the_address_is_one_that_other_macs_reach(address: str | None, says: str
 
 @pytest.mark.parametrize("name", ["", "Studio", "studio_1", "-a", "a" * 64])
 def test_names_that_no_node_can_have(name: str) -> None:
-    for found in (init_problems(GOOD, name, "192.168.1.7"), join_problems(GOOD, name, (SERVER,))):
+    for found in (init_problems(GOOD, name, "192.168.1.7"), join_problems(GOOD, name, HASH)):
         assert len(found) == 1 and "--name" in found[0]
 
 
 def test_one_mac_is_in_one_cluster() -> None:
-    elsewhere = replace(GOOD, joined={"server": "https://10.0.0.1:6443"})
+    elsewhere = replace(GOOD, joined={"caHash": "sha256:1"})
     control = replace(GOOD, initialised={"name": "other"})
     for found in (
         init_problems(elsewhere, "studio-1", "192.168.1.7"),
-        join_problems(elsewhere, "studio-1", (SERVER,)),
+        join_problems(elsewhere, "studio-1", HASH),
         init_problems(control, "studio-1", "192.168.1.7"),
-        join_problems(control, "studio-1", (SERVER,)),
+        join_problems(control, "studio-1", HASH),
     ):
         assert len(found) == 1 and "thunderfleet reset" in found[0]
 

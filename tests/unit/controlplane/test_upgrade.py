@@ -177,8 +177,18 @@ def node(name: str, version: str, ready: str = "True") -> dict[str, Any]:
 def test_other_macs_are_upgraded_first() -> None:
     old, new = "v1.36.3-thunderfleet.0.1.0", "v1.36.3-thunderfleet.0.2.0"
     nodes = [node("studio-1", old), node("studio-2", old), node("studio-3", new), node("studio-4", old, "False")]
-    (said,) = outdated([*nodes, node("linux-1", "v1.36.3")], "studio-1", "0.2.0")
-    assert said == "studio-2 has version 0.1.0: upgrade it first, and the Mac with the control plane last"
+    nodes.append(node("linux-1", "v1.36.3"))
+    assert outdated(nodes, "studio-1", "0.2.0", control_planes=False) == {"studio-2": "0.1.0"}
+    assert outdated(nodes, "studio-1", "0.2.0", control_planes=True) == {}
+
+
+def test_control_planes_do_not_wait_for_each_other() -> None:
+    """The last of them upgrades the chart."""
+    nodes = [node(f"studio-{number}", "v1.36.3-thunderfleet.0.1.0") for number in (1, 2)]
+    for one in nodes:
+        one["metadata"]["labels"] = {"node-role.kubernetes.io/control-plane": ""}
+    assert outdated(nodes, "studio-1", "0.2.0", control_planes=False) == {}
+    assert outdated(nodes, "studio-1", "0.2.0", control_planes=True) == {"studio-2": "0.1.0"}
 
 
 def test_a_deployment_that_is_not_rolled_out_says_why() -> None:

@@ -51,7 +51,9 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
     code = re.findall(r"`([^`\n]+)`|^\$ (.+)$", page, re.MULTILINE)
     found = []
     for text in (one or other for one, other in code):
-        for program, command, rest in re.findall(rf"(?:^|[ /|]){PROGRAM} ((?:local )?[a-z][a-z-]*)(?!\S)([^#|]*)", text):
+        for program, command, rest in re.findall(
+            rf"(?:^|[ /|]){PROGRAM} ((?:(?:local|token) )?[a-z][a-z-]*)(?!\S)([^#|]*)", text
+        ):
             found.append((f"{program} {command}", re.findall(r"(?<!\S)--[a-z-]+", rest)))
     return found
 

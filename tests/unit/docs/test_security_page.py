@@ -20,7 +20,11 @@ ADVICE = ("advice or explanation: there is nothing that a test could show",)
 UNPROTECTED = ("says what is not protected: nothing is promised",)
 
 INIT = "e2e/test_init.py"
+PLANES = "e2e/test_control_planes.py"
 BACKUP = "unit/controlplane/test_backup_archive.py"
+SEALED = "unit/controlplane/test_sealed.py"
+PEERS = "unit/controlplane/test_peers.py"
+BALANCER = "unit/controlplane/test_balancer.py"
 MATRIX = "e2e/test_trust_matrix.py"
 FORGERY = "unit/operator/test_forgery.py"
 LIVE_FORGERY = "e2e/test_forgery.py"
@@ -53,6 +57,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "certificates of kubelets |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
         "e2e/test_kubelet.py::test_a_pod_reads_nothing_of_another_pod",
+    ),
+    "keys of the cluster's authorities | every Mac": (
+        f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
+        f"{SEALED}::test_no_other_key_and_no_other_token_reads_it",
     ),
     "backups of a control plane": (
         f"{INIT}::test_what_is_destroyed_is_restored_from_a_backup",
@@ -88,6 +96,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/runner/test_mlxlm_contract.py::test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by",
     ),
     "holder of a bootstrap token": (f"{JOINING}::test_a_node_reads_the_secrets_of_its_pods_and_no_others", "csr-other"),
+    "holder of a line for a control plane": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
+    "root on a Mac with a control plane": ADVICE,
     "root on a Mac, and so": (
         *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list"),
         *("np-other", "link-other", "secret-list", "token-agent-other", "node-taint", "np-quarantine", "pod-create"),
@@ -144,9 +154,18 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "HTTP proxy into": ("proxy", "e2e/test_localcluster.py::test_the_proxy_reaches_machines_only_and_needs_its_token"),
     "commands of `thunderfleet`": ("e2e/test_localcluster.py::test_another_user_finds_no_secret_in_the_folder",),
+    "A Mac that `thunderfleet init` or `join` installed": ADVICE,
+    "balancer | 6444": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
+    "The balancer has the rights": (f"{BALANCER}::test_the_balancer_asks_as_the_kubelet",),
+    "TLS is between its clients": (f"{BALANCER}::test_large_bodies_pass_and_ends_are_passed_on",),
+    "Whoever can open connections on a Mac": (f"{BALANCER}::test_many_connections_do_not_keep_out_another",),
     "A Mac with a control plane": ADVICE,
     "API server | 6443": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
-    "etcd | 2379": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
+    "etcd | 2379": (
+        f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",
+        f"{PLANES}::test_only_the_others_reach_etcd",
+        f"{PEERS}::test_a_stranger_is_no_member_and_no_client",
+    ),
     "`thunderfleet restore` takes": ADVICE,
     "It writes nothing outside": (
         f"{BACKUP}::test_a_hostile_file_is_refused",
@@ -172,6 +191,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "[runner/README.md]": ADVICE,
     # Identities
     "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
+    "The chart lets them read ThunderboltLinks": (
+        "link-list",
+        "unit/kubelet/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
+    ),
     "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
     "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
     "`thunderfleet local token --node NAME`": (
@@ -189,6 +212,16 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/controlplane/test_approver.py::test_an_unbound_token_becomes_a_new_node_only",
         f"{INIT}::test_another_mac_joins",
     ),
+    "**Lines for a control plane**": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
+    "The first Mac that uses the line": (
+        f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
+        "unit/controlplane/test_handover.py::test_what_is_offered_goes_with_the_token",
+    ),
+    "A second Mac is refused": (
+        f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
+        "unit/controlplane/test_handover.py::test_of_two_macs_one_gets_the_keys",
+    ),
+    "A reader of Secrets, or": (f"{SEALED}::test_no_other_key_and_no_other_token_reads_it",),
     "**On other clusters**": ADVICE,
     "kubeadm binds the ClusterRole": ADVICE,
     "Where that matters, delete": ADVICE,

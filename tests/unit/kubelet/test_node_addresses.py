@@ -47,7 +47,7 @@ class Mac:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.reader = AddressReader(Commands([folder]), "192.168.64.1", mac=True)
+        self.reader = AddressReader(Commands([folder]), lambda: ["192.168.64.1"], mac=True)
         self.say("route", "exit 3")
         self.say("ifconfig", "exit 3")
 

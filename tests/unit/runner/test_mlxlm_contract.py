@@ -209,7 +209,7 @@ def test_a_digest_that_differs_ends_the_rank_before_another_step() -> None:
     assert loop.read((_Sum(0, 2 * mine), mine)) is False
     other = _loop_of_two()
     other.digest(7, 43, 0)
-    with pytest.raises(mlxlm.Diverged, match="no longer sample the same tokens"):
+    with pytest.raises(mlxlm.Diverged, match="no longer compute the same"):
         loop.read((_Sum(0, mine + other._digest), mine))
 
 

@@ -241,7 +241,7 @@ async def test_a_canary_runs_after_a_while_without_requests(service: Service, li
     await running
     service.deliver(protocol.Idle(turn=1))
     link.announced.clear()
-    singing = asyncio.create_task(canary.run(service, 0.01))
+    singing = asyncio.create_task(canary.run(service, pytest.fail, 0.01))
     await asyncio.wait_for(link.announced.wait(), 10)
     assert link.told[-1] == ("turn", 2)
     kind, name = link.told[-2]

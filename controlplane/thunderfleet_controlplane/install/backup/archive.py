@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from thunderfleet_controlplane.daemons.layout import SHARED
 from thunderfleet_controlplane.install.errors import InstallError
 
 FORMAT, VERSION = "thunderfleet backup", 1
 SNAPSHOT = "etcd.snapshot"
 KUBELET = "kubelet.yaml"
-CONTROL_PLANE = (
-    *(f"pki/{name}.{end}" for name in ("ca", "front-proxy-ca", "etcd-ca") for end in ("crt", "key")),
-    *("pki/service-accounts.key", "encryption.json", "init.json"),
-)
+CONTROL_PLANE = (*SHARED, "init.json")
 """Files below ``HostLayout.control_plane``. All other certificates are issued again."""
 REQUIRED = (*CONTROL_PLANE, SNAPSHOT)
 KNOWN = (*REQUIRED, KUBELET)

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.daemons.plan import API_PORT, EXIT_SECONDS, KUBELET, ORDER, HostConfig, label
+from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, HostConfig, from_state, label
 from thunderfleet_controlplane.install.backup import archive, etcd
-from thunderfleet_controlplane.install.certificates import put_certificates
+from thunderfleet_controlplane.install.certificates import own_ca_hash, put_certificates
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.init import Wanted as Init
 from thunderfleet_controlplane.install.init import install
 from thunderfleet_controlplane.install.mac.facts import changeable, default_address, folders, other_names
 from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, with_leftovers
-from thunderfleet_controlplane.install.mac.preflight import init_problems
+from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, init_problems
 from thunderfleet_controlplane.install.machine import Mac, refuse
+from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
 from thunderfleet_controlplane.install.programs import put_control_plane
 
 SPARE_BYTES = 1 << 30
@@ -74,6 +74,7 @@ def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:
 def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
     layout = mac.layout
     put_back(mac)
+    refuse(_others(mac))
     for left in with_leftovers(layout.staged.data):
         remove(left)
     unpack(mac, file)
@@ -90,6 +91,31 @@ def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
     remove(layout.staged.data)
     others = "need nothing" if same_address else REJOIN
     mac.step("restore", f"the control plane of the backup runs; Macs that had joined it {others}")
+
+
+def _others(mac: Mac) -> list[str]:
+    """Why the other control planes stand in the way: they would go on with the data that is replaced."""
+    layout = mac.layout
+    if layout.joining.exists():
+        return [INTERRUPTED]
+    if read_json(layout.state).get("shared") is not True:
+        return []
+    try:
+        members = Etcd(layout.pki).members()
+    except EtcdError:
+        mac.step(
+            "preflight",
+            "WARNING: other control planes of this cluster that do not answer now must be reset (`sudo thunderfleet reset "
+            "--force`) before they are switched on",
+        )
+        return []
+    if len(members) < 2:
+        return []
+    every = ", ".join(map(str, members))
+    return [
+        f"this cluster has several control planes, which would go on without this one: {every}. Run `sudo thunderfleet reset` "
+        "on all other Macs of them first; after the restore, join them again"
+    ]
 
 
 def unpack(mac: Mac, file: Path) -> None:
@@ -122,9 +148,13 @@ def _configuration(mac: Mac, address: str | None) -> HostConfig:
     if address is None:
         address = before if before in facts.addresses else default_address(mac.host)
     if address is not None and address != before:
-        mac.step("preflight", f"the address of the API server changes from {before} to {address}: other Macs must join again")
+        mac.step(
+            "preflight",
+            f"the address of the API server changes from {before} to {address}: Macs that do not find it by its name must run "
+            "`join` with a new line",
+        )
     # What is here is replaced, unless this Mac is a Node of another one.
-    if facts.initialised or facts.joined.get("server") in (None, server_url(before, API_PORT)):
+    if facts.initialised or facts.joined.get("caHash") in (None, own_ca_hash(mac.layout.staged)):
         facts = replace(facts, initialised={"name": name})
     refuse(init_problems(facts, name, address))
     return HostConfig(name, str(address), mac.layout, other_names())
@@ -163,9 +193,9 @@ def _replace(mac: Mac) -> bool:
 
 
 def _end_daemons(mac: Mac) -> None:
-    """The kubelet stays, and with it the pods of this Mac."""
+    """The kubelet stays, and with it the pods of this Mac; so does its balancer."""
     for name in reversed(ORDER):
-        if name != KUBELET and mac.launchctl.unload(label(name), EXIT_SECONDS.get(name, 20)):
+        if name not in NODE and mac.launchctl.unload(label(name), EXIT_SECONDS.get(name, 20)):
             mac.step("restore", f"ended {label(name)}")
 
 
@@ -199,8 +229,7 @@ def _failed(mac: Mac, steps: Steps, error: BaseException, replaced: bool) -> Ins
             "`sudo thunderfleet reset`"
         )
     put_back(mac)
-    former = read_json(mac.layout.state)
-    config = HostConfig(str(former.get("name")), str(former.get("address")), mac.layout, other_names())
+    config = from_state(read_json(mac.layout.state), mac.layout, other_names())
     try:
         steps.start(mac, config)
     except (Exception, KeyboardInterrupt) as second:

@@ -10,7 +10,7 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.backup import archive, etcd
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.files import only_one
-from thunderfleet_controlplane.install.mac.preflight import RESTORE_FIRST
+from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac
 
 
@@ -30,6 +30,8 @@ def backup(mac: Mac, wanted: Wanted) -> None:
     if not layout.control_plane.exists() and not layout.former.exists():
         raise InstallError("this Mac has no control plane: run this on the Mac on which you ran `thunderfleet init`")
     with only_one(layout.lock):
+        if layout.joining.exists():
+            raise InstallError(INTERRUPTED)
         if layout.former.exists():
             raise InstallError(RESTORE_FIRST)
         about = archive.About(mac.shipped.version, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -43,6 +43,7 @@ def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, dae
         read_json(layout.state),
         read_json(layout.kubelet_state),
         layout.former.exists(),
+        layout.joining.exists(),
         changeable([*folders(layout), *_existing(layout)]) if root else (),
     )
 

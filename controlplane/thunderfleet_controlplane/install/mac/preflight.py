@@ -11,6 +11,9 @@ RESTORE_FIRST = (
     "a restore was interrupted: run `sudo thunderfleet restore FILE` again to complete it, or `sudo thunderfleet restore "
     "--undo` to put back what was here"
 )
+INTERRUPTED = (
+    "`join --control-plane` was interrupted on this Mac: run it again to complete it, or `sudo thunderfleet reset` to undo it"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Facts:
     """The cluster that this Mac has joined; empty if none."""
     restoring: bool = False
     """Whether a restore was interrupted, so that two control planes are here."""
+    joining: bool = False
+    """Whether `join --control-plane` was interrupted."""
     changeable: tuple[str, ...] = ()
     """Which folders and files of an installation others can change, and what mends it."""
 
@@ -66,9 +71,8 @@ def _node_name(name: str) -> list[str]:
     return [f"{name!r} cannot be the name of a Node: use --name with up to 63 lower-case letters, digits, '-' and '.'"]
 
 
-def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
-    """Why `init` cannot install a control plane here, as sentences; empty if it can."""
-    found = _machine(facts) + _node_name(name)
+def _address(facts: Facts, address: str | None) -> list[str]:
+    found = []
     if address is None:
         found.append(
             "this Mac has no address on the interface of the default route: connect it to a network, or use --advertise-address"
@@ -81,21 +85,49 @@ def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
         found.append(
             f"{address} is a loopback address, which other Macs cannot reach: use --advertise-address with another address"
         )
+    return found
+
+
+def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
+    """Why `init` cannot install a control plane here, as sentences; empty if it can."""
+    found = _machine(facts) + _node_name(name) + _address(facts, address)
     if facts.restoring:
         found.append(RESTORE_FIRST)
+    if facts.joining:
+        found.append(INTERRUPTED)
     known = facts.initialised.get("name")
     if known is not None and known != name:
         found.append(f"this Mac has a control plane with the Node name {known}: use --name {known}, or {RESET}")
     if facts.joined and not facts.initialised:
-        found.append(f"this Mac has joined the cluster of {facts.joined.get('server')}: {RESET}")
+        found.append(f"this Mac has joined the cluster with the CA {facts.joined.get('caHash')}: {RESET}")
     return found
 
 
-def join_problems(facts: Facts, name: str, servers: tuple[str, ...]) -> list[str]:
-    """Why `join` cannot make this Mac a Node of the control plane at one of ``servers``; empty if it can."""
+def join_problems(facts: Facts, name: str, ca_hash: str) -> list[str]:
+    """Why `join` cannot make this Mac a Node of the cluster whose CA has this hash; empty if it can."""
     found = _machine(facts) + _node_name(name)
-    if facts.initialised:
+    if facts.joining:
+        found.append(INTERRUPTED)
+    elif facts.initialised:
         found.append(f"this Mac has a control plane of its own: {RESET}")
-    elif facts.joined and facts.joined.get("server") not in servers:
-        found.append(f"this Mac has joined the cluster of {facts.joined.get('server')}: {RESET}")
+    elif facts.joined and facts.joined.get("caHash") != ca_hash:
+        found.append(f"this Mac has joined another cluster, with the CA {facts.joined.get('caHash')}: {RESET}")
+    return found
+
+
+def member_problems(facts: Facts, name: str, address: str | None, ca_hash: str, own_hash: str | None) -> list[str]:
+    """Why `join --control-plane` cannot give this Mac a control plane of that cluster; empty if it can.
+
+    ``own_hash``: that of the CA that an earlier run has left here; None if there is none.
+    """
+    found = _machine(facts) + _node_name(name) + _address(facts, address)
+    if facts.initialised and not facts.joining:
+        found.append(f"this Mac has a control plane already: {RESET}")
+    elif own_hash not in (None, ca_hash):
+        found.append(f"this Mac was joining another cluster, with the CA {own_hash}: {RESET}")
+    known = facts.joined.get("name")
+    if facts.joined and facts.joined.get("caHash") != ca_hash:
+        found.append(f"this Mac has joined another cluster, with the CA {facts.joined.get('caHash')}: {RESET}")
+    elif known not in (None, name):
+        found.append(f"this Mac is the Node {known}: use --name {known}, or {RESET}")
     return found

@@ -15,7 +15,9 @@ does not fit a group of ranks:
 models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
 items     what the loop reports about a request
+pipelines  prompts in a pipeline
 prompts   the prompt cache
+logits    a hash of logits
 steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake
@@ -46,6 +48,7 @@ from thunderfleet_runner.rank.mlxlm.models import (
     load_tokenizer,
     prompt_cache,
 )
+from thunderfleet_runner.rank.mlxlm.pipelines import evaluate_apart
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Sink, Source
 from thunderfleet_runner.rank.mlxlm.tokenizing import Tokenizing
@@ -76,6 +79,7 @@ __all__ = [
     "architecture",
     "build",
     "classify",
+    "evaluate_apart",
     "forbid_trimming",
     "forget_wired_limit",
     "importing",

@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Queue
 from typing import Any
 
@@ -10,7 +10,9 @@ import mlx.core as mx
 from mlx_lm import server as _server
 
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
+from thunderfleet_runner.rank.mlxlm.logits import LogitsHash
 from thunderfleet_runner.rank.mlxlm.models import prompt_cache
+from thunderfleet_runner.rank.mlxlm.pipelines import Pace
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Alone, Batch, Budget, Sink, Source
 from thunderfleet_runner.rank.mlxlm.work import Work
@@ -25,7 +27,7 @@ float32 makes mlx-lm read its threshold past the end of the row, where ranks hav
 
 
 class Diverged(RuntimeError):
-    """Ranks of one group have sampled different tokens or reused different prefixes: further output would be wrong."""
+    """Ranks of one group have different tokens, logits or reused prefixes: further output would be wrong."""
 
 
 class Provider:
@@ -62,12 +64,14 @@ class Provider:
 class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no types
     """mlx-lm's serving loop, run on the caller's thread, because MLX's streams belong to threads.
 
-    ``group`` is MLX's, or None for one rank. With ``share_tokens`` all ranks use rank 0's sampled tokens.
+    ``group`` is MLX's, or None for one rank. With ``share_tokens`` all ranks use rank 0's sampled tokens. ``equal_logits``: all
+    ranks must have the same bits.
     """
 
     def __init__(
-        self, provider: Provider, cache: PromptCache, source: Source, clock: StepClock, group: Any, *, share_tokens: bool
-    ):
+        self, provider: Provider, cache: PromptCache, source: Source, clock: StepClock, group: Any, *, share_tokens: bool,
+        equal_logits: bool,
+    ) -> None:  # fmt: skip
         # Not the base's: it starts another thread.
         self.model_provider = provider
         self.prompt_cache = cache
@@ -87,6 +91,10 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         self._work: dict[str, Work] = {}
         self._ends = True
         self._digest = 1
+        self.equal_logits = equal_logits and group is not None
+        self._logits = LogitsHash()
+        self._pace = Pace() if self.share_tokens else None
+        self.prefill_step = self._pace.step if self._pace else PREFILL_STEP
         self._shared_samplers: dict[int, tuple[Any, Any]] = {}
         cache.on_hit = lambda count: self.digest(count, 0, 2)
         Batch.loop = self
@@ -103,6 +111,17 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         for value in values:
             self._digest = (self._digest * 1_000_003 + value + 17) % _DIGEST_PRIME
 
+    def digest_logits(self, responses: Sequence[Any]) -> None:
+        """Adds logits of a step, if it is their turn and all ranks must have the same."""
+        found = self._logits.of(responses) if self.equal_logits else None
+        if found is not None:
+            self.digest(found)
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """A step with so many tokens of prompts has ended."""
+        if self._pace is not None:
+            self._pace.add(tokens, seconds)
+
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
         flag = 1 if self._rank == 0 and wanted() else 0
@@ -116,7 +135,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         flag, total = answer.tolist()
         if total != mine * self._size:
             raise Diverged(
-                f"rank {self._rank}: the ranks of this group no longer sample the same tokens (digest {mine}, "
+                f"rank {self._rank}: the ranks of this group no longer compute the same (digest {mine}, "
                 f"the sum over {self._size} ranks is {total})"
             )
         return bool(flag)
@@ -148,13 +167,15 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
             if self._rank == 0:
                 work = self.source.take()
                 if work is not None:
-                    said = {"work": work.to_json()}
+                    # Ranks measure different times, so all take rank 0's step.
+                    said = {"work": work.to_json(), "step": self._pace.step if self._pace else PREFILL_STEP}
                 elif idle:
                     said = {"sleep": True}
             said = self._share_object(said)
             if said is None:
                 return None
             if "work" in said:
+                self.prefill_step = self.model_provider.cli_args.prefill_step_size = int(said["step"])
                 return self._admit(Work.from_json(said["work"]))
             if self.distributed:
                 # The last step's unread work must be complete before this rank leaves the collective.

@@ -1,0 +1,87 @@
+"""Reads from the cluster where its API servers are, as the kubelet of this Mac, and keeps it on disk."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from kubernetes.aio.config.config_exception import ConfigException
+from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.tls import write_private
+
+from thunderfleet_controlplane.balancer.proxy import Pool
+from thunderfleet_controlplane.balancer.servers import CONFIG_MAP, FILE_BYTES, SLICE, ApiServer, from_text, to_text, told
+
+log = logging.getLogger(__name__)
+
+SECONDS = 30.0
+RETRY_SECONDS = 3.0
+REQUEST_SECONDS = 10.0
+
+
+def read(path: Path) -> tuple[ApiServer, ...]:
+    """The list on disk; empty if there is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return from_text(file.read(FILE_BYTES))
+    except (OSError, ValueError):
+        return ()
+
+
+def write(path: Path, servers: tuple[ApiServer, ...]) -> None:
+    """Replace the list on disk, if it is another one."""
+    if read(path) != servers:
+        write_private(path, to_text(servers).encode())
+
+
+class Learner:
+    """Keeps ``pool`` and the file ``path`` as the cluster says. ``server``: the URL of the balancer itself."""
+
+    def __init__(self, pool: Pool, path: Path, identity: Path, server: str, port: int) -> None:
+        self._pool, self._path, self._identity, self._server, self._port = pool, path, identity, server, port
+        self._stamp: tuple[int, int] | None = None
+
+    def look(self) -> None:
+        """Take the list on disk, if a command has changed it."""
+        with contextlib.suppress(OSError):
+            about = os.stat(self._path)
+            if (stamp := (about.st_mtime_ns, about.st_ino)) != self._stamp:
+                self._stamp = stamp
+                # A file that is damaged says nothing.
+                self._pool.use(read(self._path) or self._pool.servers)
+
+    async def run(self) -> None:
+        """Learn until cancelled."""
+        while True:
+            learnt = await self._learn()
+            # In steps: after a change of the list on disk, the new one counts at once.
+            for _ in range(round(SECONDS / RETRY_SECONDS) if learnt else 1):
+                self.look()
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _learn(self) -> bool:
+        client = self._identity / "client.pem"
+        if not client.exists():
+            return False
+        try:
+            async with Kube.with_files(self._server, self._identity / "ca.crt", certificate=client, key=client) as kube:
+                found = told(await _get(kube, CONFIG_MAP), await _get(kube, SLICE), self._port)
+        except (ApiError, OSError, ValueError, ConfigException) as error:
+            log.debug("cannot read where the API servers are: %s", error)
+            return False
+        self.look()
+        if found and found != self._pool.servers:
+            log.info("the API servers are %s", ", ".join(map(str, found)))
+            await asyncio.to_thread(write, self._path, found)
+            self.look()
+        return bool(found)
+
+
+async def _get(kube: Kube, path: str) -> dict[str, object] | None:
+    try:
+        return await kube.request("GET", path, seconds=REQUEST_SECONDS)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise

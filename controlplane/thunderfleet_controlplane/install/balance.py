@@ -1,0 +1,75 @@
+"""The daemon that leads everything on this Mac to an API server that works. It also bounds its log."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from thunderfleet_lib.listener import allow_descriptors
+
+from thunderfleet_controlplane.balancer.health import Health
+from thunderfleet_controlplane.balancer.learn import Learner
+from thunderfleet_controlplane.balancer.proxy import Balancer, Pool
+from thunderfleet_controlplane.balancer.servers import ApiServer
+from thunderfleet_controlplane.components import server_url
+from thunderfleet_controlplane.daemons.plan import API_PORT
+from thunderfleet_controlplane.install.mac.logs import bound
+
+LOG_SECONDS = 600.0
+BACKLOG = 128
+
+
+async def run(listen: ApiServer, servers: Path, identity: Path, local: ApiServer | None, log: Path) -> None:
+    """Pass connections on until SIGTERM. ``servers``: the list on disk; ``identity``: the folder of the kubelet's."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    pool = Pool(local)
+    learner = Learner(pool, servers, identity, server_url(listen.host, listen.port), API_PORT)
+    learner.look()
+    listening = socket.create_server((listen.host, listen.port), backlog=BACKLOG)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(Balancer(pool).serve(listening))
+        tasks.create_task(Health(pool, identity).run())
+        tasks.create_task(learner.run())
+        tasks.create_task(_bound(log))
+
+
+async def _bound(log: Path) -> None:
+    while True:
+        await asyncio.to_thread(bound, [log])
+        await asyncio.sleep(LOG_SECONDS)
+
+
+def _at(text: str) -> ApiServer:
+    parts = urlsplit(text if "://" in text else f"https://{text}")
+    if not parts.hostname or parts.port is None:
+        raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
+    return ApiServer(parts.hostname, parts.port)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; launchd starts it."""
+    parser = argparse.ArgumentParser(prog="thunderfleet-balancer", description="Lead this Mac to an API server that works.")
+    parser.add_argument("--listen", type=_at, required=True, help="address and port to listen on")
+    parser.add_argument("--servers", type=Path, required=True, help="list of API servers, which is kept up to date")
+    parser.add_argument("--identity", type=Path, required=True, help="folder of the kubelet's certificate")
+    parser.add_argument("--local", type=_at, help="URL of the API server on this Mac")
+    parser.add_argument("--log", type=Path, required=True, help="log file whose size to limit")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    allow_descriptors()
+    try:
+        asyncio.run(run(given.listen, given.servers, given.identity, given.local, given.log))
+    except asyncio.CancelledError:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The members of etcd, and what happens when one leaves. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member. ``name``: empty until it has started for the first time. ``learner``: it has no vote yet."""
+
+    id: int
+    name: str
+    peer_urls: tuple[str, ...]
+    learner: bool = False
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses at which the others reach it."""
+        return tuple(host for url in self.peer_urls if (host := urlsplit(url).hostname))
+
+    def __str__(self) -> str:
+        return f"{self.name or 'a member that has not started'} ({', '.join(self.hosts)})"
+
+
+def parse(answer: Mapping[str, Any]) -> tuple[Member, ...]:
+    """The members in an answer of etcd. Raises ValueError."""
+    try:
+        return tuple(
+            Member(int(one["ID"]), str(one.get("name") or ""), tuple(one.get("peerURLs") or ()), bool(one.get("isLearner")))
+            for one in answer["members"]
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError("etcd does not say what its members are") from None
+
+
+def initial_cluster(members: Iterable[Member], own_name: str, own_url: str) -> str:
+    """All members as etcd takes them when it starts for the first time; its own has no name yet."""
+    others = [f"{one.name}={url}" for one in members if own_url not in one.peer_urls for url in one.peer_urls if one.name]
+    return ",".join((*others, f"{own_name}={own_url}"))
+
+
+def with_url(members: Iterable[Member], url: str) -> Member | None:
+    """The member with this peer URL."""
+    return next((one for one in members if url in one.peer_urls), None)
+
+
+def why_not_without(members: Sequence[Member], leaving: Member, alive: Collection[int]) -> str:
+    """Why ``leaving`` cannot be removed; empty if it can. ``alive``: the ids of the members that answer.
+
+    More than half of those that vote must work, before it leaves and after it has left.
+    """
+    if leaving.learner:
+        return ""
+    voters = [one for one in members if not one.learner]
+    for which, left in (("now", voters), ("then", [one for one in voters if one != leaving])):
+        working, needed = sum(one.id in alive for one in left), len(left) // 2 + 1
+        if left and working < needed:
+            down = ", ".join(str(one) for one in left if one.id not in alive)
+            return f"{which} {working} of {len(left)} control planes would work, and {needed} are needed; not answering: {down}"
+    return ""

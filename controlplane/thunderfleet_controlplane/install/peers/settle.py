@@ -1,0 +1,61 @@
+"""Makes the etcd of this Mac a member that votes, at the address that this Mac has now."""
+
+import time
+from collections.abc import Callable
+
+from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.daemons.plan import HostConfig, label
+from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.mac.daemons import why_not
+from thunderfleet_controlplane.install.machine import Mac
+from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
+from thunderfleet_controlplane.install.peers.quorum import Member
+
+SECONDS = 180.0
+POLL_SECONDS = 0.3
+
+
+def etcd_of(config: HostConfig) -> Etcd:
+    """All etcds that this Mac knows, its own first."""
+    return Etcd(config.layout.pki, (one.host for one in learn.read(config.layout.api_servers)))
+
+
+def settle(mac: Mac, config: HostConfig, etcd: Etcd | None = None) -> None:
+    """Wait until the etcd that runs here is a member that votes, and the others know its address. Raises InstallError."""
+    etcd = etcd or etcd_of(config)
+    mac.step("etcd", "waiting for etcd")
+
+    def step() -> str:
+        # Before it has a vote, only the others answer; without the others, nothing can be changed.
+        mine = _mine(etcd, config)
+        if mine is None:
+            return "etcd does not know this Mac; `sudo thunderfleet reset` removes what is left here"
+        if config.peer_url not in mine.peer_urls:
+            mac.step("etcd", f"telling the other members the address {config.address}")
+            etcd.move(mine, config.peer_url)
+        if mine.learner:
+            etcd.promote(mine)
+            mac.step("etcd", f"{config.etcd_name} has all data, and votes")
+        return ""
+
+    until(step, lambda: why_not(mac.launchctl, mac.layout, "etcd", label("etcd")))
+
+
+def _mine(etcd: Etcd, config: HostConfig) -> Member | None:
+    members, own = etcd.members(), etcd.own_id()
+    return next((one for one in members if one.id == own), None)
+
+
+def until(step: Callable[[], str], describe: Callable[[], str], seconds: float = SECONDS) -> None:
+    """Repeat until ``step`` returns an empty text. Raises InstallError with its last text and that of ``describe``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            text = step()
+        except EtcdError as error:
+            text = str(error)
+        if not text:
+            return
+        if time.monotonic() > deadline:
+            raise InstallError(f"after {seconds:.0f} s etcd is not ready: {text}\n{describe()}")
+        time.sleep(POLL_SECONDS)

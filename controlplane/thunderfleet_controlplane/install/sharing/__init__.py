@@ -1,0 +1,7 @@
+"""Gives another Mac a control plane of the same cluster.
+
+token     `thunderfleet token create`: a line for another Mac, with or without a control plane
+join      `thunderfleet join --control-plane`: the steps on that Mac
+handover  how the keys of the cluster get there
+sealed    how they are encrypted; pure
+"""
