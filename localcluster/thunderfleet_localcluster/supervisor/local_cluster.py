@@ -74,7 +74,7 @@ class LocalCluster:
             raise LocalClusterError(
                 "the control plane and the kubelets of this cluster are LaunchDaemons of its Macs; use launchctl there, for "
                 f"example `{execute} -- launchctl print system/io.thunderfleet.etcd`. A new line for `thunderfleet join` is "
-                f"printed by `{execute} -- {self.spec.image.folder}/bin/thunderfleet init`"
+                f"printed by `{execute} -- {self.spec.image.folder}/bin/thunderfleet token create`"
             )
         return self._own
 

@@ -66,8 +66,8 @@ def check(model: Any, folder: Path, group: Any, *, room: int, step: Callable[[],
             continue
         if not differs <= ALLOWED:
             raise LayerWrong(
-                f"layer {number} ({mlxlm.architecture(model)}): what {group.size()} ranks add to a token differs by "
-                f"{differs:.2g} of what the whole layer adds"
+                f"layer {number} ({mlxlm.architecture(model)}): what {group.size()} ranks together add to a token differs by "
+                f"{100 * differs:.0f} % from what the whole layer adds"
             )
         done.append(number)
         step()

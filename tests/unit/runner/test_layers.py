@@ -44,7 +44,7 @@ def test_a_layer_that_is_split_wrong_is_named(tiny: Path, tensor: str) -> None:
     right.weight = mx.roll(right.weight, right.weight.shape[-1] // 2, -1)
     if tensor.startswith("input"):
         right.weight = right.weight * 2
-    with pytest.raises(LayerWrong, match=r"layer 0 \(qwen2\): what 2 ranks add to a token differs by "):
+    with pytest.raises(LayerWrong, match=r"layer 0 \(qwen2\): what 2 ranks together add to a token differs by "):
         compared(model, tiny)
 
 
@@ -69,4 +69,4 @@ async def test_ranks_of_a_tensor_group_compare_their_shards(served: Callable[...
     async with served(tiny, 2, "Tensor") as (group, _):
         told = group.running[0][0].state.verified
         assert told.status == "True"
-        assert "kinds of matrices right, in " in told.message and " s; layers 0 as the whole ones; " in told.message
+        assert "kinds of matrices right, in " in told.message and " s; layers 0 as computed by one Mac; " in told.message
