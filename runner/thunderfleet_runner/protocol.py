@@ -99,6 +99,8 @@ class Request(Message):
     sampling: Sampling = Sampling()
     cache: bool = True
     """False: neither read nor fill the prompt cache (benchmark)."""
+    grammar: str = ""
+    """A format that the answer must have, in llguidance's form; empty for none."""
     no_end: bool = False
     """True: only ``max_tokens`` ends the answer, not the model's end token (benchmark)."""
 
@@ -307,6 +309,8 @@ class Token(Message):
     top_logprobs: tuple[TopLogprob, ...] = ()
     kind: Literal["text", "reasoning", "tool"] = "text"
     """The kind of text according to mlx-lm's state machine."""
+    ends_tool: bool = False
+    """Whether what the model wrote as a tool call is complete. ``text`` is not part of it then."""
 
 
 class Done(Message):
@@ -319,8 +323,10 @@ class Done(Message):
     cached_tokens: int = 0
     """Prompt tokens taken from the prompt cache."""
     generated_tokens: int
-    tool_texts: tuple[str, ...] = ()
-    """What the model wrote between its marks of tool calls, unparsed."""
+    reasoning_tokens: int = 0
+    """Of the generated ones."""
+    stop: str = ""
+    """The stop string that ended the answer."""
     peak_memory_bytes: int = 0
 
 
@@ -330,6 +336,8 @@ class RequestError(Message):
     type: Literal["request_error"] = "request_error"
     id: str
     text: str
+    refused: bool = False
+    """Whether it is the request's fault, not the rank's."""
 
 
 class Heartbeat(Message):

@@ -23,9 +23,9 @@ from thunderfleet_crds.vocabulary import GroupPhase, Verify
 from thunderfleet_lib import listener
 
 from thunderfleet_runner import faults, protocol
-from thunderfleet_runner.api import canary
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Service
+from thunderfleet_runner.api.upkeep import canary
 from thunderfleet_runner.group import attempts, events
 from thunderfleet_runner.group.follower import Follower
 from thunderfleet_runner.group.leader import Leader
@@ -245,7 +245,7 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _serve_gateway(self) -> web.AppRunner:
-        from thunderfleet_runner.api import gateway
+        from thunderfleet_runner.api.http import gateway
 
         entry = self.plan.ranks[self.rank]
         served = gateway.Gateway(self.service, self._intake, self.settings.api_keys)
@@ -323,7 +323,7 @@ class Supervisor:
 
     async def _measure(self) -> None:
         """Benchmarks until the group is no longer Ready; ``_ready`` starts it again."""
-        from thunderfleet_runner.api import benchmark
+        from thunderfleet_runner.api.upkeep import benchmark
 
         if self._proofs is not None:
             await asyncio.wait([self._proofs])

@@ -18,9 +18,9 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase, Verify
 
 from thunderfleet_runner import faults, protocol
-from thunderfleet_runner.api import continuation
 from thunderfleet_runner.api.passages import fitting
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable, Vocabulary
+from thunderfleet_runner.api.upkeep import continuation
 from thunderfleet_runner.group import attempts, events, history, status
 from thunderfleet_runner.group.attempts import Phase, StateMachine
 from thunderfleet_runner.group.evidence import Evidence

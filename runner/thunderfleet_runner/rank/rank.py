@@ -16,6 +16,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -28,6 +29,7 @@ from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
 
 if TYPE_CHECKING:
     from thunderfleet_runner.rank.engine import Engine
+    from thunderfleet_runner.rank.grammar import Formats
     from thunderfleet_runner.rank.proof import Wrong
 
 log = logging.getLogger("thunderfleet.rank")
@@ -207,6 +209,9 @@ class Rank:
             self._clock.step()
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
+        # The weights are read meanwhile, which takes longer.
+        formats: Future[Formats | None] = Future()
+        threading.Thread(target=_make_formats, args=(Path(start.model_path), formats), name="formats", daemon=True).start()
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
         trimmable = mlxlm.always_trimmable(loaded.model)
         alike, kind = 1, machine_kind()
@@ -225,13 +230,14 @@ class Rank:
             self._clock,
             self.send,
             group=group,
-            vocabulary=vocabulary(loaded.config),
+            vocabulary=mlxlm.vocabulary(loaded.config),
             memory_tokens=memory.cached_tokens,
             context=memory.context_tokens,
             share_tokens=start.split is Split.PIPELINE,
             equal_logits=start.equal_logits and bool(alike),
             trimmable=trimmable,
             kind=kind,
+            formats=formats.result(),
         )
         self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=peak, products=products))
         return engine
@@ -257,6 +263,20 @@ class Rank:
         # The peak that counts is that of the model at work.
         mx.reset_peak_memory()
         return told
+
+
+def _make_formats(folder: Path, result: "Future[Formats | None]") -> None:
+    """Reads the tokenizer a second time: the first one is of the thread that loads the model."""
+    from thunderfleet_runner.rank import mlxlm
+    from thunderfleet_runner.rank.grammar import Formats
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        result.set_result(Formats.of(mlxlm.load_tokenizer(folder, config)))
+    except Exception as error:
+        # Loading the model fails with the same error.
+        log.warning("no formats: %s", error)
+        result.set_result(None)
 
 
 Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]
@@ -297,14 +317,6 @@ def machine_kind() -> int:
 
     name = mx.device_info().get("device_name", "")
     return zlib.crc32(f"{name}\0{os.uname().version}".encode()) >> 1
-
-
-def vocabulary(config: dict[str, Any]) -> int:
-    """The number of token ids in a model's configuration; 0 when it has none."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return 0
 
 
 def _failed(stage: RankStage, error: BaseException) -> protocol.Failed:

@@ -11,10 +11,11 @@ import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.vocabulary import GroupPhase, Verify
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import canary, passages
+from thunderfleet_runner.api import passages
 from thunderfleet_runner.api.passages import CONTROL, SERVED, Answers
-from thunderfleet_runner.api.rechecks import EVERY_SECONDS, SLEPT_SECONDS, Rechecks
 from thunderfleet_runner.api.service import Service, Vocabulary
+from thunderfleet_runner.api.upkeep import canary
+from thunderfleet_runner.api.upkeep.rechecks import EVERY_SECONDS, SLEPT_SECONDS, Rechecks
 
 from tests.support.waiting import until_async
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from mlx_lm import server
 from mlx_lm.models import cache
+from thunderfleet_runner.api.request.templates import RESERVED
 from thunderfleet_runner.rank import mlxlm
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 GENERATE: Any = sys.modules["mlx_lm.generate"]
 
@@ -122,6 +125,12 @@ def test_mlx_lm_leaves_the_wired_limit_alone(monkeypatch: pytest.MonkeyPatch) ->
     mlxlm.forget_wired_limit()
     assert GENERATE.maybe_set_recommended_wired_limit() is None
     assert server.maybe_set_recommended_wired_limit() is None
+
+
+def test_requests_cannot_set_what_the_renderer_of_chats_takes_from_the_server() -> None:
+    renderers = (PreTrainedTokenizerBase.apply_chat_template, chat_template_utils.render_jinja_template)
+    names = {name for renderer in renderers for name in inspect.signature(renderer).parameters}
+    assert names <= RESERVED
 
 
 def test_queue_items_are_classified() -> None:

@@ -10,8 +10,8 @@ from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, canary
 from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFailed, Service, Unavailable, Vocabulary
+from thunderfleet_runner.api.upkeep import benchmark, canary
 
 
 class Link:

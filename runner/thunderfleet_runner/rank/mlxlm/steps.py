@@ -73,8 +73,11 @@ class Lockstep(Protocol):
     def read(self, word: Any) -> bool:
         """Whether rank 0 wants the loop to look up. Raises Diverged."""
 
-    def sharing(self, sampler: Any) -> Any:
-        """``sampler`` with rank 0's choice for every rank."""
+    def processing(self, processors: list[Any]) -> list[Any]:
+        """The logits processors of the request that is being admitted: with the mask of its format."""
+
+    def sampling(self, sampler: Any) -> Any:
+        """``sampler`` for the request that is being admitted: with its seed, and with rank 0's choice for every rank."""
 
 
 class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no types
@@ -132,8 +135,8 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
         return max(1, len(widths))
 
     def insert_segments(self, segments: Any, **options: Any) -> Any:
-        if self.loop.share_tokens and options.get("samplers"):
-            options["samplers"] = [self.loop.sharing(sampler) for sampler in options["samplers"]]
+        options["samplers"] = [self.loop.sampling(sampler) for sampler in options["samplers"]]
+        options["logits_processors"] = [self.loop.processing(processors) for processors in options["logits_processors"]]
         return super().insert_segments(segments, **options)
 
 

@@ -10,9 +10,9 @@ import time
 import uuid
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api.idle import Interrupted, undisturbed, until_idle
 from thunderfleet_runner.api.passages import SERVED, Question, questions
 from thunderfleet_runner.api.service import Service
+from thunderfleet_runner.api.upkeep.idle import Interrupted, undisturbed, until_idle
 
 log = logging.getLogger(__name__)
 

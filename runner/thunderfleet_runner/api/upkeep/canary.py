@@ -15,10 +15,10 @@ from collections.abc import Callable
 from thunderfleet_crds.vocabulary import Verify
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import continuation
-from thunderfleet_runner.api.idle import Interrupted, undisturbed
-from thunderfleet_runner.api.rechecks import Rechecks
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
+from thunderfleet_runner.api.upkeep import continuation
+from thunderfleet_runner.api.upkeep.idle import Interrupted, undisturbed
+from thunderfleet_runner.api.upkeep.rechecks import Rechecks
 
 log = logging.getLogger(__name__)
 
