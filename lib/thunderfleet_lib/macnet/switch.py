@@ -84,7 +84,7 @@ def obstacle(network: Network, record: Record, server: str) -> str:
     if bridge is not None and not kept_addresses(network, server):
         return (
             f"the Thunderbolt ports stay in {bridge.name}: it carries the route to the API server, and its address cannot move "
-            "to one port, because not exactly one of them has a cable. Connect this Mac to a LAN"
+            "to one port, because none or several of them have a cable. Connect this Mac to a LAN"
         )
     return ""
 
