@@ -31,8 +31,8 @@ def add(commands: Parsers) -> None:
         "init",
         "make this Mac a control plane that survives reboots, and its first node",
         "Install a Kubernetes control plane on this Mac as LaunchDaemons, make the Mac a node, install the chart, and print "
-        "the line with which other Macs join. Running it again completes an interrupted run, renews certificates and "
-        "changes nothing else. Example: `sudo thunderfleet init`",
+        "the line with which other Macs join. Running it again completes an interrupted run, renews certificates, adopts a "
+        "new address of this Mac and prints a new line. Example: `sudo thunderfleet init`",
     )
     init.add_argument(
         "--advertise-address",
@@ -74,9 +74,10 @@ def add(commands: Parsers) -> None:
     one(
         "upgrade",
         "replace the installed version of this Mac by the one that runs this command",
-        "Install the version of this command beside the one that is installed, restart the LaunchDaemons with it, and upgrade "
-        "the chart on a Mac with a control plane; go back if it is not healthy in time. Running groups continue with "
-        "the version that they have. Upgrade the Mac with the control plane last. Example: sudo thunderfleet upgrade",
+        "Restart the LaunchDaemons of this Mac with the version that runs this command and, on the Mac with the control plane, "
+        "upgrade the chart. If the new version is not healthy in time, the former one is put back. Running groups keep the "
+        "version that they have. Upgrade the Mac with the control plane last. "
+        "Example: `sudo /usr/local/thunderfleet-NEW/bin/thunderfleet upgrade`",
     )
     _add_backup(one)
     _add_token(commands)
@@ -115,18 +116,18 @@ def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     backup = one(
         "backup",
         "save the control plane of this Mac in one file",
-        "Write everything that a control plane with the same identity needs into one file, while it runs: a snapshot of etcd, "
-        "the certificate authorities with their keys, and the key that encrypts Secrets. The file is not encrypted, and only "
-        "root can read it. Example: `sudo thunderfleet backup /Volumes/Backup/thunderfleet.backup`",
+        "Save the control plane of this Mac in one file while it runs: a snapshot of etcd, the certificate authorities with "
+        "their keys, and the key that encrypts Secrets. The file is not encrypted, and only root can read it. "
+        "Example: `sudo thunderfleet backup /Volumes/Backup/thunderfleet.backup`",
     )
-    backup.add_argument("file", type=Path, metavar="FILE", help="the file to write; it must not exist")
+    backup.add_argument("file", type=Path, metavar="FILE", help="the file to write; without --force, it must not exist")
     backup.add_argument("--force", action="store_true", help="replace FILE if it exists")
     restore = one(
         "restore",
         "replace the control plane of this Mac by the one in a backup",
-        "Replace the control plane of this Mac, if it has one, by that of a backup. Macs that had joined it need nothing. The "
-        "replaced control plane is kept until the restored one is Ready, and is put back if that takes more than five minutes. "
-        "Running it again completes an interrupted run. "
+        "Replace the control plane of this Mac, if it has one, by that of a backup. Macs that had joined it need nothing, as "
+        "long as its address is the same. The replaced control plane is kept until the restored one is Ready, and is put back "
+        "if that takes more than five minutes. Running it again completes an interrupted run. "
         "Example: `sudo thunderfleet restore /Volumes/Backup/thunderfleet.backup`",
     )
     what = restore.add_mutually_exclusive_group(required=True)

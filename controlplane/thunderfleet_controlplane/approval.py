@@ -15,6 +15,7 @@ from thunderfleet_controlplane.tokens import BOOTSTRAPPERS, USER_PREFIX, bound_n
 Json = dict[str, Any]
 
 CLIENT_USAGES = usages_with("client auth")
+SET_NAME = "set nodeName in the file of --config; for `thunderfleet join`, use --name"
 
 
 def pending(requests: Iterable[Json]) -> list[Json]:
@@ -52,13 +53,12 @@ def decide_client(request: Request, exists: bool) -> Verdict:
         names = ", ".join(sorted(bound))
         return Verdict(
             "Deny",
-            f"the token is for Node {names}, not for {name}: set nodeName in the file of --config, or use a token for {name}",
+            f"the token is for Node {names}, not for {name}: {SET_NAME}, or use a token for {name}",
         )
     if not bound and exists:
         return Verdict(
             "Deny",
-            f"Node {name} exists and the token is not bound to it: delete the Node (kubectl delete node {name}), set another "
-            f"nodeName in the file of --config, or, on a local cluster, use the token that `thunderfleet local token --node "
-            f"{name}` prints",
+            f"Node {name} exists and the token is not bound to it: delete the Node (kubectl delete node {name}), use another "
+            f"name ({SET_NAME}), or, on a local cluster, use the token that `thunderfleet local token --node {name}` prints",
         )
     return Verdict("Approve", f"the token is bound to Node {name}" if bound else f"Node {name} does not exist yet")

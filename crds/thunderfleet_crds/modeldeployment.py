@@ -314,9 +314,11 @@ class ModelDeploymentSpec(ApiModel):
         default=Verify.FULL,
         description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
         "exchange known values over each connection and compare every bit. Full: in addition, the group must continue passages "
-        "of 300, 2,600 and 9,000 tokens. A wrong answer is a failure only if the same weights have continued a passage of that "
-        "length before. Passages of such a length, up to 2,600 tokens, are checked before the group serves, all others while "
-        "it is idle. None: nothing. See the condition Verified.",
+        "of 300, 2,600 and 9,000 tokens: the prompt is a passage and then a part of it again, and the answer must be what "
+        "follows that part in the passage. The first time, this is checked while the group is idle, and a wrong answer is no "
+        "failure: some models cannot do it. A length that was right once is checked again whenever the group forms, and a "
+        "wrong answer is then a failure; lengths up to 2,600, and one that was wrong in the last attempt, are checked before "
+        "the group serves. None: nothing. See the condition Verified.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -482,8 +484,8 @@ class Group(ApiModel):
     )
     proven_lengths: ProvenLengths | None = Field(
         default=None,
-        description="Passages that the group has continued with the present model. A wrong answer about a passage of such a "
-        "length is a failure.",
+        description="Lengths of the passages that the group has continued correctly with the present model. In later checks, a "
+        "wrong answer for one of these lengths is a failure.",
     )
     predicted: Predicted | None = Field(
         default=None, description="Predicted speed for one request; status.benchmark has the measured speed."

@@ -391,14 +391,14 @@ class Reason(StrEnum):
     NOT_VERIFIED = (
         "NotVerified",
         "A group has not finished the checks of spec.verify.",
-        "None: the checks run when the ranks of the group have connected. If the reason stays although the group is Ready, use "
-        "the same image on every Mac.",
+        "None: the checks run when the ranks of the group have connected. If the reason stays although the group is Ready, the "
+        "image of a pod is too old to check: use the same image on every Mac.",
         (On.VERIFIED,),
     )
     LENGTH_NOT_PROVED = (
         "LengthNotProved",
-        "A group continues short passages, but not a long one. The same weights have never continued one of that length, so it "
-        "is not known whether the model can.",
+        "In the check of its answers, a group continues a short passage correctly, but not a long one. The same weights have "
+        "never continued one of that length, so it is not known whether the model can.",
         "Compare long answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
         (On.VERIFIED,),
     )
@@ -621,12 +621,14 @@ class Reason(StrEnum):
         "LinkCorrupts",
         "In the check before the model is loaded, a rank received a value that is not the one that another rank sent.",
         "Replace the cable in the message, or unplug it, wait ten seconds and plug it in again. Until then the group is placed "
-        "without it, if that is possible.",
+        "without it, if that is possible. If the message names no cable, the Mac that received the value is avoided: check "
+        "its other cables, or the LAN.",
         (On.VERIFIED, On.READY, FAILURE),
     )
     OUTPUT_WRONG = (
         "OutputWrong",
-        "A group does not continue a passage, although the same weights continued one of that length before.",
+        "In the check of its answers, a group does not continue a passage correctly, although the same weights continued one "
+        "of that length before.",
         "Check the files of the model and the cables of the group; the message says which token was wrong. Then delete the "
         "pods of the group. spec.verify: Quick leaves out this check.",
         (On.VERIFIED, FAILURE),

@@ -181,7 +181,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     if known is None:
         raise JoinError(
             f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join; on a Mac of "
-            "`thunderfleet init`, run that again)"
+            "`thunderfleet init` or `thunderfleet join`, run that again)"
         )
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     config = load(config_file)

@@ -78,7 +78,7 @@ def require_recorded(site: Path, records: Iterable[str] = ()) -> None:
         if name not in wanted:
             raise LocalClusterError(f"{name} in site-packages is in the RECORD of no package: remove it, or {HINT}")
         if not any(_has_hash(path, one) for one in wanted[name]):
-            raise LocalClusterError(f"{name} in site-packages is not the file that its package's RECORD names: {HINT}")
+            raise LocalClusterError(f"{name} in site-packages differs from the RECORD of its package: {HINT}")
 
 
 def _records(site: Path) -> Iterator[str]:

@@ -236,14 +236,14 @@ def stalled(seconds: float, stage: Stage) -> Fault:
 
 def link_corrupts(where: str, what: str, peer: int | None = None) -> Fault:
     """Data arrived changed: answers of this group would be wrong."""
-    check = "check the cable with `kubectl get tbl`, and replace it if this repeats"
+    check = "if a cable carried it, replace that cable, or unplug it, wait ten seconds and plug it in again"
     text = f"data was changed on the way {where}: {what}; {check}"
     return Fault(FaultClass.REPLAN, Reason.LINK_CORRUPTS, text, peer=peer)
 
 
 def output_wrong(what: str) -> Fault:
     """The group does not continue a passage that the same weights continued before."""
-    check = "these weights did this right before, so a file of the model, a Mac or a cable is faulty"
+    check = "in earlier checks the same weights gave the right answer, so a file of the model, a Mac or a cable is faulty"
     return Fault(FaultClass.BUG, Reason.OUTPUT_WRONG, f"{what}; {check}")
 
 

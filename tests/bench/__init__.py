@@ -14,6 +14,7 @@ cables      groups that lose their cable or their supervisor
 formation   how soon groups form and recover
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
+installing  init and join on Macs, and their boot
 measure     what probes find and cost
 placement   the planner, without a cluster
 thousand    a thousand agents and one operator

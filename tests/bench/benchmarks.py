@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import cables, discovery, formation, measure, memory, models, placement, processes, serving
+from tests.bench import cables, discovery, formation, installing, measure, memory, models, placement, processes, serving
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
@@ -209,5 +209,6 @@ ALL = (
         discovery.discovery,
     ),
     Benchmark("measure", "probes against loops and iperf3 by hand; what measuring costs a Mac a day", measure.measure),
+    Benchmark("install", "Macs from nothing: init, join, and all Macs booted until a group serves", installing.installing),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

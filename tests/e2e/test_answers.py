@@ -17,7 +17,7 @@ def test_weights_that_were_right_before_are_not_served_when_they_are_wrong(line:
     served = deploy("copier", model={"path": str(folder)}).until_ready()
     served.until(lambda: served.group().get("provenLengths", {}).get("lengths") == [300], "the passage is continued")
     told = served.until_condition("Verified", "True", "Verified")
-    assert "every bit right; answers: passages of 300 tokens continued" in told["message"]
+    assert "every bit right; answers: passages of 300 tokens continued correctly" in told["message"]
 
     weights = copymodel.weights(VOCABULARY, copymodel.SEED)
     wrong = weights | {
@@ -29,7 +29,7 @@ def test_weights_that_were_right_before_are_not_served_when_they_are_wrong(line:
             served.kubectl("delete", "pod", rank["pod"], "--wait=false")
         served.until(lambda: served.state == "GaveUp", "it gives up")
     told = served.until_condition("Verified", "False", "OutputWrong")
-    assert "after a passage of 300 tokens and 32 of them again, token 1 of the answer is " in told["message"]
+    assert "a passage of 300 tokens and then 32 of these tokens again; token 1 of the answer is " in told["message"]
     assert served.group()["message"].endswith("to try again, delete the pods of the group")
     assert condition(served.get(), "Ready").get("status") == "False"
     epoch = served.group()["epoch"]

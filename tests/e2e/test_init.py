@@ -210,7 +210,7 @@ def test_this_machine_reaches_the_control_plane_of_a_mac(cluster: Cluster, macs:
     cluster.take_kubeconfig(macs[0].machine.name)
     assert cluster.kubectl("get", "nodes", "-o", "name").stdout.split() == ["node/studio-1"]
     assert {item["name"]: item["node"] for item in cluster.status()["machines"]} == {"studio-1": "Ready", "studio-2": "none"}
-    with pytest.raises(LocalClusterError, match="are LaunchDaemons of its Macs: use `thunderfleet`"):
+    with pytest.raises(LocalClusterError, match="are LaunchDaemons of its Macs; use launchctl there"):
         cluster.token()
 
 

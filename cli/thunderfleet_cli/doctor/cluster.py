@@ -64,17 +64,15 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
     name = _name(node)
     ready = _conditions(node).get("Ready")
     if ready is None or ready.get("status") != "True":
-        text = str(
-            (ready or {}).get("message")
-            or "the kubelet has not reported yet: check that the Mac is on and that its kubelet runs"
-        )
+        text = str((ready or {}).get("message") or "the kubelet has not reported yet").rstrip(".")
+        text = f"{text}: check that the machine is on and that its kubelet runs"
         yield Check("Ready", State.FAILURE, text, reason=str((ready or {}).get("reason") or ""), subject=name)
         return
     if (node["metadata"].get("labels") or {}).get("kubernetes.io/os") == LINUX:
         return
     if profile is None:
         finding = "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there"
-        yield Check("Ready", State.UNKNOWN, finding, subject=name)
+        yield Check("agent", State.UNKNOWN, finding, subject=name)
         return
     conditions = _conditions(profile)
     for kind in PROFILE_CONDITIONS:

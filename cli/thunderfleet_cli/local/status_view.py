@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from thunderfleet_localcluster.client.cluster import OWN_MODELS
 
 WIDTH = 240
 """Columns of output that is not a terminal's."""
@@ -42,7 +43,7 @@ def _facts(supervisor: int, state: Json) -> Sequence[tuple[str, str]]:
         *daemons,
         ("API server", f"{state['server']} (from machines: {state['innerServer']})"),
         ("HTTP proxy", f"export http_proxy={state['proxy']}  # then, for example: curl http://ADDRESS:PORT/"),
-        ("models", str(state["models"])),
+        ("models", f"{state['folder']}/machines/MAC/{OWN_MODELS}" if mac else str(state["models"])),
         ("logs", str(state["logs"])),
     )
 

@@ -52,7 +52,7 @@ class JoinLine:
 def decode(text: str) -> JoinLine:
     """Reads what ``encode`` wrote. Raises ValueError."""
     if not text.startswith(PREFIX) or len(text) > LIMIT:
-        raise ValueError(f"this is not the line that `thunderfleet init` printed; it begins with {PREFIX}")
+        raise ValueError(f"this is not the line that `thunderfleet init` printed, which begins with {PREFIX}")
     body = text.removeprefix(PREFIX)
     try:
         content = json.loads(base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True))

@@ -31,13 +31,14 @@ from thunderfleet_controlplane.install.join import start_kubelet, until_own_node
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon
 from thunderfleet_controlplane.install.mac.facts import other_names
 from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, write
-from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED
+from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.programs import put_python
 
 REPOSITORY = "thunderfleet/thunderfleet"
 """``image.repository`` of the chart, under which a kubelet has its own installation."""
 OPERATOR_SECONDS = 120.0
+INSTALL = "run `sudo thunderfleet init`, or `sudo thunderfleet join -` with the line that `init` prints on another Mac"
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{cluster.SYSTEM_NAMESPACE}/deployments/thunderfleet-operator"
 
 
@@ -63,8 +64,8 @@ def upgrade(mac: Mac, steps: Steps | None = None) -> None:
     facts = mac.facts(ORDER if layout.control_plane.exists() else NODE)
     problems = [] if facts.root else ["this needs root: run it with sudo"]
     if facts.root and not facts.joined:
-        problems.append("nothing is installed: run `sudo thunderfleet init` or `sudo thunderfleet join`")
-    problems += ["a restore was interrupted: complete it first"] * facts.restoring + [INTERRUPTED] * facts.joining
+        problems.append(f"nothing is installed: {INSTALL}")
+    problems += [RESTORE_FIRST] * facts.restoring + [INTERRUPTED] * facts.joining
     refuse([*problems, *facts.changeable])
     with only_one(layout.lock):
         _upgrade(mac, steps)
@@ -73,8 +74,8 @@ def upgrade(mac: Mac, steps: Steps | None = None) -> None:
 def _upgrade(mac: Mac, steps: Steps) -> None:
     layout = mac.layout
     version, prefix = installed(layout)
-    if layout.control_plane.exists():
-        refuse(_others(mac))
+    if layout.control_plane.exists() and (others := _others(mac)):
+        raise InstallError("\n".join(others))
     _keep(mac, version)
     mac.step("upgrade", f"from {version or 'an unknown version'} to {mac.shipped.version}")
     try:
@@ -94,7 +95,7 @@ def installed(layout: HostLayout) -> tuple[str | None, Path]:
         spec = plistlib.loads(layout.plist(label(KUBELET)).read_bytes())
         prefix = Path(spec["ProgramArguments"][0]).parents[1]
     except (OSError, ValueError, KeyError, IndexError):
-        raise InstallError("no kubelet is installed: run `sudo thunderfleet init` or `sudo thunderfleet join`") from None
+        raise InstallError(f"no kubelet is installed: {INSTALL}") from None
     return version_in(prefix), prefix
 
 
@@ -145,7 +146,7 @@ def _serve_both(layout: HostLayout, version: str | None, prefix: Path, new: str)
 
 def _rolled_back(mac: Mac, steps: Steps, error: BaseException) -> InstallError:
     """The error of an upgrade, after the former version was put back."""
-    why = f"version {mac.shipped.version} is not healthy: {error}" if str(error) else "the upgrade was interrupted"
+    why = f"the upgrade to version {mac.shipped.version} failed: {error}" if str(error) else "the upgrade was interrupted"
     mac.step("upgrade", "going back to the former version")
     try:
         put_back(mac)
@@ -154,7 +155,9 @@ def _rolled_back(mac: Mac, steps: Steps, error: BaseException) -> InstallError:
         if revision.exists() and revision.read_text():
             steps.back(mac, revision.read_text())
     except (Exception, KeyboardInterrupt) as second:
-        return InstallError(f"{why}\nThe former version does not start either: {second}\nRun this again, or go back by hand")
+        return InstallError(
+            f"{why}\nGoing back failed too: {second}\nRun this again, or `thunderfleet upgrade` of the former version"
+        )
     remove(mac.layout.former_version)
     return InstallError(f"{why}\nThe former version was put back, and runs")
 
@@ -170,7 +173,7 @@ def put_back(mac: Mac) -> None:
             put_daemon(mac.launchctl, layout.plist(label(name)), label(name), kept.read_bytes(), seconds)
         else:
             remove_daemon(mac.launchctl, layout.plist(label(name)), label(name), seconds)
-        mac.step("upgrade", f"{label(name)} is that of the former version")
+        mac.step("upgrade", f"{label(name)}: put back")
 
 
 # -- the programs of this Mac ------------------------------------------------------------------------------------------------
@@ -259,7 +262,7 @@ def release(layout: HostLayout) -> str:
 def chart(mac: Mac) -> None:
     """Upgrade the chart, if it is installed, and wait until its operator is available. Raises InstallError."""
     if not (mac.layout.former_version / "release").read_text():
-        mac.step("chart", "the chart is not installed by this command's release; it stays as it is")
+        mac.step("chart", f"namespace {cluster.SYSTEM_NAMESPACE} has no Helm release thunderfleet, so no chart is upgraded")
         return
     if left := _outdated(mac, control_planes=True):
         mac.step("chart", f"the chart is upgraded with the last Mac that has a control plane; left: {', '.join(left)}")

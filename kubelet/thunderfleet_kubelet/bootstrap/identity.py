@@ -92,7 +92,8 @@ def usable_identity(root: Path, server: Server | None, node_name: str | None) ->
     if node_name is not None and identity.node_name != node_name:
         raise JoinError(
             f"{root} has the identity of node {identity.node_name}, not of {node_name}; use another --root, or "
-            f"set nodeName: {identity.node_name} in the file of --config"
+            f"set nodeName: {identity.node_name} in the file of --config; for `thunderfleet join`, use --name "
+            f"{identity.node_name}, or run `sudo thunderfleet reset` first"
         )
     pair, now = read_pair(identity.client), datetime.now(UTC)
     if pair is not None and now < pair.leaf.not_valid_before_utc:

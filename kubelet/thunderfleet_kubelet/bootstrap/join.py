@@ -42,7 +42,8 @@ async def _check_name(kube: Kube, node_name: str) -> None:
     seen = f"Lease last renewed at {renewed}" if renewed else "without a Lease"
     raise JoinError(
         f"a Node named {node_name} already exists ({seen}); set another nodeName in the file of --config, or use --replace "
-        "if this machine replaces that one and the kubelet there has stopped"
+        "if this machine replaces that one and the kubelet there has stopped; for `thunderfleet join`, use another --name, or "
+        f"delete that Node (kubectl delete node {node_name})"
     )
 
 
@@ -67,7 +68,7 @@ async def join(
     try:
         async with Kube.with_files(server.url, trusted, token=token) as kube:
             try:
-                again = "then run `thunderfleet-kubelet join` again, which sends a new request"
+                again = "then run the same command again, which sends a new request"
                 pair = await obtain(kube, node_name, CLIENT_SIGNER, seconds, limit=limit, again=again)
             except ApiError as error:
                 raise _refusal(server, error, "certificate requests") from None

@@ -42,6 +42,8 @@ from thunderfleet_localcluster.supervisor.spec import Spec
 
 UP_SECONDS = 300
 COMMAND_SECONDS = 60
+OWN_MODELS = "disk/Users/Shared/models"
+"""In the folder of a recorded Mac."""
 ADMIN_KUBECONFIG = "/var/lib/thunderfleet/admin.kubeconfig"
 
 
@@ -55,6 +57,11 @@ class MachineInfo:
     folder: Path
     log: Path
     cables: tuple[Mapping[str, Any], ...]
+
+    @property
+    def models(self) -> Path:
+        """The chart's default folder of models on a recorded Mac that has folders of its own."""
+        return self.folder / OWN_MODELS
 
 
 class Machine(MachineInfo):

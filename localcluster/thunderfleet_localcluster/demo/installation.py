@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from thunderfleet_localcluster.client.launch import choose_network
-from thunderfleet_localcluster.demo.session import COMMAND_SECONDS, MODELS, POLL_SECONDS, Session, say
+from thunderfleet_localcluster.demo.session import COMMAND_SECONDS, POLL_SECONDS, Session, say
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.file import MACS_ONLY, parse_fleet
 from thunderfleet_localcluster.shipped import shipped
@@ -34,7 +34,7 @@ def start_macs(session: Session) -> None:
     """Start recorded Macs that have the model, and nothing else of ours."""
     session.up(MACS_ONLY, parse_fleet(MACS_ONLY, "the fleet").machines[0].name)
     for machine in session.cluster.machines.values():
-        session.model.install(machine.folder / MODELS / session.model.repository)
+        session.model.install(machine.models / session.model.repository)
 
 
 def init_and_join(session: Session) -> None:

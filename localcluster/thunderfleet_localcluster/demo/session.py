@@ -26,8 +26,6 @@ COMMAND_SECONDS = 60
 READY_SECONDS = 180
 REQUEST_SECONDS = 60
 POLL_SECONDS = 0.3
-MODELS = "disk/Users/Shared/models"
-"""The chart's default folder of models, in the folder of a recorded Mac that has folders of its own."""
 
 Json = dict[str, Any]
 
@@ -145,7 +143,7 @@ class Session:
 
     def model_folder(self) -> Path:
         """The model, wherever this machine sees it."""
-        where = (self.cluster.models, *(machine.folder / MODELS for machine in self.cluster.machines.values()))
+        where = (self.cluster.models, *(machine.models for machine in self.cluster.machines.values()))
         return next(path for folder in where if (path := folder / self.model.repository).is_dir())
 
     def check(self, question: str, how: str) -> None:

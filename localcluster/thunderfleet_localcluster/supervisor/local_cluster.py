@@ -70,10 +70,10 @@ class LocalCluster:
 
     def _run_here(self) -> tuple[ControlPlane, Joining]:
         if self._own is None:
-            mac = self.spec.control_plane_mac
+            execute = f"thunderfleet local machine --name {self.spec.name} exec {self.spec.control_plane_mac}"
             raise LocalClusterError(
-                f"the control plane of this cluster and its kubelets are LaunchDaemons of its Macs: use `thunderfleet` and "
-                f"`launchctl` on {mac}"
+                "the control plane and the kubelets of this cluster are LaunchDaemons of its Macs; use launchctl there, for "
+                f"example `{execute} -- launchctl print system/io.thunderfleet.etcd`"
             )
         return self._own
 

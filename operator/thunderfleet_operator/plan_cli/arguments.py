@@ -13,8 +13,8 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         "--fleet",
         type=Path,
         metavar="FILE",
-        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`, or - for stdin; may be edited; add configmaps to the "
-        "list to know exactly which cables and RDMA connections other groups use; otherwise they are estimated",
+        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`, or - for stdin; may be edited. Cables and RDMA "
+        "connections of other groups are estimated, unless the file has their plans too (add configmaps after pods)",
     )
     plan.add_argument(
         "--context",

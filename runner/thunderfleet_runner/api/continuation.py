@@ -44,7 +44,7 @@ async def _ask(service: Service, length: int) -> None:
     wrong = await _wrong(service, length)
     seconds = time.monotonic() - began
     if wrong is None:
-        log.info("passages of %d tokens were continued, in %.2f s", length, seconds)
+        log.info("the group has continued passages of %d tokens correctly, in %.2f s", length, seconds)
         service.answers = service.answers.right(length)
         return
     log.warning("%s (%.2f s)", wrong, seconds)

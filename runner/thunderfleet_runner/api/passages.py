@@ -38,8 +38,8 @@ class Question:
                 got = said if said is not None else "missing"
                 at = self.passage.index(right)
                 return (
-                    f"after a passage of {len(self.passage)} tokens and {len(self.part)} of them again, token "
-                    f"{place + 1} of the answer is {got}; it must be {right}, as at place {at} of the passage"
+                    f"the prompt was a passage of {len(self.passage)} tokens and then {len(self.part)} of these tokens again; "
+                    f"token {place + 1} of the answer is {got} instead of {right}, which is at place {at} of the passage"
                 )
         return None
 

@@ -24,7 +24,7 @@ GROUP_PHASES = {
 }
 _SENTENCES = {
     Phase.COMPARING: "all ranks have loaded; running the test prompt",
-    Phase.PROVING: "all ranks have loaded; checking that passages are continued as before",
+    Phase.PROVING: "all ranks have loaded; checking that the group continues known passages correctly",
     Phase.READY: "serving",
     Phase.STOPPING: "stopping the ranks",
     Phase.STOPPED: "stopped",

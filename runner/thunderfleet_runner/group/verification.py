@@ -13,6 +13,7 @@ from thunderfleet_runner.group.attempts import Phase, StateMachine
 
 _FAILED = (Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP)
 _SERVING = (Phase.READY, Phase.DRAINING)
+LATER = "answers: will be checked when the model is loaded"
 _WRONG = (Reason.LINK_CORRUPTS, Reason.OUTPUT_WRONG)
 
 
@@ -45,9 +46,9 @@ def _verified(
     if plan.verify is Verify.QUICK:
         return _true(connections)
     if machine.phase not in _SERVING and plan.proven_lengths is not None:
-        return _unknown(Reason.NOT_VERIFIED, f"{connections}; answers: checked when the model is loaded")
+        return _unknown(Reason.NOT_VERIFIED, f"{connections}; {LATER}")
     if answers.suspect is not None and answers.suspect not in answers.passed:
-        text = f"{connections}; answers: a passage of {answers.suspect} tokens is checked before the group serves"
+        text = f"{connections}; answers: a passage of {answers.suspect} tokens will be checked before the group serves"
         return _unknown(Reason.NOT_VERIFIED, text)
     unlike = [text for length, text in answers.failed if length != CONTROL]
     if unlike:
@@ -67,15 +68,15 @@ def _connections(proved: Mapping[int, Proved]) -> str:
 def _continued(machine: StateMachine, answers: Answers, fit: Sequence[int]) -> str:
     """What is known of the passages of this attempt, of which none has failed but perhaps the shortest."""
     if machine.phase not in _SERVING:
-        return "answers: checked when the model is loaded"
+        return LATER
     if not fit:
-        return f"answers: not checked, because the context or the vocabulary has no room for a passage of {CONTROL} tokens"
+        return f"answers: not checked, because the context or the vocabulary is too small for a passage of {CONTROL} tokens"
     if not answers.able:
-        return f"answers: not provable by this model, which does not continue a passage of {CONTROL} tokens"
+        return f"answers: not checked, because this model cannot continue a passage of {CONTROL} tokens"
     done = ", ".join(str(length) for length in sorted(answers.passed))
     left = ", ".join(str(length) for length in fit if length not in answers.passed)
-    parts = [f"passages of {done} tokens continued"] if done else []
-    parts += [f"passages of {left} tokens are checked when the group is idle"] if left else []
+    parts = [f"passages of {done} tokens continued correctly"] if done else []
+    parts += [f"passages of {left} tokens will be checked when the group is idle"] if left else []
     return f"answers: {'; '.join(parts)}"
 
 

@@ -418,9 +418,11 @@ def test_a_node_that_is_not_ready_or_has_no_agent() -> None:
     nodes = [gone, item("studio-2", READY), item("linux-1", READY, os="linux"), item("new")]
     assert found(nodes, [], []) == [
         ("studio-1", "Ready", "failure", "NodeStatusUnknown", ""),
-        ("studio-2", "Ready", "unknown", "", ""),
+        ("studio-2", "agent", "unknown", "", ""),
         ("new", "Ready", "failure", "", ""),
     ]
+    (stopped,) = cluster.checks(cluster.Objects([gone], [], []))
+    assert stopped.finding == "Kubelet stopped posting node status: check that the machine is on and that its kubelet runs"
 
 
 CHANGED, LATER = "2026-03-01T12:00:00Z", "2026-03-01T12:05:00Z"

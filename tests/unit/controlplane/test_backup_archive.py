@@ -163,7 +163,7 @@ HOSTILE: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     ),
     "a name that is none": (lambda lines: [*lines[:-1], {"name": ["pki"], "data": ""}, lines[-1]], "is damaged"),
     "one twice": (lambda lines: [*lines[:-1], part("pki/ca.key"), lines[-1]], "it contains pki/ca.key twice"),
-    "a list that lies": (lambda lines: [*lines[:-2], lines[-1]], "are not those of its list"),
+    "a list that lies": (lambda lines: [*lines[:-2], lines[-1]], "differ from its list"),
     "one is missing": (
         lambda lines: [
             lines[0],
@@ -175,7 +175,10 @@ HOSTILE: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "a hash that lies": (lambda lines: [*lines[:-1], lines[-1] | {"sha256": "0" * 64}], "its hash is not"),
     "no base64": (lambda lines: [lines[0], {"name": "pki/ca.crt", "data": "!"}, *lines[2:]], "is damaged"),
     "an end that is not the last": (lambda lines: [*lines, part(archive.KUBELET)], "is damaged"),
-    "no number of the format": (lambda lines: [lines[0] | {"formatVersion": True}, *lines[1:]], "no version of its format"),
+    "no number of the format": (
+        lambda lines: [lines[0] | {"formatVersion": True}, *lines[1:]],
+        "does not say the version of its format",
+    ),
     "a large file": (
         lambda lines: [lines[0], part("pki/ca.crt", b"x" * (archive.FILE_BYTES + 1)), *lines[2:]],
         "pki/ca.crt is larger than 1 MiB",

@@ -121,7 +121,7 @@ def test_a_daemon_that_does_not_end_is_an_error(launchd: Launchd, launchctl: Lau
     stubborn = text(STUBBORN.format(ready), ExitTimeOut=10_000)
     put_daemon(launchctl, path, LABEL, stubborn, 1)
     until(ready.exists, "it ignores SIGTERM", 20, pause=0.01)
-    with pytest.raises(InstallError, match="did not end within 21 s"):
+    with pytest.raises(InstallError, match="did not end within 21 s; run the same command again"):
         put_daemon(launchctl, path, LABEL, text(), 1)
     assert path.read_bytes() == stubborn, "it still runs"
 

@@ -92,7 +92,7 @@ def test_the_lock_is_for_its_owner_only_and_not_held_by_who_locked_a_removed_fil
     lock.touch(0o644)
     with only_one(lock):
         assert lock.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(InstallError, match="another command"), only_one(lock):
+        with pytest.raises(InstallError, match="another `thunderfleet` command"), only_one(lock):
             pass
     lock.unlink()
     lock.symlink_to(tmp_path / "elsewhere")
@@ -109,7 +109,7 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(tmp_path: Pa
         lock.unlink()
 
     monkeypatch.setattr(os, "fchmod", removed_by_reset)
-    with pytest.raises(InstallError, match="another command"), only_one(lock):
+    with pytest.raises(InstallError, match="another `thunderfleet` command"), only_one(lock):
         pass
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,15 @@ def mac(tmp_path: Path) -> RecordedMac:
 def test_a_restore_replaces_and_leaves_nothing_aside(mac: RecordedMac) -> None:
     mac.restore(mac.file)
     assert mac.running == "new" and mac.left() == ["control-plane"]
+    assert mac.said[-1].endswith("Macs that had joined it need nothing")
+
+
+def test_other_macs_join_again_if_the_address_changes(mac: RecordedMac, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, other = mac.facts(()), "192.168.64.12"
+    monkeypatch.setattr(mac, "facts", lambda daemons: replace(facts, addresses=(other,)))
+    here: Any = mac
+    restore.restore(here, Wanted(mac.file, other), Steps(mac.stage, lambda mac, config: None))
+    assert "Macs that had joined it must join again: on each, `sudo thunderfleet reset`" in mac.said[-1]
 
 
 def test_what_is_not_ready_is_replaced_by_the_former(mac: RecordedMac) -> None:
@@ -103,7 +113,8 @@ def test_what_is_not_ready_is_replaced_by_the_former(mac: RecordedMac) -> None:
         mac.restore(mac.file)
     assert mac.running == "old" and "control-plane.former" not in mac.left()
     mac.broken.add("old")
-    with pytest.raises(InstallError, match="was put back, and does not start: the API server"):
+    failed = r"was put back, and does not start: the API server is not ready\nRun `sudo thunderfleet init`"
+    with pytest.raises(InstallError, match=failed):
         mac.restore(mac.file)
     assert (mac.layout.control_plane / "ca").read_text() == "old"
 

@@ -121,12 +121,13 @@ def test_an_upgrade_serves_the_images_of_both_versions(mac: RecordedMac) -> None
 @pytest.mark.parametrize("part", ["daemons", "chart"])
 def test_what_is_not_healthy_is_replaced_by_the_former_version(mac: RecordedMac, part: str) -> None:
     mac.broken = {part}
-    with pytest.raises(InstallError, match=r"version 0\.2\.0 is not healthy: (.|\n)*The former version was put back, and runs"):
+    failed = r"the upgrade to version 0\.2\.0 failed: (.|\n)*The former version was put back, and runs"
+    with pytest.raises(InstallError, match=failed):
         mac.upgrade()
     assert mac.versions() == {"0.1.0"} and mac.chart_version == "0.1.0" and mac.images() == {}
     assert not mac.layout.former_version.exists()
     mac.broken = {part, "all"}
-    with pytest.raises(InstallError, match="does not start either: the disk is full"):
+    with pytest.raises(InstallError, match="Going back failed too: the disk is full"):
         mac.upgrade()
     assert mac.layout.former_version.exists(), "the next run can go back"
 

@@ -265,7 +265,7 @@ async def test_half_an_identity_is_none(cluster: Cluster, tmp_path: Path) -> Non
     identity.client.unlink()
     assert identities.usable_identity(root, cluster.server, "studio-1") is None
     (identity.folder / "cluster.json").write_text("{")
-    with pytest.raises(JoinError, match=r"cluster\.json: cannot read .*`thunderfleet-kubelet join --replace` again"):
+    with pytest.raises(JoinError, match=r"cluster\.json: cannot read .*`thunderfleet-kubelet join --replace` with a new token"):
         identities.load_identity(root)
 
 

@@ -188,7 +188,7 @@ async def test_a_node_with_an_expired_certificate_says_how_to_join_again(
 
     monkeypatch.setattr(kubelet.kube(), "create", unknown)
     with pytest.raises(
-        CertificateError, match=r"`thunderfleet-kubelet join` again .*`kubeadm token create --print-join-command`"
+        CertificateError, match=r"`thunderfleet-kubelet join` with a new token, .*`kubeadm token create --print-join-command`"
     ):
         await kubelet.credentials.request_client()
 
@@ -205,7 +205,7 @@ async def test_a_damaged_serving_certificate_is_requested_again(tmp_path: Path, 
 async def test_without_a_certificate_there_is_no_kubelet(tmp_path: Path) -> None:
     known = identity(tmp_path)
     known.client.unlink()
-    with pytest.raises(JoinError, match=r"`thunderfleet-kubelet join` again .*--node studio-1`"):
+    with pytest.raises(JoinError, match=r"`thunderfleet-kubelet join` with a new token, .*--node studio-1`"):
         reader = Reader(Commands([]), mac=False)
         Kubelet(tmp_path, known, CONFIG, MAC, reader, NodeAddresses(CONFIG.addresses, no_reading), Awake(None))
 

@@ -306,7 +306,6 @@ async def test_secrets_tokens_and_config_maps_are_mounted(world: World) -> None:
 
 
 async def test_missing_config_map_is_said_and_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounter, "RETRY_SECONDS", 0.1)
     await world.boot()
     volume = {"name": "late", "configMap": {"name": "late"}}
     world.api.add_pod(

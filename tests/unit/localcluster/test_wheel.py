@@ -103,7 +103,7 @@ def test_an_installed_wheel_is_copied_for_root_unless_it_was_changed(installed: 
         said = run(installed / "bin/python", "-c", COPY, tmp_path / "again")
     finally:
         (installed / changed).write_bytes(original)
-    assert said.startswith("thunderfleet_kubelet/cli.py in site-packages is not the file that its package's RECORD names")
+    assert said.startswith("thunderfleet_kubelet/cli.py in site-packages differs from the RECORD of its package")
 
 
 def test_what_an_installation_lacks_is_named(tmp_path: Path) -> None:

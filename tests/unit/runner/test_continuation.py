@@ -50,7 +50,7 @@ async def test_a_pipeline_continues_passages_while_it_is_idle(served: Served, co
         await group.until(lambda: leader.state.verified.lengths, "the passage is continued")
         told = leader.state.verified
         assert (told.status, told.reason, told.digest) == ("True", "Verified", preflight.digest(group.plan))
-        assert told.lengths == (300,) and "every bit right; answers: passages of 300 tokens continued" in told.message
+        assert told.lengths == (300,) and "every bit right; answers: passages of 300 tokens continued correctly" in told.message
         await group.until(lambda: leader.state.benchmark is not None, "the benchmark follows")
 
 
@@ -72,13 +72,13 @@ async def test_a_client_comes_first(served: Served, copier: Path, monkeypatch: p
 async def test_a_wrong_tensor_ends_the_group_after_one_more_attempt(served: Served, copier: Path) -> None:
     async with served(copier, 1, "None", memory=ROOM, benchmark=True) as (group, client):
         leader = await proved(group)
-        assert "answers: passages of 300 tokens continued" in leader.state.verified.message
+        assert "answers: passages of 300 tokens continued correctly" in leader.state.verified.message
         break_tensor(copier)
         os.kill(leader.member.pid, signal.SIGKILL)
         await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "it gives up")
         state = leader.state
         assert (state.failure.reason, state.failure.rank, state.attempt) == ("OutputWrong", None, 3)
-        assert "after a passage of 300 tokens and 32 of them again, token 1 of the answer" in state.failure.message
+        assert "a passage of 300 tokens and then 32 of these tokens again; token 1 of the answer" in state.failure.message
         assert (state.verified.status, state.verified.reason) == ("False", "OutputWrong")
         assert state.verified.lengths == PASSED, "what is remembered of the weights stays"
         async with client.post("/v1/completions", json={"model": "thunderfleet/tiny", "prompt": "a"}) as response:

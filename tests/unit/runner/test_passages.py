@@ -57,10 +57,10 @@ def test_what_is_wrong_is_named() -> None:
     found = [*question.answer[:4], 7]
     right = question.answer[4]
     assert question.wrong(found) == (
-        "after a passage of 300 tokens and 32 of them again, token 5 of the answer is 7; "
-        f"it must be {right}, as at place 36 of the passage"
+        "the prompt was a passage of 300 tokens and then 32 of these tokens again; "
+        f"token 5 of the answer is 7 instead of {right}, which is at place 36 of the passage"
     )
-    assert "token 3 of the answer is missing; it must be" in (question.wrong(found[:2]) or "")
+    assert "token 3 of the answer is missing instead of" in (question.wrong(found[:2]) or "")
 
 
 def test_only_lengths_for_which_there_is_room() -> None:

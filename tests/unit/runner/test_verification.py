@@ -77,16 +77,16 @@ def said(answers: Answers, phase: Phase = Phase.READY, fit: tuple[int, ...] = (3
 
 def test_what_is_said_of_answers() -> None:
     begun = Answers().again("d")
-    idle = "answers: passages of 300, 2600 tokens are checked when the group is idle"
+    idle = "answers: passages of 300, 2600 tokens will be checked when the group is idle"
     assert said(begun) == ("True", "Verified", idle)
-    some = "answers: passages of 300 tokens continued; passages of 2600 tokens are checked when the group is idle"
+    some = "answers: passages of 300 tokens continued correctly; passages of 2600 tokens will be checked when the group is idle"
     assert said(ABLE) == ("True", "Verified", some)
-    assert said(ABLE.right(2600)) == ("True", "Verified", "answers: passages of 300, 2600 tokens continued")
-    unable = "answers: not provable by this model, which does not continue a passage of 300 tokens"
+    assert said(ABLE.right(2600)) == ("True", "Verified", "answers: passages of 300, 2600 tokens continued correctly")
+    unable = "answers: not checked, because this model cannot continue a passage of 300 tokens"
     assert said(begun.wrong(300, "x")) == ("True", "Verified", unable)
-    no_room = "answers: not checked, because the context or the vocabulary has no room for a passage of 300 tokens"
+    no_room = "answers: not checked, because the context or the vocabulary is too small for a passage of 300 tokens"
     assert said(begun, fit=()) == ("True", "Verified", no_room)
-    assert said(begun, Phase.LOADING) == ("True", "Verified", "answers: checked when the model is loaded")
+    assert said(begun, Phase.LOADING) == ("True", "Verified", "answers: will be checked when the model is loaded")
 
 
 def test_a_long_passage_that_was_never_continued_is_not_known_to_be_right() -> None:
@@ -103,7 +103,7 @@ def test_after_a_wrong_answer_nothing_is_known_until_the_same_is_right() -> None
     for phase in (Phase.LOADING, Phase.PROVING, Phase.READY):
         status, reason, message = said(wrong.again("d"), phase)
         assert (status, reason) == ("Unknown", "NotVerified")
-        assert message == "answers: a passage of 300 tokens is checked before the group serves"
+        assert message == "answers: a passage of 300 tokens will be checked before the group serves"
     known: dict[str, Any] = {"provenLengths": {"digest": "d", "lengths": [300]}}
     assert found(BOTH, **known) == found(BOTH, Phase.PROVING, **known) == ("Unknown", "NotVerified")
     assert found(BOTH, Phase.READY, **known) == ("True", "Verified")

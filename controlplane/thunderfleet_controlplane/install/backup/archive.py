@@ -37,6 +37,7 @@ FILE_BYTES = 1 << 20
 SNAPSHOT_BYTES = 16 << 30
 """etcd's limit is 2 GiB as long as nobody raises it; more than 8 GiB are not recommended."""
 MODE = 0o600
+ANOTHER = "copy it again, or use another backup"
 
 
 @dataclass(frozen=True)
@@ -183,10 +184,10 @@ def _opened(source: Path) -> Iterator[_Lines]:
             with gzip.GzipFile(fileobj=file, mode="rb") as packed:
                 yield _Lines(packed)
     except EOFError:
-        raise InstallError(f"{source} is not complete: its end is missing; copy it again, or use another backup") from None
+        raise InstallError(f"{source} is not complete: its end is missing; {ANOTHER}") from None
     # RecursionError: deeply nested JSON.
     except (gzip.BadGzipFile, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InstallError(f"{source} is damaged, or is no file of `thunderfleet backup`: {error}") from None
+        raise InstallError(f"{source} is damaged, or is no file of `thunderfleet backup` ({error}); {ANOTHER}") from None
     except OSError as error:
         raise InstallError(f"cannot read {source}: {error.strerror or error}", usage=True) from None
 
@@ -198,7 +199,7 @@ def _about(source: Path, lines: _Lines) -> About:
     version, created = str(first["thunderfleet"])[:64], str(first["created"])[:64]
     number = first["formatVersion"]
     if type(number) is not int or number < 1:
-        raise ValueError("it has no version of its format")
+        raise ValueError("it does not say the version of its format")
     if number > VERSION:
         raise InstallError(
             f"{source} was written by version {version}, whose format this version does not know: install that version"
@@ -224,7 +225,7 @@ def _parts(source: Path, lines: _Lines) -> Iterator[tuple[str, bytes]]:
             raise ValueError(f"{name} is larger than {limit(name) >> 20} MiB")
         yield name, data
     if line["contents"] != sizes:
-        raise ValueError("its contents are not those of its list")
+        raise ValueError("its contents differ from its list")
     if line["sha256"] != lines.hash.hexdigest():
         raise ValueError("its hash is not that of its contents")
     if missing := [name for name in REQUIRED if name not in sizes]:

@@ -20,6 +20,7 @@ LINE_BYTES = 16 << 20
 ALIGNED, HASH_BYTES = 512, 32
 """A database has whole blocks; a snapshot has its SHA-256 after it."""
 MEMBER = "thunderfleet"
+SEE_LOG = "run this again; if it repeats, see /Library/Logs/Thunderfleet/etcd.log"
 BUMP = 1_000_000_000
 """More changes than there were since any backup: no revision that a client has seen is used again for something else."""
 
@@ -35,9 +36,8 @@ def snapshot(layout: HostLayout) -> Iterator[bytes]:
             connection.request("POST", "/v3/maintenance/snapshot", "{}", {"Content-Type": "application/json"})
             answer = connection.getresponse()
             if answer.status != http.HTTPStatus.OK:
-                raise InstallError(
-                    f"etcd refuses a snapshot: status {answer.status}, {answer.read(400).decode(errors='replace')}"
-                )
+                said = answer.read(400).decode(errors="replace")
+                raise InstallError(f"etcd refuses a snapshot (status {answer.status}, {said}); {SEE_LOG}")
             yield from verified(_blobs(answer))
         finally:
             connection.close()
@@ -52,7 +52,7 @@ def _blobs(answer: http.client.HTTPResponse) -> Iterator[bytes]:
     while line := answer.readline(LINE_BYTES):
         message = json.loads(line)
         if "result" not in message:
-            raise InstallError(f"etcd ended its snapshot: {str(message)[:400]}")
+            raise InstallError(f"etcd ended its snapshot ({str(message)[:400]}); {SEE_LOG}")
         yield base64.b64decode(message["result"].get("blob", ""))
 
 
@@ -82,4 +82,5 @@ def make_data(host: BlockingHost, etcdutl: Path, source: Path, data: Path) -> No
         RESTORE_SECONDS,
     )
     if isinstance(said, Failure):
-        raise InstallError(f"etcd's data cannot be made from the snapshot: {said.error.strip()[-600:] or said}")
+        why = said.error.strip()[-600:] or said
+        raise InstallError(f"etcd's data cannot be made from the snapshot: {why}; free some space, or use another backup")

@@ -26,6 +26,10 @@ from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
 from thunderfleet_controlplane.install.programs import put_control_plane
 
 SPARE_BYTES = 1 << 30
+REJOIN = (
+    "must join again: on each, `sudo thunderfleet reset`; then delete its Node, and join with the line that `sudo thunderfleet "
+    "init` prints here"
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
         remove(left)
     unpack(mac, file)
     config = _configuration(mac, address)
+    same_address = config.address == read_json(layout.staged.state).get("address")
     steps.stage(mac, file, config)
     replaced = _replace(mac)
     try:
@@ -84,7 +89,8 @@ def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
     # In one step, before the files go: from here on, the new one counts.
     remove(layout.former)
     remove(layout.staged.data)
-    mac.step("restore", "the control plane of the backup runs; Macs that had joined it need nothing")
+    others = "need nothing" if same_address else REJOIN
+    mac.step("restore", f"the control plane of the backup runs; Macs that had joined it {others}")
 
 
 def _others(mac: Mac) -> list[str]:
@@ -227,5 +233,5 @@ def _failed(mac: Mac, steps: Steps, error: BaseException, replaced: bool) -> Ins
     try:
         steps.start(mac, config)
     except (Exception, KeyboardInterrupt) as second:
-        return InstallError(f"{why}\nThe former one was put back, and does not start: {second}")
+        return InstallError(f"{why}\nThe former one was put back, and does not start: {second}\nRun `sudo thunderfleet init`")
     return InstallError(f"{why}\nThe former one was put back, and runs")

@@ -10,7 +10,7 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.backup import archive, etcd
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.files import only_one
-from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED
+from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac
 
 
@@ -33,13 +33,13 @@ def backup(mac: Mac, wanted: Wanted) -> None:
         if layout.joining.exists():
             raise InstallError(INTERRUPTED)
         if layout.former.exists():
-            raise InstallError("a restore was interrupted: complete it first, or run `sudo thunderfleet restore --undo`")
+            raise InstallError(RESTORE_FIRST)
         about = archive.About(mac.shipped.version, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         mac.step("backup", "asking etcd for a snapshot")
         size = archive.write(wanted.file, about, contents(layout), force=wanted.force)
         archive.check(wanted.file)
     mac.step("backup", f"{wanted.file}: {size} bytes; only root can read it")
-    mac.step("backup", "it contains all keys of the cluster: keep it as secret as the Mac itself, and not only on this Mac")
+    mac.step("backup", "it contains all keys of the cluster: keep it secret, and keep a copy outside of this Mac")
 
 
 def contents(layout: HostLayout) -> Iterator[tuple[str, bytes]]:
@@ -56,4 +56,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InstallError(f"cannot read {path}: {error.strerror}; `sudo thunderfleet init` says what is missing") from None
+        raise InstallError(
+            f"cannot read {path}: {error.strerror}; if `thunderfleet init` was interrupted, run it again; otherwise restore "
+            "the control plane from an earlier backup"
+        ) from None

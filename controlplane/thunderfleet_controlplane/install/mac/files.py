@@ -19,7 +19,7 @@ REMOVING = ".removing"
 @contextlib.contextmanager
 def only_one(path: Path) -> Iterator[None]:
     """Hold a lock on the file ``path`` in this block. Raises InstallError if another process holds it."""
-    busy = InstallError("another command changes or saves this installation; wait until it ends")
+    busy = InstallError("another `thunderfleet` command, such as init or backup, runs on this Mac; wait until it ends")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Only root can open it: a lock needs no right to write.
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:

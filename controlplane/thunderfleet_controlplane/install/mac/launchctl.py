@@ -80,7 +80,8 @@ class Launchctl:
         while self.describe(label) is not None:
             if self._clock() > deadline:
                 reason = f": {said}" if isinstance(said, Failure) else ""
-                raise InstallError(f"{label} did not end within {exit_seconds + GONE_SECONDS:.0f} s{reason}")
+                waited = f"did not end within {exit_seconds + GONE_SECONDS:.0f} s{reason}"
+                raise InstallError(f"{label} {waited}; run the same command again, and if this repeats, restart this Mac")
             self._pause(PAUSE_SECONDS)
         return True
 

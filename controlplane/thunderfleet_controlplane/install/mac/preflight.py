@@ -10,6 +10,10 @@ RESET = "run `sudo thunderfleet reset` first"
 INTERRUPTED = (
     "`join --control-plane` was interrupted on this Mac: run it again to complete it, or `sudo thunderfleet reset` to undo it"
 )
+RESTORE_FIRST = (
+    "a restore was interrupted: run `sudo thunderfleet restore FILE` again to complete it, or `sudo thunderfleet restore "
+    "--undo` to put back what was here"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def _machine(facts: Facts) -> list[str]:
     elif facts.macos and tuple(map(int, re.findall(r"\d+", facts.macos)[:2])) < MACOS:
         found.append(f"macOS {facts.macos} is too old: version {MACOS[0]} or newer is needed; update macOS")
     if facts.macos is not None and not facts.launchctl:
-        found.append("launchctl is missing: add /bin to PATH")
+        found.append("/bin/launchctl, which is part of macOS, is missing: reinstall macOS")
     if facts.free_bytes is not None and facts.free_bytes < facts.needed_bytes:
         found.append(
             f"{facts.free_bytes / (1 << 30):.1f} GB of disk are free, {facts.needed_bytes >> 30} GB are needed: free some space"
@@ -88,10 +92,7 @@ def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
     """Why `init` cannot install a control plane here, as sentences; empty if it can."""
     found = _machine(facts) + _node_name(name) + _address(facts, address)
     if facts.restoring:
-        found.append(
-            "a restore was interrupted: run `sudo thunderfleet restore FILE` again to complete it, or `sudo thunderfleet "
-            "restore --undo` to put back what was here"
-        )
+        found.append(RESTORE_FIRST)
     if facts.joining:
         found.append(INTERRUPTED)
     known = facts.initialised.get("name")

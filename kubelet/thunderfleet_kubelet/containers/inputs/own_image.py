@@ -37,8 +37,9 @@ class OwnImage:
         if tag == self.version:
             return f"the installation in {self.folder} has this version, but pods cannot use it: {self.problem}"
         return (
-            f"this machine has version {self.version}: install version {tag} of thunderfleet on it and restart its kubelet, or "
-            f"set image.tag of the chart to {self.version}"
+            f"this machine has version {self.version}: install version {tag} of thunderfleet on it and restart its kubelet "
+            f"(after `thunderfleet init` or `join`: run `sudo thunderfleet upgrade` of version {tag}), or set image.tag of the "
+            f"chart to {self.version}"
         )
 
 

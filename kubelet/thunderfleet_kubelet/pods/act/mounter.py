@@ -5,6 +5,7 @@ import logging
 import random
 from pathlib import Path
 
+from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
@@ -16,7 +17,8 @@ from thunderfleet_kubelet.pods.decide.podspec import all_containers
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 10.0
+RETRY = Backoff(0.5, 10.0)
+"""Short at first: an API server that has just started forbids a kubelet to read its pods' objects for a moment."""
 REFRESH_SECONDS = 60.0
 """How often ConfigMaps, Secrets, tokens and the downward API are compared with the mounted files."""
 
@@ -28,6 +30,7 @@ class Mounter:
         self._context = context
         self.ready = False
         self.due = 0.0
+        self._failures = 0
 
     async def mount(self) -> None:
         """Sets up the volumes, or updates them if that is due."""
@@ -43,7 +46,8 @@ class Mounter:
                 log.info("%s: volumes not updated: %s", self._context.key, error)
                 self.due = now + REFRESH_SECONDS
                 return
-            self.due = now + RETRY_SECONDS
+            self._failures += 1
+            self.due = now + RETRY.seconds(self._failures)
             self._context.event("Warning", "FailedMount", f"Unable to set up volumes: {error}")
         else:
             self.ready = True

@@ -1,0 +1,126 @@
+"""Macs from nothing to a cluster, and back after a loss of power: `thunderfleet init`, `join`, and a boot of all Macs."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.control import remove
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.models import tinymodel
+
+from tests.bench.figures import Bound, Figure
+from tests.bench.line import POLL_SECONDS, BenchFailed, manifest
+
+if TYPE_CHECKING:
+    from tests.bench.line import Line
+
+FLEET = """
+machines:
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
+cables:
+  - {a: "studio-1:1", b: "studio-2:1", speed: 80}
+"""
+MODEL = "nobody/tiny"
+COMMAND_SECONDS = 300.0
+READY_SECONDS = 180.0
+
+
+def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[Figure]:
+    """A cluster of its own, whose control plane is that of a recorded Mac. ``line`` is not used."""
+    samples: tuple[list[float], ...] = ([], [], [], [])
+    init, join, fresh, booted = samples
+    for number in range(repeats):
+        cluster = Cluster.start(FLEET, name=f"bench-install-{os.getpid()}", control_plane_mac="studio-1")
+        try:
+            for taken, kept in zip(_once(cluster), samples, strict=True):
+                kept.append(taken)
+        finally:
+            cluster.stop()
+            remove(cluster.folder, everything=True)
+        took = f"init {init[-1]:.1f} s, join {join[-1]:.1f} s, run {fresh[-1]:.1f} s, boot to serving {booted[-1]:.1f} s"
+        say(f"install {number + 1}/{repeats}: {took}")
+    return [
+        Figure("init", "s", tuple(init), bound=Bound("<=", 30), note="to the end of the command: Node Ready, chart installed"),
+        Figure("join", "s", tuple(join), bound=Bound("<=", 10), note="to the end of the command: Node Ready"),
+        Figure(
+            *("boot to serving", "s", tuple(booted), tuple(fresh), "fresh run", Bound("<=", 1.3)),
+            note="two Macs switched on together until a group of both is Ready, against apply to Ready",
+        ),
+    ]
+
+
+def _once(cluster: Cluster) -> tuple[float, float, float, float]:
+    """Seconds of init, join, a fresh run, and from power to serving."""
+    first, second = cluster.machines.values()
+    for machine in (first, second):
+        tinymodel.make(machine.models / MODEL)
+    said, init = _timed(cluster, first, "init")
+    cluster.take_kubeconfig(first.name)
+    (joining,) = re.findall(r"tf1-[\w-]+", said)
+    _, join = _timed(cluster, second, "join", "-", text=joining)
+    _until(lambda: len(_sized(cluster)) == 2, "both Macs report the model")
+    began = time.monotonic()
+    cluster.kubectl("apply", "-f", "-", text=manifest("installed", MODEL, "Pipeline"))
+    _until(lambda: _ready(cluster), "Ready after apply")
+    fresh = time.monotonic() - began
+    for machine in (first, second):
+        machine.off()
+    began = time.monotonic()
+    for machine in (first, second):
+        machine.on()
+    # What status said before the loss of power stays until the operator runs again.
+    _until(lambda: _answers(cluster), "served after the boot")
+    return init, join, fresh, time.monotonic() - began
+
+
+def _timed(cluster: Cluster, machine: Machine, *words: str, text: str = "") -> tuple[str, float]:
+    program = str(cluster.image_folder / "bin" / "thunderfleet")
+    began = time.monotonic()
+    done = machine.run([program, *words, "--config", str(machine.folder / "kubelet.yaml")], text, COMMAND_SECONDS)
+    if done.returncode:
+        raise BenchFailed(f"thunderfleet {words[0]}: {done.stdout}{done.stderr}")
+    return done.stdout, time.monotonic() - began
+
+
+def _sized(cluster: Cluster) -> list[str]:
+    profiles = json.loads(cluster.kubectl("get", "np", "-o", "json").stdout)["items"]
+    return [
+        item["metadata"]["name"] for item in profiles if any(m.get("sizedBy") for m in item.get("status", {}).get("models", []))
+    ]
+
+
+def _ready(cluster: Cluster) -> bool:
+    path = '{.status.conditions[?(@.type=="Ready")].status}'
+    return cluster.kubectl("get", "md", "installed", "-o", f"jsonpath={path}").stdout == "True"
+
+
+def _answers(cluster: Cluster) -> bool:
+    """Whether rank 0 of the group that status names answers a request."""
+    if not _ready(cluster):
+        return False
+    endpoint = cluster.kubectl("get", "md", "installed", "-o", "jsonpath={.status.endpoint}").stdout
+    body = json.dumps({"model": MODEL, "prompt": "one", "max_tokens": 1})
+    script = "import sys,urllib.request as u; u.urlopen(u.Request(*sys.argv[1:2], sys.argv[2].encode(), " \
+        "{'Content-Type': 'application/json'}), timeout=5).read()"  # fmt: skip
+    python = str(cluster.image_folder / "bin" / "python3")
+    return cluster.machines["studio-1"].run([python, "-c", script, f"{endpoint}/completions", body]).returncode == 0
+
+
+def _until(reached: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + READY_SECONDS
+    while True:
+        try:
+            if reached():
+                return
+        except LocalClusterError as error:
+            last = str(error)
+        else:
+            last = ""
+        if time.monotonic() > limit:
+            raise BenchFailed(f"not {what} within {READY_SECONDS:.0f} s; {last}")
+        time.sleep(POLL_SECONDS)
