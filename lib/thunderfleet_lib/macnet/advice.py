@@ -21,6 +21,11 @@ def leave_bridge(mac: str) -> str:
     return f"run `{REPAIR}` on {mac}, which gives each port a network service of its own permanently; {_BY_ITSELF}"
 
 
+def why_no_address(node: str) -> str:
+    """Where to see why a kubelet has not given an end of a cable its address, in a few words."""
+    return f"a kubelet that runs as root sets one, and `kubectl describe node {node}` says why it has not"
+
+
 def set_address(mac: str) -> str:
     """How a port gets an address permanently."""
     service = "networksetup -setmanual SERVICE 10.0.0.1 255.255.255.252 ''"
