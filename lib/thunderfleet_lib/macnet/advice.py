@@ -51,7 +51,16 @@ def separate(ports: Iterable[Port], bridges: Sequence[Bridge], has_service: Iter
             do.append(("networksetup", "-setnetworkserviceenabled", bridge.service, "off"))
             undo.append(("networksetup", "-setnetworkserviceenabled", bridge.service, "on"))
         undo += [("ifconfig", bridge.name, "addm", port.device) for port in of_bridge]
-    return do, undo + [("networksetup", "-deletenetworkservice", port.service) for port in alone]
+    return do, undo + remove_services(alone)
+
+
+def remove_services(ports: Iterable[Port]) -> list[Argv]:
+    """The commands that remove our services of ports. macOS may refuse to remove the last one of a port, so they are off then."""
+    commands: list[Argv] = []
+    for port in ports:
+        commands.append(("networksetup", "-setnetworkserviceenabled", port.service, "off"))
+        commands.append(("networksetup", "-removenetworkservice", port.service))
+    return commands
 
 
 def shown(commands: Iterable[Argv]) -> str:
