@@ -55,7 +55,7 @@ def separate(ports: Iterable[Port], bridges: Sequence[Bridge], has_service: Iter
 
 
 def remove_services(ports: Iterable[Port]) -> list[Argv]:
-    """The commands that remove our services of ports. macOS may refuse to remove the last one of a port, so they are off then."""
+    """The commands that remove our services of ports. macOS may refuse to remove the last one of a port; it is off then."""
     commands: list[Argv] = []
     for port in ports:
         commands.append(("networksetup", "-setnetworkserviceenabled", port.service, "off"))

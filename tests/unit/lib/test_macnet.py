@@ -202,8 +202,8 @@ def test_undo_says_what_it_could_not_undo(tmp_path: Path) -> None:
     refusal = Failure("ifconfig bridge0 addm en2", FailureKind.FAILED, "exited with code 1")
     true = mac.run
     stubborn = lambda argv, seconds: refusal if "addm" in argv else true(argv, seconds)  # noqa: E731
-    assert keeper.undo(stubborn, path) == (str(refusal),)
-    assert keeper.undo(mac.run, path) == () and persistent(mac.settings) == persistent(mac.start)
+    assert list(keeper.undo(stubborn, path)) == [str(refusal)]
+    assert not keeper.undo(mac.run, path) and persistent(mac.settings) == persistent(mac.start)
 
 
 def test_a_record_that_is_damaged_still_lets_our_services_be_removed(tmp_path: Path) -> None:
