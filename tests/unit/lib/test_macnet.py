@@ -193,7 +193,7 @@ def test_a_service_that_macos_does_not_remove_is_disabled(tmp_path: Path) -> Non
     (left,) = [one for one in mac.settings.services if one.name.startswith("Thunderfleet ")]
     assert not left.enabled and mac.settings.members == ("en2",) and not path.exists()
     settle(mac, path)
-    assert mac.settings.members == () and mac.settings.service_of("en2") is not None, "and is used again"
+    assert not mac.settings.members and mac.settings.service_of("en2") is not None, "and is used again"
 
 
 def test_undo_says_what_it_could_not_undo(tmp_path: Path) -> None:
