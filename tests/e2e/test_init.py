@@ -459,7 +459,7 @@ def test_ports_have_services_and_addresses_of_their_own_and_rdma_works(cluster: 
     found = {}
     for mac, interface, port in ((first, "en2", 1), (second, "en3", 2)):
         # RDMA is usable before the switch has counted, and the cable may become known after it.
-        until(mac.has_separate_ports, "the bridge's service is off", describe=lambda mac=mac: "\n".join(mac.network()))
+        until(mac.has_separate_ports, "the service of the bridge is off")
         info = until(partial(mac.manual, port), "the cable has its address")
         (address,) = re.findall(r"^IP address: (.+)$", info, re.MULTILINE)
         assert f"inet {address} netmask 0xfffffffc" in mac.run("ifconfig", interface)
