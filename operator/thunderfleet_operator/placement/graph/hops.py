@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
+from thunderfleet_lib.macnet import advice
 
 from thunderfleet_operator.placement.fleet import AddressKind, Cable, Fleet, Kind, Mac
 
@@ -89,10 +90,7 @@ def ring_problem(fleet: Fleet, cable: Cable) -> str | None:
         return problem
     for end in (cable.a, cable.b):
         if not end.address:
-            return (
-                f"{end.node} has no address at its end of the cable: give both ends IPv4 addresses of one network, such as "
-                "10.0.0.1/30 and 10.0.0.2/30"
-            )
+            return f"{end.node} has no address at its end of the cable: {advice.why_no_address(end.node)}"
     for near, far in ((cable.a, cable.b), (cable.b, cable.a)):
         if fleet.fails(near.node, far.node, far.address or ""):
             return (
