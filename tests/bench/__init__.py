@@ -16,6 +16,7 @@ discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
 measure     what probes find and cost
 placement   the planner, without a cluster
+masks       forced formats on a rank, without a cluster
 thousand    a thousand agents and one operator
 processes   memory and processor time of processes
 """
