@@ -112,7 +112,8 @@ def _others(mac: Mac) -> list[str]:
             mac.step(
                 "preflight",
                 "WARNING: other control planes of this cluster that do not answer now would go on with the old data: "
-                "disconnect them from the network, and run `sudo thunderfleet reset --force` on each before it is connected again",
+                "disconnect them from the network, and run `sudo thunderfleet reset --force` on each before it is connected "
+                "again",
             )
         return []
     if len(members) < 2:
