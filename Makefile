@@ -128,7 +128,8 @@ fuzz: install ## Parsers of foreign bytes, decisions of discovery and placement,
 	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/lib/test_jsonbounds.py \
 	  tests/unit/runner/test_generated_requests.py tests/unit/runner/test_openai_requests.py \
 	  tests/unit/runner/test_control_frames.py tests/unit/runner/test_loading_files.py tests/unit/operator/test_placement_truth.py \
-	  tests/unit/operator/test_placement_policy.py tests/unit/operator/test_placement_properties.py
+	  tests/unit/operator/test_placement_policy.py tests/unit/operator/test_placement_properties.py \
+	  tests/unit/operator/test_placement_dials.py
 
 .PHONY: mutants
 mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped

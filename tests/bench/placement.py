@@ -34,6 +34,7 @@ from thunderfleet_operator.placement import (
 )
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, Cache
 
+from tests.bench import shapes
 from tests.bench.figures import Bound, Figure, table
 
 GIB = 2**30
@@ -516,7 +517,7 @@ def snapshot_figures(repeats: int, count: int, say: Say) -> list[Figure]:
 def figures(repeats: int, say: Say) -> list[Figure]:
     """All of them."""
     found = [*against_listing(repeats), *one_switch(repeats), *growing(repeats, say), *full(repeats), *hard(repeats)]
-    found += [*unusual(repeats, say), *advice(repeats, say)]
+    found += [*unusual(repeats, say), *shapes.figures(repeats, say), *advice(repeats, say)]
     return [*found, *snapshot_figures(repeats, 1_000, say)]
 
 

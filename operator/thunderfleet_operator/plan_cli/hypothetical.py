@@ -63,9 +63,9 @@ def plug_in(cache: Cache, cable: NewCable) -> None:
             del links[key]
     (one, a), (other, b) = cable.ends
     name = f"{one}.tb{a}--{other}.tb{b}"
-    number = len(links) % 250
+    pair = _unused_addresses(cache)
     endpoints = [
-        _endpoint(cache, node, port, cable.mbps, f"169.254.{number}.{i}") for i, (node, port) in enumerate(cable.ends, 1)
+        _endpoint(cache, node, port, cable.mbps, address) for (node, port), address in zip(cable.ends, pair, strict=True)
     ]
     links[name] = {
         "apiVersion": API_VERSION,
@@ -74,6 +74,17 @@ def plug_in(cache: Cache, cable: NewCable) -> None:
         "spec": {"a": {"node": one, "port": a}, "b": {"node": other, "port": b}},
         "status": {"endpoints": endpoints},
     }
+
+
+def _unused_addresses(cache: Cache) -> tuple[str, str]:
+    """Two link-local addresses of one network that no cable has, and that no Mac has dialled: it may not have reached them."""
+    ends = (end for link in cache[LINKS].items.values() for end in (link.get("status") or {}).get("endpoints") or ())
+    dials = (
+        dial for item in cache[NODEPROFILES].items.values() for dial in (item.get("status") or {}).get("reachability") or ()
+    )
+    used = {entry.get("address") for entry in (*ends, *dials)}
+    pairs = ((f"169.254.{i}.{4 * j + 1}", f"169.254.{i}.{4 * j + 2}") for i in range(1, 255) for j in range(63))
+    return next((pair for pair in pairs if used.isdisjoint(pair)), ("169.254.1.1", "169.254.1.2"))
 
 
 def _endpoint(cache: Cache, node: str, receptacle: int, mbps: int, address: str) -> Json:

@@ -249,6 +249,10 @@ class _Simulation:
         """Plans all groups. Those that back off have a place when the others have theirs."""
         numbers = range(self._deployment.spec.replicas)
         planned = {number: self._group(number) for number in sorted(numbers, key=lambda number: self._next[number].waits)}
+        if any(self._next[number].waits for number in numbers):
+            # What they leave may be room for others.
+            left = [number for number, entry in planned.items() if isinstance(entry.found, Unplaceable)]
+            planned.update({number: self._group(number) for number in left})
         return [planned[number] for number in numbers]
 
     def _group(self, number: int) -> Planned:

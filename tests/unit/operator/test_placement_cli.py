@@ -434,6 +434,24 @@ def test_what_if_there_were_a_cable(files: Any, capsys: Any) -> None:
         assert why in capsys.readouterr().err
 
 
+def test_a_new_cable_has_addresses_that_nobody_has_dialled(files: Any, capsys: Any) -> None:
+    """An earlier cable had such addresses, and they did not answer."""
+
+    def dialled(items: list[dict[str, Any]]) -> None:
+        rdma_ready(items)
+        items[:] = [item for item in items if item["kind"] != "ThunderboltLink"]
+        for item in items:
+            if item["kind"] == "NodeProfile":
+                other = "studio-2" if item["metadata"]["name"] == "studio-1" else "studio-1"
+                at = [f"169.254.{network}.{host}" for network in range(3) for host in (1, 2)]
+                rows = [{"node": other, "address": address, "state": "Unreachable", "since": TIME} for address in at]
+                item["status"]["reachability"] = rows
+
+    more = ("--what-if", "cable studio-1:1 studio-2:1 80")
+    group = planned(files, capsys, dialled, *more, spec={"nodes": {"min": 2}, "transport": "Ring"})
+    assert sorted(rank["ringAddress"] for rank in group["ranks"]) == ["169.254.1.5", "169.254.1.6"]
+
+
 def test_without_a_mac(files: Any, capsys: Any) -> None:
     assert planned(files, capsys, None)["placed"]
     assert planned(files, capsys, None, "--without", "studio-1")["placed"] is False

@@ -113,7 +113,7 @@ def published(fleet: Fleet, names: Iterable[str] = NAMES) -> bool:
     return any(fleet.macs[name].dials is not None for name in names)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=max(300, settings().max_examples), deadline=None)
 @given(fleets(), st.sampled_from(SIDES))
 def test_rank_0_is_the_mac_that_most_others_have_reached(fleet: Fleet, transport: PlacedTransport) -> None:
     found = coordinators(fleet, list(fleet.macs.values()), transport)
@@ -155,7 +155,7 @@ def used(found: Placement) -> Iterator[tuple[str, str, str, bool]]:
             yield *ends, rank.relay.address, True
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=max(400, settings().max_examples), deadline=None)
 @given(fleets(), st.booleans(), st.sampled_from((2, 3)))
 def test_no_plan_uses_an_address_that_was_dialled_in_vain(fleet: Fleet, direct: bool, size: int) -> None:
     found = plan(fleet, replace(REQUEST, ring_without_relay=direct, min_nodes=size, max_nodes=size))
