@@ -90,7 +90,7 @@ async def check_stops_and_logprobs(client: aiohttp.ClientSession) -> None:
 async def check_no_tools(client: aiohttp.ClientSession) -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     status, answer = await ask(client, CHAT | {"tools": [tool]})
-    assert status == 400 and "cannot call tools" in answer["error"]["message"]
+    assert status == 200 and answer["choices"][0]["message"]["content"], "a model without a format for calls answers in text"
 
 
 async def check_a_client_that_leaves(group: Any, client: aiohttp.ClientSession) -> None:
