@@ -246,11 +246,13 @@ class Rank:
         """Raises KernelWrong, LayerWrong."""
         import mlx.core as mx
 
-        from thunderfleet_runner.rank import kernels, layers
+        from thunderfleet_runner.rank import kernels, layers, loading
 
         found = kernels.check(model, self._clock.step)
         told = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)
         if group is not None and start.split is Split.TENSOR:
+            # The ranks have checked their kernels in different times.
+            loading.barrier(group)
             room = start.memory_bytes - mx.get_active_memory()
             compared = layers.check(model, Path(start.model_path), group, room=room, step=self._clock.step)
             told = told.model_copy(
@@ -275,7 +277,7 @@ def _make_formats(folder: Path, result: "Future[Formats | None]") -> None:
         result.set_result(Formats.of(mlxlm.load_tokenizer(folder, config)))
     except Exception as error:
         # Loading the model fails with the same error.
-        log.warning("no formats: %s", error)
+        log.warning("formats of answers cannot be forced: %s", error)
         result.set_result(None)
 
 
