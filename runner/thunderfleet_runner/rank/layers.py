@@ -92,7 +92,8 @@ def _compare(number: int, alone: Any, tokens: Any, together: Any, room: int) -> 
         return _unlike(number, error)
     if not differs <= ALLOWED:
         raise LayerWrong(
-            f"layer {number}: what the ranks together add to a token differs by {100 * differs:.0f} % from what the whole layer adds"
+            f"layer {number}: what the ranks together add to a token differs by {100 * differs:.0f} % from what the whole "
+            "layer adds"
         )
     return ""
 
