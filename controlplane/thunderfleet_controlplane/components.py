@@ -141,7 +141,8 @@ def _addresses_of_etcd(at: Endpoints, peering: Peering | None) -> dict[str, obje
         "listen_peer_urls": server_url(anywhere, at.etcd_peer),
         "initial_advertise_peer_urls": peer,
         "initial_cluster": peering.initial or f"{peering.name}={peer}",
-        "initial_cluster_state": "existing" if peering.initial else "new",
+        # Data that are lost must not become a new cluster beside the one that exists; who began it has data by now.
+        "initial_cluster_state": "existing",
         # The authority of etcd signs clients too; only members may speak as members.
         "peer_cert_allowed_cn": "etcd",
         # A Mac with several networks reaches the others from another address than the one in its certificate.

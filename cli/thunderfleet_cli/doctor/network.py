@@ -124,7 +124,7 @@ def bridge(answers: Answers, managed: bool) -> Check:
     if managed:
         return Check("thunderbolt-bridge", State.WARNING, f"{found}: {_KUBELET}")
     commands = tuple(("networksetup", "-createnetworkservice", port.service, port.name) for port in missing)
-    repair = Repair(commands, tuple(("networksetup", "-deletenetworkservice", port.service) for port in missing))
+    repair = Repair(commands, tuple(advice.remove_services(missing)))
     return Check("thunderbolt-bridge", State.WARNING, found, shown(commands, {}), repair=repair)
 
 

@@ -82,6 +82,7 @@ def install(
     mac.step("certificates", f"new: {', '.join(pki.issued) or 'none'}")
     write_json(layout.state, config.state())
     environment = python_environment(python)
+    peers.check_data(config)
     etcd, *servers, approver = daemons(config, inputs_of(config, programs), environment, python)
     _put(mac, etcd)
     if config.shared:

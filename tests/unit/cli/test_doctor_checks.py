@@ -395,7 +395,8 @@ def test_a_bridge_is_repaired_so_that_it_lasts_and_only_where_nothing_else_does_
     assert repair is not None and repair.undo == (
         ("networksetup", "-setnetworkserviceenabled", "Thunderbolt Bridge", "on"),
         ("ifconfig", "bridge0", "addm", "en2"),
-        ("networksetup", "-deletenetworkservice", "Thunderfleet Thunderbolt 1"),
+        ("networksetup", "-setnetworkserviceenabled", "Thunderfleet Thunderbolt 1", "off"),
+        ("networksetup", "-removenetworkservice", "Thunderfleet Thunderbolt 1"),
     )
     assert "-createnetworkservice" not in look("thunderbolt-bridge", {**bridged, network.SERVICES: SERVICES}).fix
     bare = look("thunderbolt-bridge", {network.SERVICES: BARE})

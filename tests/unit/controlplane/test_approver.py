@@ -102,6 +102,8 @@ class Server:
         self.patches: dict[str, Json] = {}
 
     async def get_or_none(self, path: str) -> Json | None:
+        if path.endswith("/endpointslices/kubernetes"):
+            return {"endpoints": [{"addresses": ["192.168.64.1"]}, {"addresses": ["192.168.64.2"]}]}
         return self.role if "/clusterroles/" in path else None
 
     async def list(self, path: str) -> tuple[list[Json], str]:
@@ -132,9 +134,12 @@ async def test_without_the_operator_serving_certificates_are_decided_here(role: 
     """``kubectl logs`` works on a cluster without the chart, and on one whose chart is older than the rules."""
     foreign = csr(addresses=("192.168.64.12",), object_name="csr-2")
     api = csr(addresses=("192.168.64.1",), object_name="csr-3")
-    waiting, decided = await _decided(role, csr(), foreign, api)
-    assert {name: one["type"] for name, one in decided.items()} == {"csr-1": "Approved", "csr-2": "Denied", "csr-3": "Denied"}
+    beside = csr(addresses=("192.168.64.2",), object_name="csr-4")
+    waiting, decided = await _decided(role, csr(), foreign, api, beside)
+    assert {name: one["type"] for name, one in decided.items() if one["type"] != "Denied"} == {"csr-1": "Approved"}
     assert "does not publish 192.168.64.12" in decided["csr-2"]["message"]
+    for name, address in (("csr-3", "192.168.64.1"), ("csr-4", "192.168.64.2")):
+        assert f"{address} is an address of the API server" in decided[name]["message"], "of this Mac, or of another one"
     assert not waiting
 
 

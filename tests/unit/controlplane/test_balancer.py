@@ -356,10 +356,10 @@ def test_the_list_on_disk(tmp_path: Path) -> None:
     pool = Pool()
     learner = learn.Learner(pool, file, tmp_path, "https://127.0.0.1:6444", 6443)
     learner.look()
-    assert pool.servers == (ONE, TWO)
+    assert list(pool.servers) == [ONE, TWO]
     learn.write(file, (THREE,))
     learner.look()
-    assert pool.servers == (THREE,)
+    assert list(pool.servers) == [THREE]
     file.write_text("damaged")
     learner.look()
-    assert pool.servers == (THREE,), "what was known counts on"
+    assert list(pool.servers) == [THREE], "what was known counts on"

@@ -78,7 +78,7 @@ def test_control_planes_of_one_cluster_find_each_other_and_elect() -> None:
         etcd["listen-peer-urls"] == "https://0.0.0.0:2380" and etcd["initial-advertise-peer-urls"] == "https://192.168.1.7:2380"
     )
     assert (etcd["peer-client-cert-auth"], etcd["client-cert-auth"], etcd["peer-cert-allowed-cn"]) == ("true", "true", "etcd")
-    assert (etcd["name"], etcd["initial-cluster-state"]) == ("thunderfleet", "new")
+    assert (etcd["name"], etcd["initial-cluster-state"]) == ("thunderfleet", "existing")
     every = "thunderfleet=https://192.168.1.7:2380,member-studio-2=https://192.168.1.8:2380"
     second = replace(shared, name="studio-2", address="192.168.1.8", etcd_name="member-studio-2", etcd_initial=every)
     etcd = flags(jobs(second)["etcd"])

@@ -63,10 +63,10 @@ class RecordedApi:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> RecordedApi:
-    made: Any = RecordedApi()
+    made = RecordedApi()
     monkeypatch.setattr(handover, "Kube", made)
     monkeypatch.setattr(handover, "KNOWN_SECONDS", 0.0)
-    asyncio.run(handover.offer(made, TOKEN, SEALED))
+    asyncio.run(handover.offer(made, TOKEN, SEALED))  # type: ignore[arg-type]
     return made
 
 
@@ -134,7 +134,7 @@ def test_an_api_server_that_does_not_know_the_token_yet_is_asked_again(
     async def pause(seconds: float) -> None:
         api.refuses = None
 
-    monkeypatch.setattr(handover.asyncio, "sleep", pause)
+    monkeypatch.setattr(asyncio, "sleep", pause)
     assert take("first") == SEALED
 
 

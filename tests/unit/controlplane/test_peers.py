@@ -14,6 +14,7 @@ from thunderfleet_controlplane.components import Endpoints
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig
 from thunderfleet_controlplane.install.backup import etcd as snapshots
+from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.peers import members as module
 from thunderfleet_controlplane.install.peers import settle as settling
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
@@ -53,6 +54,9 @@ class Etcds:
         )
         config.layout.etcd.mkdir(parents=True, exist_ok=True, mode=0o700)
         argv = [word.replace("0.0.0.0", host) for word in program.argv]
+        if not config.etcd_initial and not settling.has_data(config.layout):
+            # It begins the cluster, as one that is alone does it.
+            argv = [word.replace("state=existing", "state=new") for word in argv]
         self.running[host] = subprocess.Popen([*argv, "--log-level=error"], stderr=subprocess.DEVNULL)
 
     def asked(self, monkeypatch: pytest.MonkeyPatch, number: int) -> Etcd:
@@ -101,7 +105,7 @@ def test_a_member_joins_votes_and_leaves(etcds: Etcds, monkeypatch: pytest.Monke
     settling.settle(mac(said), joined, on_second)
     assert not by_host(on_second, 1).learner and said[-1] == "member-second has all data, and votes"
     settling.settle(mac(said), joined, on_second)
-    assert join.has_data(second.layout)
+    assert settling.has_data(second.layout)
 
     both = on_second.members()
     assert on_second.alive(both) == {one.id for one in both}
@@ -134,6 +138,21 @@ def test_etcd_learns_that_a_member_has_moved(etcds: Etcds, monkeypatch: pytest.M
     settling.settle(mac(said), moved, etcd)
     assert [one.hosts for one in etcd.members()] == [("127.83.1.9",)]
     assert "telling the other members the address 127.83.1.9" in said
+
+
+def test_a_member_that_has_lost_its_data_does_not_begin_another_cluster(etcds: Etcds) -> None:
+    first = etcds.config(0)
+    at = Endpoints(first.address, 1, first.address, CLIENT, PEER, 2, 3, loopback=True)
+    program = components.etcd(etcds.programs / "etcd", first.layout.etcd, etcds.pki, at, durable=False, peering=first.peering)
+    first.layout.etcd.mkdir(parents=True, mode=0o700)
+    argv = [word.replace("0.0.0.0", first.address) for word in program.argv]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0 and not settling.has_data(first.layout)
+    with pytest.raises(InstallError, match=r"are gone.*reset --member mac-0"):
+        settling.check_data(first)
+    first.layout.joining.parent.mkdir(parents=True, exist_ok=True)
+    first.layout.joining.touch()
+    settling.check_data(first)
 
 
 def test_a_stranger_is_no_member_and_no_client(etcds: Etcds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The members of etcd, and which of them may leave."""
 
 import pytest
-from thunderfleet_controlplane.install.peers.quorum import Member, initial_cluster, parse, why_not_without, with_url
+from thunderfleet_controlplane.install.peers.quorum import Member, hosts_in, initial_cluster, parse, why_not_without, with_url
 
 ONE, TWO, THREE, FOUR = (Member(number, f"m{number}", (f"https://10.0.0.{number}:2380",)) for number in (1, 2, 3, 4))
 LEARNER = Member(5, "", ("https://10.0.0.5:2380",), learner=True)
@@ -26,6 +26,7 @@ def test_a_new_member_names_all() -> None:
     url = "https://10.0.0.5:2380"
     found = initial_cluster([ONE, TWO, LEARNER], "member-five", url)
     assert found == f"m1=https://10.0.0.1:2380,m2=https://10.0.0.2:2380,member-five={url}"
+    assert hosts_in(found) == ("10.0.0.1", "10.0.0.2", "10.0.0.5") and hosts_in("") == ()
     assert with_url([ONE, LEARNER], url) == LEARNER and with_url([ONE], url) is None
 
 

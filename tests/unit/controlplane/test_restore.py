@@ -2,12 +2,15 @@
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer.servers import ApiServer
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig
 from thunderfleet_controlplane.install.backup import archive, restore
@@ -15,6 +18,8 @@ from thunderfleet_controlplane.install.backup.archive import About
 from thunderfleet_controlplane.install.backup.restore import Steps, Wanted
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.preflight import Facts, init_problems
+from thunderfleet_controlplane.install.peers.quorum import Member
+from thunderfleet_controlplane.pki_files import PkiFiles
 from thunderfleet_lib.hostcmd import BlockingHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root restores")
@@ -211,6 +216,29 @@ def test_a_node_of_another_control_plane_is_left_alone(mac: RecordedMac, monkeyp
         mac.restore(mac.file)
     assert mac.running == "old"
     monkeypatch.setattr(restore, "own_ca_hash", lambda layout: "sha256:1")
+    mac.restore(mac.file)
+    assert mac.running == "new"
+
+
+def test_other_control_planes_would_go_on_with_other_data(mac: RecordedMac, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nothing is left here that says so: they are found with the keys of the backup."""
+    several = [Member(1, "thunderfleet", ("https://192.168.64.11:2380",)), Member(2, "two", ("https://192.168.64.12:2380",))]
+    asked: list[tuple[str, ...]] = []
+
+    def etcd(pki: PkiFiles, hosts: Iterable[str]) -> Any:
+        assert pki.folder == mac.layout.staged.pki.folder
+        asked.append(tuple(hosts))
+        return SimpleNamespace(members=lambda: tuple(several))
+
+    monkeypatch.setattr(restore, "Etcd", etcd)
+    learn.write(mac.layout.api_servers, (ApiServer("192.168.64.12", 6443),))
+    for _ in range(2):
+        with pytest.raises(InstallError, match=r"several control planes, which would go on.*two \(192\.168\.64\.12\)"):
+            mac.restore(mac.file)
+        assert mac.running == "old" and not mac.layout.former.exists()
+        mac.layout.state.unlink(missing_ok=True)
+    assert asked == [("192.168.64.12",)] * 2
+    del several[1]
     mac.restore(mac.file)
     assert mac.running == "new"
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from thunderfleet_controlplane.daemons.layout import SHARED, HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig
+from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import JoinLine
 from thunderfleet_controlplane.install.mac.files import write_json
 from thunderfleet_controlplane.install.mac.preflight import Facts
 from thunderfleet_controlplane.install.peers.quorum import Member
+from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing import join as module
 from thunderfleet_controlplane.install.sharing.join import Wanted, join
 from thunderfleet_controlplane.install.sharing.sealed import seal
@@ -84,9 +86,9 @@ class RecordedMac:
             "install": self.install,
         }.items():
             monkeypatch.setattr(module, name, fake)
-        monkeypatch.setattr(module.handover, "take", self.take)
-        monkeypatch.setattr(module.handover, "withdraw", self.withdraw)
-        monkeypatch.setattr(module.cluster, "connect", lambda *_: self)
+        monkeypatch.setattr(handover, "take", self.take)
+        monkeypatch.setattr(handover, "withdraw", self.withdraw)
+        monkeypatch.setattr(cluster, "connect", lambda *_: self)
 
     async def __aenter__(self) -> None:
         pass

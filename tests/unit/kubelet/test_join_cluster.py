@@ -22,6 +22,7 @@ from thunderfleet_kubelet.bootstrap import identity as identities
 from thunderfleet_kubelet.bootstrap.certificates import read_pair, usable
 from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
+from thunderfleet_lib.discovery import ca_hash
 
 TOKEN = "abcdef.0123456789abcdef"
 PEM = serialization.Encoding.PEM
@@ -37,7 +38,7 @@ class Authority:
     def __init__(self) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.certificate = self.sign(self.key.public_key(), name("kubernetes"), ca=True)
-        self.hash = discovery.ca_hash(self.certificate)
+        self.hash = ca_hash(self.certificate)
         self.pem = self.certificate.public_bytes(PEM)
 
     def sign(self, public: Any, subject: x509.Name, *extensions: x509.ExtensionType, ca: bool = False) -> x509.Certificate:
@@ -207,7 +208,7 @@ async def test_a_wrong_hash_sends_no_token(cluster: Cluster, tmp_path: Path) -> 
 async def test_the_servers_own_certificate_is_no_ca(cluster: Cluster, tmp_path: Path) -> None:
     leaf = (await discovery._handshake(cluster.server))[0]
     with pytest.raises(JoinError, match="the token was not sent"):
-        await do(cluster, tmp_path / "root", wanted_hash=discovery.ca_hash(leaf))
+        await do(cluster, tmp_path / "root", wanted_hash=ca_hash(leaf))
 
 
 @pytest.mark.parametrize("sends_ca", [False])

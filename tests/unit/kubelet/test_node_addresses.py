@@ -1,12 +1,13 @@
 """The machine's address: where it is read, when a change counts, and what waits while there is none."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from thunderfleet_kubelet.node import addresses
-from thunderfleet_kubelet.node.addresses import AddressReader, NodeAddresses, Reading
+from thunderfleet_kubelet.node.addresses import AddressReader, NodeAddresses, Reading, balanced_servers
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_lib.interfaces import inet_addresses, route_interface
 
@@ -47,7 +48,8 @@ class Mac:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.reader = AddressReader(Commands([folder]), lambda: ["192.168.64.1"], mac=True)
+        self.servers = ["192.168.64.1"]
+        self.reader = AddressReader(Commands([folder]), lambda: self.servers, mac=True)
         self.say("route", "exit 3")
         self.say("ifconfig", "exit 3")
 
@@ -86,6 +88,29 @@ async def test_the_way_to_the_api_server_decides_and_then_the_default_route(mac:
     assert await mac.read() == ()
     mac.routes(default="lo0", **{"192_168_64_1": "lo0"})
     assert await mac.read() == (), "never a loopback interface"
+
+
+async def test_of_several_api_servers_the_first_that_another_interface_reaches_decides(mac: Mac) -> None:
+    """The first is this Mac's own."""
+    mac.has("127.9.9.9")
+    mac.routes(default="lo0", **{"192_168_64_1": "lo0", "192_168_64_2": "bridge0"})
+    mac.servers = ["192.168.64.1", "192.168.64.2"]
+    assert await mac.read() == ("127.9.9.9",)
+    mac.servers = ["192.168.64.1"]
+    assert await mac.read() == ()
+
+
+def test_what_the_balancer_knows(tmp_path: Path) -> None:
+    file = tmp_path / "servers.json"
+    assert balanced_servers(file) == ()
+    hosts: list[object] = ["192.168.64.11", "studio-1.local", "127.0.0.1", "fd00::1", 7, None, "192.168.64.12"]
+    file.write_text(json.dumps({"servers": [{"host": host, "port": 6443} for host in hosts]}))
+    assert balanced_servers(file) == ("192.168.64.11", "192.168.64.12")
+    file.write_text(json.dumps({"servers": [{"host": f"10.0.0.{number}"} for number in range(100)]}))
+    assert len(balanced_servers(file)) == 16
+    for text in ("", "[]", '{"servers": 1}', '{"servers": [1]}', '{"servers": [{}]}', "[" * 100_000):
+        file.write_text(text)
+        assert balanced_servers(file) == ()
 
 
 async def test_an_interface_with_two_addresses_keeps_the_published_one(mac: Mac) -> None:

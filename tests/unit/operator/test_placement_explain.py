@@ -153,8 +153,8 @@ def test_one_cable_is_named_once_and_no_near_miss_twice() -> None:
         (
             {"a": End("a")},
             Transport.RING,
-            "a ↔ b: a has no address at its end of the cable: give both ends IPv4 addresses of one network, such as "
-            "10.0.0.1/30 and 10.0.0.2/30",
+            "a ↔ b: a has no address at its end of the cable: a kubelet that runs as root sets one, and `kubectl describe "
+            "node a` says why it has not",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from thunderfleet_controlplane.balancer import learn
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, HostConfig, from_state, label
 from thunderfleet_controlplane.install.backup import archive, etcd
@@ -23,6 +24,7 @@ from thunderfleet_controlplane.install.mac.files import make_folder, only_one, r
 from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, init_problems
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
+from thunderfleet_controlplane.install.peers.quorum import hosts_in
 from thunderfleet_controlplane.install.programs import put_control_plane
 
 SPARE_BYTES = 1 << 30
@@ -73,14 +75,16 @@ def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:
 
 def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
     layout = mac.layout
+    if layout.joining.exists():
+        raise InstallError(INTERRUPTED)
     put_back(mac)
-    refuse(_others(mac))
     for left in with_leftovers(layout.staged.data):
         remove(left)
     unpack(mac, file)
     config = _configuration(mac, address)
     same_address = config.address == read_json(layout.staged.state).get("address")
     steps.stage(mac, file, config)
+    refuse(_others(mac))
     replaced = _replace(mac)
     try:
         steps.start(mac, config)
@@ -94,20 +98,23 @@ def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
 
 
 def _others(mac: Mac) -> list[str]:
-    """Why the other control planes stand in the way: they would go on with the data that is replaced."""
-    layout = mac.layout
-    if layout.joining.exists():
-        return [INTERRUPTED]
-    if read_json(layout.state).get("shared") is not True:
-        return []
+    """Why the other control planes stand in the way: they would go on with the data that is replaced.
+
+    They are looked for with the keys of the backup, because what is here may be destroyed.
+    """
+    layout, staged = mac.layout, mac.layout.staged
+    states = [from_state(read_json(path), layout, ()) for path in (layout.state, staged.state)]
+    hosts = [host for state in states for host in hosts_in(state.etcd_initial)]
     try:
-        members = Etcd(layout.pki).members()
+        members = Etcd(staged.pki, (*hosts, *(one.host for one in learn.read(layout.api_servers)))).members()
     except EtcdError:
-        mac.step(
-            "preflight",
-            "WARNING: other control planes of this cluster that do not answer now would go on with the old data: disconnect "
-            "them from the network, and run `sudo thunderfleet reset --force` on each before it is connected again",
-        )
+        if any(state.shared for state in states):
+            mac.step(
+                "preflight",
+                "WARNING: other control planes of this cluster that do not answer now would go on with the old data: "
+                "disconnect them from the network, and run `sudo thunderfleet reset --force` on each before it is connected "
+                "again",
+            )
         return []
     if len(members) < 2:
         return []

@@ -41,6 +41,11 @@ def initial_cluster(members: Iterable[Member], own_name: str, own_url: str) -> s
     return ",".join((*others, f"{own_name}={own_url}"))
 
 
+def hosts_in(initial: str) -> tuple[str, ...]:
+    """The addresses in what ``initial_cluster`` made."""
+    return tuple(host for one in initial.split(",") if (host := urlsplit(one.partition("=")[2]).hostname))
+
+
 def with_url(members: Iterable[Member], url: str) -> Member | None:
     """The member with this peer URL."""
     return next((one for one in members if url in one.peer_urls), None)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig, label
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.daemons import why_not
@@ -13,6 +14,21 @@ from thunderfleet_controlplane.install.peers.quorum import Member
 
 SECONDS = 180.0
 POLL_SECONDS = 0.3
+
+
+def has_data(layout: HostLayout) -> bool:
+    """Whether the etcd of this Mac has begun to be a member."""
+    return any((layout.etcd / "member" / "wal").glob("*.wal"))
+
+
+def check_data(config: HostConfig) -> None:
+    """Raise InstallError if this Mac was a member, and has lost its data: it cannot go on as the same member."""
+    layout = config.layout
+    if config.shared and not has_data(layout) and not layout.joining.exists():
+        raise InstallError(
+            f"etcd's data in {layout.etcd} are gone. If other Macs have a control plane, run `sudo thunderfleet reset --force` "
+            f"here, `sudo thunderfleet reset --member {config.name}` on one of them, and join again; otherwise restore a backup"
+        )
 
 
 def etcd_of(config: HostConfig) -> Etcd:

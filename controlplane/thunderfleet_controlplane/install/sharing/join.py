@@ -11,7 +11,6 @@ from pathlib import Path
 
 from thunderfleet_lib import tls
 
-from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import BALANCED, ORDER, HostConfig, from_state
 from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.access import find_ca, put_balancer
@@ -27,7 +26,7 @@ from thunderfleet_controlplane.install.mac.preflight import member_problems
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.peers.members import Etcd
 from thunderfleet_controlplane.install.peers.quorum import initial_cluster, why_not_without, with_url
-from thunderfleet_controlplane.install.peers.settle import settle, until
+from thunderfleet_controlplane.install.peers.settle import has_data, settle, until
 from thunderfleet_controlplane.install.programs import put_python, python_environment
 from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing.sealed import SealedError, unseal
@@ -129,11 +128,6 @@ async def _withdraw(mac: Mac, line: JoinLine) -> None:
             return ""
 
         await cluster.until(problem, cluster.NODE_SECONDS, "the token cannot be deleted", lambda: "")
-
-
-def has_data(layout: HostLayout) -> bool:
-    """Whether the etcd of this Mac has begun to be a member."""
-    return any((layout.etcd / "member" / "wal").glob("*.wal"))
 
 
 def _member(mac: Mac, config: HostConfig, etcd: Etcd) -> HostConfig:

@@ -29,6 +29,8 @@ def create(mac: Mac, *, control_plane: bool) -> None:
     if facts.root and not facts.initialised:
         raise InstallError("this Mac has no control plane: run this on a Mac on which you ran `thunderfleet init`")
     config = from_state(facts.initialised, mac.layout, other_names())
+    if facts.root and config.address not in facts.addresses:
+        raise InstallError(f"the address of this Mac is not {config.address} any more: run `sudo thunderfleet init` first")
     refuse(init_problems(facts, config.name, config.address))
     with only_one(mac.layout.lock):
         if control_plane:
