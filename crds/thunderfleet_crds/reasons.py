@@ -83,7 +83,8 @@ class Reason(StrEnum):
         "NoIPv4Address",
         "The RDMA device is Active, but has no GID for an IPv4 address; or a port that a TCP ring uses has no address.",
         "A kubelet that runs as root gives each end of a cable its address, and `kubectl describe node` says why it has not. "
-        "Otherwise set addresses of one network with `networksetup -setmanual`, as the message says.",
+        "Otherwise set addresses of one network for the network services of both ports, such as `sudo networksetup -setmanual "
+        "SERVICE 10.0.0.1 255.255.255.252 ''` on one Mac and 10.0.0.2 on the other.",
         (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     COMMAND_FAILED = (

@@ -121,7 +121,7 @@ class Engine:
         if count == 0:
             return "the prompt has no tokens"
         if request.grammar and self._formats is None:
-            return "this rank knows no formats for this model's tokenizer"
+            return "a format cannot be forced with this model's tokenizer"
         if count + request.max_tokens > self._context:
             return f"{count} prompt tokens and {request.max_tokens} to generate exceed the context of {self._context} tokens"
         if self._vocabulary:

@@ -277,7 +277,7 @@ def _make_formats(folder: Path, result: "Future[Formats | None]") -> None:
         result.set_result(Formats.of(mlxlm.load_tokenizer(folder, config)))
     except Exception as error:
         # Loading the model fails with the same error.
-        log.warning("no formats: %s", error)
+        log.warning("formats of answers cannot be forced: %s", error)
         result.set_result(None)
 
 

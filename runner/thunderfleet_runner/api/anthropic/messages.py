@@ -77,7 +77,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
             raise refused(f"{where}.content", f"{where}.content must be a string or a list of blocks")
         found += _assistant(blocks, where) if role == "assistant" else _user(blocks, role, where)
     if found and found[-1]["role"] == "assistant":
-        raise refused("messages", "the last message must not be of the assistant: answers that it begins are not supported")
+        raise refused("messages", "the last message must not have the role assistant: an answer cannot be prefilled")
     return messages.merged(found)
 
 

@@ -192,7 +192,7 @@ class Gateway:
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         raise ApiError(
             404,
-            f"{self._service.model_name} generates text and makes no embeddings; deploy an embedding model for them",
+            f"{self._service.model_name} generates text and makes no embeddings; send them to a server of an embedding model",
             code="model_not_found",
         )
 
