@@ -67,7 +67,8 @@ def init_problems(facts: Facts, name: str, address: str | None) -> list[str]:
     found = _machine(facts) + _node_name(name)
     if address is None:
         found.append(
-            "this Mac has no address on the interface of the default route: connect it to a network, or use --advertise-address"
+            "this Mac has no address on the interface of the default route or on bridge0: connect it to a network, or by a "
+            "cable to another Mac, or use --advertise-address"
         )
     elif address not in facts.addresses:
         found.append(
