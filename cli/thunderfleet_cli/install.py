@@ -37,7 +37,7 @@ def add(commands: Parsers) -> None:
     init.add_argument(
         "--advertise-address",
         metavar="IP",
-        help="address at which other Macs reach this Mac (default: that of the interface of the default route)",
+        help="address at which other Macs reach this Mac (default: that of the interface of the default route, or of bridge0)",
     )
     init.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
     init.add_argument("--no-chart", action="store_true", help="do not install the chart")

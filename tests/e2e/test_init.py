@@ -510,7 +510,7 @@ def test_init_after_reset_is_another_cluster_which_needs_only_a_cable(cluster: C
     first, second = macs
     for mac in macs:
         cluster.lan("pull", mac.machine.name)
-    said = first.init("--no-chart", "--advertise-address", "169.254.7.1")
+    said = first.init("--no-chart")
     assert "Node studio-1 is Ready" in said
     assert "not found" in first.kubectl("get", "configmap", "plain", code=1)
     (line,) = re.findall(r"tf1-[\w-]+", said)

@@ -19,6 +19,7 @@ from thunderfleet_controlplane.install.mac.facts import (
 from thunderfleet_controlplane.install.mac.launchctl import Launchctl
 from thunderfleet_controlplane.install.mac.preflight import init_problems
 from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_localcluster.fleet.fault_state import FaultState
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import write_machine
@@ -48,6 +49,14 @@ def test_a_recorded_mac(host: BlockingHost) -> None:
     found = addresses(host)
     assert {"127.0.0.1", "::1", "192.168.64.11", "10.64.1.1"} <= set(found)
     assert len(found) == len(set(found)) and not any("%" in one for one in found)
+
+
+def test_a_mac_that_has_only_a_cable_has_the_address_of_its_bridge(tmp_path: Path) -> None:
+    text = FLEET.replace("96 GB}", "96 GB, bridge: [1], bridgeAddress: 169.254.7.1}", 1)
+    plan = plan_layout(parse_fleet(text, "test"), "namespaces")
+    now = FaultState().with_lan("studio-1", "pull").layout(plan)
+    write_machine(now, now.machine("studio-1"), tmp_path / "bin")
+    assert default_address(BlockingHost([tmp_path / "bin"])) == "169.254.7.1"
 
 
 def test_a_machine_without_the_commands_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:

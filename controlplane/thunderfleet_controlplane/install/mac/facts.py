@@ -22,6 +22,7 @@ from thunderfleet_controlplane.install.mac.preflight import NODE_NAME, Facts
 
 COMMAND_SECONDS = 10.0
 PROBE_SECONDS = 1.0
+THUNDERBOLT_BRIDGE = "bridge0"
 
 
 def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, daemons: Iterable[str]) -> Facts:
@@ -82,11 +83,12 @@ def addresses(host: BlockingHost) -> tuple[str, ...]:
 
 
 def default_address(host: BlockingHost) -> str | None:
-    """The first address of the interface with the default route."""
+    """The first address of the interface with the default route, else of the Thunderbolt Bridge.
+
+    A Mac whose only network is a cable has no default route.
+    """
     route = host.run(["route", "-n", "get", "default"], COMMAND_SECONDS)
-    interface = None if isinstance(route, Failure) else route_interface(route.text)
-    if interface is None:
-        return None
+    interface = (None if isinstance(route, Failure) else route_interface(route.text)) or THUNDERBOLT_BRIDGE
     shown = host.run(["ifconfig", interface], COMMAND_SECONDS)
     found = inet_addresses(shown.text) if isinstance(shown, Output) else None
     return found[0] if found else None

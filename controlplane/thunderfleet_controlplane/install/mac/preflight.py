@@ -75,7 +75,8 @@ def _address(facts: Facts, address: str | None) -> list[str]:
     found = []
     if address is None:
         found.append(
-            "this Mac has no address on the interface of the default route: connect it to a network, or use --advertise-address"
+            "this Mac has no address on the interface of the default route or on bridge0: connect it to a network, or by a "
+            "cable to another Mac, or use --advertise-address"
         )
     elif address not in facts.addresses:
         found.append(
