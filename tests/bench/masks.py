@@ -97,7 +97,7 @@ def _applied(formats: grammar.Formats, compiled: str, batch: int) -> Figure:
 
     without = statistics.median(_milliseconds(plain) for _ in range(STEPS))
     samples = tuple(max(_milliseconds(step) - without, 0.0) for _ in range(STEPS))
-    bound = Bound("<=", STEP_MILLISECONDS / 10) if batch == 1 else None
+    bound = Bound("<=", STEP_MILLISECONDS / 10)
     return Figure(f"mask of a step, batch {batch}", "ms", samples, bound=bound, note="with MLX's CPU build")
 
 

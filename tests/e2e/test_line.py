@@ -1,5 +1,6 @@
 """From ``kubectl apply`` to tokens: the line as a user walks it, on the default fleet."""
 
+import json
 import os
 from datetime import datetime
 from typing import Any
@@ -68,6 +69,28 @@ def test_the_api_lists_its_model_and_refuses_another(pair: Deployment, line: Lin
     assert [line.request(f"{base}/{path}").status for path in ("healthz", "readyz")] == [200, 200]
     other = yaml.safe_load(pair.kubectl("get", "configmap", "-l", "thunderfleet.io/group=0", "-o", "yaml"))
     assert other["items"], "the plan is a ConfigMap"
+
+
+def test_clients_of_other_dialects_get_the_same_answer(pair: Deployment, line: Line) -> None:
+    """The dialects themselves are tested with their SDKs in the unit tests of the runner."""
+    messages = [{"role": "user", "content": PROMPT}]
+    wanted = pair.ask(PROMPT, TOKENS).json["choices"][0]["message"]["content"]
+    anthropic = line.request(
+        f"{pair.endpoint}/messages", {"model": pair.name, "messages": messages, "max_tokens": TOKENS, "temperature": 0}
+    )
+    assert [block["text"] for block in anthropic.json["content"]] == [wanted]
+    responses = line.request(
+        f"{pair.endpoint}/responses",
+        {"model": "thunderfleet/tiny-qwen2", "input": messages, "max_output_tokens": TOKENS, "temperature": 0},
+    )
+    assert [part["text"] for item in responses.json["output"] for part in item["content"]] == [wanted]
+    shape = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    forced = {"type": "json_schema", "json_schema": {"name": "answer", "schema": shape}}
+    answer = line.request(
+        f"{pair.endpoint}/chat/completions",
+        {"messages": messages, "max_tokens": 40, "temperature": 0, "response_format": forced, "keep_alive": "5m"},
+    )
+    assert list(json.loads(answer.json["choices"][0]["message"]["content"])) == ["ok"]
 
 
 def test_the_benchmark_is_in_status_and_in_the_columns(pair: Deployment, line: Line) -> None:
