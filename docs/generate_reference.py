@@ -306,7 +306,7 @@ def _agent_metrics() -> CollectorRegistry:
 
 
 def _runner_metrics() -> CollectorRegistry:
-    from thunderfleet_runner.api.gateway import Gateway
+    from thunderfleet_runner.api.http.gateway import Gateway
     from thunderfleet_runner.group.metrics import GroupMetrics
 
     registry = CollectorRegistry()

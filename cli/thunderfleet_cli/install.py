@@ -71,6 +71,13 @@ def add(commands: Parsers) -> None:
     )
     for parser in (init, join):
         parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet")
+        parser.add_argument(
+            "--thunderbolt-ports",
+            choices=("Managed", "Unmanaged"),
+            help="Managed: the kubelet gives each Thunderbolt port a network service and an address of its own, and takes it "
+            "out of the Thunderbolt Bridge; Unmanaged: it leaves them as they are, and undoes what it changed (default: as "
+            "configured before, else Managed)",
+        )
     one(
         "upgrade",
         "replace the installed version of this Mac by the one that runs this command",
@@ -163,6 +170,7 @@ def _init(arguments: argparse.Namespace, mac: Mac) -> None:
             name=arguments.node_name,
             address=arguments.advertise_address,
             kubelet_config=arguments.config,
+            thunderbolt_ports=arguments.thunderbolt_ports,
             chart=not arguments.no_chart,
             dry_run=arguments.dry_run,
         ),
@@ -177,12 +185,13 @@ def _join(arguments: argparse.Namespace, mac: Mac) -> None:
         line = decode(_line(arguments.line, arguments.token_file))
     except ValueError as error:
         raise InstallError(str(error), usage=True) from None
+    ports = arguments.thunderbolt_ports
     if arguments.control_plane:
-        sharing.join(mac, sharing.Wanted(line, arguments.node_name, arguments.advertise_address, arguments.config))
+        sharing.join(mac, sharing.Wanted(line, arguments.node_name, arguments.advertise_address, arguments.config, ports))
         return
     if arguments.advertise_address is not None:
         raise InstallError("--advertise-address is for --control-plane", usage=True)
-    join(mac, Wanted(line, arguments.node_name, arguments.config))
+    join(mac, Wanted(line, arguments.node_name, arguments.config, ports))
 
 
 def _token(arguments: argparse.Namespace, mac: Mac) -> None:

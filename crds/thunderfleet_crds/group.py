@@ -11,6 +11,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from thunderfleet_crds.plan import KnownWeights, RecordedAnswer
 from thunderfleet_crds.vocabulary import ConditionStatus, FaultClass, ReportedGroupPhase, ReportedRankPhase
 
 STATE_PATH = "/v1/state"
@@ -110,6 +111,10 @@ class VerifiedReport(_Value):
     """Of the model's files."""
     lengths: tuple[int, ...] = ()
     """Lengths in tokens of the passages that a group with these files has ever continued, as far as is known."""
+    weights: tuple[KnownWeights, ...] = ()
+    """Copies of the model on the group's Macs whose weights are hashed."""
+    recorded: RecordedAnswer | None = None
+    """The answer to the test prompt, once it is known what it depends on."""
 
 
 class GroupState(_Value):

@@ -69,6 +69,9 @@ DURATION_PATTERN: Final = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 LABEL_KEY_MAX_LENGTH: Final = 317
 MAX_AVOIDED_LINKS: Final = 16
 MAX_PROVEN_LENGTHS: Final = 8
+MAX_WEIGHTS_COPIES: Final = 64
+MAX_RECORDED_ANSWERS: Final = 4
+MAX_RECORDED_TOKENS: Final = 64
 
 
 class ModelSource(ApiModel):
@@ -397,6 +400,36 @@ class ProvenLengths(ApiModel):
     )
 
 
+class WeightsCopy(ApiModel):
+    """A Mac's copy of the model, whose weights were read and hashed once."""
+
+    node: Name = Field(description="Node with the copy.")
+    signature: Annotated[str, Field(max_length=128)] = Field(
+        description="SHA-256 of the names, sizes, times and inode numbers of the files. While it stays, so do the weights."
+    )
+    digest: Annotated[str, Field(max_length=128)] = Field(description="SHA-256 of the values of the weights.")
+
+
+class RecordedAnswer(ApiModel):
+    """The answer to the test prompt, by which later groups are judged that must compute the same."""
+
+    key: Annotated[str, Field(max_length=128)] = Field(
+        description="SHA-256 of what an answer depends on: weights, tokenizer, split, chips, environment variables, and "
+        "versions of macOS, mlx and mlx-lm."
+    )
+    tokens: Annotated[tuple[Count, ...], Field(max_length=MAX_RECORDED_TOKENS)] = Field(
+        default=(), description="Token ids of the answer."
+    )
+    costs: Annotated[tuple[Count, ...], Field(max_length=MAX_RECORDED_TOKENS)] = Field(
+        default=(), description="Log probabilities of the tokens with the opposite sign, in thousandths."
+    )
+    margins: Annotated[tuple[Count, ...], Field(max_length=MAX_RECORDED_TOKENS)] = Field(
+        default=(),
+        description="By how much each token was likelier than the next likely one: difference of the log probabilities, in "
+        "thousandths.",
+    )
+
+
 class LostPlace(ApiModel):
     """The placement that a group has lost through a failure. See spec.recovery.failback."""
 
@@ -486,6 +519,17 @@ class Group(ApiModel):
         default=None,
         description="Lengths of the passages that the group has continued correctly with the present model. In later checks, a "
         "wrong answer for one of these lengths is a failure.",
+    )
+    weights: Annotated[tuple[WeightsCopy, ...], Field(max_length=MAX_WEIGHTS_COPIES)] = Field(
+        default=(),
+        description="Copies of the present model on Macs of the group, whose weights were hashed.",
+        json_schema_extra={"x-list-keys": ["node"]},
+    )
+    recorded_answers: Annotated[tuple[RecordedAnswer, ...], Field(max_length=MAX_RECORDED_ANSWERS)] = Field(
+        default=(),
+        description="Answers to the test prompt, one for each combination of weights, split, chips and versions. A different "
+        "answer, where one token was clearly likelier than others, is a failure.",
+        json_schema_extra={"x-list-keys": ["key"]},
     )
     predicted: Predicted | None = Field(
         default=None, description="Predicted speed for one request; status.benchmark has the measured speed."

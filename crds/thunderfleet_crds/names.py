@@ -1,5 +1,6 @@
 """Names of the API: group, kinds, labels, annotations, and the limits that hold for all kinds."""
 
+import hashlib
 from typing import Final
 
 GROUP: Final = "thunderfleet.io"
@@ -29,6 +30,8 @@ LABEL_CHIP: Final = f"{GROUP}/chip"
 """On a Node, set by its kubelet: the Mac's chip, for node selectors."""
 LABEL_OS: Final = "kubernetes.io/os"
 
+# One label per end of a ThunderboltLink, so that a Mac lists only its own links.
+LABEL_END_PREFIX: Final = f"end.{GROUP}/"
 ANNOTATION_HASH: Final = f"{GROUP}/hash"
 """On children: the hash of their inputs, so that unchanged objects are not written again."""
 ANNOTATION_PORTS: Final = f"{GROUP}/ports"
@@ -45,3 +48,13 @@ MAX_RANKS: Final = 64
 # The most ranks for which agents compute the memory that tensor parallelism needs.
 MAX_WORLD_SIZE: Final = 16
 MAX_NAME_LENGTH: Final = 40
+
+
+def short_hash(node: str) -> str:
+    """Ten characters in place of a node's name where that is too long, as in the key of a label."""
+    return hashlib.sha256(node.encode()).hexdigest()[:10]
+
+
+def end_label(node: str) -> str:
+    """The label of every ThunderboltLink that has an end at this node."""
+    return LABEL_END_PREFIX + short_hash(node)

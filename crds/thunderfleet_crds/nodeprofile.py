@@ -347,6 +347,13 @@ class GroupUse(ApiModel):
     )
 
 
+class Panic(ApiModel):
+    """The last kernel panic of the Mac."""
+
+    time: Time = Field(description="Time of its report.")
+    message: LongMessage = Field(default="", description="What the kernel reported, and what is known to help.")
+
+
 class NodeProfileStatus(ApiModel):
     """The observed state. Parts that have not been observed yet are unset."""
 
@@ -373,6 +380,9 @@ class NodeProfileStatus(ApiModel):
     )
     quarantine: Quarantine | None = Field(
         default=None, description="Set while the Mac is quarantined: a fault that only a reboot clears keeps all groups off it."
+    )
+    last_panic: Panic | None = Field(
+        default=None, description="Last kernel panic of the Mac of which macOS has a report. Unset if there is none."
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),

@@ -135,6 +135,26 @@ class ProvenLengths(_Value):
     """Of passages that were continued, in tokens."""
 
 
+class KnownWeights(_Value):
+    """A copy of the model whose weights were hashed before."""
+
+    node: str
+    signature: str
+    """Of its files: see ``status.groups[].weights``."""
+    digest: str
+    """Of the values of the weights."""
+
+
+class RecordedAnswer(_Value):
+    """An earlier answer to the test prompt; see ``status.groups[].recordedAnswers``."""
+
+    key: str
+    tokens: tuple[int, ...]
+    costs: tuple[int, ...]
+    margins: tuple[int, ...]
+    """Both in thousandths."""
+
+
 class Plan(_Value):
     """One placement of one group. ``uid`` is that of the ModelDeployment; (uid, index, epoch) identifies the placement."""
 
@@ -163,6 +183,8 @@ class Plan(_Value):
     verify: Verify = Verify.FULL
     """What the group checks, from ``spec.verify``."""
     proven_lengths: ProvenLengths | None = None
+    known_weights: tuple[KnownWeights, ...] = ()
+    recorded_answers: tuple[RecordedAnswer, ...] = ()
 
     @property
     def name(self) -> str:

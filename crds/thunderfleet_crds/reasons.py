@@ -75,15 +75,15 @@ class Reason(StrEnum):
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
-        "Run the command in the message, such as `sudo ifconfig bridge0 deletem en2`, and switch the Thunderbolt Bridge "
-        "service off in System Settings > Network.",
+        "A kubelet that runs as root takes it out, and `kubectl describe node` says why it has not. Otherwise run "
+        "`sudo thunderfleet doctor --fix` on the Mac: the port gets a network service of its own, which outlives a restart.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.READY, FAILURE),
     )
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
         "The RDMA device is Active, but has no GID for an IPv4 address; or a port that a TCP ring uses has no address.",
-        "Give both ends of the cable IPv4 addresses of one network, such as `sudo ifconfig en2 inet 10.0.0.1/30` on one Mac "
-        "and 10.0.0.2/30 on the other.",
+        "A kubelet that runs as root gives each end of a cable its address, and `kubectl describe node` says why it has not. "
+        "Otherwise set addresses of one network with `networksetup -setmanual`, as the message says.",
         (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     COMMAND_FAILED = (
@@ -628,9 +628,22 @@ class Reason(StrEnum):
     OUTPUT_WRONG = (
         "OutputWrong",
         "In the check of its answers, a group does not continue a passage correctly, although the same weights continued one "
-        "of that length before.",
+        "of that length before; or its answer to the test prompt is not the one that the same weights gave before.",
         "Check the files of the model and the cables of the group; the message says which token was wrong. Then delete the "
         "pods of the group. spec.verify: Quick leaves out this check.",
+        (On.VERIFIED, FAILURE),
+    )
+    KERNEL_WRONG = (
+        "KernelWrong",
+        "A Mac computes a product with a matrix of the model wrong.",
+        "None at first: other Macs are used, if possible. Reboot the Mac in the message and update macOS; if this repeats, "
+        "report a bug.",
+        (On.VERIFIED, FAILURE),
+    )
+    SPLIT_WRONG = (
+        "SplitWrong",
+        "The Macs of the group together compute other values than one Mac with the whole layer of the model.",
+        "Set spec.parallelism to Pipeline, or change spec.nodes.min and spec.nodes.max. Report a bug.",
         (On.VERIFIED, FAILURE),
     )
     WRONG_SUM = ("WrongSum", "The first all-reduce of the group gave a wrong sum.", "Report a bug.", (FAILURE,))
@@ -748,6 +761,13 @@ class Reason(StrEnum):
         "OutOfMemory",
         "The Mac ran out of memory.",
         "End other programs on the Mac, or raise spec.memory.headroomPercent so that placements leave more room.",
+        (FAILURE,),
+    )
+    DIVERGED = (
+        "Diverged",
+        "The ranks computed different tokens or logits while the group served. No wrong token was sent.",
+        "None at first: the next attempt makes the checks of spec.verify again; what they find has a reason of its own. If the "
+        "message says that they have found nothing, report a bug.",
         (FAILURE,),
     )
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))

@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import logging
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_lib.quantity import to_bytes
 
@@ -35,6 +37,7 @@ from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
 from thunderfleet_kubelet.node.machine import Reader, look
 from thunderfleet_kubelet.node.memory import GpuMemory
+from thunderfleet_kubelet.node.ports import ThunderboltPorts, Wanted
 from thunderfleet_kubelet.pods.decide.podspec import has_ended
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -91,7 +94,10 @@ def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
 
 
 class Kubelet:
-    """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one."""
+    """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one.
+
+    ``host``: runs the commands that change the network settings of a Mac; None on other machines.
+    """
 
     def __init__(
         self,
@@ -102,6 +108,7 @@ class Kubelet:
         reader: Reader,
         addresses: NodeAddresses,
         awake: Awake,
+        host: BlockingHost | None = None,
     ) -> None:
         self.awake = awake
         self.root = root
@@ -167,6 +174,18 @@ class Kubelet:
             on_change=lambda _: self._pods_changed.set(),
         )
         self._last_certificate_error: str | None = None
+        self.ports = self._thunderbolt_ports(host) if host is not None else None
+
+    def _thunderbolt_ports(self, host: BlockingHost) -> ThunderboltPorts:
+        servers, config = _servers(self.identity, self.config)(), self.config
+        # That of this machine has no interface for others.
+        others = [one for one in servers if one not in self.addresses.current]
+        server = next(iter((*others, *servers)), parse_server(self.identity.server).host)
+        wanted = Wanted(config.node_name, server, config.thunderbolt_ports == "Managed", config.cable_network)
+        return ThunderboltPorts(wanted, host, self.root, self.kube, self._report_ports, time.monotonic)
+
+    def _report_ports(self, reason: str, message: str, kind: Literal["Normal", "Warning"]) -> None:
+        self._background(self._event(reason, message, kind))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until ``stop`` is set. Containers keep running."""
@@ -207,6 +226,8 @@ class Kubelet:
             tasks.create_task(self.credentials.run())
             tasks.create_task(self.awake.run())
             tasks.create_task(self.addresses.follow(self._addresses_changed))
+            if self.ports is not None:
+                tasks.create_task(self.ports.run())
 
     def _addresses_changed(self) -> None:
         """Takes the new addresses everywhere: Node, pods, server and its certificate."""
@@ -339,7 +360,9 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     addresses = NodeAddresses(config.addresses, read)
     if await _before(stop, addresses.wait()):
         awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
-        await Kubelet(root, identity, config, machine, Reader(commands, machine.is_mac, gpu), addresses, awake).run(stop)
+        reader = Reader(commands, machine.is_mac, gpu)
+        host = commands.blocking() if machine.is_mac else None
+        await Kubelet(root, identity, config, machine, reader, addresses, awake, host).run(stop)
 
 
 def _servers(identity: NodeIdentity, config: Config) -> Callable[[], Sequence[str]]:

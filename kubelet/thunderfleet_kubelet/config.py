@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
+from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK
 
 from thunderfleet_kubelet import pressure
 
@@ -83,6 +84,12 @@ class Config(_Settings):
     pod_users: PodUsers = PodUsers()
     """The users and groups of pods: each pod has one of its own. No account of the machine may have one of these ids. Only a
     kubelet that runs as root uses them."""
+    thunderbolt_ports: Literal["Managed", "Unmanaged"] = "Managed"
+    """Managed: each Thunderbolt port of a Mac gets a network service and an address of its own, and leaves the Thunderbolt
+    Bridge, in which RDMA does not work. Unmanaged: what was changed for this is undone. Only a kubelet that runs as root
+    manages ports."""
+    cable_network: ipaddress.IPv4Network = DEFAULT_NETWORK
+    """The network from which cables between Macs get their addresses, a /30 each. It must be the same on all Macs, and free."""
     labels: dict[str, str] = {}
     """Additional labels of the Node."""
     max_pods: Annotated[int, Field(ge=1, le=1000)] = 110
@@ -127,6 +134,13 @@ class Config(_Settings):
                 raise ValueError(f"{text!r} is not an IP address, such as '192.168.64.11'") from None
             if address.is_unspecified or address.is_multicast:
                 raise ValueError(f"{text} is not a unicast address; use the machine's own address")
+        return value
+
+    @field_validator("cable_network")
+    @classmethod
+    def _cable_network(cls, value: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
+        if not value.is_private or value.is_loopback or value.is_link_local or not 8 <= value.prefixlen <= 20:
+            raise ValueError(f"{value} must be a private network from /8 to /20, such as {DEFAULT_NETWORK}")
         return value
 
     @field_validator("path", "python_path")

@@ -11,6 +11,7 @@ interfaces  addresses of a Mac, from what `route` and `ifconfig` print
 jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch
 listener    a listener for HTTP servers with a bound on connections
+macnet      network settings of a Mac: parsers, and one network service for each Thunderbolt port
 parsing     parsers of command output: errors, bounds, checks
 privilege   what root may use of its caller: environment, commands, files
 quantity    Kubernetes quantities as exact numbers

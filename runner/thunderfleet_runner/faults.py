@@ -104,6 +104,8 @@ _RULES: tuple[_Rule, ...] = (
           r"|connection reset by peer|broken pipe", FaultClass.RETRY, Reason.PEER_LOST, "a peer left the group", echo=True),
     _rule(r"^ProofDeadline\b", FaultClass.RETRY, Reason.STALLED, "the exchange waits for another rank; check the cables with "
           "`kubectl get tbl`", stages=frozenset({Stage.PROVE})),
+    _rule(r"^Diverged\b", FaultClass.RETRY, Reason.DIVERGED, "no wrong token was sent; the next attempt makes the checks of "
+          "spec.verify again, which name a Mac or a cable that is faulty", stages=frozenset({Stage.CHECK, Stage.SERVE})),
     # RDMA, in the order in which JACCL uses it.
     _rule(r"could not find device|rdma device .*not found", FaultClass.REPLAN, Reason.DEVICE_MISSING,
           "the planned RDMA device no longer exists: check the cable"),
@@ -164,6 +166,12 @@ _RULES: tuple[_Rule, ...] = (
           "this Mac ran out of memory: end other programs on it, or raise spec.memory.headroomPercent"),
     _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, Reason.MODEL_UNSUPPORTED,
           "mlx-lm does not support this model; choose another model or another version of mlx-lm"),
+    _rule(r"^KernelWrong\b", FaultClass.REPLAN, Reason.KERNEL_WRONG,
+          "the GPU of this Mac or its version of MLX computes wrong: "
+          "reboot this Mac and update macOS; if this repeats, report a bug", stages=_LOADING),
+    _rule(r"^LayerWrong\b", FaultClass.CONFIGURE, Reason.SPLIT_WRONG,
+          "the model is split wrong: set spec.parallelism to Pipeline, "
+          "or change the number of Macs, and report a bug", stages=_LOADING),
     _rule(r"^CannotSplit\b", FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT,
           _CANNOT_SPLIT, stages=_LOADING),
     _rule(r"^IncompleteModel\b", FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE,
@@ -279,3 +287,10 @@ def relay_lost(text: str) -> Fault:
 def tokens_differ(detail: str) -> Fault:
     """Ranks disagree on the test prompt's tokens."""
     return Fault(FaultClass.BUG, Reason.TOKENS_DIFFER, f"the ranks computed different tokens, report a bug: {detail}")
+
+
+def diverged_again(fault: Fault) -> Fault:
+    """Ranks diverge once more, although the checks between the two attempts have found nothing."""
+    seen = fault.message.partition(": no wrong token was sent")[0]
+    text = f"{seen}; the checks of spec.verify have found nothing since the last time: report a bug"
+    return replace(fault, fault=FaultClass.BUG, message=text)

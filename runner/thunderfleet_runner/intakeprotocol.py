@@ -1,7 +1,7 @@
 """Messages between a supervisor and its intake process, which checks, renders and tokenizes requests (see ``intake``).
 
 Each is one frame of JSON (see ``framing``). The intake sends ``Up`` when it can work, then one answer to each question.
-``Prepare`` is followed by one more frame: the body as the client sent it.
+``Prepare`` and ``Examine`` are followed by one more frame: the body as the client sent it.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,13 +10,17 @@ from pydantic import Field, TypeAdapter
 
 from thunderfleet_runner.protocol import Message, Prompt, Sampling, decode
 
-Endpoint = Literal["chat", "completion"]
+Endpoint = Literal["chat", "completion", "messages", "responses"]
+CallFormat = Literal["marked", "json", "bare"]
+Subject = Literal["count", "tokenize", "detokenize"]
 
 
 class ModelLimits(Message):
     """Properties of the served model against which requests are checked."""
 
     model: str
+    names: tuple[str, ...] = ()
+    """Other names by which clients may call the model."""
     vocabulary: int
     """Number of token ids; 0 when unknown."""
     context_tokens: int
@@ -28,6 +32,10 @@ class Options(Message):
 
     endpoint: Endpoint
     max_tokens: int
+    clamped: bool = False
+    """Whether the client asked for more tokens than fit."""
+    choices: int = 1
+    """Number of answers."""
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
@@ -39,6 +47,14 @@ class Options(Message):
     sampling: Sampling = Sampling()
     tools: str = ""
     """The request's tools as JSON, for ``ParseTools``; empty without any."""
+    calls: CallFormat = "marked"
+    """How the model writes tool calls: between marks; as JSON between marks; as JSON that is all of its answer."""
+    forced: str = ""
+    """The tool that the answer must call; ``*`` for any; empty if it is free."""
+    parallel: bool = True
+    """Whether one answer may have several calls."""
+    echo: str = ""
+    """Fields of the request that the response repeats, as a JSON object; empty without any."""
 
 
 # --- supervisor -> intake -------------------------------------------------------------------------------------------
@@ -60,7 +76,15 @@ class ParseTools(Message):
     texts: tuple[str, ...]
 
 
-Question = Annotated[Prepare | ParseTools, Field(discriminator="type")]
+class Examine(Message):
+    """Answer the body in the next frame, which asks about tokens only. Answered by ``Examined`` or ``Rejected``."""
+
+    type: Literal["examine"] = "examine"
+    subject: Subject
+    limits: ModelLimits
+
+
+Question = Annotated[Prepare | ParseTools | Examine, Field(discriminator="type")]
 
 # --- intake -> supervisor -------------------------------------------------------------------------------------------
 
@@ -77,6 +101,8 @@ class Prepared(Message):
     type: Literal["prepared"] = "prepared"
     options: Options
     prompt: Prompt
+    grammar: str = ""
+    """The format of the answer, for ``protocol.Request``."""
 
 
 class Rejected(Message):
@@ -98,7 +124,15 @@ class ToolsParsed(Message):
     unparsed: tuple[str, ...] = ()
 
 
-Answer = Annotated[Up | Prepared | Rejected | ToolsParsed, Field(discriminator="type")]
+class Examined(Message):
+    """The response to a question about tokens."""
+
+    type: Literal["examined"] = "examined"
+    body: str
+    """JSON."""
+
+
+Answer = Annotated[Up | Prepared | Rejected | ToolsParsed | Examined, Field(discriminator="type")]
 
 _QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
 _ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)

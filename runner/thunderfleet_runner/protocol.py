@@ -99,6 +99,8 @@ class Request(Message):
     sampling: Sampling = Sampling()
     cache: bool = True
     """False: neither read nor fill the prompt cache (benchmark)."""
+    grammar: str = ""
+    """A format that the answer must have, in llguidance's form; empty for none."""
     no_end: bool = False
     """True: only ``max_tokens`` ends the answer, not the model's end token (benchmark)."""
 
@@ -128,12 +130,16 @@ class Start(Message):
     """Limit of one exchange in this check."""
     memory_bytes: int
     """The reservation."""
+    check_products: bool = False
+    """Whether each rank checks its kernels, and all of them the layers of a model that is split by tensor parallelism."""
     wired: bool = True
     """Whether the reservation is the wired limit; otherwise none is set."""
     memory: MemoryPlan
     hostfile: str | None = None
     mesh: bool = False
     """Every two ranks are connected, not only those next to each other."""
+    equal_logits: bool = False
+    """All ranks must compute the same logits, to the bit, if their Macs are alike."""
     jaccl_environment: bool = False
     """JACCL: MLX runs its own exchange from environment variables; otherwise through ``Gather``."""
     environment: dict[str, str] = {}
@@ -236,12 +242,28 @@ class Progress(Message):
     layers: int
 
 
+REASON_CHARACTERS = 512
+
+
+class Products(Message):
+    """What a rank has computed right: products with ``checked`` of ``kinds`` kinds of matrices, and whole ``layers``."""
+
+    checked: int = 0
+    kinds: int = 0
+    layers: tuple[int, ...] = ()
+    """Only rank 0 compares them."""
+    layers_left: str = ""
+    """Why a layer was not compared."""
+    seconds: float = 0.0
+
+
 class Loaded(Message):
     """The rank has loaded its part of the model."""
 
     type: Literal["loaded"] = "loaded"
     total_bytes: int
     peak_memory_bytes: int = 0
+    products: Products = Products()
 
 
 class Ready(Message):
@@ -249,6 +271,12 @@ class Ready(Message):
 
     type: Literal["ready"] = "ready"
     tokens: tuple[int, ...]
+    costs: tuple[float, ...] = ()
+    """The log probability of each token, with the opposite sign."""
+    margins: tuple[float, ...] = ()
+    """By how much each token was likelier than the next likely one: the difference of their log probabilities."""
+    kind: int = 0
+    """Equal for Macs with the same chip and build of macOS."""
     vocabulary: int = 0
     """Number of the model's token ids: 0 <= id < vocabulary. 0: unknown."""
     chat_template: bool = True
@@ -281,6 +309,8 @@ class Token(Message):
     top_logprobs: tuple[TopLogprob, ...] = ()
     kind: Literal["text", "reasoning", "tool"] = "text"
     """The kind of text according to mlx-lm's state machine."""
+    ends_tool: bool = False
+    """Whether what the model wrote as a tool call is complete. ``text`` is not part of it then."""
 
 
 class Done(Message):
@@ -293,8 +323,10 @@ class Done(Message):
     cached_tokens: int = 0
     """Prompt tokens taken from the prompt cache."""
     generated_tokens: int
-    tool_texts: tuple[str, ...] = ()
-    """What the model wrote between its marks of tool calls, unparsed."""
+    reasoning_tokens: int = 0
+    """Of the generated ones."""
+    stop: str = ""
+    """The stop string that ended the answer."""
     peak_memory_bytes: int = 0
 
 
@@ -304,6 +336,8 @@ class RequestError(Message):
     type: Literal["request_error"] = "request_error"
     id: str
     text: str
+    refused: bool = False
+    """Whether it is the request's fault, not the rank's."""
 
 
 class Heartbeat(Message):

@@ -19,12 +19,13 @@ from aiohttp import web
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import GroupPhase, Verify
 from thunderfleet_lib import listener
 
 from thunderfleet_runner import faults, protocol
-from thunderfleet_runner.api import canary
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Service
+from thunderfleet_runner.api.upkeep import canary
 from thunderfleet_runner.group import attempts, events
 from thunderfleet_runner.group.follower import Follower
 from thunderfleet_runner.group.leader import Leader
@@ -117,6 +118,8 @@ class Supervisor:
         self._metrics = GroupMetrics(self.service.registry, self._ages)
         self._benchmark: asyncio.Task[None] | None = None
         self._proofs: asyncio.Task[None] | None = None
+        self._weights: asyncio.Task[None] | None = None
+        self._was_ready = False
         self.role: Leader | Follower
         if self.rank == 0:
             identity = Identity(preflight.version("mlx"), preflight.version("mlx-lm"), preflight.digest(self.plan))
@@ -167,7 +170,7 @@ class Supervisor:
         try:
             await self._serve(listening)
         finally:
-            self._tasks += [task for task in (self._benchmark, self._proofs) if task is not None]
+            self._tasks += [task for task in (self._benchmark, self._proofs, self._weights) if task is not None]
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -195,7 +198,7 @@ class Supervisor:
         self._metrics.observe(self.state)
         self._start(self.role.run(), "role")
         if leader is not None:
-            self._start(canary.run(self.service), "canary")
+            self._start(canary.run(self.service, leader.output_wrong), "canary")
             leader.feed(events.Joined(0))
         ending = asyncio.create_task(self._ending.wait(), name="ending")
         await asyncio.wait([ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -242,7 +245,7 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _serve_gateway(self) -> web.AppRunner:
-        from thunderfleet_runner.api import gateway
+        from thunderfleet_runner.api.http import gateway
 
         entry = self.plan.ranks[self.rank]
         served = gateway.Gateway(self.service, self._intake, self.settings.api_keys)
@@ -283,6 +286,10 @@ class Supervisor:
         )
 
     def _changed(self, state: GroupState) -> None:
+        ready = state.phase is GroupPhase.READY
+        if ready and not self._was_ready and self.settings.benchmark and self.plan.verify is Verify.FULL:
+            self._weights = asyncio.create_task(self._read_weights(self._weights), name="weights")
+        self._was_ready = ready
         self._metrics.observe(state)
         self._changes.notify()
 
@@ -305,9 +312,18 @@ class Supervisor:
         except Exception:
             log.exception("the check of the group's answers failed")
 
+    async def _read_weights(self, before: asyncio.Task[None] | None) -> None:
+        """Once for each copy of the model, while the group serves; ``before``: an earlier call that may still run."""
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await self.member.read_weights()
+        except Exception:
+            log.exception("the weights could not be read")
+
     async def _measure(self) -> None:
         """Benchmarks until the group is no longer Ready; ``_ready`` starts it again."""
-        from thunderfleet_runner.api import benchmark
+        from thunderfleet_runner.api.upkeep import benchmark
 
         if self._proofs is not None:
             await asyncio.wait([self._proofs])

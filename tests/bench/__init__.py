@@ -11,6 +11,7 @@ client      streams completions and times their tokens
 byhand      the baseline: the same two ranks without Thunderfleet
 serving     many clients at once
 cables      groups that lose their cable or their supervisor
+proofs      what groups prove before they serve: what it costs, false alarms, what it finds
 formation   how soon groups form and recover
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses

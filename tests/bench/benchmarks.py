@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import cables, discovery, formation, installing, measure, memory, models, placement, processes, serving
+from tests.bench import cables, discovery, formation, installing, measure, memory, models, placement, processes, proofs, serving
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
@@ -201,6 +201,7 @@ ALL = (
     Benchmark("recovery", "a rank's death to Ready, against a fresh start", recovery),
     Benchmark("cables", "a pulled cable: named, served elsewhere, back; a frozen supervisor to Ready", cables.cables),
     Benchmark("formation", "groups that form with a late rank, and come back from a death, without a cluster", formation.run),
+    Benchmark("proofs", "what checks add before the first token; false alarms in 200 starts; corruptions caught", proofs.run),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(

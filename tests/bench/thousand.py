@@ -16,12 +16,13 @@ from pathlib import Path
 
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, field_manager
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
 from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.rdma import parse
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove

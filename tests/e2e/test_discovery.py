@@ -64,7 +64,7 @@ RDMA = {
     "studio-1.tb2--studio-3.tb1": ("Usable", "both ends"),
     "studio-2.tb2--studio-3.tb2": ("Usable", "both ends"),
     HIDDEN: ("Usable", "both ends"),
-    "studio-1.tb3--studio-4.tb1": ("BridgeMember", "run `sudo ifconfig bridge0 deletem en2` on studio-4"),
+    "studio-1.tb3--studio-4.tb1": ("BridgeMember", "run `sudo thunderfleet doctor --fix` on studio-4"),
     "mini-1.tb1--studio-2.tb3": ("BelowThunderbolt5", "use a Thunderbolt 5 cable"),
     "mini-2.tb1--studio-3.tb3": ("BelowThunderbolt5", "connect them without OWC Thunderbolt Hub"),
     "book-1.tb2--studio-2.tb4": ("RDMADisabled", "start book-1 in Recovery, run `rdma_ctl enable`"),
@@ -165,7 +165,7 @@ def test_a_link_names_its_fault_its_cable_and_the_command_that_fixes_it(healthy:
         assert (said_reason, status) == (reason, str(reason == "Usable")) and mend in message
         assert said(links[name], "Connected")[0] == "True"
     text = healthy.cluster.kubectl("describe", "tbl", "studio-1.tb3--studio-4.tb1").stdout
-    assert "sudo ifconfig bridge0 deletem en2" in text
+    assert "sudo thunderfleet doctor --fix" in text
     hidden = said(links[HIDDEN], "Symmetric")
     assert hidden[:2] == ("False", "OneEnd") and "studio-3 does not see" in hidden[2]
     assert all(said(link, "Symmetric")[0] == "True" for name, link in links.items() if "book-2" not in name)

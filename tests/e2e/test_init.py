@@ -4,6 +4,7 @@ The tests follow one Mac from its first `init` to `reset`, in this order. Networ
 recorded Mac folders of its own.
 """
 
+import ipaddress
 import json
 import os
 import re
@@ -16,15 +17,29 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.network.namespaces import program
 
 from tests.support.installed import DAEMONS, SECONDS, Mac
 from tests.support.waiting import until
 
 FLEET = """
 machines:
-  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
-  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB}
+  - name: studio-1
+    model: Mac Studio (M3 Ultra)
+    memory: 96 GB
+    rdma: true
+    bridge: [1, 2, 3, 4, 5, 6]
+    bridgeAddress: 169.254.7.1
+  - name: studio-2
+    model: Mac Studio (M3 Ultra)
+    memory: 96 GB
+    rdma: true
+    bridge: [1, 2, 3, 4, 5, 6]
+    bridgeAddress: 169.254.7.2
+cables:
+  - {a: "studio-1:1", b: "studio-2:2"}
 """
+LINK = "studio-1.tb1--studio-2.tb2"
 STEPS = (
     "[programs] installing",
     "[certificates] creating",
@@ -156,16 +171,40 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def macs(cluster: Cluster) -> tuple[Mac, Mac]:
     first, second = (Mac(cluster, machine) for machine in cluster.machines.values())
+    for mac in (first, second):
+        # As on a Mac that nobody has configured.
+        config = Path(mac.config)
+        config.write_text(config.read_text().replace("thunderboltPorts: Unmanaged\n", ""))
     return first, second
 
 
 @pytest.fixture(scope="module")
-def before(cluster: Cluster, macs: tuple[Mac, Mac]) -> list[tuple[set[str], set[str]]]:
-    """Files and processes of each Mac before anything was installed."""
-    return [(mac.files(cluster), mac.processes()) for mac in macs]
+def before(cluster: Cluster, macs: tuple[Mac, Mac]) -> list[tuple[set[str], set[str], list[str]]]:
+    """Files, processes and network settings of each Mac before anything was installed."""
+    return [(mac.files(cluster), mac.processes(), mac.network()) for mac in macs]
 
 
-def test_a_dry_run_changes_nothing(cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str]]]) -> None:
+@pytest.fixture(scope="module")
+def only_route(macs: tuple[Mac, Mac]) -> Path:
+    """Makes the API server unreachable for the second Mac while a port has left its bridge: write to it to change that."""
+    mac = macs[1]
+    folder = mac.machine.folder / "route"
+    folder.mkdir()
+    command = folder / "ifconfig"
+    ip = program("ip")
+    command.write_text(
+        f"#!/bin/sh\ncase $2 in deletem) {ip} link set en0 down ;; addm) {ip} link set en0 up ;; esac\n"
+        f'exec {mac.machine.folder}/bin/ifconfig "$@"\n'
+    )
+    command.chmod(0o755)
+    config = Path(mac.config)
+    config.write_text(config.read_text().replace("path:\n", f"path:\n- {folder}\n"))
+    return command
+
+
+def test_a_dry_run_changes_nothing(
+    cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str], list[str]]]
+) -> None:
     said = macs[0].init("--dry-run")
     assert "/Library/LaunchDaemons/io.thunderfleet.etcd.plist" in said and "https://192.168.64.11:6443" in said
     assert macs[0].files(cluster) == before[0][0]
@@ -284,7 +323,7 @@ def test_secrets_are_encrypted_in_etcd(macs: tuple[Mac, Mac]) -> None:
     assert "bWFya2VyLW9mLWEtc2VjcmV0" in mac.kubectl("get", "secret", "hidden", "-o", "jsonpath={.data.a}")
 
 
-def test_another_mac_joins(macs: tuple[Mac, Mac]) -> None:
+def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
     first, second = macs
     (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
     said = second.run(
@@ -298,6 +337,49 @@ def test_another_mac_joins(macs: tuple[Mac, Mac]) -> None:
     assert "has joined the cluster with the CA" in second.run(second.program, "init", code=1)
 
 
+def test_ports_go_back_into_their_bridge_when_the_api_server_is_lost(macs: tuple[Mac, Mac], only_route: Path) -> None:
+    first, second = macs
+
+    def undone() -> bool:
+        events = first.kubectl("get", "events", "--field-selector=involvedObject.name=studio-2", "-o", "jsonpath={..reason}")
+        return "ThunderboltPortsRestored" in events
+
+    until(undone, "the switch was undone", 150)
+    assert len(second.members()) == 6
+    assert "Thunderfleet" not in second.run("networksetup", "-listallnetworkservices")
+    assert "ThunderboltPortsSeparated" not in first.kubectl(
+        "get", "events", "--field-selector=involvedObject.name=studio-2", "-o", "jsonpath={..reason}"
+    )
+    only_route.write_text(f'#!/bin/sh\nexec {second.machine.folder}/bin/ifconfig "$@"\n')
+
+
+def test_ports_have_services_and_addresses_of_their_own_and_rdma_works(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    first, second = macs
+    # What was undone is not tried again before something has changed.
+    cluster.cable("pull", "studio-2:2")
+    until(lambda: first.members() == [] and second.members() == [], "no port is in a bridge", 120)
+    cluster.cable("plug", "studio-2:2")
+
+    def usable() -> bool:
+        return first.field('.status.conditions[?(@.type=="RDMAUsable")].status', "tbl", LINK) == "True"
+
+    until(usable, "RDMA is usable", 120)
+    found = {}
+    for mac, interface, port in ((first, "en2", 1), (second, "en3", 2)):
+        services = mac.run("networksetup", "-listallnetworkservices").splitlines()
+        assert "*Thunderbolt Bridge" in services
+        assert [name for name in services if name.startswith("Thunderfleet")] == [
+            f"Thunderfleet Thunderbolt {number}" for number in range(1, 7)
+        ]
+        info = mac.run("networksetup", "-getinfo", f"Thunderfleet Thunderbolt {port}")
+        (address,) = re.findall(r"^IP address: (.+)$", info, re.MULTILINE)
+        assert info.startswith("Manual Configuration") and f"inet {address} netmask 0xfffffffc" in mac.run(
+            "ifconfig", interface
+        )
+        found[interface] = ipaddress.ip_interface(f"{address}/30")
+    assert found["en2"].network == found["en3"].network and found["en2"] in ipaddress.ip_network("10.128.0.0/9")
+
+
 def test_a_control_plane_survives_that_its_mac_is_switched_off(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     mac.machine.off()
@@ -306,6 +388,8 @@ def test_a_control_plane_survives_that_its_mac_is_switched_off(macs: tuple[Mac, 
     assert mac.kubectl("get", "configmap", "plain", "-o", "jsonpath={.data.a}") == "marker-of-a-config-map"
     until(lambda: mac.node_ready("studio-1") and mac.node_ready("studio-2"), "both Nodes are Ready")
     until(mac.pids, "every daemon runs", retry_on=(IndexError,))
+    # macOS puts the ports back into their bridge when it starts.
+    until(lambda: mac.members() == [], "no port is in a bridge")
 
 
 def test_a_daemon_that_is_killed_starts_again(macs: tuple[Mac, Mac]) -> None:
@@ -410,19 +494,38 @@ def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: 
 
 
 def test_reset_leaves_no_file_and_no_process(
-    cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str]]]
+    cluster: Cluster, macs: tuple[Mac, Mac], before: list[tuple[set[str], set[str], list[str]]]
 ) -> None:
     said = macs[1].run(macs[1].program, "reset")
     assert "kubectl delete node studio-2" in said
     macs[0].run(macs[0].program, "reset")
-    for mac, (files, processes) in zip(macs, before, strict=True):
+    for mac, (files, processes, network) in zip(macs, before, strict=True):
+        assert mac.network() == network
         assert mac.files(cluster) - files <= {"/Library/Logs"}, "a Mac has this folder"
         assert mac.processes() == processes
     assert not Path("/Library").exists(), "recorded Macs have folders of their own"
     assert "ended" not in macs[0].run(macs[0].program, "reset")
 
 
-def test_init_after_reset_is_another_cluster(macs: tuple[Mac, Mac]) -> None:
-    mac = macs[0]
-    assert "Node studio-1 is Ready" in mac.init("--no-chart")
-    assert "not found" in mac.kubectl("get", "configmap", "plain", code=1)
+def test_init_after_reset_is_another_cluster_which_needs_only_a_cable(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    """The bridge carries the only route between the Macs, and its address moves to the port with the cable."""
+    first, second = macs
+    for mac in macs:
+        cluster.lan("pull", mac.machine.name)
+    said = first.init("--no-chart", "--advertise-address", "169.254.7.1")
+    assert "Node studio-1 is Ready" in said
+    assert "not found" in first.kubectl("get", "configmap", "plain", code=1)
+    (line,) = re.findall(r"tf1-[\w-]+", said)
+    assert "is Ready" in second.run(second.program, "join", "-", "--config", second.config, text=line)
+    until(lambda: first.members() == [] and second.members() == [], "no port is in a bridge", 180)
+    for mac, interface, number in ((first, "en2", 1), (second, "en3", 2)):
+        assert f"inet 169.254.7.{number} netmask 0xffff0000" in mac.run("ifconfig", interface)
+    second.machine.off()
+    second.machine.on()
+
+    def left_again() -> bool:
+        return second.members() == [] and first.node_ready("studio-2")
+
+    until(left_again, "the Mac is back over its cable", 120)
+    address = '.status.addresses[?(@.type=="InternalIP")].address'
+    assert [first.field(address, "node", name) for name in ("studio-1", "studio-2")] == ["169.254.7.1", "169.254.7.2"]

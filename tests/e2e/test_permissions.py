@@ -80,7 +80,7 @@ def granted(cluster: Cluster) -> dict[str, set[Right]]:
     for part in ("manifest", "hooks"):
         text = cluster.helm("get", part, "thunderfleet", "--namespace", NAMESPACE).stdout
         for item in yaml.safe_load_all(text):
-            if item and item["kind"] in ("Role", "ClusterRole"):
+            if item and item["kind"] in ("Role", "ClusterRole") and item["metadata"]["name"] in found:
                 # A role is called as the account that it is bound to; a unit test holds the chart to that.
                 found[item["metadata"]["name"]] |= {
                     (group, resource, verb)

@@ -15,8 +15,8 @@ PURE = {
     ),
     "runner": (
         "runner/thunderfleet_runner",
-        "faults framing group/attempts group/rendezvous group/stall group/status api/requests api/responses rank/stops "
-        "net/jaccl net/ports sizing/arithmetic",
+        "faults framing group/attempts group/rendezvous group/stall group/status "
+        "api/prepare api/openai/* api/request/* api/answer/* rank/stops net/jaccl net/ports sizing/arithmetic",
     ),
     "kubelet": (
         "kubelet/thunderfleet_kubelet",

@@ -40,6 +40,15 @@ class Mac:
         """Kills a command of `thunderfleet` as soon as it reports a step."""
         assert self.run(self.python, "-c", KILLER, step, self.program, *command).strip() == "killed", step
 
+    def network(self) -> list[str]:
+        """The network services and the interfaces, in an order that does not depend on that of the bridge's members."""
+        shown = self.run("networksetup", "-listnetworkserviceorder") + self.run("ifconfig", "-a")
+        return sorted(line.strip() for line in shown.splitlines())
+
+    def members(self) -> list[str]:
+        """The members of the Thunderbolt Bridge."""
+        return re.findall(r"member: (\w+) ", self.run("ifconfig", "bridge0"))
+
     def kubectl(self, *arguments: str, code: int = 0, text: str = "") -> str:
         (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl | cut -d' ' -f1").split()
         admin = "/var/lib/thunderfleet/admin.kubeconfig"

@@ -195,6 +195,12 @@ API: dict[str, tuple[Action, ...]] = {
             "401 yes role role role role role role role role role",
         ),
         Action(
+            "link-list",
+            "read all ThunderboltLinks",
+            f"GET {OURS}/thunderboltlinks",
+            "401 yes role role role role role yes yes yes role",
+        ),
+        Action(
             "link-own",
             "write Mac 1's end of a link",
             f"PATCH {OURS}/thunderboltlinks/$link/status",

@@ -50,7 +50,7 @@ async def _here(machine: Host, python: str) -> list[Check]:
     version = answers[VERSION]
     if isinstance(version, Failure) and version.kind is FailureKind.ABSENT:
         return [Check("macos", State.UNKNOWN, "this machine is not a Mac: it has no sw_vers", subject="this machine")]
-    return mac.checks(answers, python)
+    return mac.checks(answers, python, installed.manages_ports(installed.layout()))
 
 
 def _for_root() -> Path | None:

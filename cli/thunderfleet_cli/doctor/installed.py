@@ -5,6 +5,7 @@ import plistlib
 from pathlib import Path
 from xml.parsers.expat import ExpatError
 
+import yaml
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import KUBELET, label
 from thunderfleet_localcluster.image import version
@@ -26,6 +27,16 @@ def kubelets_python(where: HostLayout) -> str | None:
         return None
     python = Path(os.path.realpath(Path(str(program)).parent / "python3"))
     return str(python) if python.is_file() else None
+
+
+def manages_ports(where: HostLayout) -> bool:
+    """Whether a kubelet is installed on this Mac that keeps Thunderbolt ports out of bridges."""
+    try:
+        config = yaml.safe_load(where.kubelet_config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    named = config.get("thunderboltPorts") if isinstance(config, dict) else None
+    return where.plist(label(KUBELET)).is_file() and named != "Unmanaged"
 
 
 def own_kubeconfig(where: HostLayout) -> Path | None:

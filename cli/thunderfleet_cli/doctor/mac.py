@@ -33,17 +33,21 @@ def questions(python: str) -> Mapping[Argv, float]:
         network.ROUTE,
         network.INTERFACES,
         network.PORTS,
+        network.SERVICES,
     )
     # It asks a server, and asks again when there is no answer.
     return {**dict.fromkeys(quick, SECONDS), system.CLOCK: SLOW_SECONDS}
 
 
-def checks(answers: Answers, python: str) -> list[Check]:
-    """Every check; one whose commands failed or printed something unknown is ``unknown``."""
+def checks(answers: Answers, python: str, managed: bool = False) -> list[Check]:
+    """Every check; one whose commands failed or printed something unknown is ``unknown``.
+
+    ``managed``: the kubelet of this Mac keeps Thunderbolt ports out of bridges.
+    """
     looks: Mapping[str, Callable[[Answers], Check]] = {
         "macos": system.macos,
         "rdma": system.rdma,
-        "thunderbolt-bridge": network.bridge,
+        "thunderbolt-bridge": partial(network.bridge, managed=managed),
         "ethernet": network.ethernet,
         "sleep": power.sleep,
         "restart-after-power-loss": power.restart,

@@ -4,16 +4,19 @@ import re
 from dataclasses import dataclass
 
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.hostcmd import Failure, Output
+from thunderfleet_lib.macnet import advice, parse
+from thunderfleet_lib.macnet.observe import network as values_of
+from thunderfleet_lib.macnet.observe import served
+from thunderfleet_lib.macnet.values import Network
 from thunderfleet_lib.parsing import ParseError
-from thunderfleet_lib.rdma import rules
-from thunderfleet_lib.rdma.parse import parse_bridges
 
-from thunderfleet_cli.doctor.check import THIS_MAC, Answers, Argv, Check, State, printed, shown, unexpected
+from thunderfleet_cli.doctor.check import THIS_MAC, Answers, Argv, Check, Repair, State, printed, shown, unexpected
 
 ROUTE: Argv = ("route", "-n", "get", "default")
 INTERFACES: Argv = ("ifconfig", "-a")
 PORTS: Argv = ("networksetup", "-listallhardwareports")
+SERVICES: Argv = ("networksetup", "-listnetworkserviceorder")
 GIGABIT_MBPS = 1000
 USUAL_MTU = 1500
 
@@ -98,18 +101,48 @@ def _interface(name: str, interface: Interface, port: str) -> Check:
     return Check("ethernet", State.OK, speed)
 
 
-def bridge(answers: Answers) -> Check:
-    """Whether Thunderbolt ports are members of a bridge, where RDMA does not work."""
+def bridge(answers: Answers, managed: bool) -> Check:
+    """Whether Thunderbolt ports have addresses of their own: outside of a bridge, and with a network service.
+
+    ``managed``: the kubelet of this Mac sees to that.
+    """
     text = printed(answers, INTERFACES)
     parse_interfaces(text)
-    ports = parse_ports(printed(answers, PORTS))
-    bridges = parse_bridges(text)
-    members = sorted(name for name in bridges if _THUNDERBOLT.fullmatch(ports.get(name, "")))
-    if not members:
-        return Check("thunderbolt-bridge", State.OK, "no Thunderbolt port is a member of a bridge", reason=Reason.NO_MEMBERS)
-    explained = (
-        rules.explain(Reason.BRIDGE_MEMBER, THIS_MAC, rules.Port(None, name, None, bridge=bridges[name])) for name in members
+    now = values_of(
+        parse.parse_hardware_ports(printed(answers, PORTS)),
+        parse.parse_service_order(printed(answers, SERVICES)),
+        parse.parse_ifconfig(text),
     )
-    # Not repaired: the bridge may be the only way to this Mac.
-    fix = shown([("ifconfig", bridges[name], "deletem", name) for name in members], {})
-    return Check("thunderbolt-bridge", State.FAILURE, "; ".join(explained), fix, Reason.BRIDGE_MEMBER)
+    if now.members:
+        return _members(answers, now, managed)
+    missing = [port for port in now.ports if port.name not in served(now)]
+    if not missing:
+        text = "no Thunderbolt port is a member of a bridge, and each has a network service"
+        return Check("thunderbolt-bridge", State.OK, text, reason=Reason.NO_MEMBERS)
+    found = f"{', '.join(port.name for port in missing)} of {THIS_MAC} has no network service, so a cable there gets no address"
+    if managed:
+        return Check("thunderbolt-bridge", State.WARNING, f"{found}: {_KUBELET}")
+    commands = tuple(("networksetup", "-createnetworkservice", port.service, port.name) for port in missing)
+    repair = Repair(commands, tuple(("networksetup", "-deletenetworkservice", port.service) for port in missing))
+    return Check("thunderbolt-bridge", State.WARNING, found, shown(commands, {}), repair=repair)
+
+
+_KUBELET = "the kubelet repairs this when it can; `kubectl describe node` says why it has not"
+
+
+def _members(answers: Answers, now: Network, managed: bool) -> Check:
+    """Ports in a bridge. The repair outlives a restart; it is not made where the bridge may be the only way to this Mac."""
+    members = ", ".join(f"{port.device} of {THIS_MAC} is a member of {port.bridge}" for port in now.members)
+    found = f"{members}, where RDMA does not work"
+    if managed:
+        return Check("thunderbolt-bridge", State.FAILURE, f"{found}: {_KUBELET}", "", Reason.BRIDGE_MEMBER)
+    commands, undo = advice.separate(now.members, now.bridges, served(now))
+    fix = shown(commands, {})
+    answer = answers[ROUTE]
+    route = _ROUTE_INTERFACE.search(answer.text) if isinstance(answer, Output) else None
+    if route is None or route.group(1).startswith("bridge"):
+        text = f"{found}: the way to this Mac may lead through it, so this is not repaired; connect it to a LAN first"
+        return Check("thunderbolt-bridge", State.FAILURE, text, fix, Reason.BRIDGE_MEMBER)
+    return Check(
+        "thunderbolt-bridge", State.FAILURE, found, fix, Reason.BRIDGE_MEMBER, repair=Repair(tuple(commands), tuple(undo))
+    )

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
+from thunderfleet_lib.macnet import advice
 
 from thunderfleet_cli.doctor.check import Check, State
 
@@ -52,7 +53,7 @@ _SEVERITY = (State.OK, State.UNKNOWN, State.WARNING, State.FAILURE)
 def _dial(name: str, source: str, target: str, end: Json, profiles: Mapping[str, Json]) -> Check:
     address = end.get("address")
     if not address:
-        finding = f"{target} reports no address on this cable: give both ends IPv4 addresses of one network"
+        finding = f"{target} reports no address on this cable: {advice.set_address(target)}"
         return Check("dial", State.UNKNOWN, finding, subject=name)
     facts = ((profiles.get(source) or {}).get("status") or {}).get("reachability") or ()
     fact = next((one for one in facts if one.get("node") == target and one.get("address") == address), None)

@@ -140,8 +140,10 @@ def _fault_commands(commands: Parsers) -> None:
         help='list of failures, such as [{"at": "rtr", "errno": 96}]; []: none. Keys: at (the point of '
         "failure), errno, device (only this RDMA device), attempts (a list: only these attempts of the group), delaySeconds "
         "(wait this long first), hang (true: never return), fail (false: only wait). "
-        f"Points: {', '.join(POINTS)}; and wire, which needs the key flipAfterBytes or loseAfterBytes: after so many bytes, "
-        "it changes a bit of what arrives over the cable, or loses what follows",
+        f"Points: {', '.join(POINTS)}; wire, which needs the key flipAfterBytes, loseAfterBytes, swapAfterBytes or "
+        "repeatAfterBytes: after so many bytes, it changes a bit of what arrives over the cable, loses what follows, swaps two "
+        "parts, or repeats one; and values, which needs aboveBytes and belowBytes: results of collectives of a size between "
+        "them are wrong",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
     rdma.add_argument(

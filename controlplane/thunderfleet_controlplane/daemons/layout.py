@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from thunderfleet_lib.macnet.values import FILE_NAME
+
 from thunderfleet_controlplane.pki_files import PkiFiles
 
 SHARED = (
@@ -110,6 +112,11 @@ class HostLayout:
     def kubelet(self) -> Path:
         """The kubelet's folder."""
         return self.data / "kubelet"
+
+    @property
+    def thunderbolt_ports(self) -> Path:
+        """What the kubelet changed in the network settings of this Mac (JSON)."""
+        return self.kubelet / FILE_NAME
 
     @property
     def kubelet_state(self) -> Path:

@@ -44,6 +44,7 @@ class Wanted:
     name: str | None = None
     address: str | None = None
     kubelet_config: Path | None = None
+    thunderbolt_ports: str | None = None
     chart: bool = True
     dry_run: bool = False
 
@@ -87,7 +88,7 @@ def install(
         _put(mac, daemon)
     put_balancer(mac, python, environment, own_servers(config), control_plane=True)
     kubelet = KubeletInstaller(layout, launchctl, python, environment)
-    kubelet.write_config(config.name, wanted.kubelet_config)
+    kubelet.write_config(config.name, wanted.kubelet_config, wanted.thunderbolt_ports)
     started = f"{mac.shipped.version}-{programs}"
     asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
     if wanted.chart:

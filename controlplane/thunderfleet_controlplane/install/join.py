@@ -32,6 +32,7 @@ class Wanted:
     line: JoinLine
     name: str | None = None
     kubelet_config: Path | None = None
+    thunderbolt_ports: str | None = None
 
 
 def join(mac: Mac, wanted: Wanted) -> None:
@@ -55,7 +56,7 @@ def servers_of(line: JoinLine) -> tuple[ApiServer, ...]:
 def _install(mac: Mac, wanted: Wanted, name: str) -> None:
     mac.step("programs", "installing the programs")
     python, kubelet = _programs(mac)
-    kubelet.write_config(name, wanted.kubelet_config)
+    kubelet.write_config(name, wanted.kubelet_config, wanted.thunderbolt_ports)
     servers, cluster = servers_of(wanted.line), Cluster(BALANCED, wanted.line.ca_hash)
     joined = kubelet.joined(name, cluster)
     if not joined:

@@ -55,8 +55,10 @@ class KubeletInstaller:
     def _files(self) -> list[str]:
         return ["--root", str(self._layout.kubelet), "--config", str(self._layout.kubelet_config)]
 
-    def write_config(self, name: str, given: Path | None) -> None:
+    def write_config(self, name: str, given: Path | None, thunderbolt_ports: str | None = None) -> None:
         """Write the kubelet's configuration: the file ``given``, else the one from an earlier run, with the Node's name.
+
+        ``thunderbolt_ports``: the value of thunderboltPorts; None leaves it as it is.
 
         Raises InstallError.
         """
@@ -73,8 +75,9 @@ class KubeletInstaller:
                 f"{given} is not a configuration of the kubelet: write settings as NAME: VALUE (docs/reference/files.md)",
                 usage=True,
             )
+        ports = {} if thunderbolt_ports is None else {"thunderboltPorts": thunderbolt_ports}
+        content = {**content, **ports, "nodeName": name, "apiServersFile": str(self._layout.api_servers)}
         make_folder(self._layout.data, 0o755)
-        content = {**content, "nodeName": name, "apiServersFile": str(self._layout.api_servers)}
         write(self._layout.kubelet_config, yaml.safe_dump(content, sort_keys=False).encode(), 0o644)
 
     def joined(self, name: str, cluster: Cluster) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_lib.macnet.keeper import undo
 
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.layout import HostLayout
@@ -71,6 +72,7 @@ def _remove(mac: Mac, *, force: bool) -> None:
         _end_daemons(mac, [name for name in ORDER if name != "etcd"])
         leave(mac, going)
     _end_daemons(mac, ORDER)
+    _undo_ports(mac)
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")
@@ -90,6 +92,19 @@ def _end_daemons(mac: Mac, names: Sequence[str]) -> None:
             mac.step("reset", f"ended {label(name)}")
         if name == KUBELET:
             _end_containers(mac.host, layout.kubelet)
+
+
+def _undo_ports(mac: Mac) -> None:
+    """Put the Thunderbolt ports back as they were before the kubelet changed them."""
+    record = mac.layout.thunderbolt_ports
+    if not record.exists():
+        return
+    if left := undo(mac.host.run, record):
+        # The record goes with the kubelet's folder, so this is the last that is heard of it.
+        said = "; ".join(left)
+        mac.step("reset", f"left: network services that begin with Thunderfleet, in System Settings > Network: {said}")
+    else:
+        mac.step("reset", "put the Thunderbolt ports back as they were")
 
 
 def _owned(layout: HostLayout) -> list[Path]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, Host, Output
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, Host, Output
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +21,13 @@ class Commands:
 
     def __init__(self, path: Sequence[Path], seconds: float = COMMAND_SECONDS, python_path: Sequence[Path] = ()) -> None:
         modules = {"PYTHONPATH": ":".join(map(str, python_path))} if python_path else {}
-        self._host = Host(path, environment={"HOME": os.environ.get("HOME", "/"), **modules})
+        self._path, self._environment = path, {"HOME": os.environ.get("HOME", "/"), **modules}
+        self._host = Host(path, environment=self._environment)
         self._seconds = seconds
+
+    def blocking(self) -> BlockingHost:
+        """A host for threads, with the same folders and environment."""
+        return BlockingHost(self._path, environment=self._environment)
 
     def exists(self, command: str) -> bool:
         """Whether the machine has the command."""

@@ -18,6 +18,8 @@ from typing import Final
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, RDMADeviceState
 
+from thunderfleet_lib.macnet import advice
+
 LEAST_MACOS: Final = (26, 3)
 """26.2 has RDMA over Thunderbolt too, but sends frames of another size, which newer versions do not understand."""
 LEAST_MACOS_TEXT: Final = f"macOS {'.'.join(map(str, LEAST_MACOS))} or newer"
@@ -123,11 +125,7 @@ def explain(reason: Reason, mac: str, port: Port | None = None, evidence: str = 
 
 
 def _bridge(mac: str, port: Port) -> str:
-    command = f"`sudo ifconfig {port.bridge} deletem {port.interface}`"
-    return (
-        f"{port.interface} of {mac} is a member of {port.bridge}: run {command} on {mac}, and switch the Thunderbolt Bridge "
-        "service off in System Settings, so that the port is not added again"
-    )
+    return f"{port.interface} of {mac} is a member of {port.bridge}: {advice.leave_bridge(mac)}"
 
 
 def _down(mac: str, port: Port) -> str:
@@ -141,13 +139,10 @@ def _down(mac: str, port: Port) -> str:
 def _no_address(mac: str, port: Port) -> str:
     found = f"{port.device} of {mac} has no GID of an IPv4 address"
     if port.address:
+        # It stays configured as it is; only the RDMA stack has missed it.
         again = f"`sudo ifconfig {port.interface} inet {port.address}`"
-        return f"{found}, though {port.interface} has {port.address}: run {again} on {mac} to set it again"
-    command = f"`sudo ifconfig {port.interface} inet 10.0.0.1/30`"
-    return (
-        f"{found}: give both ends of the cable addresses of one network, such as {command} on {mac} and 10.0.0.2/30 at the "
-        "other end"
-    )
+        return f"{found}, though {port.interface} has {port.address}: run {again} on {mac} to set it again, or replug the cable"
+    return f"{found}: {advice.set_address(mac)}"
 
 
 _EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {

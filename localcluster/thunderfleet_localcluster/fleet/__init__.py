@@ -6,4 +6,6 @@ checks       problems that need more than one value
 file         fleet files: YAML, messages with line numbers, the default fleet
 layout       addresses, interfaces and identifiers of a fleet
 fault_state  faults and changes since the cluster started
+network_settings  network services and bridge of a recorded Mac, and what its commands change in them
+own_settings      a Mac's layout under those settings
 """

@@ -13,6 +13,8 @@ from typing import Any, cast
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.catalogue import TB4_GBPS
 from thunderfleet_localcluster.fleet.layout import Address, CableEnd, Layout, MachineLayout, cable_end
+from thunderfleet_localcluster.fleet.network_settings import NetworkSettings
+from thunderfleet_localcluster.fleet.own_settings import effective
 from thunderfleet_localcluster.fleet.spec import End
 
 CABLE_ACTIONS = ("pull", "plug", "slow", "cut", "move")
@@ -84,6 +86,8 @@ class FaultState:
     """Number of restarts, by machine."""
     damage: Mapping[tuple[str, str], str] = field(default_factory=_none)
     """Damage (a key of DAMAGES), by machine and command."""
+    settings: Mapping[str, NetworkSettings] = field(default_factory=_none)
+    """Network settings that a Mac's own commands have changed, by machine."""
 
     # -- changes -----------------------------------------------------------------------------------------------------------
 
@@ -165,7 +169,13 @@ class FaultState:
         if not on:
             return replace(self, off=self.off | {machine})
         rdma = {name: "on" if name == machine and state == "hang" else state for name, state in self.rdma.items()}
-        return replace(self, off=self.off - {machine}, rdma=rdma, boots={**self.boots, machine: self.boots.get(machine, 0) + 1})
+        settings = {name: found.restarted() if name == machine else found for name, found in self.settings.items()}
+        boots = {**self.boots, machine: self.boots.get(machine, 0) + 1}
+        return replace(self, off=self.off - {machine}, rdma=rdma, boots=boots, settings=settings)
+
+    def with_settings(self, machine: str, settings: NetworkSettings) -> "FaultState":
+        """Take over the network settings that a machine's own command has changed."""
+        return replace(self, settings={**self.settings, machine: settings})
 
     def with_damage(self, machine: str, command: str, damage: str) -> "FaultState":
         """Make a command of a machine fail, or repair it."""
@@ -194,8 +204,18 @@ class FaultState:
         return self.rates.get(end.index, end.cable.rate_mbps)
 
     def rewired(self, plan: Layout) -> Layout:
-        """The layout with present LAN addresses, and moved cables at their present ports with their addresses."""
+        """The layout with present LAN addresses and network settings, and moved cables at their present ports."""
         plan = replace(plan, machines=tuple(self._leased(machine) for machine in plan.machines))
+        return self._settled(self._moved(plan))
+
+    def _settled(self, plan: Layout) -> Layout:
+        if not self.settings:
+            return plan
+        found = (self.settings.get(machine.name) for machine in plan.machines)
+        pairs = zip(plan.machines, found, strict=True)
+        return replace(plan, machines=tuple(effective(one, own) if own is not None else one for one, own in pairs))
+
+    def _moved(self, plan: Layout) -> Layout:
         if not self.moved:
             return plan
         ends = {machine.name: [end for end in machine.ends if end.index not in self.moved] for machine in plan.machines}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Literal
 
+from thunderfleet_localcluster.fleet.network_settings import NetworkSettings
 from thunderfleet_localcluster.fleet.spec import Cable, End, Fleet, Machine
 
 Mode = Literal["namespaces", "loopback"]
@@ -63,6 +64,8 @@ class MachineLayout:
     lan_plugged: bool = True
     lan_leased: bool = True
     """Whether it has its LAN address."""
+    settings: NetworkSettings | None = None
+    """The network settings, once a command on this Mac has changed them."""
 
     @property
     def name(self) -> str:

@@ -120,6 +120,10 @@ class Machine(_Model):
     bridge: tuple[int, ...] = Field(
         default=(), description="Thunderbolt ports that are members of bridge0; such a port has no IP address."
     )
+    bridge_address: Annotated[str, AfterValidator(_octets)] | None = Field(
+        default=None,
+        description="Address of bridge0, in a /16, while one of its members has a cable; needs bridge. Default: none.",
+    )
     devices: tuple[Device, ...] = Field(default=(), description="Docks, displays and drives at Thunderbolt ports.")
 
     @property

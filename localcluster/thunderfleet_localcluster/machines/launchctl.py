@@ -1,4 +1,7 @@
-"""The ``launchctl`` of a recorded Mac: hands its arguments to the Mac's first process. Standard library only."""
+"""The ``launchctl`` of a recorded Mac: hands its arguments to the Mac's first process. Standard library only.
+
+So do the commands that change network settings, with ``--network`` and their name in front.
+"""
 
 import json
 import socket
@@ -14,7 +17,8 @@ def main(arguments: list[str]) -> int:
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(SECONDS)
         line.connect(ADDRESS)
-        line.sendall(json.dumps(arguments).encode() + b"\n")
+        call: object = {"network": arguments[1:]} if arguments[:1] == ["--network"] else arguments
+        line.sendall(json.dumps(call).encode() + b"\n")
         answer = b""
         while data := line.recv(65536):
             answer += data

@@ -30,6 +30,7 @@ MS_PRIVATE, MS_REC, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1 << 18, 1 << 14, 2, 4, 8
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SO_PEERCRED = 17
 """Linux: process, user and group at the other end of a UNIX socket."""
+NO_ROOT = {"code": 14, "stdout": "** Error: Command requires admin privileges.\n", "stderr": ""}
 CALLERS, CALL_BYTES = 16, 65536
 """The most callers of launchctl at once, and the longest call."""
 
@@ -112,6 +113,8 @@ class Launchd:
         self.daemons = daemons
         self.jobs: dict[str, int] = {}
         self.callers: dict[socket.socket, bytes] = {}
+        self.asked: dict[int, socket.socket] = {}
+        self.questions = 0
         self.runs: dict[int, tuple[dict[str, Any], float, Any, Any]] = {}
         self.recorded: set[int] = set()
 
@@ -236,11 +239,34 @@ class Launchd:
                 return
             if self.daemons is not None and text.endswith(b"\n"):
                 user = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, SO_PEERCRED, 12))[1]
-                reply = self.daemons.answer(json.loads(text), user)
-                caller.sendall(json.dumps(reply._asdict()).encode())
+                call = json.loads(text)
+                if isinstance(call, dict) and user == 0:
+                    watched.unregister(caller)
+                    del self.callers[caller]
+                    self.ask(caller, call.get("network"))
+                    return
+                reply = self.daemons.answer(call, user)._asdict() if isinstance(call, list) else NO_ROOT
+                caller.sendall(json.dumps(reply).encode())
         watched.unregister(caller)
         del self.callers[caller]
         caller.close()
+
+    def ask(self, caller: socket.socket, argv: object) -> None:
+        """Have the supervisor change the network settings; ``answer`` follows."""
+        if len(self.asked) >= CALLERS or not isinstance(argv, list) or not argv:
+            caller.close()
+            return
+        self.questions += 1
+        self.asked[self.questions] = caller
+        self.say(event="network", id=self.questions, argv=argv)
+
+    def answer(self, order: dict[str, Any]) -> None:
+        """Answer a command that changes network settings."""
+        caller = self.asked.pop(int(order["id"]), None)
+        if caller is not None:
+            with contextlib.suppress(OSError), caller:
+                caller.setblocking(True)
+                caller.sendall(json.dumps({name: order[name] for name in ("code", "stdout", "stderr")}).encode())
 
     def wait_seconds(self, recording: bool) -> float | None:
         """How long to wait for orders at most."""
@@ -282,7 +308,7 @@ class Launchd:
             *lines, buffer = (buffer + orders).split(b"\n")
             for line in lines:
                 order = json.loads(line)
-                {"start": self.start, "kill": self.kill, "run": self.run}[order["do"]](order)
+                {"start": self.start, "kill": self.kill, "run": self.run, "answer": self.answer}[order["do"]](order)
                 self.reap()
 
     def look(self, key: selectors.SelectorKey, watched: selectors.BaseSelector) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,9 @@ class Machine:
         self.first: Child | None = None
         self.kubelet_pid: int | None = None
         self.kubelet_end = ""
+        self.change_network: Callable[[Sequence[str]], Awaitable[Ran]] | None = None
+        """Carries out a command on the Mac that changes its network settings."""
+        self._changing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._runs: dict[int, asyncio.Future[Ran]] = {}
         self._changed = asyncio.Condition()
@@ -125,6 +128,10 @@ class Machine:
                     log.warning("kubelet of %s ended (%s)\n%s", self.name, self.kubelet_end, tail(self.log_file))
                 case "refused":
                     self._refusal = str(event["reason"])
+                case "network":
+                    task = asyncio.create_task(self._change_network(int(event["id"]), [str(word) for word in event["argv"]]))
+                    self._changing.add(task)
+                    task.add_done_callback(self._changing.discard)
                 case "ran":
                     future = self._runs.pop(int(event["id"]), None)
                     if future and not future.done():
@@ -136,6 +143,14 @@ class Machine:
             if not future.done():
                 future.set_exception(LocalClusterError(f"{self.name} was switched off"))
         self._runs.clear()
+
+    async def _change_network(self, number: int, argv: Sequence[str]) -> None:
+        try:
+            ran = await self.change_network(argv) if self.change_network else Ran(1, "", "not supported\n")
+        except LocalClusterError as error:
+            ran = Ran(1, "", f"{error}\n")
+        with contextlib.suppress(LocalClusterError, OSError):
+            await self._order(do="answer", id=number, code=ran.code, stdout=ran.stdout, stderr=ran.stderr)
 
     async def _order(self, **order: object) -> None:
         if self._input is None or not self.on:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from thunderfleet_localcluster.fleet.fault_state import FaultState, ends_of
-from thunderfleet_localcluster.fleet.layout import CableEnd, Layout, MachineLayout, mac_address
+from thunderfleet_localcluster.fleet.layout import Address, CableEnd, Layout, MachineLayout, mac_address
+from thunderfleet_localcluster.fleet.network_settings import BRIDGE as BRIDGE0
+from thunderfleet_localcluster.fleet.own_settings import bridge_address
 
 BRIDGE = "lan0"
 # Drops incoming TCP connection attempts (SYN without ACK). Classic BPF: load the protocol, check IPv4, load the IP protocol,
@@ -67,7 +69,8 @@ def plug_in(
             continue
         host += _veth_pair({pids[name]: (name, end) for name, end in ends.items()})
         for name, end in ends.items():
-            inside[name] += _cable_interface(end) + ("" if faults.carries(index) else cable_port(end, plugged=False))
+            inside[name] += _cable_interface(present.machine(name), end)
+            inside[name] += "" if faults.carries(index) else cable_port(end, plugged=False)
             tc += _limits(name, end, faults)
     return NetworkPlan(host, {name: text for name, text in inside.items() if text}, tuple(tc))
 
@@ -107,6 +110,40 @@ def links_of(plan: Layout, faults: FaultState, name: str) -> tuple[str, list[tup
         if other != name
     ]
     return _lan_port_name(position), others
+
+
+def changed_settings(before: MachineLayout, after: MachineLayout) -> str:
+    """``ip`` commands inside a Mac whose network settings have changed. ``before`` and ``after``: with plugged cables only."""
+    text = ""
+    for end in after.ends:
+        old = before.end(end.port)
+        if _has_bridge(after) and _member(before, end) != _member(after, end):
+            text += f"link set {end.interface} {f'master {BRIDGE0}' if _member(after, end) else 'nomaster'}\n"
+        text += _changed_address(old.address if old else None, end.address, end.interface)
+    return text + _changed_address(bridge_address(before), bridge_address(after), BRIDGE0)
+
+
+def _changed_address(was: Address | None, now: Address | None, interface: str) -> str:
+    if was == now:
+        return ""
+    text = f"addr del {was.ip}/{was.prefix} dev {interface}\n" if was else ""
+    return text + (f"addr add {now.ip}/{now.prefix} broadcast + dev {interface}\n" if now else "")
+
+
+def _has_bridge(machine: MachineLayout) -> bool:
+    return machine.machine.bridge_address is not None
+
+
+def _member(machine: MachineLayout, end: CableEnd) -> bool:
+    return end.port in machine.machine.bridge
+
+
+def _bridge_interface(machine: MachineLayout) -> str:
+    """``ip`` commands that create the Thunderbolt Bridge inside a Mac on which it has an address."""
+    if not _has_bridge(machine):
+        return ""
+    address = _changed_address(None, bridge_address(machine), BRIDGE0)
+    return f"link add {BRIDGE0} type bridge forward_delay 0\n{address}link set {BRIDGE0} up\n"
 
 
 def lan_port(index: int, plugged: bool) -> str:
@@ -163,16 +200,17 @@ def _veth_pair(ends: Mapping[int, tuple[str, CableEnd]]) -> str:
 
 
 def _lan_interface(machine: MachineLayout) -> str:
-    return f"link set lo up\n{_leased_address(machine)}link set en0 up\n"
+    return f"link set lo up\n{_leased_address(machine)}link set en0 up\n{_bridge_interface(machine)}"
 
 
 def _leased_address(machine: MachineLayout) -> str:
     return f"addr add {machine.lan.ip}/{machine.lan.prefix} broadcast + dev en0\n" if machine.lan_leased else ""
 
 
-def _cable_interface(end: CableEnd) -> str:
-    address = f"addr add {end.address.ip}/{end.address.prefix} broadcast + dev {end.interface}\n" if end.address else ""
-    return f"{address}link set {end.interface} up\n"
+def _cable_interface(machine: MachineLayout, end: CableEnd) -> str:
+    address = _changed_address(None, end.address, end.interface)
+    member = f"link set {end.interface} master {BRIDGE0}\n" if _has_bridge(machine) and _member(machine, end) else ""
+    return f"{address}{member}link set {end.interface} up\n"
 
 
 def _limits(name: str, end: CableEnd, faults: FaultState) -> Sequence[Tc]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
+from thunderfleet_localcluster.fleet.network_settings import WRITES, Service
 from thunderfleet_localcluster.recorded import hardware, network, rdma
 
 
@@ -37,10 +38,11 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path, launchc
         return f'#!/bin/sh\nhere={here}\nshow() {{ exec /bin/cat "$@"; }}\n{body}'
 
     devices = [device.name for device in rdma.devices(layout, machine)]
+    change = f'exec {shlex.join(launchctl)} --network "$name" "$@"' if launchctl else _NO_CHANGES
     return {
         "system_profiler": script(_SYSTEM_PROFILER),
-        "networksetup": script(_networksetup([service for service, _, _ in network.services(machine)])),
-        "ifconfig": script(_ifconfig(list(network.ifconfig(machine)))),
+        "networksetup": script(_networksetup(network.services(machine), change)),
+        "ifconfig": script(_ifconfig(list(network.ifconfig(machine)), change)),
         "netstat": script(_NETSTAT),
         "route": script(_route(layout, machine)),
         "vm_stat": script(
@@ -60,6 +62,11 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path, launchc
         "launchctl": script(f'exec {shlex.join(launchctl)} "$@"\n' if launchctl else _NO_LAUNCHCTL),
     }
 
+
+_NO_CHANGES = """\
+echo "$name: the network of recorded Macs with loopback addresses cannot be changed" >&2
+exit 1
+"""
 
 _NO_LAUNCHCTL = """\
 echo "launchctl: recorded Macs with loopback addresses run no LaunchDaemons" >&2
@@ -192,35 +199,48 @@ show "$here/$type.json"
 """
 
 
-def _networksetup(services: list[str]) -> str:
-    names = "|".join(shlex.quote(name) for name in services)
+def _networksetup(services: Sequence[Service], change: str) -> str:
+    enabled = "|".join(shlex.quote(service.name) for service in services if service.enabled)
+    disabled = "|".join(shlex.quote(service.name) for service in services if not service.enabled)
     return f"""\
+name=networksetup
 case $1 in
   -listallhardwareports) show "$here/hardwareports" ;;
   -listnetworkserviceorder) show "$here/serviceorder" ;;
   -listallnetworkservices) show "$here/services" ;;
   -getnetworkserviceenabled)
     case $2 in
-      {names}) echo Enabled; exit 0 ;;
+      {enabled or "''"}) echo Enabled; exit 0 ;;
+      {disabled or "''"}) echo Disabled; exit 0 ;;
     esac
     echo "$2 is not a recognized network service."
     echo "** Error: Unable to find item in network database."
     exit 8 ;;
+  -getinfo)
+    [ -f "$here/info.$2" ] && show "$here/info.$2"
+    echo "$2 is not a recognized network service."
+    echo "** Error: The parameters were not valid."
+    exit 8 ;;
+  {"|".join(sorted(WRITES))}) {change} ;;
 esac
 echo "** Error: The parameters were not valid." >&2
 exit 4
 """
 
 
-def _ifconfig(names: list[str]) -> str:
+def _ifconfig(names: list[str], change: str) -> str:
     listed = " ".join(names)
     return f"""\
+name=ifconfig
 case $1 in
   ""|-a) show "$here/ifconfig" ;;
   -l) echo "{listed}"; exit 0 ;;
   -*) echo "ifconfig: illegal option -- ${{1#-}}" >&2; exit 1 ;;
   {"|".join(names)}) [ $# -eq 1 ] && show "$here/ifconfig.$1" ;;
   *) echo "ifconfig: interface $1 does not exist" >&2; exit 1 ;;
+esac
+case $2 in
+  addm|deletem|inet) {change} ;;
 esac
 echo "ifconfig: this recorded Mac's interfaces cannot be changed" >&2
 exit 1

@@ -27,8 +27,13 @@ def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: 
     texts_folder.mkdir(exist_ok=True)
     if machine.machine.jaccl == "recorded":
         jaccl.write(layout, machine, jaccl.python_folder(folder))
-    for name, text in texts(layout, machine).items():
+    found = texts(layout, machine)
+    for name, text in found.items():
         replace_file(texts_folder / name, text, 0o644)
+    for path in texts_folder.glob("info.*"):
+        # Of a network service that was deleted.
+        if path.name not in found:
+            path.unlink(missing_ok=True)
     client = [sys.executable, "-S", "-s", str(Path(launchctl.__file__))] if layout.mode == "namespaces" else []
     for name, script in commands(layout, machine, texts_folder, client).items():
         how = (damage or {}).get(name)
@@ -66,6 +71,7 @@ def texts(layout: Layout, machine: MachineLayout) -> dict[str, str]:
     for device in found:
         files[f"ibv_devinfo.{device.name}"] = rdma.ibv_devinfo(device, verbose=False)
         files[f"ibv_devinfo-v.{device.name}"] = rdma.ibv_devinfo(device, verbose=True)
+    files |= {f"info.{service}": text for service, text in network.service_info(machine).items()}
     every = network.ifconfig(machine)
     files["ifconfig"] = "".join(every.values())
     files |= {f"ifconfig.{name}": text for name, text in every.items()}

@@ -22,8 +22,11 @@ POINTS = (
 """Points of JACCL's start and of its collectives, in order; the same as in ``python/recorded_jaccl.py``."""
 WIRE = "wire"
 """The cable, which cannot fail but change or lose what it carries: with one of WIRE_KEYS."""
-WIRE_KEYS = ("flipAfterBytes", "loseAfterBytes")
-POINT_KEYS = ("at", "errno", "device", "attempts", "delaySeconds", "hang", "fail", *WIRE_KEYS)
+WIRE_KEYS = ("flipAfterBytes", "loseAfterBytes", "swapAfterBytes", "repeatAfterBytes")
+VALUES = "values"
+"""What a collective of this rank gives, which is wrong for results of some sizes: with VALUES_KEYS."""
+VALUES_KEYS = ("aboveBytes", "belowBytes")
+POINT_KEYS = ("at", "errno", "device", "attempts", "delaySeconds", "hang", "fail", *WIRE_KEYS, *VALUES_KEYS)
 
 
 def checked_points(points: object) -> Sequence[Mapping[str, object]]:
@@ -33,14 +36,30 @@ def checked_points(points: object) -> Sequence[Mapping[str, object]]:
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise LocalClusterError('points must be a JSON list of objects, such as [{"at": "rtr", "errno": 96}]', usage=True)
     for point in points:
-        if point.get("at") not in (*POINTS, WIRE):
-            raise LocalClusterError(f"unknown point {point.get('at')!r}; allowed: {', '.join((*POINTS, WIRE))}", usage=True)
-        harms = [point[key] for key in WIRE_KEYS if key in point]
-        if len(harms) != (point["at"] == WIRE) or not all(type(after) is int and after >= 0 for after in harms):
-            either = " or ".join(WIRE_KEYS)
-            text = f'the point "wire" needs {either}, a number of bytes of at least 0; other points must not have them'
-            raise LocalClusterError(text, usage=True)
+        if point.get("at") not in (*POINTS, WIRE, VALUES):
+            allowed = ", ".join((*POINTS, WIRE, VALUES))
+            raise LocalClusterError(f"unknown point {point.get('at')!r}; allowed: {allowed}", usage=True)
+        _check_bytes(point)
         if unknown := set(point) - set(POINT_KEYS):
             names = ", ".join(sorted(map(str, unknown)))
             raise LocalClusterError(f"unknown keys of a point: {names}; allowed: {', '.join(POINT_KEYS)}", usage=True)
     return points
+
+
+def _check_bytes(point: Mapping[str, object]) -> None:
+    """Raises LocalClusterError unless the point has the numbers of bytes that it needs."""
+
+    def given(keys: Sequence[str]) -> list[object]:
+        return [point[key] for key in keys if key in point]
+
+    harms, sizes = given(WIRE_KEYS), given(VALUES_KEYS)
+    right = all(type(number) is int and number >= 0 for number in (*harms, *sizes))
+    if len(harms) != (point["at"] == WIRE) or not right:
+        either = " or ".join((", ".join(WIRE_KEYS[:-1]), WIRE_KEYS[-1]))
+        text = f'the point "wire" needs {either}, a number of bytes of at least 0; other points must not have them'
+        raise LocalClusterError(text, usage=True)
+    if len(sizes) != (len(VALUES_KEYS) if point["at"] == VALUES else 0):
+        both = " and ".join(VALUES_KEYS)
+        raise LocalClusterError(
+            f'the point "values" needs {both}, numbers of bytes; other points must not have them', usage=True
+        )

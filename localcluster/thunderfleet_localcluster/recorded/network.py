@@ -6,11 +6,11 @@ Addresses and MAC addresses are those that the machine's namespace really has, i
 from dataclasses import dataclass
 
 from thunderfleet_localcluster.fleet.layout import Address, MachineLayout, link_local, mac_address
+from thunderfleet_localcluster.fleet.network_settings import BRIDGE, BRIDGE_PORT, NetworkSettings, Service
+from thunderfleet_localcluster.fleet.own_settings import bridge_address, initial
 
 ACTIVE = "8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST>"
 INACTIVE = "8822<BROADCAST,SMART,SIMPLEX,MULTICAST>"
-BRIDGE = "bridge0"
-BRIDGE_PORT = "Thunderbolt Bridge"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def interfaces(machine: MachineLayout) -> list[Interface]:
 
 def has_bridge(machine: MachineLayout) -> bool:
     """Whether this Mac has a Thunderbolt Bridge."""
-    return bool(machine.machine.bridge)
+    return bool(machine.machine.bridge) or any(one.device == BRIDGE for one in _settings(machine).services)
 
 
 def hardware_ports(machine: MachineLayout) -> str:
@@ -64,29 +64,51 @@ def hardware_ports(machine: MachineLayout) -> str:
     return text + "\nVLAN Configurations\n===================\n"
 
 
-def services(machine: MachineLayout) -> list[tuple[str, str, str]]:
-    """(service, hardware port, device) of every network service."""
-    found = [(item.port, item.port, item.device) for item in interfaces(machine) if not item.thunderbolt]
-    found = [item for item in found if not item[0].startswith("Ethernet Adapter")]
-    if has_bridge(machine):
-        found.insert(1, (BRIDGE_PORT, BRIDGE_PORT, BRIDGE))
-    # A port that is no member of the bridge needs a service of its own to have an address.
-    found += [(item.port, item.port, item.device) for item in interfaces(machine) if item.thunderbolt and not item.bridged]
-    return found
+def _settings(machine: MachineLayout) -> NetworkSettings:
+    return machine.settings or initial(machine)
+
+
+def services(machine: MachineLayout) -> tuple[Service, ...]:
+    """Every network service, in order."""
+    return _settings(machine).services
+
+
+def service_info(machine: MachineLayout) -> dict[str, str]:
+    """What ``networksetup -getinfo`` prints, by service."""
+    by_device = {item.device: item for item in interfaces(machine)}
+    return {service.name: _info(service, by_device.get(service.device)) for service in services(machine)}
+
+
+def _info(service: Service, item: Interface | None) -> str:
+    address = item.address if item else None
+    manual = service.manual or (address if service.given and item and item.thunderbolt else None)
+    if manual is not None:
+        lines = ["Manual Configuration", f"IP address: {manual.ip}", f"Subnet mask: {manual.network.netmask}", "Router: (null)"]
+    elif service.off:
+        lines = []
+    else:
+        lines = ["DHCP Configuration"]
+        if address and service.enabled:
+            lines += [f"IP address: {address.ip}", f"Subnet mask: {address.network.netmask}", "Router: (null)"]
+        lines.append("Client ID: ")
+    lines += ["IPv6: Automatic", "IPv6 IP address: none", "IPv6 Router: none"]
+    if item:
+        lines.append(f"Ethernet Address: {item.ether}")
+    return "\n".join(lines) + "\n"
 
 
 def service_order(machine: MachineLayout) -> str:
     """``networksetup -listnetworkserviceorder``."""
     blocks = [
-        f"({number}) {service}\n(Hardware Port: {port}, Device: {device})\n"
-        for number, (service, port, device) in enumerate(services(machine), 1)
+        f"({number if one.enabled else '*'}) {one.name}\n(Hardware Port: {one.port}, Device: {one.device})\n"
+        for number, one in enumerate(services(machine), 1)
     ]
     return "An asterisk (*) denotes that a network service is disabled.\n" + "\n".join(blocks) + "\n"
 
 
 def service_list(machine: MachineLayout) -> str:
     """``networksetup -listallnetworkservices``."""
-    names = "\n".join(service for service, _, _ in services(machine))
+    names = "\n".join(f"{'' if service.enabled else '*'}{service.name}" for service in services(machine))
     return f"An asterisk (*) denotes that a network service is disabled.\n{names}\n"
 
 
@@ -116,8 +138,7 @@ def _interface(item: Interface, scope: int) -> str:
     if item.active and not item.bridged:
         lines.append(f"\tinet6 {link_local(item.ether)}%{item.device} prefixlen 64 secured scopeid {scope:#x}")
     if item.address:
-        network = item.address.network
-        lines.append(f"\tinet {item.address.ip} netmask {int(network.netmask):#010x} broadcast {network.broadcast_address}")
+        lines.append(_inet(item.address))
     if item.active:
         lines.append("\tnd6 options=201<PERFORMNUD,DAD>")
     lines.append(
@@ -129,14 +150,20 @@ def _interface(item: Interface, scope: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _inet(address: Address) -> str:
+    network = address.network
+    return f"\tinet {address.ip} netmask {int(network.netmask):#010x} broadcast {network.broadcast_address}"
+
+
 def _bridge(machine: MachineLayout) -> str:
     members = [item for item in interfaces(machine) if item.bridged]
     active = any(item.active for item in members)
-    ether = mac_address(machine.name, BRIDGE)
+    ether, own = mac_address(machine.name, BRIDGE), bridge_address(machine)
     lines = [
         f"bridge0: flags={ACTIVE if active else INACTIVE} mtu 1500",
         "\toptions=63<RXCSUM,TXCSUM,TSO4,TSO6>",
         f"\tether {ether}",
+        *([_inet(own)] if own else []),
         "\tConfiguration:",
         f"\t\tid {ether} priority 0 hellotime 0 fwddelay 0",
         "\t\tmaxage 0 holdcnt 0 proto stp maxaddr 100 timeout 1200",
@@ -165,7 +192,9 @@ def netstat(machine: MachineLayout) -> str:
 
 def routes(machine: MachineLayout) -> list[tuple[Address, str]]:
     """Networks that this Mac reaches directly, and by which interface."""
-    return [(item.address, item.device) for item in interfaces(machine) if item.address and item.active]
+    found = [(item.address, item.device) for item in interfaces(machine) if item.address and item.active]
+    own = bridge_address(machine)
+    return found + ([(own, BRIDGE)] if own else [])
 
 
 def default_route(machine: MachineLayout) -> str | None:

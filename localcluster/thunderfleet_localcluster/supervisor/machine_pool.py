@@ -5,6 +5,7 @@ import contextlib
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import yaml
@@ -13,10 +14,12 @@ from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.fault_state import FaultState
 from thunderfleet_localcluster.fleet.layout import KUBELET_PORT, Layout, MachineLayout
+from thunderfleet_localcluster.fleet.network_settings import RefusedError, carry_out
+from thunderfleet_localcluster.fleet.own_settings import hardware_ports, initial
 from thunderfleet_localcluster.machines.children import Children
-from thunderfleet_localcluster.machines.machine import Machine
+from thunderfleet_localcluster.machines.machine import Machine, Ran
 from thunderfleet_localcluster.network.namespaces import ip_batch, program
-from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, links_of, plug_in
+from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, changed_settings, links_of, plug_in
 from thunderfleet_localcluster.recorded import jaccl
 from thunderfleet_localcluster.recorded.folder import write_machine
 from thunderfleet_localcluster.supervisor.changes import Change, Situation
@@ -46,6 +49,7 @@ class MachinePool:
         self.folder, self.spec, self.plan, self.children = folder, spec, plan, children
         self.faults = FaultState()
         self.machines: dict[str, Machine] = {}
+        self._settings_lock = asyncio.Lock()
 
     def write_files(self) -> None:
         """Write the kubelet's configuration of every machine, and the commands of every Mac."""
@@ -73,6 +77,8 @@ class MachinePool:
             # Where this machine is a Mac, it finds the commands of one.
             config["operatingSystem"] = "linux"
         if machine.machine.kind == "mac":
+            # A fleet file says which ports are in a bridge.
+            config["thunderboltPorts"] = "Unmanaged"
             config["path"] = [str(home / "bin")]
             if machine.machine.jaccl == "recorded":
                 config["pythonPath"] = [str(jaccl.python_folder(home / "bin"))]
@@ -89,7 +95,9 @@ class MachinePool:
         for layout in self.plan.machines:
             binaries = self.folder.machine(layout.name) / "bin" if layout.machine.kind == "mac" else None
             log = self.folder.log(f"kubelet-{layout.name}")
-            self.machines[layout.name] = Machine(layout, self.plan.mode, self.children, log, binaries)
+            machine = self.machines[layout.name] = Machine(layout, self.plan.mode, self.children, log, binaries)
+            if binaries is not None:
+                machine.change_network = partial(self.change_settings, layout.name)
         await asyncio.gather(*(machine.switch_on() for machine in self.machines.values()))
         await self._connect(list(self.machines))
 
@@ -145,6 +153,20 @@ class MachinePool:
         self._write_commands()
         for plan in change.network:
             await self._configure(plan)
+
+    async def change_settings(self, name: str, argv: Sequence[str]) -> Ran:
+        """Carry out a command on a Mac that changes its network settings; what it prints."""
+        async with self._settings_lock:
+            before = self.faults.layout(self.plan).machine(name)
+            try:
+                settings = carry_out(before.settings or initial(self.plan.machine(name)), hardware_ports(before), argv)
+            except RefusedError as error:
+                return Ran(error.code, str(error), "")
+            self.faults = self.faults.with_settings(name, settings)
+            self._write_commands()
+            after = self.faults.layout(self.plan).machine(name)
+            await self._configure(NetworkPlan("", {name: changed_settings(before, after)}, ()))
+        return Ran(0, "", "")
 
     async def _configure(self, plan: NetworkPlan) -> None:
         if plan.host:

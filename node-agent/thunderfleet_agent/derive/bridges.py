@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.macnet import advice
 
 from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.derive.network import bridge_names, expected_interfaces, port_interfaces
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.parsers.network import SERVICE_ORDER_COMMAND
 
 
 def bridge_free(facts: Facts, bridged: Mapping[str, str]) -> ConditionValue:
@@ -22,7 +22,7 @@ def bridge_free(facts: Facts, bridged: Mapping[str, str]) -> ConditionValue:
     thunderbolt = set(port_interfaces(facts).values())
     members = {name: bridge for name, bridge in bridged.items() if name in thunderbolt}
     if members:
-        return ConditionValue(False, Reason.BRIDGE_MEMBER, leave_bridge(members, facts))
+        return ConditionValue(False, Reason.BRIDGE_MEMBER, leave_bridge(members))
     incomplete = _incomplete_bridge(facts)
     if incomplete is not None:
         return ConditionValue(
@@ -43,22 +43,13 @@ def _incomplete_bridge(facts: Facts) -> str | None:
     return None
 
 
-def leave_bridge(members: Mapping[str, str], facts: Facts) -> str:
-    """Which interfaces are in which bridge, and the commands that remove them permanently."""
+def leave_bridge(members: Mapping[str, str]) -> str:
+    """Which interfaces are in which bridge, and how they leave it permanently."""
     by_bridge: dict[str, list[str]] = {}
     for name, bridge in sorted(members.items()):
         by_bridge.setdefault(bridge, []).append(name)
-    text = "; ".join(
-        f"{', '.join(names)} {'is a member' if len(names) == 1 else 'are members'} of {bridge}: run `sudo ifconfig {bridge} "
-        + " ".join(f"deletem {name}" for name in names)
-        + "`"
+    found = (
+        f"{', '.join(names)} {'is a member' if len(names) == 1 else 'are members'} of {bridge}"
         for bridge, names in by_bridge.items()
     )
-    services = [service for service in facts.services or () if service.device in by_bridge]
-    for service in services:
-        if service.enabled:
-            text += f", and `sudo networksetup -setnetworkserviceenabled '{service.name}' off` to make it permanent"
-    if facts.services is not None and not services:
-        order = " ".join(SERVICE_ORDER_COMMAND)
-        text += f" (`{order}` lists no service for {', '.join(sorted(by_bridge))}, so the bridge may return after a restart)"
-    return text
+    return f"{'; '.join(found)}: {advice.leave_bridge('this Mac')}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from thunderfleet_lib.macnet.parse import Interface
 from thunderfleet_lib.rdma.parse import DeviceInfo
 
 from thunderfleet_agent.derive.network import port_interfaces
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.parsers.network import Interface
 from thunderfleet_agent.observe.parsers.thunderbolt import Port
 
 # A port flaps after this many changes within the window, until it has had no change for CALM_SECONDS.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.macnet.parse import IFCONFIG_COMMAND
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, DEVINFO_COMMAND
 from thunderfleet_lib.rdma.rules import interface_of
 
@@ -13,7 +14,6 @@ from thunderfleet_agent.derive.failures import fix, message
 from thunderfleet_agent.derive.network import expected_interfaces, port_interfaces
 from thunderfleet_agent.derive.thunderbolt import address_without_gid
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.parsers.network import IFCONFIG_COMMAND
 from thunderfleet_agent.observe.parsers.thunderbolt import NAME as THUNDERBOLT
 
 _IFCONFIG, _DEVICES, _DEVINFO = (" ".join(command) for command in (IFCONFIG_COMMAND, DEVICES_COMMAND, DEVINFO_COMMAND))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from thunderfleet_crds.nodeprofile import Interface, InterfaceAddress
 from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
+from thunderfleet_lib.macnet import parse as parser
 
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.parsers import network as parser
 
 MAX_INTERFACES = 64
 MAX_ADDRESSES = 32

@@ -14,6 +14,7 @@ from thunderfleet_crds.nodeprofile import (
     Network,
     NodeProfileStatus,
     OperatingSystem,
+    Panic,
     Reachability,
     Thunderbolt,
     domain_labels,
@@ -90,6 +91,16 @@ def profile(
         reachability=reachability,
         benchmarks=benchmarks,
         models=(facts.models or ())[:MAX_MODELS],
+        last_panic=last_panic(facts),
         conditions=conditions,
     )
     return Profile(status, domain_labels({port.domain_uuid for port in found_ports if port.domain_uuid}))
+
+
+def last_panic(facts: Facts) -> Panic | None:
+    """The newest kernel panic of the Mac, and what is known to help."""
+    if facts.panic is None:
+        return None
+    memory = "iogpu" in facts.panic.text.lower()
+    remedy = "set spec.runtime.wiredLimit: Unlimited for the models on this Mac, or lower spec.memory.concurrentRequests"
+    return Panic(time=facts.panic.at, message=f"{facts.panic.text}; {remedy}" if memory else facts.panic.text)

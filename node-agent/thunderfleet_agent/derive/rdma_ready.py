@@ -80,7 +80,7 @@ def _ports(
     reason, index = found
     if reason is Reason.BRIDGE_MEMBER:
         members = {port.interface: port.bridge for port in candidates if port.interface and port.bridge}
-        return ConditionValue(False, reason, leave_bridge(members, facts))
+        return ConditionValue(False, reason, leave_bridge(members))
     if reason is Reason.PORT_DOWN:
         names = ", ".join(device.name for device in devices)
         text = f"none of {names} is Active: use a Thunderbolt 5 cable to connect a Mac on which RDMA is enabled"

@@ -3,5 +3,6 @@
 collector  runs the commands and keeps the latest facts
 facts      all observations at one moment, as one value
 models     models on disk
+panics     the newest report of a kernel panic
 parsers    parsers of command output; pure
 """

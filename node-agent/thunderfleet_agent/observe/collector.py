@@ -20,12 +20,14 @@ from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Runtime
 from thunderfleet_lib import gpu_memory
 from thunderfleet_lib.hostcmd import Failure, FailureKind, Host, Output, quote
+from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.parsing import ParseError, Partial, require_text
 from thunderfleet_lib.rdma import parse as rdma
 
+from thunderfleet_agent.observe import panics
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.models import RUNNER, Library
-from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +108,12 @@ class Collector:
         host: Host,
         model_folders: Sequence[Path] = (),
         observed: Callable[[Source, float, Failure | None], None] = lambda source, seconds, failure: None,
+        panic_folder: Path = panics.FOLDER,
     ) -> None:
         self.facts = Facts()
         self.library = Library(host, model_folders)
         self._host = host
+        self._panics = panic_folder
         self._observed = observed
         self._misses: dict[Source, int] = {}
         self._answered: dict[Source, float] = {}
@@ -142,6 +146,9 @@ class Collector:
             self._answered.pop(Source.GPU_MEMORY, None)
         self._wired_limit = limit
         await self._ask_once(GPU_MEMORY)
+        # macOS writes the report a while after the reboot.
+        panic = await asyncio.to_thread(panics.newest, self._panics)
+        self.facts = replace(self.facts, panic=panic)
 
     async def runtime(self) -> None:
         """Reads the versions and backends of MLX."""

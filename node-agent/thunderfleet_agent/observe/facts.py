@@ -12,10 +12,11 @@ from types import MappingProxyType
 
 from thunderfleet_crds.nodeprofile import Model, Runtime
 from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.macnet.parse import Interface, Service
 from thunderfleet_lib.rdma.parse import DeviceInfo
 
+from thunderfleet_agent.observe.panics import Panic
 from thunderfleet_agent.observe.parsers.hardware import Hardware, System
-from thunderfleet_agent.observe.parsers.network import Interface, Service
 from thunderfleet_agent.observe.parsers.thunderbolt import Thunderbolt
 
 
@@ -66,4 +67,5 @@ class Facts:
     rdma_info: tuple[DeviceInfo, ...] | None = None
     runtime: Runtime | None = None
     models: tuple[Model, ...] | None = None
+    panic: Panic | None = None
     failures: Mapping[Source, Failure] = field(default_factory=_nothing)

@@ -7,7 +7,6 @@ what the API server has, so that a deleted object or field is written again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from thunderfleet_crds.apimodel import ApiModel, ObjectMeta, OwnerReference
 from thunderfleet_crds.conditions import Condition
 from thunderfleet_crds.names import (
     API_VERSION,
-    GROUP,
     LABEL_DOMAIN_PREFIX,
     NODEPROFILE_KIND,
     NODEPROFILE_PLURAL,
     THUNDERBOLTLINK_KIND,
     THUNDERBOLTLINK_PLURAL,
+    end_label,
+    short_hash,
 )
 from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
@@ -39,14 +39,6 @@ Kind = TypeVar("Kind", bound=ApiModel)
 
 PROFILES = f"/apis/{API_VERSION}/{NODEPROFILE_PLURAL}"
 LINKS = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
-# One label per end of a ThunderboltLink, so that a Mac lists only its own links. Hashed, because the name of a Node may be
-# longer than the key of a label.
-LABEL_END_PREFIX = f"end.{GROUP}/"
-
-
-def short_hash(node: str) -> str:
-    """Ten characters in place of a node's name where that is too long."""
-    return hashlib.sha256(node.encode()).hexdigest()[:10]
 
 
 def field_manager(node: str) -> str:
@@ -125,7 +117,7 @@ class Publisher:
             self.earlier = profile
             self.conditions = profile.status.conditions
             self.reachability = profile.status.reachability
-        items, _ = await self.kube.list(LINKS, labelSelector=LABEL_END_PREFIX + short_hash(self.node))
+        items, _ = await self.kube.list(LINKS, labelSelector=end_label(self.node))
         found = {str(item["metadata"]["name"]): item for item in items}
         for name, applied in self._links.items():
             applied.compare(found.get(name))
@@ -184,7 +176,7 @@ class Publisher:
         written = 0
         wanted = {report.name: report for report in links}
         for name, report in wanted.items():
-            labels = {LABEL_END_PREFIX + short_hash(end.node): "" for end in (report.spec.a, report.spec.b)}
+            labels = {end_label(end.node): "" for end in (report.spec.a, report.spec.b)}
             main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=report.spec).dump()
             status: Json = {"endpoints": [report.endpoint.dump()]}
             if measurements := measured(name):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, LostPlace, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
 from thunderfleet_crds.plan import Plan, group_name
-from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.timestamps import age_seconds
 
@@ -332,30 +331,17 @@ def _placement(
     """The next placement of the group. Macs to avoid are used only if there is no other placement."""
     deployment = observed.deployment
     fleet, taken = account.without(_key(deployment, view.index))
-    kept, failure = dict(view.kept_ports), step.failure
-    if failure is not None and failure.reason == Reason.PORT_TAKEN and failure.node in kept:
-        # A program that is no pod holds one of the group's ports there.
-        taken = taken.with_ports(failure.node, kept.pop(failure.node).all)
-    # A group that has lost a cable takes the best place there is, not the best of the same Macs.
-    current = () if step.ends or step.returns else view.current
-    question = port_aware_placement.question(
-        fleet,
-        deployment,
-        taken,
-        settings.ports,
-        current=current,
-        avoid=step.avoid,
-        kept=kept,
-        corrections=observed.corrections,
+    asked = port_aware_placement.asked_for(
+        fleet, deployment, taken, settings.ports, view, step, view.current, observed.corrections
     )
+    question = asked.question
     found = answers.where(view.index, question)
     if found is None:
         return _Asked(question, answers.where_before(view.index, question))
     if isinstance(found, Unplaceable):
         return found
-    ports = port_aware_placement.ports(found, deployment, taken, settings.ports, kept)
-    proven = view.status.proven_lengths if view.status is not None else None
-    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), found, ports, proven)
+    ports = port_aware_placement.ports(found, deployment, asked.taken, settings.ports, asked.kept)
+    plan = manifests.make_plan(deployment, view.index, _free_epoch(observed, view), found, ports, view.status)
     return NewPlacement(plan, wanted_hash, found.reason)
 
 

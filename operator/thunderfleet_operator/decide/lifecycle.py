@@ -206,10 +206,21 @@ def _recover(
     pending = min(pending, now + timedelta(seconds=recovery.backoff_limit_seconds))
     if now < pending:
         return NextStep(Step.BACK_OFF, failure, pending, recheck_seconds=(pending - now).total_seconds())
-    avoid = {}
+    return NextStep(Step.PLACE, failure, counts=True, avoid=_blamed(failure))
+
+
+def _blamed(failure: Failure) -> dict[str, str]:
+    """The Mac that the next placement leaves out because of a failure there, with the reason."""
     # With its new address, a Mac that lost one is as good as before.
     blamed = failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG)
-    if failure.node and blamed and failure.reason != Reason.ADDRESS_LOST:
-        why = f"{failure.reason}: {failure.message}"
-        avoid = {failure.node: f"is used only if no other Mac fits, because of the last failure there: {why}"}
-    return NextStep(Step.PLACE, failure, counts=True, avoid=avoid)
+    if not failure.node or not blamed or failure.reason == Reason.ADDRESS_LOST:
+        return {}
+    why = f"{failure.reason}: {failure.message}"
+    return {failure.node: f"is used only if no other Mac fits, because of the last failure there: {why}"}
+
+
+def place_after(failure: Failure) -> NextStep:
+    """The placement that follows a failure, once the group has backed off."""
+    if by_cable(failure):
+        return NextStep(Step.PLACE, failure, ends=True)
+    return NextStep(Step.PLACE, failure, counts=True, avoid=_blamed(failure))

@@ -35,10 +35,12 @@ from thunderfleet_crds.plan import (
     POD_GRACE_SECONDS,
     BenchmarkPlan,
     BootstrapPlan,
+    KnownWeights,
     MemoryPlan,
     Plan,
     ProvenLengths,
     RankPlan,
+    RecordedAnswer,
     RelayPlan,
     RuntimePlan,
     group_name,
@@ -144,9 +146,9 @@ def make_plan(
     epoch: int,
     placement: Placement,
     ports: Sequence[RankPorts],
-    proven: modeldeployment.ProvenLengths | None = None,
+    status: modeldeployment.Group | None = None,
 ) -> Plan:
-    """The plan that every supervisor of the group reads."""
+    """The plan that every supervisor of the group reads. ``status``: what is known from earlier placements."""
     meta, spec = deployment.metadata, deployment.spec
     name = group_name(meta.name, index, epoch)
     ranks = tuple(
@@ -195,8 +197,27 @@ def make_plan(
         ),
         runtime=_runtime(spec.runtime, placement),
         verify=spec.verify,
-        proven_lengths=ProvenLengths(digest=proven.digest, lengths=proven.lengths) if proven is not None else None,
+        **_known(status, {rank.node for rank in ranks}),
     )
+
+
+def _known(status: modeldeployment.Group | None, nodes: set[str]) -> dict[str, Any]:
+    """What earlier placements of the group have found out."""
+    if status is None:
+        return {}
+    proven = status.proven_lengths
+    return {
+        "proven_lengths": ProvenLengths(digest=proven.digest, lengths=proven.lengths) if proven is not None else None,
+        "known_weights": tuple(
+            KnownWeights(node=copy.node, signature=copy.signature, digest=copy.digest)
+            for copy in status.weights
+            if copy.node in nodes
+        ),
+        "recorded_answers": tuple(
+            RecordedAnswer(key=one.key, tokens=one.tokens, costs=one.costs, margins=one.margins)
+            for one in status.recorded_answers
+        ),
+    }
 
 
 def _runtime(spec: RuntimeSpec, placement: Placement) -> RuntimePlan:

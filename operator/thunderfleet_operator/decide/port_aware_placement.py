@@ -4,13 +4,16 @@ The planner knows in advance which Macs have no port left, so its best answer ca
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.decide import manifests
+from thunderfleet_operator.decide.lifecycle import NextStep
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortSettings, allocate
 from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.observe.plans import GroupView
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Request, WherePlaced
@@ -72,6 +75,36 @@ def question(
     if fleet.last_resort:
         requests = tuple(one for request in requests for one in (request, replace(request, steady_cables=False)))
     return WherePlaced(fleet, requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the planner is asked for a group's next step, and with what the ports of its answer are allocated."""
+
+    question: WherePlaced
+    taken: Taken
+    kept: Mapping[str, RankPorts]
+
+
+def asked_for(
+    fleet: Fleet,
+    deployment: ModelDeployment,
+    taken: Taken,
+    settings: PortSettings,
+    view: GroupView,
+    step: NextStep,
+    current: tuple[str, ...],
+    corrections: Mapping[str, float],
+) -> Asked:
+    """The next placement of a group, which has ``current`` Macs now. ``fleet`` and ``taken`` are without what it uses."""
+    kept, failure = dict(view.kept_ports), step.failure
+    if failure is not None and failure.reason == Reason.PORT_TAKEN and failure.node in kept:
+        # A program that is no pod holds one of the group's ports there.
+        taken = taken.with_ports(failure.node, kept.pop(failure.node).all)
+    # A group that has lost a cable takes the best place there is, not the best of the same Macs.
+    current = () if step.ends or step.returns else current
+    found = question(fleet, deployment, taken, settings, current=current, avoid=step.avoid, kept=kept, corrections=corrections)
+    return Asked(found, taken, kept)
 
 
 def ports(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import is_
+from typing import Any, TypeVar
 
 from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
@@ -35,7 +36,9 @@ from thunderfleet_operator.placement import (
     ModelFacts,
     TensorFacts,
 )
+from thunderfleet_operator.placement.units import one_line
 
+T = TypeVar("T")
 KINDS = {
     InterfaceKind.THUNDERBOLT: Kind.THUNDERBOLT,
     InterfaceKind.ETHERNET: Kind.ETHERNET,
@@ -106,6 +109,11 @@ def occupied(fleet: Fleet, before: Taken, after: Taken) -> Fleet:
 # --- Macs ------------------------------------------------------------------------------------------------------------
 
 
+def _text(told: str | None) -> str | None:
+    """What an agent writes becomes part of messages."""
+    return one_line(told) if told else told
+
+
 def _facts(model: Model) -> ModelFacts:
     pipeline = model.pipeline
     return ModelFacts(
@@ -114,12 +122,12 @@ def _facts(model: Model) -> ModelFacts:
         revision=model.revision,
         bytes=model.bytes,
         complete=model.complete,
-        problem=model.problem,
+        problem=_text(model.problem),
         sized=any(size.tensor_bytes_per_rank for size in model.sizes) and bool(model.kv),
-        tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, size.refusal) for size in model.sizes),
+        tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, _text(size.refusal)) for size in model.sizes),
         layer_bytes=pipeline.layer_bytes if pipeline else (),
         shared_bytes=pipeline.shared_bytes if pipeline else 0,
-        pipeline_refusal=pipeline.refusal if pipeline else NOT_SIZED,
+        pipeline_refusal=_text(pipeline.refusal) if pipeline else NOT_SIZED,
         kv=tuple(KVLayer(kv.fixed_bytes, kv.bytes_per_token, kv.window_tokens, kv.tensor_split) for kv in model.kv),
         active_bytes=model.active_bytes or 0,
         mixture=model.experts is not None,
@@ -265,7 +273,7 @@ class FleetBuilder:
     """
 
     def __init__(self) -> None:
-        self._shared: dict[object, object] = {}
+        self._shared: dict[Any, Any] = {}
         self._facts: dict[int, tuple[tuple[Model, ...], tuple[ModelFacts, ...]]] = {}
         """By identity of a profile's models, which stays theirs while they are kept here: the models and their facts."""
         self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
@@ -340,10 +348,11 @@ class FleetBuilder:
             cables.pop(name, None)
         self._cables = following
 
-    def _share(self, value: object) -> object:
+    def _share(self, value: T) -> T:
         if len(self._shared) >= SHARED_LIMIT:
             self._shared.clear()
-        return self._shared.setdefault(value, value)
+        found: T = self._shared.setdefault(value, value)
+        return found
 
     def _models(self, profile: NodeProfile | None) -> tuple[ModelFacts, ...]:
         if profile is None:
@@ -353,15 +362,12 @@ class FleetBuilder:
         if known is None or known[0] is not models:
             if len(self._facts) >= SHARED_LIMIT:
                 self._facts.clear()
-            shared = self._share(tuple(self._share(facts) for facts in map(_facts, models)))
-            assert isinstance(shared, tuple)
+            shared = self._share(tuple(self._share(_facts(model).sharing(self._share)) for model in models))
             known = self._facts[id(models)] = models, shared
         return known[1]
 
     def _backends(self, names: Iterable[str]) -> frozenset[str]:
-        shared = self._share(frozenset(names))
-        assert isinstance(shared, frozenset)
-        return shared
+        return self._share(frozenset(names))
 
     def _kinds(self, status: NodeProfileStatus) -> AddressKinds:
         # An address in 127.0.0.0/8 on a port is that of a recorded Mac, and counts as private.
@@ -370,9 +376,7 @@ class FleetBuilder:
         for interface in status.network.interfaces if status.network else ():
             for entry in interface.addresses:
                 kind = AddressKind(KINDS.get(interface.kind, Kind.OTHER), entry.class_ in private, interface.speed_mbps or 0)
-                shared = self._share(kind)
-                assert isinstance(shared, AddressKind)
-                found[entry.address] = shared
+                found[entry.address] = self._share(kind)
         return AddressKinds.of(found)
 
     def _mac(self, node: Node, profile: NodeProfile | None, models: tuple[ModelFacts, ...]) -> Mac:
@@ -406,4 +410,5 @@ class FleetBuilder:
             chip=(hardware.chip or "") if hardware else "",
             gpu_cores=(hardware.gpu_cores or 0) if hardware else 0,
             kinds=self._kinds(status),
+            build=(status.os.build or "") if status.os else "",
         )

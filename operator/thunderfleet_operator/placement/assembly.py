@@ -113,8 +113,20 @@ def _reason(candidate: Candidate, request: Request, divided: Division, basis: st
         _kind(candidate, request),
         _layers(divided),
         "" if alone else f"slowest hop {candidate.score.speed}",
+        "" if candidate.transport not in RDMA_TRANSPORTS else _builds(candidate),
     )
     return "; ".join(part for part in parts if part)
+
+
+def _builds(candidate: Candidate) -> str:
+    """A warning about Macs whose RDMA stacks may not fit together: those of different builds of macOS."""
+    macs = candidate.found.graph.members(candidate.found.order)
+    known = {mac.name: mac.build for mac in macs if mac.build}
+    if len(set(known.values())) < 2:
+        return ""
+    named = ", ".join(f"{name} {build}" for name, build in sorted(known.items())[:NAMED])
+    more = " …" if len(known) > NAMED else ""
+    return f"the Macs run different builds of macOS ({named}{more}): RDMA is safer with the same on all"
 
 
 def _kind(candidate: Candidate, request: Request) -> str:

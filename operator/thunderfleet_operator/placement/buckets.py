@@ -7,7 +7,7 @@ neighbors are far apart.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 LINK_STEP = 1.125
@@ -23,20 +23,9 @@ class Buckets:
     """
 
     def __init__(self, rates: Iterable[int], step: float) -> None:
-        self._edges: list[int] = []
         self._known: dict[int, int] = {}
-        left = [sorted({rate for rate in rates if rate > 0})]
-        while left:
-            chain = left.pop()
-            gaps = [(high / low, low) for low, high in pairwise(chain)]
-            # Of equal gaps the lowest, so that equal inputs give equal buckets.
-            widest, last = max(gaps, key=lambda gap: (gap[0], -gap[1]), default=(1.0, 0))
-            if widest < step and (not chain or chain[-1] / chain[0] <= step * step):
-                self._edges += chain[:1]
-                continue
-            middle = chain.index(last) + 1
-            left += [chain[:middle], chain[middle:]]
-        self._edges.sort()
+        chain = sorted({rate for rate in rates if rate > 0})
+        self._edges = sorted(_edges(chain, step))
 
     @property
     def top(self) -> int:
@@ -50,3 +39,36 @@ class Buckets:
             position = bisect_right(self._edges, rate)
             found = self._known[rate] = self._edges[position - 1] if position else max(0, rate)
         return found
+
+
+def _edges(chain: Sequence[int], step: float) -> Iterator[int]:
+    """The lowest rate of each bucket. ``chain``: rates in ascending order."""
+    gaps = [high / low for low, high in pairwise(chain)]
+    below, above, whole = _widest(gaps)
+    # First and last rate of a part, and its widest gap; -1 if it has none.
+    left = [(0, len(chain) - 1, whole)] if chain else []
+    while left:
+        first, last, widest = left.pop()
+        if widest < 0 or (gaps[widest] < step and chain[last] / chain[first] <= step * step):
+            yield chain[first]
+        else:
+            left += [(first, widest, below[widest]), (widest + 1, last, above[widest])]
+
+
+def _widest(gaps: Sequence[float]) -> tuple[list[int], list[int], int]:
+    """A tree of gaps (Cartesian), which takes time in proportion to them: thousands of cables have as many measured rates.
+
+    By gap the widest of those below it, and of those above it, that no wider one separates from it; and the widest of all; -1
+    for none. Of equal gaps the lowest counts as wider, so that equal inputs give equal buckets.
+    """
+    below, above = [-1] * len(gaps), [-1] * len(gaps)
+    path: list[int] = []
+    for at, gap in enumerate(gaps):
+        last = -1
+        while path and gaps[path[-1]] < gap:
+            last = path.pop()
+        below[at] = last
+        if path:
+            above[path[-1]] = at
+        path.append(at)
+    return below, above, path[0] if path else -1

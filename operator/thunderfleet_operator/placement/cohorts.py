@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from thunderfleet_operator.placement.eligibility import wanted_model
 from thunderfleet_operator.placement.fleet import Mac
-from thunderfleet_operator.placement.memory import Needs
+from thunderfleet_operator.placement.memory import Needs, figures
 from thunderfleet_operator.placement.model import ModelFacts
 from thunderfleet_operator.placement.request import Request
 
@@ -56,5 +56,11 @@ def cohorts(macs: Mapping[str, Mac], request: Request) -> list[Cohort]:
                 if quick not in known:
                     known[quick] = found.setdefault((model, mlx), {})
                 known[quick][name] = mac
-    made = [Cohort(Needs(model, request.memory), mlx, members) for (model, mlx), members in found.items()]
+    needs: dict[tuple[object, ...], Needs] = {}
+    made = []
+    for (model, mlx), members in found.items():
+        key = figures(model)
+        if key not in needs:
+            needs[key] = Needs(model, request.memory)
+        made.append(Cohort(needs[key].alike(model), mlx, members))
     return sorted(made, key=lambda cohort: cohort.order)

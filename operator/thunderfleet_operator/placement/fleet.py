@@ -93,12 +93,6 @@ class Dials:
         """Addresses at which ``node`` was reached."""
         return self.addresses[self._of(node)]
 
-    def rates_at(self, node: str) -> Iterable[tuple[str, int]]:
-        """Addresses at which ``node`` was reached, and the speeds."""
-        found = self._of(node)
-        addresses = self.addresses[found]
-        return zip(addresses, self.speeds[found] or (0,) * len(addresses), strict=True)
-
     def _of(self, node: str) -> slice:
         first = bisect_left(self.nodes, node)
         return slice(first, bisect_right(self.nodes, node, first))
@@ -154,6 +148,8 @@ class Mac:
     """Such as ``Apple M3 Ultra``; empty if not known."""
     gpu_cores: int = 0
     """0 if not known."""
+    build: str = ""
+    """Of macOS, such as ``25D125``; empty if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +324,8 @@ class Fleet:
     def fails(self, node: str, peer: str, address: str) -> bool:
         """Whether a Mac has dialled another at this address and not reached it."""
         mac = self.macs.get(node)
-        return mac is not None and mac.dials is not None and (peer, address) in mac.dials.failed
+        failed = mac.dials.failed if mac is not None and mac.dials is not None else frozenset[tuple[str, str]]()
+        return (peer, address) in failed if failed else False
 
     def reaches(self, node: str, peer: str, address: str) -> bool:
         """Whether a Mac has reached another at this address."""
@@ -401,7 +398,7 @@ class Fleet:
         made._set(macs, cables, _by_mac(cables.values()), {name: self.reached_addresses(name) for name in macs})
         return made
 
-    @property
+    @cached_property
     def last_resort(self) -> tuple[Cable, ...]:
         """Cables that are not steady yet, but may be used where nothing else will do: as if they were steady."""
         found = []
@@ -411,6 +408,7 @@ class Fleet:
                 found.append(replace(cable, unsteady=kept[0], rdma_unsteady=kept[1]))
         return tuple(found)
 
+    @cached_property
     def with_last_resort(self) -> "Fleet":
         """This fleet, in which these cables count as steady."""
         cables = self.last_resort
@@ -433,12 +431,10 @@ class Fleet:
     ) -> tuple[Mapping[str, Cable], Mapping[str, tuple[Cable, ...]]]:
         """Cables by name, and by Mac."""
         by_name, links = dict(self.cables), dict(self._links)
-        for name in {cable.name for cable in new} | set(gone):
-            old = by_name.pop(name, None)
-            for node in {old.a.node, old.b.node} if old else ():
-                links[node] = tuple(entry for entry in links.get(node, ()) if entry.name != name)
-        for cable in new:
-            by_name[cable.name] = cable
-            for node in {cable.a.node, cable.b.node}:
-                links[node] = (*links.get(node, ()), cable)
+        replaced, added = {cable.name for cable in new} | set(gone), _by_mac(new)
+        removed = [cable for name in replaced if (cable := by_name.pop(name, None)) is not None]
+        for node in {*_by_mac(removed), *added}:
+            kept = [cable for cable in links.get(node, ()) if cable.name not in replaced]
+            links[node] = (*kept, *added.get(node, ()))
+        by_name.update({cable.name: cable for cable in new})
         return by_name, links

@@ -113,6 +113,12 @@ def _ranges(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
+def figures(model: ModelFacts) -> tuple[object, ...]:
+    """The same for models with the same values in memory of all that ``Needs`` computes with."""
+    parts = (model.tensor, model.layer_bytes, model.kv)
+    return (*map(id, parts), model.shared_bytes, model.pipeline_refusal, model.prefill_bytes, model.prefill_bytes_per_token)
+
+
 class Needs:
     """Memory needs of one model, independent of the Macs. Caches the sums that every stage of a search uses."""
 
@@ -136,6 +142,13 @@ class Needs:
         self._fitting: dict[int, int] = {}
         self._divided: dict[tuple[int, ...], Division | None] = {}
         """By free bytes of the ranks; a search divides only for the sets that it reports."""
+
+    def alike(self, model: ModelFacts) -> "Needs":
+        """Those of a model with the same ``figures``, perhaps in another folder. What is computed is shared."""
+        other = object.__new__(Needs)
+        other.__dict__.update(self.__dict__)
+        other.model = model
+        return other
 
     def tensor(self, size: int) -> tuple[int, ...]:
         """Bytes by rank of tensor parallelism, or of a single Mac; empty if it cannot be used."""

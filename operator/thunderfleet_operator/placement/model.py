@@ -1,6 +1,15 @@
 """What a model needs, as the agent of one Mac has published it. Sizes are bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Share(Protocol):
+    """Returns an equal value, the same object for all that are equal."""
+
+    def __call__(self, value: T, /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +59,12 @@ class ModelFacts:
     """Workspace of one prefill step at the start of a sequence."""
     prefill_bytes_per_token: int = 0
     """Additional workspace per token of context."""
+
+    def __hash__(self) -> int:
+        """Without the caches of hundreds of layers, which take long: thousands of Macs may have files of their own."""
+        return hash((self.path, self.revision, self.bytes, self.active_bytes, self.layer_bytes, self.shared_bytes))
+
+    def sharing(self, share: Share) -> "ModelFacts":
+        """The same with the large values that ``share`` returns for these: copies in other folders have them in common."""
+        tensor, layers, kv = share(self.tensor), share(self.layer_bytes), share(self.kv)
+        return replace(self, tensor=tensor, layer_bytes=layers, kv=kv)

@@ -17,11 +17,11 @@ from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 
 KEPT = "kept its placement"
-MAX_STEPS = 400_000
-"""Step limit of one plan: about a second. Fleets that people actually cable need far fewer."""
+MAX_STEPS = 300_000
+"""Step limit of one plan: one to two seconds. Fleets that people actually cable need far fewer."""
 AFTER_LIMIT = 4
 """The search by score that follows the choice by speed gets this fraction of its steps: for runners-up, and if the choice finds
-nothing within its steps, because it begins with other Macs."""
+nothing within its steps, because it begins with other Macs. Where speeds are not known, it gets all that are left."""
 UNEXPLAINED = Unplaceable(Reason.NO_ROOM, "")
 
 
@@ -49,7 +49,7 @@ def _placed(fleet: Fleet, request: Request, runners_up: int, max_steps: int) -> 
         if chosen is None and not search.budget.exhausted:
             return search
         limited = chosen is None
-        search = search.again(StepBudget(max_steps if isinstance(chosen, Unpredicted) else max_steps // AFTER_LIMIT))
+        search = search.again(_after(search.budget.left if isinstance(chosen, Unpredicted) else 0, max_steps))
     choice = chosen.choice if isinstance(chosen, Chosen) else None
     first = kept or (choice.candidate if choice is not None else None)
     ranked = [first] if first is not None else []
@@ -69,6 +69,11 @@ def _placed(fleet: Fleet, request: Request, runners_up: int, max_steps: int) -> 
         proven=chosen.proven if isinstance(chosen, Chosen) else not (limited or search.budget.exhausted),
         runners_up=tuple(_runner_up(loser, winner, request, choice) for loser in losers),
     )
+
+
+def _after(left: int, max_steps: int) -> StepBudget:
+    """Of the search by score, which follows the choice by speed. ``left``: what that has left for it."""
+    return StepBudget(max(left, max_steps // AFTER_LIMIT))
 
 
 def _basis(winner: Candidate, request: Request, chosen: Chosen | Unpredicted | None, *, kept: bool) -> str:
@@ -170,7 +175,7 @@ def better(
     chosen = choose(search, request.policy) if request.policy is not None and speed is not None else None
     if isinstance(chosen, Chosen) and speed is not None:
         return _faster(chosen.choice, kept, speed.decode, other, request)
-    found = next(search.again(StepBudget(MAX_STEPS)).candidates(1), None)
+    found = next(search.again(_after(search.budget.left, MAX_STEPS)).candidates(1), None)
     return _scores_better(found, other) if found is not None else None
 
 

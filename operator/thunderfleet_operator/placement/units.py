@@ -30,3 +30,8 @@ def gbits(mbps: int) -> str:
 def gigabytes(megabytes: int) -> str:
     """MB/s in GB/s, as a chip's data sheet states memory bandwidth."""
     return f"{megabytes / 1000:.0f} GB/s"
+
+
+def one_line(text: str) -> str:
+    """Text that others wrote, for messages: without line breaks and characters that a terminal would carry out."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)

@@ -2,8 +2,10 @@
 
 import argparse
 import sys
+from datetime import UTC, datetime
 
 from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.placement.units import one_line
 from thunderfleet_operator.plan_cli.cluster import read_cluster
 from thunderfleet_operator.plan_cli.hypothetical import NewCable, judge_links, plug_in, without
 from thunderfleet_operator.plan_cli.read import STDIN, BadInput, read_deployment, read_fleet
@@ -12,6 +14,13 @@ from thunderfleet_operator.plan_cli.report import report, schema
 from thunderfleet_operator.plan_cli.simulate import plan_groups
 
 MAX_RUNNERS_UP = 100
+MAX_ERROR = 800
+"""Characters."""
+
+
+def now() -> datetime:
+    """The time at which is planned: it decides which waits and marks are over."""
+    return datetime.now(UTC)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,10 +31,16 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         status, text = _plan(arguments)
     except BadInput as error:
-        print(f"thunderfleet-operator plan: {error}", file=sys.stderr)
+        print(f"thunderfleet-operator plan: {_short(str(error))}", file=sys.stderr)
         return 2
     print(text)
     return status
+
+
+def _short(error: str) -> str:
+    """An error that quotes a file, which may contain anything."""
+    text = one_line(error)
+    return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 1]}…"
 
 
 def _plan(arguments: argparse.Namespace) -> tuple[int, str]:
@@ -41,8 +56,8 @@ def _plan(arguments: argparse.Namespace) -> tuple[int, str]:
     without(cache, arguments.without)
     for text in arguments.what_if:
         plug_in(cache, NewCable.parse(text))
-    judge_links(cache)
+    judge_links(cache, now())
     deployment = read_deployment(arguments.deployment, cache)
     settings = PortSettings(arguments.ports, arguments.ring_ports)
-    found = report(cache, deployment, plan_groups(cache, deployment, settings, arguments.runners_up))
+    found = report(cache, deployment, plan_groups(cache, deployment, settings, arguments.runners_up, now()))
     return (0 if found.placed else 3), render(found, arguments.output)

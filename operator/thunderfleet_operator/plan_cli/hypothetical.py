@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.nodeprofile import NodeProfile
@@ -102,11 +102,10 @@ def _endpoint(cache: Cache, node: str, receptacle: int, mbps: int, address: str)
     return end
 
 
-def judge_links(cache: Cache) -> None:
+def judge_links(cache: Cache, now: datetime) -> None:
     """Decides which cables can be used, as the operator does: an edited file need not say so, and may say it wrong."""
     profiles = {name: NodeProfile.load(item) for name, item in cache[NODEPROFILES].items.items()}
     ready = frozenset(name for name, node in cache[NODES].items.items() if is_ready(node))
-    now = datetime.now(UTC)
     for name, item in list(cache[LINKS].items.items()):
         link = ThunderboltLink.load(item)
         found = link_status.summary(link, profiles, now, ready)

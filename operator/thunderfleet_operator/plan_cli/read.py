@@ -49,6 +49,9 @@ def _documents(path: Path, text: str) -> Iterator[Json]:
         where = getattr(error, "problem_mark", None)
         at = f" line {where.line + 1}" if where else ""
         raise BadInput(f"{path}:{at} is not valid YAML or JSON: {getattr(error, 'problem', None) or error}") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        # What looks like a number or a date and is none, or is nested thousands of times.
+        raise BadInput(f"{path}: is not valid YAML or JSON: {error}") from None
     for number, document in enumerate(documents, 1):
         if document is None:
             continue

@@ -8,7 +8,7 @@ from thunderfleet_crds.vocabulary import Transport
 
 from thunderfleet_operator.placement.preferences import LABELS
 from thunderfleet_operator.placement.score import ABOUT
-from thunderfleet_operator.placement.units import gbits, gib
+from thunderfleet_operator.placement.units import gbits, gib, one_line
 from thunderfleet_operator.plan_cli.report import GroupReport, PlanReport, SpeedReport
 
 
@@ -120,7 +120,7 @@ def _table(report: PlanReport) -> str:
     for group in report.groups:
         lines.append("")
         lines += _placed(group) if group.placed else _unplaced(group)
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def render(report: PlanReport, form: str) -> str:

@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 import traceback
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from thunderfleet_operator.placement.fleet import Fleet, Mac
+from thunderfleet_operator.placement.model import ModelFacts
 from thunderfleet_operator.placement.questions import Question, WhatIsBetter, WherePlaced, answer
 from thunderfleet_operator.planning import wire
 
+T = TypeVar("T")
 MAX_BYTES = 2 * 2**30
 """Of memory. A fleet of a thousand Macs takes less than a tenth of it."""
 LOOK_SECONDS = 0.5
@@ -31,18 +33,22 @@ class Interned:
     """Shares equal models between Macs of different messages, as pickle does within one."""
 
     def __init__(self) -> None:
-        self._known: dict[object, object] = {}
+        self._known: dict[Any, Any] = {}
 
     def macs(self, macs: tuple[Mac, ...]) -> tuple[Mac, ...]:
         """These Macs with models that are shared."""
-        seen: dict[int, object] = {}
+        seen: dict[int, tuple[ModelFacts, ...]] = {}
         for mac in macs:
             shared = seen.get(id(mac.models))
             if shared is None:
-                shared = seen[id(mac.models)] = self._known.setdefault(mac.models, mac.models)
+                shared = seen[id(mac.models)] = self._share(tuple(model.sharing(self._share) for model in mac.models))
             # No other group has this Mac yet.
             object.__setattr__(mac, "models", shared)
         return macs
+
+    def _share(self, value: T) -> T:
+        found: T = self._known.setdefault(value, value)
+        return found
 
 
 def _limit_memory() -> None:

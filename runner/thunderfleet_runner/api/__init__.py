@@ -1,19 +1,15 @@
 """The group's HTTP API, on rank 0. The other ranks' gateways serve probes and metrics only.
 
-gateway    the HTTP server
-bodies     reads request bodies, bounded
+http       the HTTP server
+prepare    a body becomes a checked request in tokens; pure
+request    what a client asks for, whatever the dialect; pure
+answer     what the model has generated, whatever the dialect; pure
+examine    questions about tokens; pure
+openai     OpenAI's dialects; pure
+anthropic  Anthropic's dialect; pure
+upkeep     what the group generates for itself
 intake     request bodies through the intake process
-stream     a response as server-sent events
-requests   OpenAI request bodies; pure, runs in the intake process
-responses  OpenAI response bodies; pure
-errors     OpenAI error bodies; pure
-admission  lets requests wait until it is their turn
-turns      which requests run, by number and tokens, and who is next; pure
-metrics    the gateway's metrics
 service    requests on their way to rank 0 and back
 passages   what a model must continue; pure
-idle       what the group does for itself waits for clients
-continuation  asks the group to continue passages
-benchmark  measures the group's rates while it is idle
-canary     generates a token after a pause, to notice a lost peer
+errors     error bodies; pure
 """

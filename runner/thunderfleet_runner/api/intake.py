@@ -10,7 +10,7 @@ from thunderfleet_runner import intakeprotocol
 from thunderfleet_runner.api.errors import ApiError, refused
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.host.intakeprocess import Cause, Ended
-from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits
+from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Subject
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +56,16 @@ class Intake:
 
     async def prepare(self, endpoint: Endpoint, raw: bytes, limits: ModelLimits) -> intakeprotocol.Prepared:
         """The request in a body. Raises ApiError for one that is refused, Unavailable when no process can be had."""
-        question = intakeprotocol.Prepare(endpoint=endpoint, limits=limits).model_dump_json().encode()
-        if len(raw) > LARGE_BYTES:
-            await _acquire(self._large)
-            try:
-                answer = await self._in_turn(question, raw)
-            finally:
-                self._large.release()
-        else:
-            answer = await self._in_turn(question, raw)
-        match intakeprotocol.decode_answer(answer):
-            case intakeprotocol.Prepared() as prepared:
-                return prepared
-            case intakeprotocol.Rejected(status=status, message=message, error=error, param=param, code=code):
-                raise ApiError(status, message, type=error, param=param, code=code)
+        answer = await self._about(intakeprotocol.Prepare(endpoint=endpoint, limits=limits), raw)
+        if isinstance(answer, intakeprotocol.Prepared):
+            return answer
+        raise Unavailable("the intake process gave no answer to a request")
+
+    async def examine(self, subject: Subject, raw: bytes, limits: ModelLimits) -> str:
+        """The response to a body that asks about tokens, as JSON. Raises like ``prepare``."""
+        answer = await self._about(intakeprotocol.Examine(subject=subject, limits=limits), raw)
+        if isinstance(answer, intakeprotocol.Examined):
+            return answer.body
         raise Unavailable("the intake process gave no answer to a request")
 
     async def parse_tools(self, tools: str, texts: tuple[str, ...]) -> intakeprotocol.ToolsParsed:
@@ -98,6 +94,21 @@ class Intake:
         await self._end()
 
     # --- inside ---
+
+    async def _about(self, question: intakeprotocol.Prepare | intakeprotocol.Examine, raw: bytes) -> intakeprotocol.Answer:
+        """The answer about a body. Raises ApiError for one that is refused."""
+        asked = question.model_dump_json().encode()
+        if len(raw) > LARGE_BYTES:
+            await _acquire(self._large)
+            try:
+                answer = intakeprotocol.decode_answer(await self._in_turn(asked, raw))
+            finally:
+                self._large.release()
+        else:
+            answer = intakeprotocol.decode_answer(await self._in_turn(asked, raw))
+        if isinstance(answer, intakeprotocol.Rejected):
+            raise ApiError(answer.status, answer.message, type=answer.error, param=answer.param, code=answer.code)
+        return answer
 
     async def _in_turn(self, *frames: bytes) -> bytes:
         """The answer. A caller that is cancelled leaves its place; a question that was asked is answered to the end."""

@@ -119,7 +119,9 @@ class Answers:
         return replace(self, passed=self.passed | {length})
 
     def wrong(self, length: int, text: str) -> "Answers":
-        """A passage of this length was not continued."""
-        if length in self.before:
-            return replace(self, suspect=length)
+        """A passage of this length, which these weights have never passed, was not continued."""
         return replace(self, failed=(*self.failed, (length, text)))
+
+    def unlike(self, length: int) -> "Answers":
+        """A passage of this length was not continued, although these weights have passed it before."""
+        return replace(self, suspect=length)

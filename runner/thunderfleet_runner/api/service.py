@@ -39,7 +39,7 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """The request can never be served: status 400 with the text."""
+    """The request can never be served: status 400 with the text, or an error event at the end of the stream."""
 
 
 class GenerationFailed(Exception):
@@ -294,8 +294,8 @@ class Service:
                 cut = message.finish_reason == "cancelled" and self.draining
                 self._put(name, Unavailable(GRACE_IS_OVER, MOVED_SECONDS) if cut else message)
                 self._end(name, message)
-            case protocol.RequestError(id=name, text=text):
-                self._put(name, GenerationFailed(text))
+            case protocol.RequestError(id=name, text=text, refused=refused):
+                self._put(name, Refused(text) if refused else GenerationFailed(text))
                 self._end(name, None)
             case protocol.Measured() if self._measured is not None:
                 measured, self._measured = self._measured, None

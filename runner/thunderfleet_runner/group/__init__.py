@@ -5,6 +5,8 @@ follower    the other ranks: join rank 0, obey its orders
 attempts    the state machine of attempts; pure
 events      its events and actions; pure
 rendezvous  which supervisors may join; pure
+evidence    what the ranks tell of their model and their Macs; pure
+answers     the answer to the test prompt, against earlier ones; pure
 stall       when a group makes no progress; pure
 status      what people read of the group's state; pure
 verification  whether the group has passed its checks; pure

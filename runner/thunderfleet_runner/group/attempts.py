@@ -129,6 +129,8 @@ class StateMachine:
     """Whether there is anything to check between the test prompt and Ready."""
     wrong: bool = False
     """Whether the last failure that counts was a wrong answer: the next one ends the attempts."""
+    diverged: bool = False
+    """Whether ranks have diverged since the group last served for a while."""
     present: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
     """Ranks that have completed the phase."""
@@ -369,6 +371,9 @@ class StateMachine:
         cause = self.cause
         if cause.fault.reason == Reason.OUTPUT_WRONG:
             return state._after_wrong(cause)
+        if cause.fault.reason == Reason.DIVERGED:
+            cause = replace(cause, fault=faults.diverged_again(cause.fault)) if self.diverged else cause
+            state = replace(state, cause=cause, diverged=True)
         if cause.stage in (faults.Stage.LOAD, faults.Stage.CHECK):
             # A load failure does not mean that the group cannot form: it has a separate budget.
             key = (cause.rank, cause.fault.message)
@@ -445,7 +450,7 @@ class StateMachine:
             case Phase.PROVING:
                 return self._serve()
             case Phase.READY:
-                return replace(self, failures=0, wrong=False), []
+                return replace(self, failures=0, wrong=False, diverged=False), []
             case Phase.BACKOFF | Phase.GAVE_UP:
                 state, timer = self._enter(Phase.WAITING, None)
                 state, actions = state._start_attempt()

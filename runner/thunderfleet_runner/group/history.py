@@ -8,7 +8,7 @@ import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.plan import Plan, RecordedAnswer
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ class History:
     digest: str = ""
     """Of the model's files that have continued passages of these ``lengths``."""
     lengths: tuple[int, ...] = ()
+    recorded: tuple[RecordedAnswer, ...] = ()
 
 
 def load(path: Path, plan: Plan) -> History:
@@ -29,9 +30,10 @@ def load(path: Path, plan: Plan) -> History:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if (found["uid"], found["index"], found["epoch"]) == (plan.uid, plan.index, plan.epoch):
-            # A runner of an earlier version did not write the last two.
+            # A runner of an earlier version did not write the last three.
             digest, lengths = str(found.get("digest", "")), tuple(int(length) for length in found.get("lengths", ()))
-            return History(bool(found["was_ready"]), int(found["recoveries"]), digest, lengths)
+            recorded = tuple(RecordedAnswer.model_validate(one) for one in found.get("recorded", ()))
+            return History(bool(found["was_ready"]), int(found["recoveries"]), digest, lengths, recorded)
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return History()
@@ -39,7 +41,9 @@ def load(path: Path, plan: Plan) -> History:
 
 def save(path: Path, plan: Plan, history: History) -> None:
     """Replaces the file atomically."""
-    text = json.dumps({"uid": plan.uid, "index": plan.index, "epoch": plan.epoch, **asdict(history)})
+    recorded = [one.model_dump(mode="json", by_alias=True) for one in history.recorded]
+    told = {**asdict(history), "recorded": recorded}
+    text = json.dumps({"uid": plan.uid, "index": plan.index, "epoch": plan.epoch, **told})
     try:
         new = path.with_suffix(".new")
         new.write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.vocabulary import Backend, Verify, WiredLimit
+from thunderfleet_crds.vocabulary import Backend, Split, Verify, WiredLimit
 
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.net import jaccl
@@ -40,6 +40,7 @@ def start_message(
 ) -> protocol.Start:
     """The first message to a rank's process in its attempt."""
     entry = plan.ranks[rank]
+    mesh = plan.backend is Backend.JACCL and not jaccl.is_ring(plan)
     return protocol.Start(
         attempt=attempt,
         rank=rank,
@@ -52,11 +53,18 @@ def start_message(
         model_path=plan.model_path,
         prove=plan.verify is not Verify.NONE,
         prove_seconds=PROVE_SECONDS,
+        check_products=plan.verify is Verify.FULL,
         memory_bytes=entry.memory_bytes,
         memory=plan.memory,
         hostfile=str(hostfile) if hostfile else None,
-        mesh=plan.backend is Backend.JACCL and not jaccl.is_ring(plan),
+        mesh=mesh,
+        equal_logits=equal_logits(plan.verify, plan.split, plan.world_size, mesh=mesh),
         jaccl_environment=jaccl_environment,
         environment={**plan.runtime.environment, framing.ATTEMPT_VARIABLE: str(attempt), **environment},
         wired=plan.runtime.wired_limit is WiredLimit.AUTO,
     )
+
+
+def equal_logits(verify: Verify, split: Split, size: int, *, mesh: bool) -> bool:
+    """Whether the ranks are to compare the bits of their logits. In a mesh of more than two, each adds as values arrive."""
+    return verify is Verify.FULL and (split is Split.PIPELINE or not mesh or size == 2)

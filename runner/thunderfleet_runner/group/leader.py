@@ -18,13 +18,14 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase, Verify
 
 from thunderfleet_runner import faults, protocol
-from thunderfleet_runner.api import continuation
 from thunderfleet_runner.api.passages import fitting
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable, Vocabulary
-from thunderfleet_runner.group import attempts, events, history, status, verification
+from thunderfleet_runner.api.upkeep import continuation
+from thunderfleet_runner.group import attempts, events, history, status
 from thunderfleet_runner.group.attempts import Phase, StateMachine
+from thunderfleet_runner.group.evidence import Evidence
 from thunderfleet_runner.group.member import Member
-from thunderfleet_runner.group.rendezvous import Identity, Rendezvous, model_differs
+from thunderfleet_runner.group.rendezvous import Identity, Rendezvous
 from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.net import jaccl, peers
@@ -70,8 +71,7 @@ class Leader:
         self._reports = {
             entry.rank: RankReport(rank=entry.rank, node=entry.node, phase=RankPhase.ABSENT) for entry in plan.ranks
         }
-        self._digests: dict[int, str] = {}
-        self._proved: dict[int, verification.Proved] = {}
+        self._evidence = Evidence(plan, identity, past.recorded)
         self._vocabulary = Vocabulary(0, True)
         self._pulses: dict[int, peers.Pulse] = {}
         self._stall = StallDetector()
@@ -109,7 +109,7 @@ class Leader:
             ),
             requests=self._service().running,
             benchmark=self._service().benchmark,
-            verified=verification.verified(self.plan, machine, self._proved, self._service().answers, self._service().lengths),
+            verified=self._evidence.report(machine, self._service().answers, self._service().lengths),
         )
 
     @property
@@ -159,6 +159,10 @@ class Leader:
         match report:
             case peers.Pulse():
                 self._pulses[rank] = report
+            case peers.WeightsRead():
+                self._wrong(self._evidence.read(rank, report))
+                self._save()
+                self._changed()
             case peers.Leaving():
                 log.info("rank %d received SIGTERM: draining", rank)
                 self.feed(events.Drain(for_good=False))
@@ -175,7 +179,7 @@ class Leader:
             return
         self._stall.reset()
         if isinstance(report, peers.RankProved):
-            self._proved[rank] = verification.Proved(report.exchanges, report.seconds)
+            self._evidence.proved(rank, report)
             self._changed()
             return
         self._update(rank, loaded_bytes=report.loaded_bytes, total_bytes=report.total_bytes, loaded_layers=report.layers)
@@ -189,8 +193,7 @@ class Leader:
         attempt = report.attempt
         match report:
             case peers.Checked():
-                self._digests[rank] = report.digest
-                differs = self._model_differs(rank)
+                differs = self._evidence.checked(rank, report)
                 if differs is not None:
                     return events.RankFailed(rank, attempt, differs, faults.Stage.PREFLIGHT)
                 return events.Checked(rank, attempt, report.port)
@@ -204,15 +207,24 @@ class Leader:
             case peers.RankLoaded():
                 if attempt == self.machine.attempt:
                     total, peak = report.total_bytes, report.peak_memory_bytes
+                    self._evidence.loaded(rank, report.products)
                     self._update(rank, loaded_bytes=total, total_bytes=total, peak_memory_bytes=peak)
                 return events.RankLoaded(rank, attempt)
             case peers.RankReady():
-                if rank == 0 and attempt == self.machine.attempt:
-                    self._vocabulary = Vocabulary(report.vocabulary, report.chat_template)
-                    self.machine = replace(self.machine, proves=self._asks())
-                return events.RankReady(rank, attempt, report.tokens)
+                return self._ready(rank, report)
             case peers.RankEnded():
                 return events.RankEnded(rank, attempt)
+
+    def _ready(self, rank: int, report: peers.RankReady) -> events.AttemptEvent:
+        """A rank has answered the test prompt."""
+        if report.attempt == self.machine.attempt:
+            if rank == 0:
+                self._vocabulary = Vocabulary(report.vocabulary, report.chat_template)
+                self.machine = replace(self.machine, proves=self._asks())
+            wrong = self._evidence.answered(rank, report)
+            if wrong is not None:
+                return events.Wrong(report.attempt, wrong)
+        return events.RankReady(rank, report.attempt, report.tokens)
 
     def _gather(self, rank: int, report: peers.Gather) -> None:
         """One rank's part of JACCL's exchange; the last part completes it for all ranks."""
@@ -226,14 +238,6 @@ class Leader:
         if whole is not None:
             data = base64.b64encode(whole).decode()
             self._order(peers.Gathered(attempt=report.attempt, number=report.number, data=data))
-
-    def _model_differs(self, rank: int) -> faults.Fault | None:
-        mine = self._digests.get(0, "")
-        for other, theirs in sorted(self._digests.items()):
-            if mine and theirs and theirs != mine and rank in (0, other):
-                text = model_differs(self.plan, other)
-                return faults.Fault(FaultClass.CONFIGURE, Reason.MODEL_DIFFERS, text)
-        return None
 
     def _update(self, rank: int, **values: int) -> None:
         self._reports[rank] = self._reports[rank].model_copy(update=values)
@@ -268,7 +272,7 @@ class Leader:
             self._proving.cancel()
             self._proving = None
         if phase is Phase.CHECKING:
-            self._digests, self._proved = {}, {}
+            self._evidence.begin()
             for rank, report in self._reports.items():
                 self._reports[rank] = RankReport(rank=rank, node=report.node, phase=RankPhase.JOINED)
         if not self.machine.timer_on and self._timer is not None:
@@ -278,7 +282,7 @@ class Leader:
         """Whether there is anything to ask before the group serves: what is remembered of these weights."""
         if self.plan.verify is not Verify.FULL:
             return False
-        service, digest = self._service(), self._digests.get(0, "")
+        service, digest = self._service(), self._evidence.digest
         remembered = [one for one in (self.plan.proven_lengths, self._past) if one is not None and one.digest == digest]
         service.answers = service.answers.again(digest, {length for one in remembered for length in one.lengths})
         return bool(digest and service.answers.first(fitting(self.plan.memory.context_tokens, self._vocabulary.size)))
@@ -356,9 +360,20 @@ class Leader:
             self._save()
             self._changed()
 
+    def output_wrong(self, what: str) -> None:
+        """The group has answered wrong while it was idle."""
+        self._wrong(faults.output_wrong(what))
+
+    def _wrong(self, fault: faults.Fault | None) -> None:
+        """Ends the attempt when something turned out to be wrong."""
+        if fault is not None:
+            self.feed(events.Wrong(self.machine.attempt, fault))
+
     def _save(self) -> None:
-        answers = self._service().answers
-        now = history.History(self.machine.was_ready, self.machine.recoveries, answers.digest, answers.ever)
+        told = self._service().answers
+        answer = self._evidence.recorded
+        recorded = (answer,) if answer is not None else self._past.recorded
+        now = history.History(self.machine.was_ready, self.machine.recoveries, told.digest, told.ever, recorded)
         history.save(self._history_file, self.plan, now)
 
     async def _asked(self, attempt: int, work: Coroutine[Any, Any, None]) -> bool:

@@ -7,6 +7,7 @@ It is the same on every rank; only the way to the leader differs (a call on rank
 import asyncio
 import logging
 import ssl
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from thunderfleet_runner.faults import Fault, Stage
 from thunderfleet_runner.group import heartbeats, launch
 from thunderfleet_runner.group.kill_guard import KillGuard
 from thunderfleet_runner.group.slot import RankSlot
-from thunderfleet_runner.host import preflight, wired_memory
+from thunderfleet_runner.host import preflight, weightvalues, wired_memory
 from thunderfleet_runner.host.rankprocess import rank_command, resident_bytes
 from thunderfleet_runner.net import jaccl, peers
 from thunderfleet_runner.net.ports import NoFreePort, PortBlock
@@ -72,6 +73,7 @@ class Member:
         self.slot = RankSlot(command(plan.group, plan.epoch, rank), state_folder / "rank.pid", self._received, self._exited)
         self.heartbeats = heartbeats.Heartbeats()
         self._folder = state_folder
+        self._weights = weightvalues.Known(state_folder / "weights.json")
         self._report = report
         self._on_rank = on_rank
         self._coordinates = jaccl_environment and rank == 0 and jaccl.wants_coordinator(plan)
@@ -231,7 +233,36 @@ class Member:
         except OSError as error:
             self._fail(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
-            self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest))
+            known = await asyncio.to_thread(self._known_weights)
+            signature, weights = known if known is not None else ("", "")
+            self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest, weights=weights, signature=signature))
+
+    def _known_weights(self) -> tuple[str, str] | None:
+        """Signature and hash of the copy of the model, from this pod or from an earlier placement."""
+        folder = Path(self.plan.model_path)
+        if (found := self._weights.of(folder)) is not None:
+            return found
+        told = next((one for one in self.plan.known_weights if one.node == self.entry.node), None)
+        try:
+            return (told.signature, told.digest) if told and told.signature == weightvalues.signature(folder) else None
+        except OSError:
+            return None
+
+    async def read_weights(self) -> None:
+        """Hashes the weights once, unless it is known, and reports them. Until cancelled, or the files change."""
+        if await asyncio.to_thread(self._known_weights) is not None:
+            return
+        end = threading.Event()
+        try:
+            found = await asyncio.to_thread(weightvalues.digest, Path(self.plan.model_path), end)
+        except (weightvalues.Interrupted, OSError) as error:
+            log.warning("the values of the weights were not read: %s", error or "the files have changed")
+            return
+        finally:
+            # The thread goes on when this task is cancelled.
+            end.set()
+        await asyncio.to_thread(self._weights.save, found)
+        self._report(peers.WeightsRead(signature=found[0], weights=found[1]))
 
     def _check(self) -> preflight.Passed:
         pid = self.slot.spare_pid
@@ -326,8 +357,8 @@ class Member:
             case protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers):
                 self._stage = Stage.LOAD
                 self._report(peers.RankProgress(attempt=attempt, loaded_bytes=loaded, total_bytes=total, layers=layers))
-            case protocol.Loaded(total_bytes=total, peak_memory_bytes=peak):
-                self._report(peers.RankLoaded(attempt=attempt, total_bytes=total, peak_memory_bytes=peak))
+            case protocol.Loaded() as loaded:
+                self._report(peers.RankLoaded(attempt=attempt, **loaded.model_dump(exclude={"type"})))
             case protocol.Ready() as ready:
                 self._stage = Stage.SERVE
                 self._report(peers.RankReady(attempt=attempt, **ready.model_dump(exclude={"type"})))

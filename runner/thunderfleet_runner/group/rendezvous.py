@@ -84,3 +84,11 @@ def model_differs(plan: Plan, rank: int) -> str:
         f"the model in {plan.model_path} on {plan.ranks[rank].node} is not the one on {plan.ranks[0].node}: "
         "its configuration, tokenizer files or tensors differ; download the same revision to both"
     )
+
+
+def weights_differ(plan: Plan, rank: int) -> str:
+    """The message for a rank whose weights have other values than those of rank 0."""
+    return (
+        f"the weights in {plan.model_path} on {plan.ranks[rank].node} have other values than those on {plan.ranks[0].node}, "
+        "although their names and shapes are the same: download the same revision to both"
+    )

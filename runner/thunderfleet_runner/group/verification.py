@@ -1,7 +1,7 @@
 """Whether a group has passed the checks of its plan. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from thunderfleet_crds.group import VerifiedReport
 from thunderfleet_crds.plan import Plan
@@ -14,7 +14,7 @@ from thunderfleet_runner.group.attempts import Phase, StateMachine
 _FAILED = (Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP)
 _SERVING = (Phase.READY, Phase.DRAINING)
 LATER = "answers: will be checked when the model is loaded"
-_WRONG = (Reason.LINK_CORRUPTS, Reason.OUTPUT_WRONG)
+_WRONG = (Reason.LINK_CORRUPTS, Reason.OUTPUT_WRONG, Reason.KERNEL_WRONG, Reason.SPLIT_WRONG)
 
 
 class Proved(NamedTuple):
@@ -24,17 +24,39 @@ class Proved(NamedTuple):
     seconds: float
 
 
-def verified(
-    plan: Plan, machine: StateMachine, proved: Mapping[int, Proved], answers: Answers, fit: Sequence[int]
-) -> VerifiedReport:
-    """``proved``: by rank, its check in the present attempt, if that has passed. ``fit``: lengths of passages to ask."""
-    found = _verified(plan, machine, proved, answers, fit)
-    return found.model_copy(update={"digest": answers.digest, "lengths": answers.ever})
+class Products(Protocol):
+    """See ``protocol.Products``."""
+
+    @property
+    def checked(self) -> int: ...
+    @property
+    def kinds(self) -> int: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def layers_left(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
 
 
-def _verified(
-    plan: Plan, machine: StateMachine, proved: Mapping[int, Proved], answers: Answers, fit: Sequence[int]
-) -> VerifiedReport:
+class Proofs(NamedTuple):
+    """What the ranks have proved in the present attempt, by rank, and what became of the passages."""
+
+    proved: Mapping[int, Proved]
+    products: Mapping[int, Products]
+    answers: Answers
+    fit: Sequence[int]
+    """Lengths of passages to ask."""
+
+
+def verified(plan: Plan, machine: StateMachine, proofs: Proofs) -> VerifiedReport:
+    """What is to be said of the group's checks."""
+    found = _verified(plan, machine, proofs)
+    return found.model_copy(update={"digest": proofs.answers.digest, "lengths": proofs.answers.ever})
+
+
+def _verified(plan: Plan, machine: StateMachine, proofs: Proofs) -> VerifiedReport:
+    proved, products, answers, fit = proofs
     if plan.verify is Verify.NONE:
         return _unknown(Reason.VERIFICATION_DISABLED, "spec.verify is None, so nothing is checked")
     cause = machine.cause
@@ -45,6 +67,8 @@ def _verified(
     connections = _connections(proved) if plan.world_size > 1 else "a single Mac has no connections to check"
     if plan.verify is Verify.QUICK:
         return _true(connections)
+    if len(products) == plan.world_size and any(one.kinds for one in products.values()):
+        connections = f"{connections}; {_right(products)}"
     if machine.phase not in _SERVING and plan.proven_lengths is not None:
         return _unknown(Reason.NOT_VERIFIED, f"{connections}; {LATER}")
     if answers.suspect is not None and answers.suspect not in answers.passed:
@@ -63,6 +87,20 @@ def _verified(
 def _connections(proved: Mapping[int, Proved]) -> str:
     exchanges, seconds = (max(values) for values in zip(*proved.values(), strict=True))
     return f"connections: {exchanges} exchanges of known values in {seconds:.2f} s, every bit right"
+
+
+def _right(products: Mapping[int, Products]) -> str:
+    """What the ranks have computed right."""
+    fewest = min(products.values(), key=lambda one: one.checked - one.kinds)
+    seconds = max(one.seconds for one in products.values())
+    kinds = "kind of matrices" if fewest.kinds == 1 else "kinds of matrices"
+    found = f"products: {fewest.checked} of {fewest.kinds} {kinds} right, in {seconds:.2f} s"
+    first = products.get(0)
+    if first is not None and first.layers:
+        found += f"; layers {', '.join(map(str, first.layers))} as the whole ones"
+    if first is not None and first.layers_left:
+        found += f" ({first.layers_left})"
+    return found
 
 
 def _continued(machine: StateMachine, answers: Answers, fit: Sequence[int]) -> str:

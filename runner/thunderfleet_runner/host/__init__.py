@@ -8,6 +8,8 @@ wired_memory  memory that stays wired after a rank was killed; pure but for
 rankprocess   a rank's process: start, messages, end, exit code
 intakeprocess  the intake's process: start, questions, end
 parentdeath   ends a rank's process when its supervisor dies
+weightvalues  the values of the weights as one hash
+broken_models  models that mlx-lm is known to fail with; pure
 weightfiles   the tensors in a model's weight files
 commands      runs commands, and remembers those that hang
 """

@@ -12,9 +12,10 @@ from pathlib import Path
 from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
+from thunderfleet_lib import jsonbounds
 
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.host import memory, rdma, weightfiles
+from thunderfleet_runner.host import broken_models, memory, rdma, weightfiles
 from thunderfleet_runner.host.commands import HOST
 from thunderfleet_runner.net import jaccl, ports
 
@@ -30,6 +31,9 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+_CONFIG_BYTES = 16 * 1024 * 1024
+_CONFIG_VALUES = 1_000_000
+_CONFIG_DEPTH = 64
 _TOKENIZER_BYTES = 256 * 1024 * 1024
 _GIB = 1 << 30
 
@@ -99,6 +103,7 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
             )
         )
     try:
+        _check_known(folder, entry.node)
         tensors = weightfiles.read(folder)
         return Passed(_digest(folder, tensors), sum(tensor.nbytes for tensor in tensors))
     except weightfiles.IncompleteModel as error:
@@ -110,6 +115,20 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
             f"the Mac read it (sudo chmod -R a+rX {folder}) and enter all folders above it"
         )
         raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_UNREADABLE, text)) from error
+
+
+def _check_known(folder: Path, node: str) -> None:
+    """The installed mlx-lm is not known to fail with this model. Raises OSError, PreflightFailed."""
+    try:
+        raw = weightfiles.read_regular(folder / "config.json", _CONFIG_BYTES)
+        config = jsonbounds.loads(raw, values=_CONFIG_VALUES, depth=_CONFIG_DEPTH, constants=True)
+    except ValueError:
+        # Loading reports what is wrong with the file.
+        return
+    why = broken_models.why_broken(config, version("mlx-lm")) if isinstance(config, dict) else None
+    if why is not None:
+        text = f"{why}; choose another model, or install a newer mlx-lm on node {node}"
+        raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_UNSUPPORTED, text))
 
 
 def check_memory(entry: RankPlan, free: int | None) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from thunderfleet_runner import framing
-from thunderfleet_runner.api import requests
+from thunderfleet_runner.api import examine, prepare
 from thunderfleet_runner.intake import limits
-from thunderfleet_runner.intakeprotocol import Prepare, Up, decode_question
+from thunderfleet_runner.intakeprotocol import Examine, Prepare, Up, decode_question
 
 
 def serve(end: socket.socket, tokenizer: Any) -> None:
@@ -18,10 +18,10 @@ def serve(end: socket.socket, tokenizer: Any) -> None:
     try:
         while True:
             question = decode_question(framing.receive_frame(end))
-            if isinstance(question, Prepare):
+            if isinstance(question, Prepare | Examine):
                 raw = framing.receive_frame(end)
                 with limits.cpu(limits.cpu_seconds(question.limits.context_tokens)):
-                    answer: BaseModel = requests.prepare(question, raw, tokenizer.prompt)
+                    answer: BaseModel = _about(question, raw, tokenizer)
                 del raw
             else:
                 with limits.cpu(limits.CPU_SECONDS):
@@ -32,6 +32,12 @@ def serve(end: socket.socket, tokenizer: Any) -> None:
     except MemoryError:
         # What is left of the question may be large, and libraries may be in an odd state.
         os._exit(limits.EXIT_MEMORY)
+
+
+def _about(question: Prepare | Examine, raw: bytes, tokenizer: Any) -> BaseModel:
+    if isinstance(question, Prepare):
+        return prepare.prepare(question, raw, tokenizer)
+    return examine.examine(question, raw, tokenizer)
 
 
 def _send(end: socket.socket, message: BaseModel) -> None:

@@ -2,34 +2,49 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib import jsonbounds
+
 from thunderfleet_runner.api.errors import refused
-from thunderfleet_runner.api.requests import Call
+from thunderfleet_runner.api.request.call import Call
+from thunderfleet_runner.api.request.constraints import Constraint
+from thunderfleet_runner.api.request.sampling import model_defaults
 from thunderfleet_runner.intake.limits import EXIT_MEMORY
 from thunderfleet_runner.intakeprotocol import ParseTools, ToolsParsed
-from thunderfleet_runner.protocol import Prompt
-from thunderfleet_runner.rank import mlxlm
+from thunderfleet_runner.protocol import Prompt, Sampling
+from thunderfleet_runner.rank import grammar, mlxlm
+from thunderfleet_runner.rank.mlxlm import vocabulary
+
+CONFIG_BYTES = 1 << 20
+"""Maximum bytes of a generation_config.json."""
 
 
 class Tokenizer:
     """A model's tokenizer and chat template, used as mlx-lm's server uses them."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, defaults: Sampling) -> None:
         self._tokenizer = tokenizer
         self._tokenizing = mlxlm.Tokenizing(tokenizer)
+        self._formats = grammar.Formats.of(tokenizer)
+        self._harmony = tokenizer.tool_parser is mlxlm.families.harmony
+        self.calls = mlxlm.call_format(tokenizer)
+        """How the model writes tool calls."""
+        self.defaults = defaults
+        """How tokens are sampled where a request does not say it."""
 
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> "Tokenizer":
         """The tokenizer in ``folder``. Raises whatever the library raises."""
-        return cls(mlxlm.load_tokenizer(folder, config))
+        return cls(mlxlm.load_tokenizer(folder, config), _defaults(folder, vocabulary(config)))
 
     def warm_up(self) -> None:
         """Renders and tokenizes something: libraries import and compile on first use. A bad template may end the process."""
         for messages in ((), ({"role": "user", "content": "Hello"},)):
             try:
-                self._tokenizing.segments(messages=messages, tools=(), prompt="Hello")
+                self._tokenizing.segments(messages=messages, tools=(), prompt="Hello", template={})
             except MemoryError:
                 os._exit(EXIT_MEMORY)
             except Exception:
@@ -38,23 +53,84 @@ class Tokenizer:
 
     def prompt(self, call: Call) -> Prompt:
         """The prompt of a request. Raises ApiError when the template or the tokenizer rejects it."""
-        fields = call.fields
-        if fields["kind"] == "tokens":
-            return Prompt.of(fields["tokens"])
-        if fields.get("tools") and not self._tokenizer.has_tool_calling:
-            raise refused(None, "this model cannot call tools: its chat template has no tool call format that mlx-lm supports")
+        if call.tokens:
+            return Prompt.of(call.tokens)
         try:
-            segments, types, state = self._tokenizing.segments(
-                messages=fields.get("messages", ()), tools=fields.get("tools", ()), prompt=fields.get("prompt", "")
-            )
+            segments, types, state = self._segments(call, call.template)
+            if self._harmony and call.messages and call.constrained is not None:
+                # The format begins at once: the model writes the header of its answer no more.
+                segments[-1] += self._tokenizer.encode(mlxlm.families.HARMONY_ANSWER, add_special_tokens=False)
+                state = "normal"
             return Prompt.of(*segments, types=types, initial_state=state)
         except MemoryError:
             raise
         except Exception as error:
             raise refused(None, f"the model's chat template or tokenizer rejects this prompt: {str(error)[:500]}") from error
 
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text; ``special``: with those that the tokenizer adds. Raises ApiError."""
+        try:
+            return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise refused("prompt", f"the model's tokenizer rejects this prompt: {str(error)[:500]}") from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return str(self._tokenizer.decode(list(tokens)))
+
+    def _segments(self, call: Call, template: Mapping[str, Any]) -> tuple[list[list[int]], list[str], str]:
+        try:
+            return self._tokenizing.segments(
+                messages=_thinking(call.messages) if self._harmony else call.messages,
+                tools=call.tools.offered,
+                prompt=call.text,
+                template=template,
+            )
+        except TypeError:
+            # Templates in Jinja take any argument; some models have a function instead. Many clients send an effort always.
+            if "reasoning_effort" not in template:
+                raise
+            return self._segments(call, {name: value for name, value in template.items() if name != "reasoning_effort"})
+
+    def grammar(self, constraint: Constraint) -> str:
+        """A format that the ranks can force. Raises ApiError when it is invalid or takes too much."""
+        if self._formats is None:
+            raise refused(constraint.param, f"{constraint.param} is not supported for this model's tokenizer")
+        words = json.loads(constraint.source) if constraint.kind == "choice" else ()
+        try:
+            # Schemas of tools describe; most say more than a grammar can.
+            lenient = constraint.param == "tools"
+            found = grammar.compiled(constraint.kind, constraint.source, words, lenient=lenient)
+            self._formats.check(found)
+        except grammar.Unusable as error:
+            raise refused(constraint.param, f"{constraint.param} cannot be used: {error}") from error
+        return found
+
     def parse_tools(self, question: ParseTools) -> ToolsParsed:
         """What the model wrote as tool calls."""
         tools = json.loads(question.tools) if question.tools else []
         calls, unparsed = mlxlm.parse_tools(self._tokenizer.tool_parser, tools, question.texts)
         return ToolsParsed(calls=tuple(calls), unparsed=tuple(unparsed))
+
+
+def _thinking(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """gpt-oss' template has another name for thoughts, and wants them beside calls only, instead of text."""
+    found = []
+    for message in messages:
+        thoughts = message.get("reasoning_content")
+        if thoughts and message.get("tool_calls") and not message["content"]:
+            message = {**message, "thinking": thoughts}
+        found.append(message)
+    return found
+
+
+def _defaults(folder: Path, vocabulary: int) -> Sampling:
+    """The model's sampling; greedy when it says none, or nothing that can be read."""
+    try:
+        with (folder / "generation_config.json").open("rb") as file:
+            config = jsonbounds.loads(file.read(CONFIG_BYTES), values=10_000, depth=16)
+    except (OSError, ValueError):
+        return Sampling()
+    return model_defaults(config, vocabulary) if isinstance(config, dict) else Sampling()

@@ -49,6 +49,18 @@ class Checked(_Message):
     attempt: Number
     port: Number
     digest: Name
+    weights: Name = ""
+    """The hash of the values of the weights, if it is known."""
+    signature: Name = ""
+    """Of the files with these weights."""
+
+
+class WeightsRead(_Message):
+    """The member has hashed the values of its copy of the model's weights."""
+
+    type: Literal["weights"] = "weights"
+    weights: Name
+    signature: Name
 
 
 class RankFailed(_Message):
@@ -93,6 +105,16 @@ class RankProgress(_Message):
     layers: Number
 
 
+class Products(_Message):
+    """See ``protocol.Products``."""
+
+    checked: Number = 0
+    kinds: Number = 0
+    layers: tuple[Number, ...] = Field(default=(), max_length=16)
+    layers_left: Text = ""
+    seconds: float = 0.0
+
+
 class RankLoaded(_Message):
     """The rank has loaded its part of the model."""
 
@@ -100,6 +122,7 @@ class RankLoaded(_Message):
     attempt: Number
     total_bytes: Number
     peak_memory_bytes: Number
+    products: Products = Products()
 
 
 class RankReady(_Message):
@@ -108,6 +131,9 @@ class RankReady(_Message):
     type: Literal["ready"] = "ready"
     attempt: Number
     tokens: tuple[Number, ...] = Field(max_length=MOST_TOKENS)
+    costs: tuple[float, ...] = Field(default=(), max_length=MOST_TOKENS)
+    margins: tuple[float, ...] = Field(default=(), max_length=MOST_TOKENS)
+    kind: Number = 0
     vocabulary: Number
     chat_template: bool
     peak_memory_bytes: Number
@@ -159,6 +185,7 @@ Report = Annotated[
     | RankEnded
     | Gather
     | Leaving
+    | WeightsRead
     | Pulse,
     Field(discriminator="type"),
 ]

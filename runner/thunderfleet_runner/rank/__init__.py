@@ -5,9 +5,12 @@ start         from the process's start until its group has formed
 rank          the process's threads, and its life from there on
 channel       the socket to the supervisor
 proof         whether the connections carry values unchanged
+kernels       whether this Mac multiplies the model's matrices right
+layers        whether the ranks together compute what the whole layers do
 loading       loads this rank's part of the model
 engine        turns, requests and cancels
 answer        one request's tokens as messages
+grammar       formats that answers must have
 mlxlm         mlx-lm as we use and patch it
 stops         stop strings in streamed text; pure
 step_clock    how long the running step takes, for the heartbeat

@@ -1,5 +1,6 @@
 """One request on rank 0: mlx-lm's items become messages to the supervisor."""
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import mlx.core as mx
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.rank import mlxlm
+from thunderfleet_runner.rank.grammar import Unusable
 from thunderfleet_runner.rank.mlxlm import Admitted, Broken, Finished, Prefilling, Sampled
 from thunderfleet_runner.rank.stops import StopFinder
 
@@ -17,6 +19,8 @@ log = logging.getLogger(__name__)
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON has no number for; OpenAI uses the same value."""
 _KINDS: dict[str, Literal["text", "reasoning", "tool"]] = {"reasoning": "reasoning", "tool": "tool"}
+
+_SHOWN = ("normal", "reasoning", "tool")
 
 Send = Callable[..., None]
 """Sends messages to the supervisor, in order."""
@@ -27,15 +31,21 @@ def _finite(value: float) -> float:
 
 
 class Recorder:
-    """Records the token ids of the check, which every rank reports."""
+    """Records the token ids of the check, which every rank reports, and by how much each was the likeliest."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.costs: list[float] = []
+        """Log probabilities of the tokens, with the opposite sign."""
+        self.margins: list[float] = []
 
     def put(self, item: object) -> None:
         event = mlxlm.classify(item)
         if isinstance(event, Sampled):
             self.tokens.append(event.token)
+            self.costs.append(-_finite(event.logprob))
+            best = sorted((value for _, value in event.top), reverse=True)[:2]
+            self.margins.append(_finite(best[0] - best[1]) if len(best) == 2 else 0.0)
         elif isinstance(event, Broken):
             raise event.error
 
@@ -64,9 +74,8 @@ class Answer:
         self._machine: mlxlm.TextMachine | None = None
         self._stops = StopFinder(request.stop)
         self._generated = 0
+        self._reasoning = 0
         self._kind = "normal"
-        self._tool_text = ""
-        self._tool_texts: list[str] = []
 
     def cancel(self) -> None:
         """From any thread: ends the request after the running step."""
@@ -105,6 +114,12 @@ class Answer:
         match event:
             case Sampled():
                 self._sampled(event)
+            case Broken(error=Unusable() as error):
+                # The loop goes on with this answer until it is ended.
+                self._stop()
+                self.over = self.ending = True
+                text = f"the answer cannot follow the requested format any further: {error}"
+                self._send(protocol.RequestError(id=self.request.id, text=text, refused=True))
             case Broken(error):
                 self.over = True
                 self._send(protocol.RequestError(id=self.request.id, text=f"{type(error).__name__}: {error}"))
@@ -115,8 +130,9 @@ class Answer:
 
     def _sampled(self, event: Sampled) -> None:
         self._generated += 1
+        before = self._kind
         texts, stopped = self._visible(event)
-        self._tell(event, texts)
+        self._tell(event, texts, before)
         if stopped:
             self._stop()
             self.ending = True
@@ -125,27 +141,30 @@ class Answer:
             self._done("length" if event.finish_reason == "length" else "stop")
 
     def _visible(self, event: Sampled) -> tuple[list[tuple[str, str]], bool]:
-        """The (kind, text) pairs that the token makes visible, and whether it completes a stop string."""
+        """The (kind, text) pairs that the token makes visible, and whether it completes a stop string.
+
+        After what the model writes as a tool call there is text of another kind, which may be empty.
+        """
         assert self._machine is not None, "mlx-lm reports the admission of a request before its first token"
         texts: list[tuple[str, str]] = []
         stopped = False
         for kind, text in self._machine.feed(event.text, event.finish_reason):
-            if kind == "tool":
-                self._tool_text += text
-            elif self._kind == "tool":
-                self._close_tool()
+            ended = self._kind == "tool" != kind
             self._kind = kind
-            if stopped or kind == "tool":
+            if stopped:
                 continue
+            if kind not in _SHOWN:
+                # Headers between the parts of an answer, in formats that have some.
+                text = ""
             if kind == "normal":
                 text, stopped = self._stops.feed(text)
-            if text:
+            if text or ended:
                 texts.append((kind, text))
         if event.finish_reason is not None and not stopped and (rest := self._stops.flush()):
             texts.append(("normal", rest))
         return texts, stopped
 
-    def _tell(self, event: Sampled, texts: list[tuple[str, str]]) -> None:
+    def _tell(self, event: Sampled, texts: list[tuple[str, str]], before: str) -> None:
         request = self.request
         merged: list[tuple[str, str]] = []
         for kind, text in texts:
@@ -154,6 +173,7 @@ class Answer:
             else:
                 merged.append((kind, text))
         kind, text = merged[0] if merged else (self._kind, "")
+        self._reasoning += kind == "reasoning"
         top = sorted(event.top, key=lambda entry: -entry[1]) if request.logprobs else []
         self._send(
             protocol.Token(
@@ -161,22 +181,20 @@ class Answer:
                 token=event.token,
                 text=text,
                 kind=_KINDS.get(kind, "text"),
+                ends_tool=before == "tool" != kind,
                 logprob=_finite(event.logprob) if request.logprobs else None,
                 top_logprobs=tuple(
                     protocol.TopLogprob(token=token, text=self._decode(token), logprob=_finite(value)) for token, value in top
                 ),
             )
         )
-        for kind, text in merged[1:]:
-            self._send(protocol.Token(id=request.id, token=protocol.NO_TOKEN, text=text, kind=_KINDS.get(kind, "text")))
-
-    def _close_tool(self) -> None:
-        if self._tool_text:
-            self._tool_texts.append(self._tool_text)
-        self._tool_text = ""
+        for (earlier, _), (kind, text) in itertools.pairwise(merged):
+            ends = earlier == "tool"
+            self._send(
+                protocol.Token(id=request.id, token=protocol.NO_TOKEN, text=text, kind=_KINDS.get(kind, "text"), ends_tool=ends)
+            )
 
     def _done(self, reason: Literal["stop", "length", "cancelled"]) -> None:
-        self._close_tool()
         admitted = self._admitted
         self.over = True
         self._send(
@@ -186,7 +204,8 @@ class Answer:
                 prompt_tokens=admitted.prompt_tokens if admitted else 0,
                 cached_tokens=admitted.cached_tokens if admitted else 0,
                 generated_tokens=self._generated,
-                tool_texts=() if reason == "cancelled" else tuple(self._tool_texts),
+                reasoning_tokens=self._reasoning,
+                stop=self._stops.found,
                 peak_memory_bytes=mx.get_peak_memory(),
             )
         )

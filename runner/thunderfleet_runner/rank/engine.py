@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from thunderfleet_runner import protocol
 from thunderfleet_runner.rank import allreduce, mlxlm
 from thunderfleet_runner.rank.answer import Answer, NullSink, Recorder, Send
+from thunderfleet_runner.rank.grammar import Formats
 from thunderfleet_runner.rank.mlxlm import Work
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
 
@@ -29,14 +30,16 @@ Command = protocol.Turn | protocol.Check | protocol.Measure | protocol.Stop
 class Engine:
     """Connects the supervisor's messages with mlx-lm's loop; it is the loop's ``Source``.
 
-    ``vocabulary`` is the number of token ids, ``context`` the maximum number of tokens of one sequence.
+    ``vocabulary`` is the number of token ids, ``context`` the maximum number of tokens of one sequence, ``kind`` the Mac's.
     """
 
     def __init__(
         self, provider: mlxlm.Provider, clock: StepClock, send: Send, *, group: Any, vocabulary: int, memory_tokens: int,
-        context: int, share_tokens: bool, trimmable: bool,
+        context: int, share_tokens: bool, equal_logits: bool, trimmable: bool, formats: Formats | None,
+        kind: int = 0,
     ) -> None:  # fmt: skip
         self._send = send
+        self._kind = kind
         self._thread = 0
         self._outbox: list[BaseModel] = []
         self._unsure: list[BaseModel] = []
@@ -56,7 +59,10 @@ class Engine:
         self._begun: dict[str, Answer | Recorder] = {}
         self._recorder = Recorder()
         cache = mlxlm.PromptCache(tokens=memory_tokens, trimmable=trimmable)
-        self._loop = mlxlm.Loop(provider, cache, self, clock, group, share_tokens=share_tokens)
+        self._formats = formats
+        self._loop = mlxlm.Loop(
+            provider, cache, self, clock, group, share_tokens=share_tokens, equal_logits=equal_logits, formats=formats
+        )
 
     def _say(self, message: BaseModel) -> None:
         """Sends a message of an answer; on the main thread once all ranks agree on it. A batch's tokens go out in one write."""
@@ -114,6 +120,8 @@ class Engine:
         count = request.prompt.count
         if count == 0:
             return "the prompt has no tokens"
+        if request.grammar and self._formats is None:
+            return "this rank knows no formats for this model's tokenizer"
         if count + request.max_tokens > self._context:
             return f"{count} prompt tokens and {request.max_tokens} to generate exceed the context of {self._context} tokens"
         if self._vocabulary:
@@ -165,7 +173,7 @@ class Engine:
         work = Work(
             id=CHECK_ID, segments=(tuple(ids),), segment_types=("assistant",), initial_state="normal",
             # An answer that ends at its first token would compare almost nothing.
-            max_tokens=CHECK_TOKENS, cache=False, ends=False,
+            max_tokens=CHECK_TOKENS, cache=False, ends=False, logprobs=True, top_logprobs=2 if self._vocabulary > 2 else 0,
         )  # fmt: skip
         with self._lock:
             self._inbox.append((work, self._recorder))
@@ -205,6 +213,9 @@ class Engine:
                 self._send(
                     protocol.Ready(
                         tokens=tuple(self._recorder.tokens),
+                        costs=tuple(self._recorder.costs),
+                        margins=tuple(self._recorder.margins),
+                        kind=self._kind,
                         vocabulary=self._vocabulary,
                         chat_template=bool(getattr(self._tokenizer, "has_chat_template", False)),
                         peak_memory_bytes=mx.get_peak_memory(),
@@ -216,16 +227,16 @@ class Engine:
 
 
 def _work(request: protocol.Request, segments: tuple[tuple[int, ...], ...]) -> Work:
-    sampling = request.sampling.model_dump(exclude={"seed"})
     return Work(
         id=request.id,
         segments=segments,
         segment_types=tuple(kind for kind, _ in request.prompt.segments),
         initial_state=request.prompt.initial_state,
         max_tokens=request.max_tokens,
-        sampling=mlxlm.Sampling(**sampling),
+        sampling=mlxlm.Sampling(**request.sampling.model_dump()),
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         cache=request.cache,
+        grammar=request.grammar,
         ends=not request.no_end,
     )

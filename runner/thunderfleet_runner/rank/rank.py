@@ -14,7 +14,9 @@ import os
 import queue
 import sys
 import threading
+import zlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -27,6 +29,7 @@ from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
 
 if TYPE_CHECKING:
     from thunderfleet_runner.rank.engine import Engine
+    from thunderfleet_runner.rank.grammar import Formats
     from thunderfleet_runner.rank.proof import Wrong
 
 log = logging.getLogger("thunderfleet.rank")
@@ -206,27 +209,74 @@ class Rank:
             self._clock.step()
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
+        # The weights are read meanwhile, which takes longer.
+        formats: Future[Formats | None] = Future()
+        threading.Thread(target=_make_formats, args=(Path(start.model_path), formats), name="formats", daemon=True).start()
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
         trimmable = mlxlm.always_trimmable(loaded.model)
+        alike, kind = 1, machine_kind()
         if group is not None:
-            count = mx.distributed.all_sum(mx.array(int(trimmable)), group=group, stream=mx.cpu).item()
-            trimmable = count == group.size()
+            told: Any = mx.distributed.all_sum(mx.array([int(trimmable), kind], mx.int64), group=group, stream=mx.cpu).tolist()
+            trimmable, alike = told[0] == group.size(), told[1] == kind * group.size()
         if not trimmable:
             mlxlm.forbid_trimming()
+        peak = mx.get_peak_memory()
+        products = self._check_products(start, group, loaded.model) if start.check_products else protocol.Products()
+        if start.split is Split.PIPELINE:
+            mlxlm.evaluate_apart(loaded.model)
         memory = start.memory
         engine = Engine(
             mlxlm.Provider(loaded.model, loaded.tokenizer, start.model, sequences=memory.concurrent_requests),
             self._clock,
             self.send,
             group=group,
-            vocabulary=vocabulary(loaded.config),
+            vocabulary=mlxlm.vocabulary(loaded.config),
             memory_tokens=memory.cached_tokens,
             context=memory.context_tokens,
             share_tokens=start.split is Split.PIPELINE,
+            equal_logits=start.equal_logits and bool(alike),
             trimmable=trimmable,
+            kind=kind,
+            formats=formats.result(),
         )
-        self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=mx.get_peak_memory()))
+        self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=peak, products=products))
         return engine
+
+    def _check_products(self, start: protocol.Start, group: Any, model: Any) -> protocol.Products:
+        """Raises KernelWrong, LayerWrong."""
+        import mlx.core as mx
+
+        from thunderfleet_runner.rank import kernels, layers
+
+        found = kernels.check(model, self._clock.step)
+        told = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)
+        if group is not None and start.split is Split.TENSOR:
+            room = start.memory_bytes - mx.get_active_memory()
+            compared = layers.check(model, Path(start.model_path), group, room=room, step=self._clock.step)
+            told = told.model_copy(
+                update={
+                    "layers": compared.layers,
+                    "layers_left": compared.left[: protocol.REASON_CHARACTERS],
+                    "seconds": found.seconds + compared.seconds,
+                }
+            )
+        # The peak that counts is that of the model at work.
+        mx.reset_peak_memory()
+        return told
+
+
+def _make_formats(folder: Path, result: "Future[Formats | None]") -> None:
+    """Reads the tokenizer a second time: the first one is of the thread that loads the model."""
+    from thunderfleet_runner.rank import mlxlm
+    from thunderfleet_runner.rank.grammar import Formats
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        result.set_result(Formats.of(mlxlm.load_tokenizer(folder, config)))
+    except Exception as error:
+        # Loading the model fails with the same error.
+        log.warning("no formats: %s", error)
+        result.set_result(None)
 
 
 Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]
@@ -261,12 +311,12 @@ def formed(group: Any) -> protocol.Formed:
     return protocol.Formed(rank=group.rank(), size=group.size(), all_sum=all_sum(group))
 
 
-def vocabulary(config: dict[str, Any]) -> int:
-    """The number of token ids in a model's configuration; 0 when it has none."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return 0
+def machine_kind() -> int:
+    """A number for this Mac's chip and version of macOS: the same where kernels compute the same bits."""
+    import mlx.core as mx
+
+    name = mx.device_info().get("device_name", "")
+    return zlib.crc32(f"{name}\0{os.uname().version}".encode()) >> 1
 
 
 def _failed(stage: RankStage, error: BaseException) -> protocol.Failed:

@@ -10,16 +10,19 @@ class StopFinder:
         self._stops = tuple(stop for stop in stops if stop)
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
+        self.found = ""
+        """The stop string that is complete, if one is."""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """(the text that may be shown, whether a stop string is complete). Text from the stop string on is dropped."""
         if not self._stops:
             return text, False
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            at, self.found = min(found)
+            return text[:at], True
         keep = next(
             (
                 length

@@ -14,13 +14,14 @@ from thunderfleet_agent.derive.links import PeerPort, find_peer, link_address, l
 from thunderfleet_agent.derive.network import address_class
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_agent.observe.parsers import hardware, network, thunderbolt
+from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.conditions import Condition, find_condition
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
 from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
 from thunderfleet_lib.hostcmd import Failure, FailureKind
+from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.parsing import ParseError
 from thunderfleet_lib.rdma import parse as rdma
 
@@ -225,7 +226,7 @@ def test_nothing_observed_is_a_valid_profile() -> None:
             {"rdma_info": (rdma.DeviceInfo("rdma_en2", "PORT_ACTIVE"),), "interfaces": ()},
             "False",
             "NoIPv4Address",
-            "sudo ifconfig en2 inet 10.0.0.1/30",
+            "sudo networksetup -setmanual SERVICE 10.0.0.1",
         ),
     ],
 )
@@ -243,18 +244,18 @@ def test_bridge_members_are_named_with_the_commands(shapes: Any) -> None:
     status = profile(observed(shapes, interfaces=bridged(shapes, "en2", "en3")), NOW).status
     verdict = condition(status, "BridgeFree")
     assert (verdict.status, verdict.reason) == (ConditionStatus.FALSE, "BridgeMember")
-    assert "sudo ifconfig bridge0 deletem en2 deletem en3" in verdict.message
-    assert "networksetup -setnetworkserviceenabled 'Thunderbolt Bridge' off" in verdict.message
+    assert "en2, en3 are members of bridge0: run `sudo thunderfleet doctor --fix` on this Mac" in verdict.message
+    assert "ifconfig" not in verdict.message, "what ifconfig changes is lost at the next restart"
     assert condition(status, "RDMAReady").reason == "BridgeMember"
     assert status.network is not None
     assert {i.name: i.bridge for i in status.network.interfaces if i.bridge} == {"en2": "bridge0", "en3": "bridge0"}
 
 
-def test_a_service_list_without_the_bridge_is_said_and_does_not_hide_its_members(shapes: Any) -> None:
+def test_a_service_list_without_the_bridge_does_not_hide_its_members(shapes: Any) -> None:
     few = network.parse_service_order(shapes.services.partition("(2)")[0])
     status = profile(observed(shapes, services=few, interfaces=bridged(shapes, "en2")), NOW).status
     message = condition(status, "BridgeFree").message
-    assert "deletem en2" in message and "`networksetup -listnetworkserviceorder` lists no service for bridge0" in message
+    assert "en2 is a member of bridge0" in message
     assert condition(status, "InventoryComplete").status is ConditionStatus.TRUE
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_agent.derive.flap_damper import CALM_SECONDS, CHANGES, WINDOW_SECONDS, FlapDamper
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.parsers.network import Interface
 from thunderfleet_agent.observe.parsers.thunderbolt import Peer, Port, Thunderbolt
+from thunderfleet_lib.macnet.parse import Interface
 from thunderfleet_lib.rdma.parse import DeviceInfo
 
 UP = frozenset({"UP"})

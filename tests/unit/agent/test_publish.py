@@ -9,10 +9,11 @@ import pytest
 from thunderfleet_agent.derive.links import LinkReport, PeerPort, link_reports
 from thunderfleet_agent.derive.profile import Profile, profile
 from thunderfleet_agent.observe.facts import Facts
-from thunderfleet_agent.observe.parsers import network, thunderbolt
+from thunderfleet_agent.observe.parsers import thunderbolt
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher, covers, field_manager
 from thunderfleet_crds.thunderboltlink import Endpoint
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_lib.macnet import parse as network
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PROFILE = f"{PROFILES}/studio-1"

@@ -14,8 +14,8 @@ from thunderfleet_agent.metrics import Metrics as AgentMetrics
 from thunderfleet_kubelet.pods.queries import PodCounts
 from thunderfleet_kubelet.serving.metrics import Metrics as KubeletMetrics
 from thunderfleet_operator.metrics import Metrics as OperatorMetrics
-from thunderfleet_runner.api.admission import Admission
-from thunderfleet_runner.api.metrics import GatewayMetrics
+from thunderfleet_runner.api.http.admission import Admission
+from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.group.metrics import GroupMetrics
 
 Json = dict[str, Any]

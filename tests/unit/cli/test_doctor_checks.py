@@ -77,6 +77,19 @@ Ethernet Address: 02:00:00:00:00:03
 VLAN Configurations
 ===================
 """
+SERVICES = """\
+An asterisk (*) denotes that a network service is disabled.
+(1) Ethernet
+(Hardware Port: Ethernet, Device: en0)
+
+(2) Thunderbolt Bridge
+(Hardware Port: Thunderbolt Bridge, Device: bridge0)
+
+(3) Cable
+(Hardware Port: Thunderbolt 1, Device: en2)
+
+"""
+BARE = SERVICES.partition("(3)")[0]
 DEVICES = """\
     device                 node GUID
     ------              ----------------
@@ -107,6 +120,7 @@ HEALTHY: Mapping[Argv, str] = {
     network.ROUTE: "   route to: default\ndestination: default\n    gateway: 192.168.64.1\n  interface: en0\n",
     network.INTERFACES: INTERFACES,
     network.PORTS: PORTS,
+    network.SERVICES: SERVICES,
 }
 ON = {security.GLOBAL: "Firewall is enabled. (State = 1)\n"}
 
@@ -292,10 +306,11 @@ def test_a_healthy_mac_passes_all_checks_but_the_one_that_cannot_be_made() -> No
         ),
         (
             "thunderbolt-bridge",
-            {network.INTERFACES: INTERFACES + BRIDGE},
+            {network.INTERFACES: INTERFACES + BRIDGE, network.SERVICES: BARE},
             State.FAILURE,
             "en2 of this Mac is a member of bridge0",
-            "sudo ifconfig bridge0 deletem en2",
+            "sudo networksetup -createnetworkservice 'Thunderfleet Thunderbolt 1' 'Thunderbolt 1' && "
+            "sudo ifconfig bridge0 deletem en2 && sudo networksetup -setnetworkserviceenabled 'Thunderbolt Bridge' off",
         ),
     ],
 )
@@ -374,6 +389,26 @@ def item(name: str, *conditions: tuple[str, str, str, str], **labels: str) -> Js
     return {"metadata": {"name": name, "labels": os}, "status": {"conditions": found}}
 
 
+def test_a_bridge_is_repaired_so_that_it_lasts_and_only_where_nothing_else_does_or_needs_it() -> None:
+    bridged = {network.INTERFACES: INTERFACES + BRIDGE, network.SERVICES: BARE}
+    repair = look("thunderbolt-bridge", bridged).repair
+    assert repair is not None and repair.undo == (
+        ("networksetup", "-setnetworkserviceenabled", "Thunderbolt Bridge", "on"),
+        ("ifconfig", "bridge0", "addm", "en2"),
+        ("networksetup", "-deletenetworkservice", "Thunderfleet Thunderbolt 1"),
+    )
+    assert "-createnetworkservice" not in look("thunderbolt-bridge", {**bridged, network.SERVICES: SERVICES}).fix
+    bare = look("thunderbolt-bridge", {network.SERVICES: BARE})
+    assert (
+        bare.state is State.WARNING and bare.repair is not None and "Thunderbolt 1 of this Mac has no network" in bare.finding
+    )
+    over_it = look("thunderbolt-bridge", {**bridged, network.ROUTE: "  interface: bridge0\n"})
+    assert over_it.repair is None and over_it.fix and "connect it to a LAN first" in over_it.finding
+    managed = next(check for check in mac.checks(answers(bridged), PYTHON, managed=True) if check.name == "thunderbolt-bridge")
+    assert managed.state is State.FAILURE and not managed.fix and managed.repair is None
+    assert "`kubectl describe node` says why" in managed.finding
+
+
 READY = ("Ready", "True", "KubeletReady", "kubelet is posting ready status")
 
 
@@ -384,7 +419,7 @@ def found(nodes: list[Json], profiles: list[Json], links: list[Json]) -> list[tu
 
 def test_conditions_of_macs_are_shown_as_they_are() -> None:
     message = "RDMA is disabled on this Mac: start this Mac in Recovery"
-    bridged = "en2 is a member of bridge0: run `sudo ifconfig bridge0 deletem en2`, and `sudo networksetup x` to keep it"
+    bridged = "en2 is a member of bridge0: run `sudo thunderfleet doctor --fix` on this Mac, and `sudo x` to keep it"
     profile = item(
         "studio-1",
         ("RDMAReady", "False", Reason.RDMA_DISABLED, message),
@@ -396,7 +431,7 @@ def test_conditions_of_macs_are_shown_as_they_are() -> None:
     assert found([item("studio-1", READY)], [profile], []) == [
         ("studio-1", "InventoryComplete", "unknown", "CommandFailed", ""),
         ("studio-1", "RDMAReady", "failure", "RDMADisabled", ""),
-        ("studio-1", "BridgeFree", "failure", "BridgeMember", "sudo ifconfig bridge0 deletem en2 && sudo networksetup x"),
+        ("studio-1", "BridgeFree", "failure", "BridgeMember", "sudo thunderfleet doctor --fix && sudo x"),
         ("studio-1", "Quarantined", "ok", "", ""),
         ("studio-1", "BenchmarksFresh", "unknown", "Disabled", ""),
     ]

@@ -36,6 +36,8 @@ JOINING = "e2e/test_joining.py"
 LISTENER = "unit/lib/test_listener.py"
 STRANGERS = "unit/runner/test_strangers.py"
 HOSTILE = "unit/runner/test_hostile_bodies.py"
+REQUESTS = "unit/runner/test_openai_requests.py"
+FORMATS = "unit/runner/test_structured_output.py"
 MODEL = "unit/runner/test_model_files.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
@@ -191,6 +193,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "[runner/README.md]": ADVICE,
     # Identities
     "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
+    "The chart lets them read ThunderboltLinks": (
+        "link-list",
+        "unit/kubelet/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
+    ),
     "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
     "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
     "`thunderfleet local token --node NAME`": (
@@ -350,12 +356,20 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/runner/test_gateway_http.py::test_large_bodies_share_their_memory_and_small_ones_pass",
         "unit/lib/test_jsonbounds.py",
     ),
+    "Unknown fields never reach one": (f"{REQUESTS}::test_nulls_and_bookkeeping_are_dropped_and_what_has_no_effect_is_named",),
+    "Arguments for a chat template are bounded": (
+        f"{REQUESTS}::test_what_would_end_a_rank_or_change_the_answer_is_refused",
+        "unit/runner/test_mlxlm_contract.py::test_requests_cannot_set_what_the_renderer_of_chats_takes_from_the_server",
+    ),
+    "Schemas and grammars are compiled": (f"{FORMATS}::test_formats_that_cannot_be_used_are_refused_and_end_nothing",),
+    "References in schemas are not fetched": (f"{FORMATS}::test_formats_that_cannot_be_used_are_refused_and_end_nothing",),
+    "On a rank, llguidance bounds": (f"{FORMATS}::test_formats_that_cannot_be_used_are_refused_and_end_nothing",),
     "Requests travel to the ranks": ("unit/runner/test_mlxlm_contract.py::test_work_survives_its_way_through_json",),
     "Bodies are parsed, rendered": (f"{HOSTILE}::test_bodies_of_the_largest_size_stop_nothing",),
     "One that needs more fails": (f"{HOSTILE}::test_a_chat_or_text_that_takes_too_much_fails_alone",),
     "Ranks read local files only": (
         f"{MODEL}::test_hubs_are_off",
-        "unit/runner/test_openai_requests.py::test_what_would_end_a_rank_or_change_the_answer_is_refused",
+        f"{REQUESTS}::test_what_would_end_a_rank_or_change_the_answer_is_refused",
     ),
     "Code that comes with a model": (f"{MODEL}::test_code_in_a_model_folder_is_not_run",),
     "Its chat template is run": (

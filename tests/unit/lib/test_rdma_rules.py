@@ -98,10 +98,18 @@ def test_the_class_of_every_fault(reason: Reason, fault: FaultClass) -> None:
         (Reason.NO_DEVICES, None, ("`ibv_devices` lists no device on studio-1", "Thunderbolt 5")),
         (Reason.DEVICE_MISSING, GOOD, ("studio-1 does not list rdma_en2:",)),
         (Reason.DEVICE_MISSING, None, ("studio-1 does not list an RDMA device for the port:",)),
-        (Reason.BRIDGE_MEMBER, BRIDGED, ("en3 of studio-1 is a member of bridge0", "`sudo ifconfig bridge0 deletem en3`")),
+        (
+            Reason.BRIDGE_MEMBER,
+            BRIDGED,
+            ("en3 of studio-1 is a member of bridge0", "doctor --fix` on studio-1"),
+        ),
         (Reason.PORT_DOWN, DOWN, ("rdma_en2 of studio-1 is Down, not Active", "replug the cable to reset the port")),
         (Reason.PORT_DOWN, Port("rdma_en2", "en2", None), ("rdma_en2 of studio-1 is not listed, not Active",)),
-        (Reason.NO_IPV4_ADDRESS, GOOD, ("no GID of an IPv4 address", "`sudo ifconfig en2 inet 10.0.0.1/30`")),
+        (
+            Reason.NO_IPV4_ADDRESS,
+            GOOD,
+            ("no GID of an IPv4 address", "255.255.255.252 ''` on studio-1"),
+        ),
         (
             Reason.NO_IPV4_ADDRESS,
             Port("rdma_en2", "en2", RDMADeviceState.ACTIVE, address="10.1.1.1"),

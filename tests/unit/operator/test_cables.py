@@ -249,7 +249,7 @@ def test_as_a_last_resort_a_cable_is_used_one_step_earlier() -> None:
         later = found.with_fleet(found.fleet, needed)
         assert [one.name for one in later.marked.last_resort] == ["c0"]
         assert ring_problem(later.marked, later.marked.cables["c0"]) is not None
-        usable = later.marked.with_last_resort()
+        usable = later.marked.with_last_resort
         assert ring_problem(usable, usable.cables["c0"]) is None
         if needed:
             assert found.with_fleet(found.fleet, needed - 0.1).marked.last_resort == ()

@@ -61,9 +61,9 @@ def verdicts(made: Json) -> dict[str, tuple[str, str, str]]:
         # The message names the cause, not its effect at the other end.
         (link(end("a", rdmaState="Down"), end("b", rdmaState=None)), {"b": {"enabled": False}}, "RDMADisabled", "start b in R"),
         (link(end("a"), end("b", rdmaState="Unknown")), {"b": {"state": "StackHung"}}, "StackHung", "reboot b (`sudo"),
-        (link(end("a", rdmaState="Down"), end("b")), {"b": {"bridge": "bridge0"}}, "BridgeMember", "bridge0 deletem en2`"),
+        (link(end("a", rdmaState="Down"), end("b")), {"b": {"bridge": "bridge0"}}, "BridgeMember", "doctor --fix` on b"),
         (link(end("a", rdmaState="Down"), end("b")), {}, "PortDown", "`ibv_devinfo -v` on a"),
-        (link(end("a"), end("b", rdmaDevice="rdma_en9")), {}, "NoIPv4Address", "`sudo ifconfig en2 inet"),
+        (link(end("a"), end("b", rdmaDevice="rdma_en9")), {}, "NoIPv4Address", "`sudo networksetup -setmanual"),
         (link(end("a"), end("b", rdmaDevice="rdma_en9", address="10.0.0.2")), {}, "NoIPv4Address", "inet 10.0.0.2` on b"),
         (link(end("a", speedMbps=None), end("b", speedMbps=None)), {}, "SpeedUnknown", "system_profiler"),
         (link(end("a"), end("b")), {}, "Usable", "both ends"),

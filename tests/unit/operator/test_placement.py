@@ -108,6 +108,17 @@ def test_two_macs_with_one_cable_seen_from_one_end_go_over_the_ring_when_not(why
 # --- transports ---
 
 
+def test_rdma_between_different_builds_of_macos_is_warned_of() -> None:
+    def reason(first: str, second: str, rdma: str | None = None) -> str:
+        macs = (mac("a", 6, SPLITS, backends=BOTH, build=first), mac("b", 6, SPLITS, backends=BOTH, build=second))
+        return placed(plan(Fleet(macs, [cable("a", "b", rdma=rdma)]), Request(path=PATH, memory=NO_KV))).reason
+
+    warning = "; the Macs run different builds of macOS (a 25D125, b 25E230): RDMA is safer with the same on all"
+    assert reason("25D125", "25E230").endswith(warning)
+    for other in (reason("25D125", "25D125"), reason("25D125", ""), reason("25D125", "25E230", rdma="it is Down")):
+        assert "builds of macOS" not in other
+
+
 def test_no_rank_uses_a_backend_that_its_mlx_does_not_have() -> None:
     macs = (mac("a", 6, SPLITS, backends=BOTH), mac("b", 6, SPLITS))
     found = placed(plan(Fleet(macs, [cable("a", "b")]), Request(path=PATH, memory=NO_KV)))

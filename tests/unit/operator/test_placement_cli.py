@@ -274,6 +274,42 @@ def test_bad_objects_are_named(files: Any, capsys: Any, edit: Any, text: str) ->
     assert f"{paths[0]}: " in error and text in error and error.count("\n") == 1
 
 
+NODE = "kind: Node\nmetadata: {name: studio-1}\n"
+HOSTILE = {
+    "a number of 100,000 digits": f"{NODE}status: {{x: {'9' * 100_000}}}",
+    "no date": f"{NODE}status: {{x: 2026-13-45}}",
+    "memory of a million digits": f"{NODE}status: {{allocatable: {{memory: '{'9' * 1_000_000}'}}}}",
+    "a name of ten megabytes": f"kind: Node\nmetadata: {{name: '{'x' * 10_000_000}'}}",
+    "a kind of ten megabytes": f"kind: {'x' * 10_000_000}\nmetadata: {{}}",
+    "a name that clears the terminal": 'kind: Node\nmetadata: {name: "\\x1b[2J"}',
+    "a list that contains itself": "&a\nkind: List\nitems: [*a]",
+    "taints that contain themselves": f"{NODE}spec: {{taints: &t [*t]}}",
+    "nested lists": "[" * 20_000 + "]" * 20_000,
+    "a Python object": "!!python/object/apply:os.getcwd []",
+    "an infinite number": f"{NODE}status: {{allocatable: {{memory: .inf}}}}",
+    "not a number": f"{NODE}status: {{allocatable: {{memory: .nan}}}}",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_files_are_refused_in_one_short_line(files: Any, capsys: Any, text: str) -> None:
+    assert run(files(text=text)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and len(error) < 1_000 and error[:-1].isprintable()
+
+
+def test_what_agents_write_cannot_control_a_terminal(files: Any, capsys: Any) -> None:
+    def lie(items: list[dict[str, Any]]) -> None:
+        for item in items:
+            if item["kind"] == "NodeProfile":
+                item["status"]["models"][0] |= {"complete": False, "problem": "\x1b[2Jstudio-2\nis fine\u202e"}
+
+    for form in ("table", "yaml", "json"):
+        assert run(files(change=lie), "-o", form) == 3
+        output = capsys.readouterr().out
+        assert "is fine" in output and output.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize(
     ("spec", "text"),
     [

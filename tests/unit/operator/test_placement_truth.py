@@ -27,7 +27,7 @@ from thunderfleet_operator.placement import (
 from thunderfleet_operator.placement.cohorts import Cohort
 from thunderfleet_operator.placement.explain.fixes import Way
 from thunderfleet_operator.placement.explain.obstacles import HopObstacles
-from thunderfleet_operator.placement.explain.relaxed import cheapest_set
+from thunderfleet_operator.placement.explain.relaxed import _pool, cheapest_set
 from thunderfleet_operator.placement.explain.shortage import smallest_needs
 from thunderfleet_operator.placement.memory import Needs
 from thunderfleet_operator.placement.search.budget import StepBudget
@@ -264,3 +264,19 @@ def test_a_near_miss_is_looked_for_in_a_limited_number_of_steps() -> None:
     budget = StepBudget(40_000)
     way = Way(fleet, request, cohort, Transport.RING, Split.PIPELINE, HopObstacles(fleet, Transport.RING), budget)
     assert cheapest_set(way, macs, 9) is None and budget.left == 36_000
+    easy = [replace(mac, free_bytes=100) for mac in macs]
+    assert cheapest_set(way, easy, 2) and 35_000 < budget.left < 36_000, "only what was taken is spent"
+
+
+def test_near_misses_are_looked_for_among_the_largest_macs_and_those_cabled_to_them() -> None:
+    names = [f"m{number:02d}" for number in range(20)]
+    ranked = [Mac(name, None, 100 - number) for number, name in enumerate(names)]
+
+    def pool(*pairs: tuple[int, int]) -> list[str]:
+        cables = [Cable(f"{a}-{b}", End(names[a]), End(names[b])) for a, b in pairs]
+        return [mac.name for mac in _pool(Fleet(ranked, cables), ranked, ())]
+
+    assert pool() == names[:10]
+    # The fifth is the last of those whose cables count.
+    assert pool((0, 19), (4, 18), (5, 17)) == [*names[:5], "m19", "m18", *names[5:8]]
+    assert pool(*((1, other) for other in range(10, 20))) == [*names[:5], *names[10:15]]

@@ -257,13 +257,6 @@ def test_who_has_reached_a_mac_and_where() -> None:
     assert fleet.reached_addresses("b") == {"1", "2", "3"} and fleet.reached_addresses("c") == frozenset()
 
 
-def test_the_rates_at_which_a_mac_was_reached() -> None:
-    pairs = [("b", "1"), ("b", "2"), ("d", "3")]
-    measured = Dials.of(pairs, {("b", "2"): 940})
-    assert [list(measured.rates_at(node)) for node in "abcd"] == [[], [("1", 0), ("2", 940)], [], [("3", 0)]]
-    assert list(Dials.of(pairs).rates_at("b")) == [("1", 0), ("2", 0)]
-
-
 def test_upper_bounds_of_speeds() -> None:
     fleet = Fleet([], [cable("a", "b", 40_000), cable("a", "c", 10, ring=50_000), cable("b", "c", 1, rdma=60_000)])
     assert max(fleet.rates(rdma=True)) == 60_000 and not Fleet().rates(rdma=True) | Fleet().lan_rates

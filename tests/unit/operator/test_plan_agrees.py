@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from thunderfleet_crds.modeldeployment import Group, ModelDeployment
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
+from thunderfleet_operator.plan_cli import command
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES
 
 from tests.unit.operator.world import World, tiny_model
@@ -118,6 +121,23 @@ def add_cables(world: World, dice: random.Random, names: list[str]) -> list[str]
     return found
 
 
+def add_dials(world: World, dice: random.Random, names: list[str]) -> None:
+    """What the agents have reached over the LAN and over cables, and what not."""
+    at = {name: f"10.0.0.{number}" for number, name in enumerate(names, 1)}
+    ends: list[tuple[str, str]] = []
+    for link in world.cache[LINKS].items.values():
+        ends += [(end["node"], end["address"]) for end in link["status"]["endpoints"] if "address" in end]
+    for name in names:
+        rows = []
+        for node, address in [*at.items(), *ends]:
+            if node != name and dice.random() < 0.6:
+                state = "Reachable" if dice.random() < 0.8 else "Unreachable"
+                rows.append({"node": node, "address": address, "state": state, "since": WHEN})
+        lan = {"address": at[name], "prefixLength": 24, "class": "Private"}
+        told = {"network": {"interfaces": [{"name": "en0", "kind": "Ethernet", "addresses": [lan]}]}, "reachability": rows}
+        world.change(NODEPROFILES, name, lambda item, told=told: item["status"].update(told))  # type: ignore[misc]
+
+
 def harm(item: Json, *, changes: Json, both: bool) -> None:
     ends = item["status"]["endpoints"]
     for end in ends if both else ends[:1]:
@@ -176,8 +196,119 @@ async def settled(world: World, name: str) -> None:
     """Until nothing that the operator waits for can change its decision."""
     for _ in range(3):
         await world.reconciler.deployment(f"ns/{name}")
+        world.end_pods()
         world.later(20)
     await world.reconciler.deployment(f"ns/{name}")
+
+
+async def serves(world: World, name: str) -> None:
+    """Its groups are Ready."""
+    world.run_pods()
+    for group in read(world, name).status.groups:
+        if group.ranks:
+            world.say("Ready", group.epoch, group.index)
+    await world.reconciler.deployment(f"ns/{name}")
+
+
+Disturbance = Callable[[World, random.Random, str], None]
+"""Of a Mac."""
+
+
+def cordon(world: World, dice: random.Random, name: str) -> None:
+    world.change(NODES, name, lambda item: item["spec"].update(unschedulable=True))
+
+
+def taint(world: World, dice: random.Random, name: str) -> None:
+    world.change(NODES, name, lambda item: item["spec"]["taints"].append(TAINT))
+
+
+def silence(world: World, dice: random.Random, name: str) -> None:
+    """Its kubelet and its agent are silent; what the agent has said is out of date."""
+    world.change(NODES, name, lambda item: item["status"]["conditions"][0].update(status="Unknown"))
+
+
+def delete(world: World, dice: random.Random, name: str) -> None:
+    if len(world.cache[NODES].items) > 1:
+        world.remove(NODES, name)
+
+
+def lose_profile(world: World, dice: random.Random, name: str) -> None:
+    world.remove(NODEPROFILES, name)
+
+
+def lose_files(world: World, dice: random.Random, name: str) -> None:
+    world.change(NODEPROFILES, name, lambda item: item["status"].update(models=[]))
+
+
+def readdress(world: World, dice: random.Random, name: str) -> None:
+    world.change(NODES, name, lambda item: item["status"]["addresses"][0].update(address="10.9.9.9"))
+
+
+def quarantine(world: World, dice: random.Random, name: str) -> None:
+    held = {"bootID": "boot", "since": WHEN, "reason": "WiredMemoryStranded", "evidence": "group ns/other-0: it was so"}
+    world.change(NODES, name, lambda item: item["status"].update(nodeInfo={"bootID": "boot"}))
+    world.change(NODEPROFILES, name, lambda item: item["status"].update(quarantine=held))
+
+
+def shrink(world: World, dice: random.Random, name: str) -> None:
+    """Another pod takes its memory."""
+    world.change(NODES, name, lambda item: item["status"]["allocatable"].update(memory=str(GIB)))
+
+
+ON_MACS: tuple[Disturbance, ...] = (
+    cordon, taint, silence, delete, lose_profile, lose_files, readdress, quarantine, shrink
+)  # fmt: skip
+
+
+def unplug(world: World, dice: random.Random, link: str) -> None:
+    world.change(LINKS, link, partial(harm, changes={"seesPeer": False}, both=True))
+
+
+def fail_rdma(world: World, dice: random.Random, link: str) -> None:
+    world.change(LINKS, link, partial(harm, changes={"rdmaState": "Down"}, both=dice.random() < 0.5))
+
+
+async def disturb(world: World, dice: random.Random, names: list[str]) -> None:
+    """Changes one Mac or cable."""
+    links = list(world.cache[LINKS].items)
+    if links and dice.random() < 0.4:
+        link = dice.choice(links)
+        dice.choice((unplug, fail_rdma))(world, dice, link)
+        await world.links.round(link)
+        return
+    name = dice.choice(names)
+    if name in world.cache[NODES].items and name in world.cache[NODEPROFILES].items:
+        dice.choice(ON_MACS)(world, dice, name)
+    for link in links:
+        if name in link:
+            await world.links.round(link)
+
+
+def corrupt(world: World, dice: random.Random) -> None:
+    """A cable changed data of a group that has ended, as its status remembers."""
+    links = list(world.cache[LINKS].items)
+    known = read(world, "md").status.groups
+    if not links or not known:
+        return
+    name = dice.choice(links)
+    connection = world.index.fleet.cables[name].connection
+    entry = {"name": name, "epoch": 1, "connection": connection, "since": world.now.isoformat()}
+    world.change(DEPLOYMENTS, "ns/md", lambda item: item["status"]["groups"][0].update(avoidedLinks=[entry]))
+
+
+def fail(world: World, dice: random.Random) -> None:
+    """Its first group has failed on one of its Macs, and backs off."""
+    group = read(world, "md").status.groups[0]
+    node = dice.choice(group.ranks).node
+    fault = dice.choice(("Replan", "Retry", "Bug"))
+    failure = {"class": fault, "reason": "RankFailed", "message": "it ended", "node": node, "rank": 0, "time": WHEN}
+    until = (world.now + timedelta(seconds=10)).isoformat()
+
+    def tell(item: Json) -> None:
+        item["status"]["groups"][0].update(state="BackingOff", lastFailure=failure, nextRestartTime=until)
+
+    world.reports.clear()
+    world.change(DEPLOYMENTS, "ns/md", tell)
 
 
 def benchmark(world: World, name: str, rate: float) -> None:
@@ -215,10 +346,16 @@ def said(group: Mapping[str, Any]) -> Json:
     }
 
 
+def placed(group: Group) -> bool:
+    """Whether it has a placement that has not failed."""
+    return bool(group.ranks) and group.state is not GroupPhase.BACKING_OFF
+
+
 def decided(group: Group) -> Json:
     """The same of the status."""
-    if not group.ranks:
-        return {"message": group.message}
+    if not placed(group):
+        # While it backs off, the condition Placed has the message.
+        return {"message": group.message} if not group.ranks else {}
     found, speed = group.dump(), group.predicted
     return {
         "ranks": [(rank["node"], rank["memoryBytes"], rank.get("layers")) for rank in found["ranks"]],
@@ -277,11 +414,27 @@ def planned(world: World, folder: Path, spec: Json, dice: random.Random, more: l
     return status, json.loads(output.out)
 
 
+async def happens_to_it(world: World, dice: random.Random, names: list[str]) -> None:
+    """While the ModelDeployment runs, Macs and cables change."""
+    if dice.random() < 0.6:
+        await serves(world, "md")
+    placed = any(group.ranks for group in read(world, "md").status.groups[:1])
+    if placed and dice.random() < 0.2:
+        fail(world, dice)
+    elif dice.random() < 0.2:
+        corrupt(world, dice)
+    for _ in range(dice.choice((0, 1, 2))):
+        await disturb(world, dice, names)
+
+
 async def agrees(seed: int, folder: Path, capsys: Any) -> None:
     """Compares what ``plan`` says of a random fleet with what the operator does there."""
     dice, world = random.Random(seed), World()
     names = add_macs(world, dice, model(dice))
-    for cable in add_cables(world, dice, names):
+    cables = add_cables(world, dice, names)
+    if dice.random() < 0.5:
+        add_dials(world, dice, names)
+    for cable in cables:
         await world.links.round(cable)
     if dice.random() < 0.6:
         put(world, "other", {**spec_of(dice), "replicas": 1})
@@ -289,14 +442,18 @@ async def agrees(seed: int, folder: Path, capsys: Any) -> None:
         if read(world, "other").status.groups[0].ranks:
             benchmark(world, "other", dice.choice((5.0, 20.0, 60.0)))
     spec = spec_of(dice)
-    runs = dice.random() < 0.3
+    runs = dice.random() < 0.5
     if runs:
         # It keeps its groups, and gets one more.
         put(world, "md", spec)
         await settled(world, "md")
         spec = spec | {"replicas": spec["replicas"] + dice.choice((0, 1))}
+        await happens_to_it(world, dice, names)
+    before = {group.index: group.epoch for group in read(world, "md").status.groups} if runs else {}
     more = [] if runs else supposed(world, dice, names)
-    status, found = planned(world, folder, spec, dice, more, capsys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "now", lambda: world.now)
+        status, found = planned(world, folder, spec, dice, more, capsys)
     await happens(world, more)
     if runs:
         world.change(DEPLOYMENTS, "ns/md", lambda item: item["spec"].update(spec))
@@ -304,13 +461,19 @@ async def agrees(seed: int, folder: Path, capsys: Any) -> None:
         put(world, "md", spec)
     await settled(world, "md")
     groups = read(world, "md").status.groups
+    # Of several groups that leave their Macs, the next one may be placed before the pods of the one before it have ended.
+    uncertain = [group.index for group in groups if group.epoch > before.get(group.index, group.epoch)][1:]
     for one, other in zip(found["groups"], groups, strict=True):
+        if uncertain and other.index >= uncertain[0]:
+            break
         mine, theirs = said(one), decided(other)
+        mine = {} if not theirs and not one["placed"] else mine
         if one["kept"]:
             # The status says by what it was chosen then.
             mine["reason"], theirs["reason"] = (entry["reason"].partition("; ")[2] for entry in (mine, theirs))
         assert mine == theirs
-    assert (status == 0) == found["placed"] == all(group.ranks for group in groups)
+    assert (status == 0) == found["placed"]
+    assert uncertain or found["placed"] == all(map(placed, groups))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -321,5 +484,5 @@ async def test_the_offline_planner_says_what_the_operator_decides(seed: int, tmp
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(20))
 async def test_the_offline_planner_says_it_of_many_fleets(part: int, tmp_path: Path, capsys: Any) -> None:
-    for seed in range(1000 + part, 1600, 20):
+    for seed in range(1000 + part, 2000, 20):
         await agrees(seed, tmp_path, capsys)

@@ -159,10 +159,49 @@ def test_what_a_model_has_proved_is_kept_for_as_long_as_it_is_the_same() -> None
     assert lengths(said(many)) == ("d", tuple(range(1, 1 + MAX_PROVEN_LENGTHS)))
 
 
-async def test_a_group_that_answers_wrong_stays_as_it_is_and_keeps_what_is_known(world: World) -> None:
+def grouped(found: Report, status: Group | None = None) -> Group:
+    made = outcome(found, status)
+    return build(deployment(), [made], Resolution(True, "Found", "there"), tuple[Pod, ...](), NOW).groups[0]
+
+
+def test_hashed_copies_and_recorded_answers_are_kept() -> None:
+    def copy(node: str, digest: str = "d") -> dict[str, str]:
+        return {"node": node, "signature": "s", "digest": digest}
+
+    answer = {"key": "k", "tokens": [5, 6], "costs": [10, 20], "margins": [900, 30]}
+    told = PASSED | {"weights": [copy("a"), copy("b")], "recorded": answer}
+    first = grouped(said(told))
+    assert [one.node for one in first.weights] == ["a", "b"]
+    assert [(one.key, one.tokens, one.costs, one.margins) for one in first.recorded_answers] == [
+        ("k", (5, 6), (10, 20), (900, 30))
+    ]
+    for silent in (said(None), said(PASSED)):
+        assert grouped(silent, first).weights == first.weights
+        assert grouped(silent, first).recorded_answers == first.recorded_answers
+    later = grouped(said(PASSED | {"weights": [copy("a", "e")], "recorded": answer | {"tokens": [7, 8]}}), first)
+    assert [(one.node, one.digest) for one in later.weights] == [("b", "d"), ("a", "e")], "a new copy replaces the old one"
+    assert later.recorded_answers == first.recorded_answers, "the first answer stays"
+    for number in range(9):
+        later = grouped(said(PASSED | {"recorded": answer | {"key": f"k{number}"}}), later)
+    assert [one.key for one in later.recorded_answers] == ["k5", "k6", "k7", "k8"]
+    for bad in (
+        answer | {"key": "n", "tokens": [-1, 2]},
+        answer | {"key": "n", "tokens": [1] * 65},
+        answer | {"key": "n" * 200},
+    ):
+        assert grouped(said(PASSED | {"recorded": bad}), first).recorded_answers == first.recorded_answers
+
+
+async def test_a_group_that_answers_wrong_stays_as_it_is_and_keeps_what_is_grouped(world: World) -> None:
     world.deploy()
     await world.serve()
-    told = PASSED | {"digest": "d", "lengths": [300]}
+    answer = {"key": "k", "tokens": [5], "costs": [10], "margins": [900]}
+    copies = [{"node": "mac-that-has-left", "signature": "s", "digest": "w"}]
+    told = PASSED | {"digest": "d", "lengths": [300], "recorded": answer, "weights": copies}
+    world.say("Ready", 1, verified=told)
+    await world.round()
+    here = world.md.status.groups[0].ranks[0].node
+    told["weights"] = [*copies, {"node": here, "signature": "s", "digest": "w"}]
     world.say("Ready", 1, verified=told)
     await world.round()
     wrong = {"fault": "Bug", "reason": "OutputWrong", "message": "number 3 is wrong", "at": world.now}
@@ -184,3 +223,5 @@ async def test_a_group_that_answers_wrong_stays_as_it_is_and_keeps_what_is_known
     plan = Plan.model_validate_json(world.cache[CONFIGMAPS].items["ns/md-0-e2"]["data"]["plan.json"])
     assert plan.proven_lengths is not None
     assert (plan.proven_lengths.digest, plan.proven_lengths.lengths) == ("d", (300,))
+    assert [one.key for one in plan.recorded_answers] == ["k"]
+    assert [(one.node, one.digest) for one in plan.known_weights] == [(here, "w")], "of its own Macs only"

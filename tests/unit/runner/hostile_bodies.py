@@ -44,8 +44,13 @@ SHAPES: dict[str, bytes] = {
 }
 
 
-async def _send(client: aiohttp.ClientSession, body: bytes) -> int:
-    path = "/v1/chat/completions" if b'"messages"' in body[:100] else "/v1/completions"
+CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
+TEXTS = ("/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
+
+
+async def _send(client: aiohttp.ClientSession, body: bytes, place: int) -> int:
+    paths = CHATS if b'"messages"' in body[:100] else TEXTS
+    path = paths[place % len(paths)]
     try:
         async with client.post(path, data=body, headers={"Content-Type": "application/json"}) as answer:
             await answer.read()
@@ -58,7 +63,7 @@ async def main(url: str, names: list[str]) -> list[int]:
     """The statuses of these shapes, all sent at once."""
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
-        return list(await asyncio.gather(*(_send(client, SHAPES[name]) for name in names)))
+        return list(await asyncio.gather(*(_send(client, SHAPES[name], place) for place, name in enumerate(names))))
 
 
 if __name__ == "__main__":

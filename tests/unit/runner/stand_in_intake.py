@@ -8,7 +8,7 @@ from typing import Any
 from thunderfleet_runner import framing
 from thunderfleet_runner.intake import answering
 from thunderfleet_runner.intakeprotocol import ParseTools, ToolsParsed
-from thunderfleet_runner.protocol import Prompt
+from thunderfleet_runner.protocol import Prompt, Sampling
 
 
 def _burn() -> None:
@@ -36,11 +36,18 @@ _DEEDS = {
 class Words:
     """Counts words."""
 
+    defaults = Sampling()
+    calls = "marked"
+
     def prompt(self, call: Any) -> Prompt:
-        text = str(call.fields.get("prompt") or call.fields.get("messages"))
+        text = str(call.text or call.messages)
         if text in _DEEDS:
             _DEEDS[text]()
         return Prompt.of([1] * len(text.split()))
+
+    def grammar(self, constraint: Any) -> str:
+        _DEEDS.get(constraint.source, lambda: None)()
+        return str(constraint.source)
 
     def parse_tools(self, question: ParseTools) -> ToolsParsed:
         for text in question.texts:

@@ -129,6 +129,23 @@ def test_a_wrong_answer_after_a_long_time_is_the_first_again() -> None:
         assert wrong.phase is (Phase.BACKOFF if served_long else Phase.GAVE_UP)
 
 
+def test_ranks_that_diverge_again_although_nothing_was_found_are_a_bug() -> None:
+    diverged = faults.from_text(faults.Stage.SERVE, "Diverged: rank 1: the ranks no longer compute the same")
+
+    def part(machine: StateMachine) -> StateMachine:
+        machine, _ = run(to_ready(machine), RankFailed(1, machine.attempt, diverged, faults.Stage.SERVE))
+        return run(machine, *(RankEnded(rank, machine.attempt) for rank in range(machine.size)))[0]
+
+    first = part(formed())
+    assert first.cause is not None and (first.cause.fault.fault, first.phase) == (FaultClass.RETRY, Phase.BACKOFF)
+    second = part(again(first))
+    assert second.cause is not None and (second.cause.fault.fault, second.phase) == (FaultClass.BUG, Phase.BACKOFF)
+    assert second.cause.fault.message == (
+        "Diverged: rank 1: the ranks no longer compute the same; the checks of spec.verify have found nothing since the "
+        "last time: report a bug"
+    )
+
+
 def test_a_group_whose_answers_are_checked_can_be_drained() -> None:
     machine, _ = run(proving(joined()), Drain(for_good=True), RankEnded(0, 1), RankEnded(1, 1))
     assert machine.phase is Phase.STOPPED

@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import continuation, idle
 from thunderfleet_runner.api.service import Service, Unavailable
+from thunderfleet_runner.api.upkeep import continuation, idle
 from thunderfleet_runner.group import history
 from thunderfleet_runner.host import preflight
 

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -16,11 +16,15 @@ from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, bodies, gateway, idle, requests, service, stream
-from thunderfleet_runner.api.admission import Admission, Full
+from thunderfleet_runner.api import examine, prepare, service
+from thunderfleet_runner.api.http import bodies, gateway, generation, stream
+from thunderfleet_runner.api.http.admission import Admission, Full
 from thunderfleet_runner.api.intake import Intake
+from thunderfleet_runner.api.request.call import Call
+from thunderfleet_runner.api.request.constraints import Constraint
 from thunderfleet_runner.api.service import Service, Vocabulary
-from thunderfleet_runner.intakeprotocol import ParseTools, Prepare, ToolsParsed, decode_question
+from thunderfleet_runner.api.upkeep import benchmark, idle
+from thunderfleet_runner.intakeprotocol import CallFormat, Examine, ParseTools, Prepare, ToolsParsed, decode_question
 
 from tests.support.waiting import until_async
 
@@ -49,6 +53,8 @@ class Script:
         self.phase = GroupPhase.READY
         self.service = Service(plan, rank, lambda: GroupState(uid="u", index=0, epoch=1, phase=self.phase, message="why"))
         self.service.attach(self, Vocabulary(256, True))
+        self.defaults = protocol.Sampling()
+        self.calls: CallFormat = "marked"
         self.prompt_tokens = 3
         self.auto = 2
         """Tokens after which every request ends; 0: only on command."""
@@ -69,10 +75,24 @@ class Script:
     async def ask(self, *frames: bytes) -> bytes:
         question = decode_question(frames[0])
         if isinstance(question, Prepare):
-            answer: Any = requests.prepare(question, frames[1], lambda call: protocol.Prompt.of([1] * self.prompt_tokens))
+            answer: Any = prepare.prepare(question, frames[1], self)
+        elif isinstance(question, Examine):
+            answer = examine.examine(question, frames[1], self)
         else:
             answer = self.tools(question)
         return bytes(answer.model_dump_json().encode())
+
+    def prompt(self, call: Call) -> protocol.Prompt:
+        return protocol.Prompt.of([1] * self.prompt_tokens)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return [1] * len(text.split())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join("a" for _ in tokens)
+
+    def grammar(self, constraint: Constraint) -> str:
+        return constraint.source
 
     def tools(self, question: ParseTools) -> ToolsParsed:
         """Calls are the texts that begin with f."""
@@ -136,8 +156,8 @@ async def _shown(client: TestClient[Any, Any], line: str) -> None:
 
 
 async def test_an_answer_whole_and_streamed(client: TestClient[Any, Any]) -> None:
-    answer = await client.post("/v1/chat/completions", json=CHAT | {"seed": 1})
-    assert answer.status == 200 and answer.headers["X-Thunderfleet-Ignored"] == "seed"
+    answer = await client.post("/v1/chat/completions", json=CHAT | {"verbosity": "low"})
+    assert answer.status == 200 and answer.headers["X-Thunderfleet-Ignored"] == "verbosity"
     assert (await answer.json())["choices"][0]["message"]["content"] == "t0 t1 "
     answer = await client.post("/v1/completions", json={"model": "org/m", "prompt": "a", "stream": True})
     lines = (await answer.text()).strip().split("\n\n")
@@ -145,10 +165,57 @@ async def test_an_answer_whole_and_streamed(client: TestClient[Any, Any]) -> Non
     assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]) == "t0 t1 "
 
 
+async def test_the_paths_beside_v1_need_a_key_and_a_ready_group(script: Script) -> None:
+    async with _client(script, ("good",)) as client:
+        for path, body in (("/tokenize", {"prompt": "a b"}), ("/detokenize", {"tokens": [1, 1]}),
+                           ("/v1/messages/count_tokens", {"messages": CHAT["messages"]})):  # fmt: skip
+            assert (await client.post(path, json=body)).status == 401
+            answer = await client.post(path, json=body, headers={"x-api-key": "good"})
+            assert answer.status == 200, await answer.text()
+        script.phase = GroupPhase.LOADING
+        script.service.detach("loading")
+        assert (await client.post("/tokenize", json={"prompt": "a"}, headers={"x-api-key": "good"})).status == 503
+        answer = await client.get("/health")
+        assert answer.status == 503 and "Loading: why" in (await answer.json())["message"]
+
+
+async def test_errors_have_the_form_of_their_dialect(client: TestClient[Any, Any], script: Script) -> None:
+    answer = await client.post("/v1/messages", json={"messages": CHAT["messages"], "temperature": 9})
+    assert answer.status == 400 and (await answer.json())["type"] == "error"
+    script.auto = 0
+    posted = asyncio.create_task(client.post("/v1/messages", json={"messages": CHAT["messages"], "stream": True}))
+    await until_async(lambda: script.requests)
+    script.say(1, done=False)
+    answer = await posted
+    script.service.detach("rank 1 was killed")
+    *_, last = (await answer.text()).strip().split("\n\n")
+    name, _, data = last.partition("\n")
+    assert name == "event: error"
+    assert json.loads(data[6:]) == {"type": "error", "error": {"type": "overloaded_error", "message": "rank 1 was killed"}}
+
+
+async def test_one_choice_that_fails_ends_the_others(client: TestClient[Any, Any], script: Script) -> None:
+    script.auto = 0
+    posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"n": 3, "seed": 5}))
+    await until_async(lambda: script.requests)
+    # The others wait for their place.
+    script.service.deliver(protocol.RequestError(id=script.requests[0].id, text="odd"))
+    answer = await posted
+    assert answer.status == 500 and (await answer.json())["error"]["message"] == "odd"
+    await until_async(lambda: script.service.running == 0)
+    script.auto = 2
+    assert (await client.post("/v1/chat/completions", json=CHAT | {"n": 3, "seed": 5})).status == 200
+    assert [request.sampling.seed for request in script.requests[-3:]] == [5, 6, 7]
+
+
 async def test_max_tokens_are_the_rest_of_the_context(client: TestClient[Any, Any], script: Script) -> None:
     await client.post("/v1/chat/completions", json=CHAT)
     assert script.requests[-1].max_tokens == 61
-    refused = await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 62})
+    clamped = await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 62})
+    assert clamped.status == 200 and clamped.headers["X-Thunderfleet-Clamped"] == "max_tokens=61"
+    assert script.requests[-1].max_tokens == 61
+    script.prompt_tokens = 64
+    refused = await client.post("/v1/chat/completions", json=CHAT)
     assert refused.status == 400 and (await refused.json())["error"]["code"] == "context_length_exceeded"
 
 
@@ -357,8 +424,11 @@ async def test_a_tool_call_that_is_none_is_text(client: TestClient[Any, Any], sc
         begun = len(script.requests)
         posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": streamed}))
         await until_async(functools.partial(_more_than, script.requests, begun))
-        end = script.done(script.requests[-1].id, "stop", 1).model_copy(update={"tool_texts": ("find", "odd")})
-        script.service.deliver(end)
+        name = script.requests[-1].id
+        for number, written in enumerate(("find", "odd")):
+            script.service.deliver(protocol.Token(id=name, token=number, text=written, kind="tool"))
+            script.service.deliver(protocol.Token(id=name, token=7, text="", ends_tool=True))
+        script.service.deliver(script.done(name, "stop", 1))
         text = await (await posted).text()
         assert '"name": "find"' in text and '"content": "odd"' in text and '"finish_reason": "tool_calls"' in text
 
@@ -386,7 +456,7 @@ async def test_a_long_answer_with_log_probabilities_does_not_stop_the_gateway(
 async def test_an_answer_that_takes_too_long_is_ended(
     client: TestClient[Any, Any], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "ANSWER_SECONDS", -1.0)
+    monkeypatch.setattr(generation, "ANSWER_SECONDS", -1.0)
     script.auto = 0
     posted = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
     await until_async(lambda: script.requests)

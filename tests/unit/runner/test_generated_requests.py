@@ -23,6 +23,9 @@ AT_ONCE = 6
 EXAMPLES = (2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 51) // AT_ONCE
 ANSWER_SECONDS = 60.0
 """Time limit of an answer."""
+ENDS = ("data: [DONE]\n\n", "event: message_stop", "event: response.completed", "event: response.incomplete",
+        "cannot follow the requested format")  # fmt: skip
+"""What a stream ends with. A format may become too complex on the way."""
 FIXED: dict[str, Any] = {
     "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),
 }  # fmt: skip
@@ -33,6 +36,8 @@ _ANY = st.recursive(
     max_leaves=6,
 )
 _TOOL = st.fixed_dictionaries({"type": st.just("function"), "function": st.fixed_dictionaries({"name": st.text(max_size=5)})})
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+_FORMATS = ({"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": _SCHEMA}})
 _GOOD = {
     "temperature": st.floats(0, 2),
     "top_p": st.floats(0, 1),
@@ -46,6 +51,20 @@ _GOOD = {
     "stop": st.lists(st.text(min_size=1, max_size=3), max_size=3),
     "seed": st.integers(0, 9),
     "stream": st.booleans(),
+    "n": st.integers(1, 3),
+    "response_format": st.sampled_from(
+        [
+            {"type": "text"},
+            {"type": "json_object"},
+            {
+                "type": "json_schema",
+                "json_schema": {
+                    "schema": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+                },
+            },
+        ]
+    ),
+    "guided_regex": st.sampled_from(["[ab]{1,3}", ".*", "(a|b)+c", "é+", "\\n{3}"]),
 }
 _PROMPTS = st.text("abc é\n", min_size=1, max_size=20) | st.lists(st.integers(0, 255), min_size=1, max_size=12)
 _ROLES = st.sampled_from(["user", "assistant", "system", "tool"])
@@ -55,7 +74,34 @@ _HEAD = {"model": st.just(MODEL), "max_tokens": st.integers(1, 12)}
 _PLAUSIBLE = st.fixed_dictionaries({**_HEAD, "prompt": _PROMPTS}, optional={**_GOOD, "logprobs": st.integers(0, 20)}) | (
     st.fixed_dictionaries({**_HEAD, "messages": _MESSAGES}, optional={**_GOOD, "logprobs": st.booleans()})
 )
-_ODD = ("xtc_threshold", "adapters", "role_mapping", "top_logprobs", "draft_model", "logprobs", "stream_options", "n", "echo")
+_BLOCKS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image"])},
+        optional={name: st.text(max_size=5) | _ANY for name in ("text", "thinking", "name", "tool_use_id", "content", "input")},
+    ),
+    max_size=3,
+)
+_TURN = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": _CONTENTS | _BLOCKS})
+_TURNS = st.lists(_TURN, min_size=1, max_size=3)
+_FEW = st.integers(1, 12)
+_OTHER = (
+    st.fixed_dictionaries(
+        {"path": st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"]), "messages": _TURNS, "max_tokens": _FEW},
+        optional={"system": _CONTENTS | _ANY, "stream": st.booleans(), "thinking": _ANY, "tool_choice": _ANY},
+    )
+    | st.fixed_dictionaries(
+        {"path": st.just("/v1/responses"), "input": _CONTENTS | _TURNS | _ANY, "max_output_tokens": _FEW},
+        optional={"instructions": _CONTENTS, "stream": st.booleans(), "text": _ANY, "reasoning": _ANY, "tools": _ANY},
+    )
+    | st.fixed_dictionaries(
+        {"path": st.sampled_from(["/tokenize", "/detokenize"])},
+        optional={"prompt": st.text(max_size=9), "messages": _MESSAGES, "tokens": st.lists(st.integers(-1, 300), max_size=9)},
+    )
+)
+_ODD = (
+    "xtc_threshold", "adapters", "role_mapping", "top_logprobs", "draft_model", "logprobs", "stream_options", "n", "echo",
+    "tool_choice", "guided_json", "guided_grammar", "guided_choice", "chat_template_kwargs", "reasoning_effort",
+)  # fmt: skip
 _WILD = st.fixed_dictionaries(
     {**_HEAD, "prompt": _PROMPTS | _ANY}, optional={name: _GOOD.get(name, _ANY) | _ANY for name in (*_GOOD, *_ODD)}
 ) | st.fixed_dictionaries(
@@ -63,6 +109,7 @@ _WILD = st.fixed_dictionaries(
     optional={"tools": st.lists(_TOOL | _ANY, max_size=2), **{name: _GOOD.get(name, _ANY) | _ANY for name in (*_GOOD, *_ODD)}},
 )
 
+_FORCED = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"enum": [1]}}}}}
 _TEXT = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
 _CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 KNOWN: tuple[tuple[dict[str, Any], int], ...] = (
@@ -89,14 +136,24 @@ KNOWN: tuple[tuple[dict[str, Any], int], ...] = (
     (_TEXT | {"adapters": "/etc"}, 400),
     (_TEXT | {"draft_model": "other/model"}, 400),
     (_TEXT | {"model": "other/model"}, 404),
-    (_TEXT | {"max_tokens": 1 << 40}, 400),
+    (_TEXT | {"max_tokens": 1 << 40}, 200),
     (_CHAT | {"messages": [{"role": "user", "content": "nothing"}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": "raise"}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": "x" * 4000}]}, 400),
     (_CHAT | {"role_mapping": {"user": ""}}, 400),
-    (_CHAT | {"chat_template_kwargs": {"x": 1}}, 400),
-    (_CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]}, 400),
+    (_CHAT | {"chat_template_kwargs": {"x": 1}}, 200),
+    (_CHAT | {"chat_template_kwargs": {"messages": []}}, 400),
+    (_CHAT | {"chat_template_kwargs": {"raise_exception": 1}}, 400),
+    (_CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]}, 200),
+    (_CHAT | {"n": 3, "seed": 1 << 62, "temperature": 1}, 200),
+    (_TEXT | {"n": 1000}, 400),
+    (_TEXT | {"guided_regex": "(a{1,1000}){1,1000}"}, 200),
+    (_TEXT | {"guided_regex": "("}, 400),
+    (_TEXT | {"guided_grammar": 'start: start start | "a"'}, 200),
+    (_TEXT | {"guided_json": {"$ref": "#"}}, 200),
+    (_CHAT | {"tools": [_FORCED], "tool_choice": "required"}, 200),
+    (_CHAT | {"tools": [_FORCED], "tool_choice": "required", "n": 2, "temperature": 2, "stream": True}, 200),
 )  # fmt: skip
 
 
@@ -125,16 +182,18 @@ class Asker:
 
     async def send(self, body: dict[str, Any], *, leaves: bool = False) -> int:
         """The status of the response; ``leaves``: the client disconnects after the first line."""
-        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        path = body.get("path") or ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+        body = {name: value for name, value in body.items() if name != "path"}
         async with asyncio.timeout(ANSWER_SECONDS), self._client.post(path, data=json.dumps(body)) as response:
             if leaves:
                 await response.content.readline()
                 response.close()
-            elif response.status == 200 and body.get("stream"):
-                assert (await response.text()).endswith("data: [DONE]\n\n")
+            elif response.content_type == "text/event-stream":
+                text = await response.text()
+                assert any(end in text[-4000:] for end in ENDS), text[-4000:]
             else:
                 answer = await response.json()
-                assert "choices" in answer or answer["error"]["message"]
+                assert response.status == 200 or answer["error"]["message"]
             return response.status
 
     async def fixed(self, **more: object) -> None:
@@ -179,7 +238,7 @@ async def test_no_request_ends_wedges_or_misleads_a_group(served: Callable[..., 
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(
-            bodies=st.lists(_PLAUSIBLE | _WILD, min_size=AT_ONCE, max_size=AT_ONCE),
+            bodies=st.lists(_PLAUSIBLE | _WILD | _OTHER, min_size=AT_ONCE, max_size=AT_ONCE),
             leaves=st.sets(st.integers(0, AT_ONCE - 1)),
         )
         def explore(bodies: list[dict[str, Any]], leaves: set[int]) -> None:

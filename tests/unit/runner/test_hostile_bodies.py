@@ -130,6 +130,11 @@ async def check_templates(client: aiohttp.ClientSession) -> None:
         assert status == 400, (name, answer)
         assert word in answer["error"]["message"] and answer["error"]["code"] == "request_too_expensive", (name, answer)
         assert [each for each, _ in others] == [200] * 3, name
+    loop = [{"role": "user", "content": "loop"}]
+    for path, other in (("/v1/messages", {"messages": loop}), ("/v1/messages/count_tokens", {"messages": loop}),
+                        ("/v1/responses", {"input": "loop"}), ("/tokenize", {"messages": loop})):  # fmt: skip
+        status, answer = await ask(client, other, path)
+        assert status == 400 and "CPU" in answer["error"]["message"], (path, answer)
     async with client.get("/metrics") as response:
         assert 'thunderfleet_runner_intake_ends_total{cause="' in await response.text()
 

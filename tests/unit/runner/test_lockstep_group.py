@@ -39,7 +39,7 @@ def load_and_lie(self, *arguments):
             seen += 1
             if seen == AT and not lied.exists():
                 lied.touch()
-                response.token = (response.token + 1) % 256
+                LIE
         return prompts, tokens
 
     server.BatchGenerator.next = lie
@@ -51,18 +51,25 @@ sys.exit(__main__.main())
 """
 AT = 20
 CHECKED = 8
+TOKEN = "response.token = (response.token + 1) % 256"
+# Of an answer's first token, after those of the check.
+LOGITS = "response.logprobs = response.logprobs * 1.001"
+LIES = [(AT, TOKEN), (CHECKED + 1, LOGITS)]
 
 
-@pytest.mark.parametrize("liar", quick([1], [0, 1]))
+@pytest.mark.parametrize(
+    ("liar", "at", "lie"),
+    quick([(1, AT, TOKEN), (1, CHECKED + 1, LOGITS)], [(liar, *how) for liar in (0, 1) for how in LIES]),
+)
 async def test_no_wrong_token_leaves_a_group_that_parts(
-    served: Callable[..., Any], tiny: Path, yardstick: list[int], liar: int
+    served: Callable[..., Any], tiny: Path, yardstick: list[int], liar: int, at: int, lie: str
 ) -> None:
     def command(group: str, epoch: int, rank: int) -> list[str]:
         told = [RANK_MODULE, "--group", group, "--rank", str(rank)]
         program = (
             LIAR if rank == liar else "import sys\nfrom thunderfleet_runner.rank import __main__\nsys.exit(__main__.main())"
         )
-        return [sys.executable, "-P", "-c", program.replace("AT", str(AT)), *told]
+        return [sys.executable, "-P", "-c", program.replace("AT", str(at)).replace("LIE", lie), *told]
 
     async with served(tiny, 2, "Tensor", command=command) as (group, client):
         body = {
@@ -71,18 +78,21 @@ async def test_no_wrong_token_leaves_a_group_that_parts(
         }  # fmt: skip
         async with client.post("/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=120)) as response:
             text = await response.text()
-        *pieces, end = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        # Without any token the answer is a plain error.
+        said = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")] or [json.loads(text)]
+        *pieces, end = said
         assert (group.faults / "lied").exists()
         assert "[DONE]" not in text
         assert "error" in end, end
         tokens = [token for piece in pieces for token in piece["choices"][0].get("token_ids", ()) if token != NO_TOKEN]
         assert tokens == yardstick[: len(tokens)]
-        assert len(tokens) < AT - CHECKED
+        assert len(tokens) < at - CHECKED
         service = group.running[0][0].service
         await group.until(lambda: not service.ready or group.running[0][0].state.recoveries, "the failure is noticed")
         await group.until_ready()
         failure = group.running[0][0].state.failure
-        assert "no longer sample the same tokens" in failure.message, failure
+        assert failure.reason == "Diverged"
+        assert "no longer compute the same" in failure.message, failure
         # The group serves again with correct tokens.
         answer = await client.post("/v1/chat/completions", json=body | {"stream": False})
         assert (await answer.json())["choices"][0]["token_ids"] == yardstick

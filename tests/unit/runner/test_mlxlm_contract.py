@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from mlx_lm import server
 from mlx_lm.models import cache
+from thunderfleet_runner.api.request.templates import RESERVED
 from thunderfleet_runner.rank import mlxlm
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 GENERATE: Any = sys.modules["mlx_lm.generate"]
 
@@ -124,6 +127,12 @@ def test_mlx_lm_leaves_the_wired_limit_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert server.maybe_set_recommended_wired_limit() is None
 
 
+def test_requests_cannot_set_what_the_renderer_of_chats_takes_from_the_server() -> None:
+    renderers = (PreTrainedTokenizerBase.apply_chat_template, chat_template_utils.render_jinja_template)
+    names = {name for renderer in renderers for name in inspect.signature(renderer).parameters}
+    assert names <= RESERVED
+
+
 def test_queue_items_are_classified() -> None:
     assert mlxlm.classify(None) == mlxlm.Finished()
     assert isinstance(mlxlm.classify((1, 2)), mlxlm.Prefilling)
@@ -209,7 +218,7 @@ def test_a_digest_that_differs_ends_the_rank_before_another_step() -> None:
     assert loop.read((_Sum(0, 2 * mine), mine)) is False
     other = _loop_of_two()
     other.digest(7, 43, 0)
-    with pytest.raises(mlxlm.Diverged, match="no longer sample the same tokens"):
+    with pytest.raises(mlxlm.Diverged, match="no longer compute the same"):
         loop.read((_Sum(0, mine + other._digest), mine))
 
 

@@ -1,95 +1,21 @@
 """The official ``openai`` client against a real group of two ranks: features work, and failures raise errors.
 
-The model is made for it: the last token determines the next one, so its answers are known in advance. After a space
-it walks through its vocabulary forever; if the template has tools it writes a call, or text that is not one.
+The model is made for it: see ``walker``.
 """
 
-import itertools
 import json
 import os
-import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy
 import openai
 import pytest
 from openai import AsyncOpenAI
-from safetensors.numpy import load_file, save_file
-from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner.api import gateway
+from pydantic import BaseModel
+from thunderfleet_runner.api.http import gateway
 
-MODEL = "thunderfleet/tiny"
-KEY = "a-key-of-the-test"
-WORDS = list(tinymodel.vocabulary())
-CALL = '{"name":"weather","arguments":{"city":"Oslo"}}'
-NO_CALL = "[5,{}]"
-ADDED = ("<tool_call>", CALL, "</tool_call>", "<tool_", "call>", NO_CALL)
-FIRST_ADDED = tinymodel.VOCABULARY - len(ADDED)
-WALK = WORDS[4:FIRST_ADDED]
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + ': ' + message.content }}"
-    "{% for tool_call in message.tool_calls or [] %}{% set tool_call = tool_call.function %}"
-    "{{ '<tool_call>' + tool_call.name + '</tool_call>' }}{% endfor %}{{ '<|im_end|>' }}{% endfor %}"
-    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}"
-    # The last character tells the model what to do.
-    "{{ ('`' if tools[0].function.name == 'bad' else '~') if tools else ' ' }}{% endif %}"
-)
-
-
-def _token(word: str) -> int:
-    return FIRST_ADDED + ADDED.index(word) if word in ADDED else WORDS.index(word)
-
-
-def _make_walker(tiny: Path, folder: Path) -> Path:
-    """The tiny model without the effect of its layers: the embedding of each token selects the next one in the head."""
-    shutil.copytree(tiny, folder)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    model = tokenizer["model"]
-    model["vocab"] = {word: token for word, token in model["vocab"].items() if token < FIRST_ADDED}
-    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in model["vocab"]]
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    tokenizer["added_tokens"] += [{"id": _token(word), "content": word, **plain} for word in ADDED]
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-    following = {token: token + 1 if token + 1 < FIRST_ADDED else 4 for token in range(4, FIRST_ADDED)}
-    chains = (("~", "<tool_call>", CALL, "</tool_call>"), ("`", "<tool_", "call>", NO_CALL, "</tool_call>"))
-    for chain in chains:
-        following |= {_token(word): _token(after) for word, after in itertools.pairwise(chain)}
-    following[_token("</tool_call>")] = WORDS.index("<|im_end|>")
-    weights = load_file(folder / "model.safetensors")
-    source = numpy.random.default_rng(7)
-    embedding = source.standard_normal((tinymodel.VOCABULARY, tinymodel.HIDDEN)).astype(numpy.float32)
-    embedding /= numpy.linalg.norm(embedding, axis=1, keepdims=True)
-    head = numpy.zeros_like(embedding)
-    for token, after in following.items():
-        head[after] += embedding[token]
-    for name in weights:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weights[name] = numpy.zeros_like(weights[name])
-    weights |= {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
-    return folder
-
-
-def walked(count: int, start: int = 1) -> str:
-    """The model's text after a space (``start`` 1), or from another place of its walk."""
-    return "".join(WALK[(start + at) % len(WALK)].replace("Ġ", " ") for at in range(count))
-
-
-@asynccontextmanager
-async def walker(served: Callable[..., Any], tiny: Path, folder: Path) -> AsyncIterator[tuple[Any, AsyncOpenAI]]:
-    """A Ready group of two ranks with the walker model, an API key and room for long answers, and a client without retries."""
-    memory = {"contextTokens": 30000, "concurrentRequests": 2}
-    async with served(_make_walker(tiny, folder), 2, "Pipeline", memory=memory, api_keys=frozenset({KEY})) as (group, _):
-        url = f"{group.running[0][0].service.leader_url}/v1"
-        async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
-            yield group, client
+from tests.unit.runner.walker import MODEL, NO_CALL, THOUGHT, walked, walker
 
 
 def generated(group: Any) -> float:
@@ -103,6 +29,18 @@ TEXT: Any = {"model": MODEL, "prompt": "hi ", "temperature": 0}
 TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+RULE: Any = {
+    "type": "function",
+    "function": {
+        "name": "rule",
+        "parameters": {
+            "type": "object",
+            "properties": {"ruling": {"enum": ["yes", "no"]}, "weight": {"enum": [1, 2]}},
+            "required": ["ruling", "weight"],
+            "additionalProperties": False,
+        },
+    },
 }
 BAD_TOOL: Any = {"type": "function", "function": {"name": "bad"}}
 
@@ -199,8 +137,10 @@ async def check_tools(client: AsyncOpenAI) -> None:
     chunks = [chunk async for chunk in stream]
     deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
-    (delta,) = deltas
-    assert (delta.index, delta.function and delta.function.name) == (0, "weather")
+    assert {delta.index for delta in deltas} == {0}
+    assert [delta.function.name for delta in deltas if delta.function and delta.function.name] == ["weather"]
+    arguments = "".join(delta.function.arguments or "" for delta in deltas if delta.function)
+    assert json.loads(arguments) == {"city": "Oslo"}
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
     # Text that is not a call stays text.
@@ -213,8 +153,30 @@ async def check_tools(client: AsyncOpenAI) -> None:
             assert (odd.choices[0].message.content, odd.choices[0].finish_reason) == (NO_CALL, "stop")
     ignored = await client.chat.completions.create(**CHAT, max_tokens=5, tools=[TOOL], tool_choice="none")
     assert ignored.choices[0].message.content == walked(5)
-    with pytest.raises(openai.BadRequestError, match="tool_choice"):
-        await client.chat.completions.create(**CHAT, tools=[TOOL], tool_choice="required")
+
+
+class Verdict(BaseModel):
+    """A format for the model's answer."""
+
+    ruling: Literal["yes", "no"]
+    weight: Literal[1, 2]
+
+
+async def check_formats(client: AsyncOpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    for choice in ("required", {"type": "function", "function": {"name": "rule"}}):
+        forced: Any = await client.chat.completions.create(model=MODEL, messages=messages, tools=[RULE], tool_choice=choice)  # type: ignore[call-overload]
+        (call,) = forced.choices[0].message.tool_calls
+        assert call.function.name == "rule" and Verdict.model_validate_json(call.function.arguments)
+        stream: Any = await client.chat.completions.create(  # type: ignore[call-overload]
+            model=MODEL, messages=messages, tools=[RULE], tool_choice=choice, stream=True
+        )
+        deltas = [delta async for chunk in stream for delta in chunk.choices[0].delta.tool_calls or []]
+        assert "".join(delta.function.arguments or "" for delta in deltas) == call.function.arguments and len(deltas) > 3
+    parsed = await client.chat.completions.parse(model=MODEL, messages=messages, response_format=Verdict)
+    assert parsed.choices[0].message.parsed is not None
+    thought: Any = await client.chat.completions.create(**CHAT, max_tokens=8, reasoning_effort="high")
+    assert thought.choices[0].message.reasoning_content == THOUGHT
 
 
 async def check_errors(client: AsyncOpenAI) -> None:
@@ -295,6 +257,7 @@ async def test_the_official_client(
         await check_stops(client)
         await check_logprobs(client)
         await check_tools(client)
+        await check_formats(client)
         await check_errors(client)
         await check_cancel(group, client)
         await check_too_many(group, client)

@@ -83,7 +83,7 @@ def test_what_was_right_once_is_asked_before_the_group_serves() -> None:
     known = Answers().again("d", known=(CONTROL, SERVED, 9000))
     assert known.first(LENGTHS) == (CONTROL, SERVED) and known.first((CONTROL,)) == (CONTROL,)
     assert known.right(CONTROL).right(SERVED).due(LENGTHS) == 9000
-    failed = known.wrong(9000, "x")
+    failed = known.unlike(9000)
     assert failed.failed == () and failed.again("d").first(LENGTHS) == LENGTHS, "what was wrong is asked first now"
     other = failed.again("e")
     assert (other.ever, other.first(LENGTHS), other.suspect) == ((), (), None), "other weights"

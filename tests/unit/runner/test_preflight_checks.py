@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import FaultClass
-from thunderfleet_runner.host import memory, preflight
+from thunderfleet_runner.host import broken_models, memory, preflight
 from thunderfleet_runner.host.preflight import PreflightFailed
 
 
@@ -78,3 +78,33 @@ def test_free_memory_as_the_systems_say_it() -> None:
     )
     assert memory.available_of_vm_stat(text) == 16 * 16384
     assert memory.available_of_vm_stat("nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "broken"),
+    [
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "0.32.2", True),
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "0.31.9.dev1", True),
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "0.33.0", False),
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "", False),
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "full"]}, "0.32.2", False),
+        ({"model_type": "glm_moe_dsa", "indexer_types": 7}, "0.32.2", False),
+        ({"model_type": "glm_moe_dsa"}, "0.32.2", False),
+        ({"model_type": ["glm_moe_dsa"], "indexer_types": ["shared"]}, "0.32.2", False),
+    ],
+)
+def test_models_that_are_known_to_fail(config: dict[str, Any], version: str, broken: bool) -> None:
+    assert (broken_models.why_broken(config, version) is not None) is broken
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"model_type": NaN}'])
+def test_a_configuration_that_cannot_be_read_is_left_to_the_loader(group: Any, text: str) -> None:
+    (group.model / "config.json").write_text(text)
+    assert preflight.check(group.plan, group.plan.ranks[0]).weight_bytes == 16
+
+
+def test_a_model_that_mlx_lm_cannot_run_is_named_before_it_is_loaded(group: Any) -> None:
+    (group.model / "config.json").write_text('{"model_type": "glm_moe_dsa", "indexer_types": ["shared"]}')
+    fault = refused(group.plan, group.plan.ranks[0])
+    assert (fault.fault, fault.reason) == (FaultClass.CONFIGURE, "ModelUnsupported")
+    assert "share the indexers of others" in fault.message and "studio-0" in fault.message

@@ -55,11 +55,11 @@ def test_rdma_that_is_off_is_for_a_person(tmp_path: Path, monkeypatch: pytest.Mo
     assert fault is not None and "rdma_ctl enable" in fault.message
 
 
-def test_a_port_in_a_bridge_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_a_bridge_names_what_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path, monkeypatch, "rdma: true, bridge: [1]")
     fault = rdma.check(BlockingHost(), "a", (device(tmp_path),))
     assert found(fault) == (FaultClass.CONFIGURE, "BridgeMember")
-    assert fault is not None and "ifconfig bridge0 deletem" in fault.message
+    assert fault is not None and "`sudo thunderfleet doctor --fix` on a" in fault.message
 
 
 def test_devices_that_are_not_there_or_down_need_another_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import gateway
+from thunderfleet_runner.api.http import gateway
 from thunderfleet_runner.net import control
 
 from tests.support.connections import HeldConnections

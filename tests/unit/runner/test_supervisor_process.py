@@ -115,9 +115,10 @@ def test_a_rank_gets_its_group_only_from_its_supervisor() -> None:
 
 
 def test_the_supervisor_imports_no_mlx_and_no_tokenizer() -> None:
-    rooms = [Path(thunderfleet_runner.__file__).parent / room for room in ("group", "net", "host", "api")]
-    modules = [f"{path.parent.name}.{path.stem}" for room in rooms for path in room.glob("[a-z]*.py")]
-    assert {"group.member", "net.control", "host.preflight", "api.gateway"} <= set(modules)
+    home = Path(thunderfleet_runner.__file__).parent
+    paths = [path.relative_to(home) for room in ("group", "net", "host", "api") for path in (home / room).rglob("[a-z]*.py")]
+    modules = [".".join(path.with_suffix("").parts) for path in paths]
+    assert {"group.member", "net.control", "host.preflight", "api.http.gateway"} <= set(modules)
     code = (
         "import sys, thunderfleet_runner.cli, thunderfleet_runner.supervisor\n"
         + "".join(f"import thunderfleet_runner.{module}\n" for module in modules)

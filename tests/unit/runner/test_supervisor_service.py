@@ -10,8 +10,8 @@ from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api import benchmark, canary
 from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFailed, Service, Unavailable, Vocabulary
+from thunderfleet_runner.api.upkeep import benchmark, canary
 
 
 class Link:
@@ -241,7 +241,7 @@ async def test_a_canary_runs_after_a_while_without_requests(service: Service, li
     await running
     service.deliver(protocol.Idle(turn=1))
     link.announced.clear()
-    singing = asyncio.create_task(canary.run(service, 0.01))
+    singing = asyncio.create_task(canary.run(service, pytest.fail, 0.01))
     await asyncio.wait_for(link.announced.wait(), 10)
     assert link.told[-1] == ("turn", 2)
     kind, name = link.told[-2]

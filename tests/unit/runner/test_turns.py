@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_runner.api.turns import Turn, Turns
+from thunderfleet_runner.api.http.turns import Turn, Turns
 
 
 def taken(turns: Turns, tokens: int) -> Turn:

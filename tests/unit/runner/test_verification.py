@@ -10,7 +10,8 @@ from thunderfleet_runner import faults
 from thunderfleet_runner.api.passages import Answers
 from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
 from thunderfleet_runner.group.events import Cause
-from thunderfleet_runner.group.verification import Proved, verified
+from thunderfleet_runner.group.verification import Proofs, Proved, verified
+from thunderfleet_runner.net import peers
 
 LINK = faults.link_corrupts("from rank 1 (b) to rank 0 (a)", "value 7 is 1 instead of 2")
 CORRUPT = Cause(0, 1, faults.Stage.PROVE, LINK)
@@ -42,14 +43,14 @@ def found(
 ) -> tuple[str, str]:
     made = plan(**more)
     machine = replace(StateMachine(tuple(entry.node for entry in made.ranks), Limits(3, 60)), phase=phase, cause=cause)
-    told = verified(made, machine, proved, answers or Answers(), fit)
+    told = verified(made, machine, Proofs(proved, {}, answers or Answers(), fit))
     return told.status, told.reason
 
 
 def test_a_group_has_passed_when_every_rank_has() -> None:
     assert found({}) == found({1: Proved(41, 0.2)}) == ("Unknown", "NotVerified")
     assert found(BOTH) == ("True", "Verified")
-    told = verified(plan(verify="Quick"), StateMachine(("a", "b"), Limits(3, 60)), BOTH, Answers(), ())
+    told = verified(plan(verify="Quick"), StateMachine(("a", "b"), Limits(3, 60)), Proofs(BOTH, {}, Answers(), ()))
     assert told.message == "connections: 41 exchanges of known values in 0.35 s, every bit right"
 
 
@@ -65,12 +66,32 @@ def test_a_changed_value_is_a_failed_check_until_the_next_attempt(phase: Phase) 
     assert found(BOTH, Phase.READY, CORRUPT) == ("True", "Verified")
 
 
+def test_products_are_those_of_the_rank_that_has_checked_least() -> None:
+    made = plan()
+    machine = replace(StateMachine(("n0", "n1"), Limits(3, 60)), phase=Phase.READY)
+    full = peers.Products(checked=7, kinds=7, layers=(0, 3), seconds=0.25)
+    some = peers.Products(checked=5, kinds=7, seconds=0.5)
+    told = verified(made, machine, Proofs(BOTH, {0: full, 1: some}, Answers(), ()))
+    assert "; products: 5 of 7 kinds of matrices right, in 0.50 s; layers 0, 3 as the whole ones; answers: " in told.message
+    left = full.model_copy(update={"layers": (), "layers_left": "the whole layer 0 of 9.0 GiB is too large"})
+    told = verified(made, machine, Proofs(BOTH, {0: left, 1: full}, Answers(), ()))
+    assert "right, in 0.25 s (the whole layer 0 of 9.0 GiB is too large); " in told.message
+    for unknown in ({0: full}, {0: peers.Products(), 1: peers.Products()}):
+        assert "products" not in verified(made, machine, Proofs(BOTH, unknown, Answers(), ())).message
+
+
+@pytest.mark.parametrize("text", ["KernelWrong: the product of 1 tokens", "LayerWrong: layer 3"])
+def test_a_wrong_product_is_a_failed_check(text: str) -> None:
+    fault = faults.from_text(faults.Stage.LOAD, text)
+    assert found(BOTH, Phase.GAVE_UP, Cause(1, 1, faults.Stage.LOAD, fault)) == ("False", fault.reason)
+
+
 ABLE = Answers().again("d", (300,)).right(300)
 
 
 def said(answers: Answers, phase: Phase = Phase.READY, fit: tuple[int, ...] = (300, 2600)) -> tuple[str, str, str]:
     made = plan(1)
-    told = verified(made, replace(StateMachine(("n0",), Limits(3, 60)), phase=phase), {}, answers, fit)
+    told = verified(made, replace(StateMachine(("n0",), Limits(3, 60)), phase=phase), Proofs({}, {}, answers, fit))
     assert (told.digest, told.lengths) == (answers.digest, answers.ever)
     return told.status, told.reason, told.message.partition("; ")[2]
 
@@ -99,7 +120,7 @@ def test_a_long_passage_that_was_never_continued_is_not_known_to_be_right() -> N
 
 
 def test_after_a_wrong_answer_nothing_is_known_until_the_same_is_right() -> None:
-    wrong = ABLE.again("d").wrong(300, "x")
+    wrong = ABLE.again("d").unlike(300)
     for phase in (Phase.LOADING, Phase.PROVING, Phase.READY):
         status, reason, message = said(wrong.again("d"), phase)
         assert (status, reason) == ("Unknown", "NotVerified")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 MACOS = (14, 0)
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 RESET = "run `sudo thunderfleet reset` first"
-INTERRUPTED = (
-    "`join --control-plane` was interrupted on this Mac: run it again to complete it, or `sudo thunderfleet reset` to undo it"
-)
 RESTORE_FIRST = (
     "a restore was interrupted: run `sudo thunderfleet restore FILE` again to complete it, or `sudo thunderfleet restore "
     "--undo` to put back what was here"
+)
+INTERRUPTED = (
+    "`join --control-plane` was interrupted on this Mac: run it again to complete it, or `sudo thunderfleet reset` to undo it"
 )
 
 

@@ -43,6 +43,7 @@ class Wanted:
     name: str | None = None
     address: str | None = None
     kubelet_config: Path | None = None
+    thunderbolt_ports: str | None = None
 
 
 def join(mac: Mac, wanted: Wanted) -> None:
@@ -81,7 +82,8 @@ def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     asyncio.run(_withdraw(mac, line))
     etcd = Etcd(layout.pki, line.hosts)
     config = _member(mac, config, etcd)
-    install(mac, Init(kubelet_config=wanted.kubelet_config, chart=False), config, lambda mac, config: settle(mac, config, etcd))
+    init = Init(kubelet_config=wanted.kubelet_config, thunderbolt_ports=wanted.thunderbolt_ports, chart=False)
+    install(mac, init, config, lambda mac, config: settle(mac, config, etcd))
     voters = len([one for one in etcd.members() if not one.learner])
     remove(layout.joining)
     _farewell(mac, voters)

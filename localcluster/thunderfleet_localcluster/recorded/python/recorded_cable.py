@@ -4,11 +4,11 @@ JACCL's queue pairs have no connection: when the peer dies, nothing arrives and 
 So each rank's MLX connects to this process only, which keeps MLX's sockets open when the peer dies. It is a process of its own
 because MLX's init holds the interpreter lock.
 
-    recorded_cable.py ADDRESS MLX-PORT [flip|lose AFTER-BYTES]
+    recorded_cable.py ADDRESS MLX-PORT [flip|lose|swap|repeat AFTER-BYTES]
 
 It listens on ADDRESS (the cable to the left neighbor) and on loopback (for MLX's connection to the right), prints both ports,
 reads ``IP PORT`` of the right neighbor from stdin, and ends when stdin ends. After so many bytes of each stream that comes
-in from the left neighbor, it changes one bit, or loses what follows.
+in from the left neighbor, it changes one bit, loses what follows, swaps two parts, or sends an earlier part again.
 """
 
 import contextlib
@@ -19,11 +19,18 @@ import threading
 import time
 from typing import NamedTuple
 
+SWAPPED_BYTES = 1024
+REPEATED_BYTES = 4096
+PIECE_BYTES = 1 << 16
 _held: list[socket.socket] = []
 
 
 class Harm(NamedTuple):
-    """What happens to a stream after so many bytes: ``flip`` changes a bit, ``lose`` loses what follows."""
+    """What happens to a stream after so many bytes.
+
+    ``flip`` changes a bit, ``lose`` loses what follows, ``swap`` swaps the next two parts, ``repeat`` sends the part before
+    once more instead of the next one.
+    """
 
     kind: str
     after: int
@@ -31,18 +38,37 @@ class Harm(NamedTuple):
     def apply(self, data: bytes, copied: int) -> bytes:
         """``data``, which begins after ``copied`` bytes, as it arrives."""
         here = self.after - copied
+        if self.kind == "swap":
+            return self._swapped(data, here, SWAPPED_BYTES)
+        if self.kind == "repeat":
+            return self._repeated(data, here, REPEATED_BYTES)
         if here >= len(data) or (here < 0 and self.kind == "flip"):
             return data
         if self.kind == "lose":
             return data[: max(here, 0)]
         return data[:here] + bytes([data[here] ^ 1]) + data[here + 1 :]
 
+    @staticmethod
+    def _swapped(data: bytes, here: int, size: int) -> bytes:
+        # In the first piece of the stream that has both parts.
+        here = max(here, 0) if here > -PIECE_BYTES else len(data)
+        if here + 2 * size > len(data):
+            return data
+        return data[:here] + data[here + size : here + 2 * size] + data[here : here + size] + data[here + 2 * size :]
+
+    @staticmethod
+    def _repeated(data: bytes, here: int, size: int) -> bytes:
+        here = max(here, size) if here > -PIECE_BYTES else len(data)
+        if here + size > len(data):
+            return data
+        return data[:here] + data[here - size : here] + data[here + size :]
+
 
 def pump(source: socket.socket, sink: socket.socket, harm: Harm | None = None) -> None:
     """Copy until either end is closed; close neither."""
     copied = 0
     with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
+        while data := source.recv(PIECE_BYTES):
             sink.sendall(harm.apply(data, copied) if harm is not None else data)
             copied += len(data)
 

@@ -9,7 +9,10 @@ the other end of each cable. ``control.json``, if it exists, says what fails:
 
 ``at`` is one of POINTS; with ``"fail": false`` the point only waits. Without ``device`` it holds for every device, without
 ``attempts`` (of the runner) for every attempt. ``{"at": "wire", "flipAfterBytes": N}`` flips a bit of each stream that comes in
-over the cable from the left neighbor, after N bytes; with ``loseAfterBytes``, what follows never arrives.
+over the cable from the left neighbor, after N bytes; with ``loseAfterBytes``, what follows never arrives; with
+``swapAfterBytes``, two neighboring KiB are swapped; with ``repeatAfterBytes``, the 4 KiB before arrive once more instead of
+those that follow. ``{"at": "values", "aboveBytes": A, "belowBytes": B}`` changes the sign of all values of a collective whose
+result has more than A and less than B bytes.
 """
 
 import atexit
@@ -68,7 +71,7 @@ def attempt() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-HARMS = {"flipAfterBytes": "flip", "loseAfterBytes": "lose"}
+HARMS = {"flipAfterBytes": "flip", "loseAfterBytes": "lose", "swapAfterBytes": "swap", "repeatAfterBytes": "repeat"}
 """What the cable does to what it carries, as the control file and ``recorded_cable`` name it."""
 
 
@@ -88,6 +91,14 @@ def _entries(point: str) -> list[dict[str, Any]]:
         for entry in control["points"]
         if entry["at"] == point and ("attempts" not in entry or attempt() in entry["attempts"])
     ]
+
+
+def changed(found: Any) -> Any:
+    """A collective's result as the control file wants it."""
+    for entry in _entries("values"):
+        if entry["aboveBytes"] < found.nbytes < entry["belowBytes"]:
+            return -found
+    return found
 
 
 def fail_at(point: str, device: str = "", count: int = 0) -> None:
@@ -352,6 +363,7 @@ class RecordedJaccl:
             if self._group is not None:
                 for point in ("send", "recv"):
                     fail_at(point)
+                return changed(collective(*arguments, **options))
             return collective(*arguments, **options)
 
         return call

@@ -238,6 +238,8 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
             last_failure=failure,
             verified=verification.of_group(view, None),
             proven_lengths=verification.proven_lengths(view, None),
+            weights=verification.weights(view, None),
+            recorded_answers=verification.recorded_answers(view, None),
             lost_place=_lost_place(outcome),
             avoided_links=outcome.avoided,
         )
@@ -266,6 +268,8 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
         environment=tuple(f"{name}={value}" for name, value in sorted(plan.runtime.environment.items())),
         verified=verification.of_group(view, state),
         proven_lengths=verification.proven_lengths(view, state),
+        weights=verification.weights(view, state),
+        recorded_answers=verification.recorded_answers(view, state),
         predicted=predicted,
         ranks=_ranks(plan, {pod.rank: pod for pod in view.pods}, state, carried),
         restarts=restarts,

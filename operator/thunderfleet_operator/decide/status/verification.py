@@ -3,7 +3,18 @@
 from collections.abc import Sequence
 
 from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import MAX_PROVEN_LENGTHS, Group, ModelDeployment, ProvenLengths, VerifiedStatus
+from thunderfleet_crds.modeldeployment import (
+    MAX_PROVEN_LENGTHS,
+    MAX_RECORDED_ANSWERS,
+    MAX_RECORDED_TOKENS,
+    MAX_WEIGHTS_COPIES,
+    Group,
+    ModelDeployment,
+    ProvenLengths,
+    RecordedAnswer,
+    VerifiedStatus,
+    WeightsCopy,
+)
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, Verify
 
@@ -40,6 +51,30 @@ def proven_lengths(view: GroupView, state: GroupState | None) -> ProvenLengths |
     known = before.lengths if before is not None and before.digest == told.digest else ()
     lengths = sorted({*known, *told.lengths})[:MAX_PROVEN_LENGTHS]
     return ProvenLengths(digest=told.digest[:128], lengths=tuple(lengths)) if lengths else None
+
+
+def weights(view: GroupView, state: GroupState | None) -> tuple[WeightsCopy, ...]:
+    """Copies of the model that groups have hashed, the newest ones last."""
+    before = view.status.weights if view.status is not None else ()
+    told = state.verified.weights if state is not None and state.verified is not None else ()
+    found = {copy.node: copy for copy in before}
+    for one in told:
+        found.pop(one.node, None)
+        found[one.node] = WeightsCopy(node=one.node, signature=one.signature[:128], digest=one.digest[:128])
+    return tuple(found.values())[-MAX_WEIGHTS_COPIES:]
+
+
+def recorded_answers(view: GroupView, state: GroupState | None) -> tuple[RecordedAnswer, ...]:
+    """What the test prompt was answered, by what the answer depends on. The first answer of a kind stays."""
+    before = view.status.recorded_answers if view.status is not None else ()
+    told = state.verified.recorded if state is not None and state.verified is not None else None
+    if told is None or len(told.tokens) > MAX_RECORDED_TOKENS or any(one.key == told.key for one in before):
+        return before
+    try:
+        new = RecordedAnswer(key=told.key, tokens=told.tokens, costs=told.costs, margins=told.margins)
+    except ValueError:
+        return before
+    return (*before, new)[-MAX_RECORDED_ANSWERS:]
 
 
 def verified(deployment: ModelDeployment, groups: Sequence[Group]) -> Verdict:

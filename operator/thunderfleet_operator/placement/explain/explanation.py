@@ -1,6 +1,7 @@
 """The answer of a search that found nothing: near misses by transport, a reason for every Mac, and a short message."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from heapq import nlargest, nsmallest
 
 from thunderfleet_crds.reasons import Reason
@@ -19,6 +20,7 @@ from thunderfleet_operator.placement.preferences import LABELS, allowed_transpor
 from thunderfleet_operator.placement.result import Changes, MacReason, NearMiss, Unplaceable
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
+from thunderfleet_operator.placement.units import one_line
 
 NO_MACS = (
     "the cluster has no Mac: run `sudo thunderfleet join -` on a Mac, with the line that `thunderfleet init` prints; with "
@@ -46,7 +48,7 @@ def explain(search: CandidateSearch) -> Unplaceable:
     macs = _mac_reasons(search)
     return Unplaceable(
         _reason(search, best),
-        _message(search, best, macs),
+        one_line(_message(search, best, macs)),
         macs,
         _different([*best, *rest])[:NEAR_MISSES],
         proven=not search.budget.exhausted,
@@ -58,7 +60,7 @@ def _different(misses: Iterable[Miss]) -> tuple[NearMiss, ...]:
     found: dict[str, NearMiss] = {}
     for miss in misses:
         found.setdefault(miss.near.message, miss.near)
-    return tuple(found.values())
+    return tuple(replace(near, message=one_line(near.message)) for near in found.values())
 
 
 def _promising(cohorts: Sequence[Cohort]) -> list[Cohort]:
@@ -132,7 +134,8 @@ def _mac_reasons(search: CandidateSearch) -> tuple[MacReason, ...]:
     """Why each Mac cannot be used, by name."""
     ports = search.request.no_ring_ports
     alone = _alone_needs(search) if search.request.min_nodes == 1 else {}
-    reasons = [MacReason(name, why) for name, why in search.ineligible.items()]
+    # Agents write what is wrong with files.
+    reasons = [MacReason(name, one_line(why)) for name, why in search.ineligible.items()]
     reasons += [
         MacReason(name, _eligible_reason(search, mac, alone) + (f", and {ports[name]}" if name in ports else ""))
         for name, mac in search.eligible.items()

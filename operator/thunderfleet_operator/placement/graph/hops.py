@@ -7,6 +7,7 @@ counts. Such a hop is relayed by the supervisors, because MLX neither encrypts n
 the relay from either end, so reachability in one direction is enough.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -177,12 +178,29 @@ class LANHops(dict[tuple[str, str, int], tuple[_Route, Hop] | None]):
         return Hop(speed, 0, None, route[2], self.relay, False, route[3])
 
 
-def ring_hops(fleet: Fleet, node: str, lan: LANHops | None = None) -> dict[str, Hop]:
+class _RingProblems(dict[str, str | None]):
+    """Cache of why cables carry no ring, by name: each has two ends."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
+        self._fleet = fleet
+
+    def of(self, cable: Cable) -> str | None:
+        """``ring_problem`` of a cable of the fleet."""
+        if cable.name not in self:
+            self[cable.name] = ring_problem(self._fleet, cable)
+        return self[cable.name]
+
+
+def ring_hops(
+    fleet: Fleet, node: str, lan: LANHops | None = None, problem: Callable[[Cable], str | None] | None = None
+) -> dict[str, Hop]:
     """A ring's hops from a Mac, by name of the other: over cables, and over a LAN if ``lan`` is given.
 
-    A Mac that was not reached from here, but has reached this one, is reached by a relay that it opens.
+    A Mac that was not reached from here, but has reached this one, is reached by a relay that it opens. ``problem``: a cached
+    ``ring_problem``.
     """
-    found = _cable_hops(fleet, node, lambda cable: ring_problem(fleet, cable), rdma=False)
+    found = _cable_hops(fleet, node, problem or (lambda cable: ring_problem(fleet, cable)), rdma=False)
     if lan is None:
         return found
     mac, macs = fleet.macs[node], fleet.macs
@@ -197,23 +215,33 @@ def ring_hops(fleet: Fleet, node: str, lan: LANHops | None = None) -> dict[str, 
     found.update([(peer, hop) for peer, (_, hop) in best.items()])
     # A Mac that has reached all others needs no hops that are opened from the other end.
     for peer in fleet.reached_by(node) if len(best) + 1 < len(macs) else ():
-        if peer not in found and peer != node and (back := _best_route(macs[peer], mac, lan)) is not None:
+        if peer not in cabled and peer not in best and (back := _best_route(macs[peer], node, lan)) is not None:
             speed = min(-back[1], RELAY_MBPS)
             found[peer] = Hop(speed, 0, None, back[2], relay=True, backwards=True, measured=back[3])
     return found
 
 
-def _best_route(mac: Mac, peer: Mac, lan: LANHops) -> _Route | None:
+def _best_route(mac: Mac, peer: str, lan: LANHops) -> _Route | None:
     """By the best address, other than a cable's, at which ``mac`` has reached ``peer``."""
-    reached = mac.dials.rates_at(peer.name) if mac.dials is not None else ()
-    known = (lan[peer.name, address, measured] for address, measured in reached)
-    return min((made[0] for made in known if made is not None), default=None)
+    dials, best = mac.dials, None
+    if dials is None:
+        return None
+    nodes, addresses, speeds = dials.nodes, dials.addresses, dials.speeds
+    # A loop, because thousands of Macs have each reached dozens of others.
+    at = bisect_left(nodes, peer)
+    while at < len(nodes) and nodes[at] == peer:
+        made = lan[peer, addresses[at], speeds[at] if speeds else 0]
+        if made is not None and (best is None or made[0] < best):
+            best = made[0]
+        at += 1
+    return best
 
 
 def hops_of(fleet: Fleet, transport: PlacedTransport, lan: LANHops | None = None) -> Callable[[str], Mapping[str, Hop]]:
     """The hops of a transport by name of a Mac; ``lan`` as in ``ring_hops``."""
     if transport is Transport.RING:
-        return lambda node: ring_hops(fleet, node, lan)
+        problems = _RingProblems(fleet)
+        return lambda node: ring_hops(fleet, node, lan, problems.of)
     return lambda node: rdma_hops(fleet, node)
 
 

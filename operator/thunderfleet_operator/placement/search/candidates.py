@@ -68,7 +68,7 @@ class CandidateSearch:
 
     def __init__(self, fleet: Fleet, request: Request, budget: StepBudget, only: Iterable[str] | None = None) -> None:
         """``only``: names of the Macs that may take a rank; None: all."""
-        self.fleet = fleet = fleet if request.steady_cables else fleet.with_last_resort()
+        self.fleet = fleet = fleet if request.steady_cables else fleet.with_last_resort
         self.request = request
         self.budget = budget
         macs = fleet.macs if only is None else {name: fleet.macs[name] for name in only}

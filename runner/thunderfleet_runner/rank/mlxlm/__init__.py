@@ -14,8 +14,11 @@ does not fit a group of ranks:
 
 models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
+families  formats of chats that mlx-lm does not know
 items     what the loop reports about a request
+pipelines  prompts in a pipeline
 prompts   the prompt cache
+logits    a hash of logits
 steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake
@@ -23,7 +26,7 @@ generate  the module ``mlx_lm.generate``
 importing  what makes importing mlx-lm quicker
 """
 
-from thunderfleet_runner.rank.mlxlm import importing
+from thunderfleet_runner.rank.mlxlm import families, importing
 from thunderfleet_runner.rank.mlxlm.items import (
     Admitted,
     Broken,
@@ -31,6 +34,7 @@ from thunderfleet_runner.rank.mlxlm.items import (
     Prefilling,
     Sampled,
     TextMachine,
+    call_format,
     classify,
     parse_tools,
 )
@@ -45,7 +49,9 @@ from thunderfleet_runner.rank.mlxlm.models import (
     load_lazily,
     load_tokenizer,
     prompt_cache,
+    vocabulary,
 )
+from thunderfleet_runner.rank.mlxlm.pipelines import evaluate_apart
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Sink, Source
 from thunderfleet_runner.rank.mlxlm.tokenizing import Tokenizing
@@ -75,7 +81,10 @@ __all__ = [
     "always_trimmable",
     "architecture",
     "build",
+    "call_format",
     "classify",
+    "evaluate_apart",
+    "families",
     "forbid_trimming",
     "forget_wired_limit",
     "importing",
@@ -84,4 +93,5 @@ __all__ = [
     "load_tokenizer",
     "parse_tools",
     "prompt_cache",
+    "vocabulary",
 ]

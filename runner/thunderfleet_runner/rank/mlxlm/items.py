@@ -3,9 +3,12 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mlx_lm import server as _server
+from mlx_lm.tool_parsers import json_tools
+
+from thunderfleet_runner.rank.mlxlm import families
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,13 @@ class TextMachine:
             self._state, rest, kind = machine.flush(self._state)
             pieces.append((str(kind or "normal"), str(rest)))
         return pieces
+
+
+def call_format(tokenizer: Any) -> Literal["marked", "json", "bare"]:
+    """How a model writes tool calls: see ``intakeprotocol.Options``."""
+    if tokenizer.tool_parser is families.llama:
+        return "bare"
+    return "json" if tokenizer.tool_parser is json_tools.parse_tool_call else "marked"
 
 
 def parse_tools(parser: Any, tools: Sequence[dict[str, Any]], texts: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,16 +1,21 @@
 """mlx-lm's serving loop, on the caller's thread and in step with the other ranks."""
 
+import itertools
 import json
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Queue
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm import sample_utils as _sampling
 from mlx_lm import server as _server
 
+from thunderfleet_runner.rank.grammar import Formats, Mask, Unusable
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
+from thunderfleet_runner.rank.mlxlm.logits import LogitsHash
 from thunderfleet_runner.rank.mlxlm.models import prompt_cache
+from thunderfleet_runner.rank.mlxlm.pipelines import Pace
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Alone, Batch, Budget, Sink, Source
 from thunderfleet_runner.rank.mlxlm.work import Work
@@ -18,6 +23,8 @@ from thunderfleet_runner.rank.step_clock import StepClock
 
 PREFILL_SEQUENCES = 8
 """Maximum prompts in one step of prefill, as long as together, each padded to the longest, they do not exceed PREFILL_STEP."""
+_SEED_FACTOR = 0x9E3779B97F4A7C15
+"""Odd, so that different seeds and steps have different keys."""
 _DIGEST_PRIME = (1 << 31) - 1
 LEAST_TOP_P = 1e-6
 """A smaller top_p keeps the likeliest token only, as this one does. A top_p that vanishes beside a sum of probabilities in
@@ -25,7 +32,7 @@ float32 makes mlx-lm read its threshold past the end of the row, where ranks hav
 
 
 class Diverged(RuntimeError):
-    """Ranks of one group have sampled different tokens or reused different prefixes: further output would be wrong."""
+    """Ranks of one group have different tokens, logits or reused prefixes: further output would be wrong."""
 
 
 class Provider:
@@ -59,14 +66,40 @@ class Provider:
         self.model = self.tokenizer = self.model_key = None
 
 
+def seeded(sampler: Any, seed: int) -> Any:
+    """``sampler`` with random numbers of its own: the same for the same seed, whatever else is in the batch."""
+    steps = itertools.count()
+
+    def sample(logprobs: Any) -> Any:
+        key = mx.random.key((seed * _SEED_FACTOR + next(steps)) % (1 << 64))
+        shared = _sampling.categorical_sampling
+        _sampling.categorical_sampling = lambda logits, temp: mx.random.categorical(logits * (1.0 / temp), key=key)
+        try:
+            return sampler(logprobs)
+        finally:
+            _sampling.categorical_sampling = shared
+
+    return sample
+
+
 class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no types
     """mlx-lm's serving loop, run on the caller's thread, because MLX's streams belong to threads.
 
-    ``group`` is MLX's, or None for one rank. With ``share_tokens`` all ranks use rank 0's sampled tokens.
+    ``group`` is MLX's, or None for one rank. With ``share_tokens`` all ranks use rank 0's sampled tokens. ``equal_logits``: all
+    ranks must have the same bits.
     """
 
     def __init__(
-        self, provider: Provider, cache: PromptCache, source: Source, clock: StepClock, group: Any, *, share_tokens: bool
+        self,
+        provider: Provider,
+        cache: PromptCache,
+        source: Source,
+        clock: StepClock,
+        group: Any,
+        *,
+        share_tokens: bool,
+        equal_logits: bool,
+        formats: Formats | None = None,
     ):
         # Not the base's: it starts another thread.
         self.model_provider = provider
@@ -84,9 +117,15 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         self._time_budget = Budget(self)
         self.prefill_sequences = int(provider.cli_args.prompt_concurrency)
         self._stop = False
-        self._work: dict[str, Work] = {}
-        self._ends = True
+        self._work: dict[str, tuple[Work, Sink]] = {}
+        self._formats = formats
+        self._admitting: tuple[Work, Sink] | None = None
+        """The request that was tokenized last."""
         self._digest = 1
+        self.equal_logits = equal_logits and group is not None
+        self._logits = LogitsHash()
+        self._pace = Pace() if self.share_tokens else None
+        self.prefill_step = self._pace.step if self._pace else PREFILL_STEP
         self._shared_samplers: dict[int, tuple[Any, Any]] = {}
         cache.on_hit = lambda count: self.digest(count, 0, 2)
         Batch.loop = self
@@ -103,6 +142,17 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         for value in values:
             self._digest = (self._digest * 1_000_003 + value + 17) % _DIGEST_PRIME
 
+    def digest_logits(self, responses: Sequence[Any]) -> None:
+        """Adds logits of a step, if it is their turn and all ranks must have the same."""
+        found = self._logits.of(responses) if self.equal_logits else None
+        if found is not None:
+            self.digest(found)
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """A step with so many tokens of prompts has ended."""
+        if self._pace is not None:
+            self._pace.add(tokens, seconds)
+
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
         flag = 1 if self._rank == 0 and wanted() else 0
@@ -116,10 +166,28 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         flag, total = answer.tolist()
         if total != mine * self._size:
             raise Diverged(
-                f"rank {self._rank}: the ranks of this group no longer sample the same tokens (digest {mine}, "
+                f"rank {self._rank}: the ranks of this group no longer compute the same (digest {mine}, "
                 f"the sum over {self._size} ranks is {total})"
             )
         return bool(flag)
+
+    def sampling(self, sampler: Any) -> Any:
+        """``sampler`` for the request that is being admitted: with its seed, and with rank 0's choice for every rank."""
+        assert self._admitting is not None, "mlx-lm tokenizes a request before it admits it"
+        seed = self._admitting[0].sampling.seed
+        if seed is not None and sampler is not _generate.greedy_sampler:
+            sampler = seeded(sampler, seed)
+        return self.sharing(sampler) if self.share_tokens else sampler
+
+    def processing(self, processors: list[Any]) -> list[Any]:
+        """The logits processors of the request that is being admitted: with the mask of its format."""
+        assert self._admitting is not None, "mlx-lm tokenizes a request before it admits it"
+        work, sink = self._admitting
+        if not work.grammar or self._formats is None:
+            return processors
+        after = self.model_provider.tokenizer.think_end_tokens if work.initial_state == "reasoning" else ()
+        matcher = self._formats.matcher(work.grammar)
+        return [*processors, Mask(matcher, after or (), lambda reason: sink.put(Unusable(reason)))]
 
     def sharing(self, sampler: Any) -> Any:
         """``sampler`` with rank 0's choice for every rank. One object for each sampler, so that requests stay in one batch."""
@@ -148,13 +216,15 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
             if self._rank == 0:
                 work = self.source.take()
                 if work is not None:
-                    said = {"work": work.to_json()}
+                    # Ranks measure different times, so all take rank 0's step.
+                    said = {"work": work.to_json(), "step": self._pace.step if self._pace else PREFILL_STEP}
                 elif idle:
                     said = {"sleep": True}
             said = self._share_object(said)
             if said is None:
                 return None
             if "work" in said:
+                self.prefill_step = self.model_provider.cli_args.prefill_step_size = int(said["step"])
                 return self._admit(Work.from_json(said["work"]))
             if self.distributed:
                 # The last step's unread work must be complete before this rank leaves the collective.
@@ -179,7 +249,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         sink = self.source.admitted(work)
         if not self.model_provider.is_batchable:
             sink = Alone(sink, self)
-        self._work[work.id] = work
+        self._work[work.id] = work, sink
         if not work.cache:
             self.prompt_cache.uncached.append(work.prompt)
         request = _server.CompletionRequest("text", work.id, [], None, None)
@@ -215,26 +285,32 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         return sink, request, arguments
 
     def _serve_single(self, request: Any, stream: Any) -> None:
-        make = _server._make_sampler
-        if self.share_tokens:
-            _server._make_sampler = lambda *arguments: self.sharing(make(*arguments))
+        sampler, processors = _server._make_sampler, _server._make_logits_processors
+        _server._make_sampler = lambda *arguments: self.sampling(sampler(*arguments))
+        _server._make_logits_processors = lambda *arguments: self.processing(processors(*arguments))
         try:
             super()._serve_single(request, stream)
         finally:
-            _server._make_sampler = make
+            _server._make_sampler, _server._make_logits_processors = sampler, processors
 
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
         """Hands over the tokens that rank 0's intake has computed."""
-        work = self._work.pop(request.prompt)
+        self._admitting = self._work.pop(request.prompt)
+        work, _ = self._admitting
         self.prompt_cache.bypass = not work.cache
-        self._ends = work.ends
         segments = [list(segment) for segment in work.segments]
         return work.prompt, segments, list(work.segment_types), work.initial_state, None
 
     def _make_state_machine(self, model_key: Any, tokenizer: Any, stop_words: Any) -> tuple[Any, Any]:
         # Called for the request that was just tokenized.
+        assert self._admitting is not None, "mlx-lm tokenizes a request before it makes its state machine"
+        work, _ = self._admitting
         stops, machine = super()._make_state_machine(model_key, tokenizer, stop_words)
-        return (stops if self._ends else _generate.StopSequences()), machine
+        if work.grammar:
+            # Marks within an answer of a format are text.
+            thoughts = {"reasoning": [(tokenizer.think_end, "normal")]} if tokenizer.has_thinking else {}
+            machine = _generate.TextStateMachine({"normal": [], **thoughts})
+        return (stops if work.ends else _generate.StopSequences()), machine
 
     def _log_cache_stats(self) -> None:
         """Does nothing: two log lines for each request are noise."""

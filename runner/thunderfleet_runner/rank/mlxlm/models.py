@@ -7,6 +7,7 @@ from mlx_lm import server as _server
 from mlx_lm import utils as _utils
 from mlx_lm.models import cache as _cache
 
+from thunderfleet_runner.rank.mlxlm import families
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 
 
@@ -18,7 +19,9 @@ def load_lazily(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def load_tokenizer(folder: Path, config: dict[str, Any]) -> Any:
     """mlx-lm's wrapper around the model's tokenizer. Code that comes with a model is not run."""
-    return _utils.load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+    tokenizer = _utils.load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+    families.adopt(tokenizer)
+    return tokenizer
 
 
 def layers(model: Any) -> list[Any]:
@@ -66,3 +69,11 @@ def _never_trim(_cache_entries: Any) -> bool:
 def forbid_trimming() -> None:
     """Makes the prompt cache reuse prefixes whole or not at all: some rank has layers that cannot be trimmed."""
     _cache.can_trim_prompt_cache = _never_trim
+
+
+def vocabulary(config: dict[str, Any]) -> int:
+    """The number of token ids in a model's configuration; 0 when it has none."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return 0

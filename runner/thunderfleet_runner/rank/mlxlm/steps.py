@@ -1,12 +1,14 @@
 """Between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks look up."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
 from mlx_lm import server as _server
 
+from thunderfleet_runner.rank.mlxlm.logits import value_hash
 from thunderfleet_runner.rank.mlxlm.work import Work
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
 from thunderfleet_runner.rank.step_times import Step
@@ -51,10 +53,19 @@ class Lockstep(Protocol):
     distributed: bool
     share_tokens: bool
     prefill_sequences: int
+    prefill_step: int
     source: Source
+
+    equal_logits: bool
 
     def digest(self, *values: int) -> None:
         """Adds values to this rank's digest."""
+
+    def digest_logits(self, responses: Sequence[Any]) -> None:
+        """Adds logits of a step, if it is their turn and all ranks must have the same."""
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """A step with so many tokens of prompts has ended."""
 
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
@@ -62,8 +73,11 @@ class Lockstep(Protocol):
     def read(self, word: Any) -> bool:
         """Whether rank 0 wants the loop to look up. Raises Diverged."""
 
-    def sharing(self, sampler: Any) -> Any:
-        """``sampler`` with rank 0's choice for every rank."""
+    def processing(self, processors: list[Any]) -> list[Any]:
+        """The logits processors of the request that is being admitted: with the mask of its format."""
+
+    def sampling(self, sampler: Any) -> Any:
+        """``sampler`` for the request that is being admitted: with its seed, and with rank 0's choice for every rank."""
 
 
 class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no types
@@ -73,13 +87,17 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
 
     def next(self) -> Any:
         self.prefill_batch_size = self._prefill_sequences()
+        self.prefill_step_size = self._prompt_batch.prefill_step_size = self.loop.prefill_step
         step = self._coming()
         before = self._counters.prompt_tokens
         self.loop.clock.begin(step)
+        began = time.monotonic()
         prompts, tokens = super().next()
         for response in tokens:
             self.loop.digest(response.uid, response.token, 0 if response.finish_reason is None else 1)
+        self.loop.digest_logits(tokens)
         computed = self._counters.prompt_tokens - before
+        self.loop.prefilled(computed, time.monotonic() - began)
         self.loop.clock.step(replace(step, tokens=computed) if step.shape == "prefill" and computed else step)
         return prompts, tokens
 
@@ -94,7 +112,7 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
         ]
         free = max(0, self.prefill_batch_size - len(waiting))
         waiting += [(len(sequence[4]), sequence[1]) for sequence in islice(self._unprocessed_sequences, free)]
-        chunks = [min(len(segments[0]), PREFILL_STEP) for _, segments in waiting]
+        chunks = [min(len(segments[0]), self.loop.prefill_step) for _, segments in waiting]
         ends = [done + chunk for (done, _), chunk in zip(waiting, chunks, strict=True)]
         return Step("prefill", sum(chunks), max(context, *ends, 1))
 
@@ -117,8 +135,8 @@ class Batch(_server.BatchGenerator):  # type: ignore[misc]  # mlx-lm has no type
         return max(1, len(widths))
 
     def insert_segments(self, segments: Any, **options: Any) -> Any:
-        if self.loop.share_tokens and options.get("samplers"):
-            options["samplers"] = [self.loop.sharing(sampler) for sampler in options["samplers"]]
+        options["samplers"] = [self.loop.sampling(sampler) for sampler in options["samplers"]]
+        options["logits_processors"] = [self.loop.processing(processors) for processors in options["logits_processors"]]
         return super().insert_segments(segments, **options)
 
 
@@ -149,6 +167,8 @@ class Alone:
         loop.clock.begin(self._following(item))
         if isinstance(item, _server.Response):
             loop.digest(int(item.token), 0 if item.finish_reason is None else 1)
+            if loop.equal_logits:
+                loop.digest(value_hash(item.logprob))
         self._sink.put(None if isinstance(item, _Left) else item)
         if item is None or isinstance(item, Exception):
             self._settle()
@@ -164,7 +184,7 @@ class Alone:
             computed, total = item
             # mlx-lm computes the last token with the first one of the answer.
             if total - computed > 1:
-                return Step("prefill", min(PREFILL_STEP, total - computed - 1), self._context)
+                return Step("prefill", min(self._loop.prefill_step, total - computed - 1), self._context)
         self._context += 1
         return Step("decode", context=self._context)
 

@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlx_lm import server as _server
@@ -17,7 +17,7 @@ class Tokenizing(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has
         self._tokenizer = tokenizer
 
     def segments(
-        self, *, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], prompt: str
+        self, *, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], prompt: str, template: Mapping[str, Any]
     ) -> tuple[list[list[int]], list[str], str]:
         """Segments, their types and the initial state of a chat, or of ``prompt`` when there are no messages.
 
@@ -25,5 +25,5 @@ class Tokenizing(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has
         """
         copied = json.loads(json.dumps(list(messages)))
         request = _server.CompletionRequest("chat" if messages else "text", prompt, copied, list(tools) or None, None)
-        _, segments, types, state, _ = self._tokenize(self._tokenizer, request, Namespace(chat_template_kwargs=None))
+        _, segments, types, state, _ = self._tokenize(self._tokenizer, request, Namespace(chat_template_kwargs=dict(template)))
         return [list(map(int, segment)) for segment in segments], list(types), str(state)

@@ -19,6 +19,8 @@ class Sampling:
     frequency_penalty: float = 0.0
     frequency_context_size: int = 20
     logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """Not mlx-lm's own, which would take the request out of the batch."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Work:
     logprobs: bool = False
     top_logprobs: int = 0
     cache: bool = True
+    grammar: str = ""
+    """A format that the answer must have; see ``rank.grammar``."""
     ends: bool = True
     """False: the end token does not end the answer."""
 

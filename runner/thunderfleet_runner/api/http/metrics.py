@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from thunderfleet_runner.api.admission import Admission
+from thunderfleet_runner.api.http.admission import Admission
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _RATES = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 500, 1000, 5000)

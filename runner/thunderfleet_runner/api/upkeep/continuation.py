@@ -1,6 +1,6 @@
 """Asks the group to continue passages, through the path that clients use: see ``passages``.
 
-Before the group serves, for lengths that its weights have passed before; the rest while it is idle.
+Before the group serves, for lengths that its weights have passed before; the rest while it is idle. The canary asks again.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ import time
 import uuid
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api.idle import Interrupted, undisturbed, until_idle
 from thunderfleet_runner.api.passages import SERVED, Question, questions
 from thunderfleet_runner.api.service import Service
+from thunderfleet_runner.api.upkeep.idle import Interrupted, undisturbed, until_idle
 
 log = logging.getLogger(__name__)
 
@@ -39,27 +39,46 @@ async def while_idle(service: Service) -> None:
                 await undisturbed(service, _ask(service, length))
 
 
-async def _ask(service: Service, length: int) -> None:
+async def again(service: Service, length: int) -> None:
+    """Asks once more about a length that was right in this attempt. Raises OutputWrong, and what ``Service.submit`` raises."""
+    await _ask(service, length, expected=True, cache=False)
+
+
+async def once(service: Service, length: int, number: int) -> None:
+    """Asks one of the questions of such a length, another one for the next ``number``. Raises what ``again`` raises."""
+    asked = questions(length, service.vocabulary.size)
+    question = asked[number % len(asked)]
+    wrong = question.wrong(await _continued(service, question))
+    if wrong is not None:
+        _refuse(service, length, wrong)
+
+
+async def _ask(service: Service, length: int, *, expected: bool = False, cache: bool = True) -> None:
     began = time.monotonic()
-    wrong = await _wrong(service, length)
+    wrong = await _wrong(service, length, cache=cache)
     seconds = time.monotonic() - began
     if wrong is None:
         log.info("the group has continued passages of %d tokens correctly, in %.2f s", length, seconds)
         service.answers = service.answers.right(length)
         return
     log.warning("%s (%.2f s)", wrong, seconds)
-    expected = length in service.answers.before
+    if expected or length in service.answers.before:
+        _refuse(service, length, wrong)
     service.answers = service.answers.wrong(length, wrong)
-    if expected:
-        raise OutputWrong(wrong)
 
 
-async def _wrong(service: Service, length: int) -> str | None:
-    """What is wrong with the answers about a passage of this length."""
+def _refuse(service: Service, length: int, wrong: str) -> None:
+    """Raises OutputWrong."""
+    service.answers = service.answers.unlike(length)
+    raise OutputWrong(wrong)
+
+
+async def _wrong(service: Service, length: int, *, cache: bool) -> str | None:
+    """What is wrong with the answers about a passage of this length. Without ``cache`` the prompt cache stays as it is."""
     memory = service.memory
     first, second, third = questions(length, service.vocabulary.size)
     # The longest passages would take the place of what clients have in the prompt cache.
-    cache = length <= min(SERVED, memory.cached_tokens)
+    cache = cache and length <= min(SERVED, memory.cached_tokens)
     if memory.concurrent_requests > 1:
         found = list(await asyncio.gather(_continued(service, first, cache=cache), _continued(service, second)))
     else:

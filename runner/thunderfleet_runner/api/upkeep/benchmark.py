@@ -19,8 +19,8 @@ from thunderfleet_crds.plan import BenchmarkPlan
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.api.idle import Interrupted, undisturbed, until_idle
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
+from thunderfleet_runner.api.upkeep.idle import Interrupted, undisturbed, until_idle
 
 log = logging.getLogger(__name__)
 

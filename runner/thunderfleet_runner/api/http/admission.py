@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from thunderfleet_runner.api.turns import Turn, Turns
+from thunderfleet_runner.api.http.turns import Turn, Turns
 
 QUEUE_SECONDS = 120.0
 

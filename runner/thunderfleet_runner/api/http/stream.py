@@ -3,11 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiohttp import web
+
+from thunderfleet_runner.api.answer.writer import Event
 
 FIRST_EVENT_SECONDS = 5.0
 """How long an error can still become an HTTP status, before the stream starts with a comment."""
@@ -37,10 +38,12 @@ class EventStream:
         """Whether the response's status is sent."""
         return self._response.prepared
 
-    def put(self, chunk: dict[str, Any] | None) -> None:
-        """Adds an event; None adds nothing."""
-        if chunk is not None:
-            self._waiting.extend(b"data: " + json.dumps(chunk, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
+    def put(self, events: Iterable[Event]) -> None:
+        """Adds events."""
+        for event in events:
+            if event.name:
+                self._waiting.extend(b"event: " + event.name.encode() + b"\n")
+            self._waiting.extend(b"data: " + json.dumps(event.data, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n")
 
     def put_done(self) -> None:
         """Adds the mark that the answer is complete."""

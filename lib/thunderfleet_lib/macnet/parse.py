@@ -13,6 +13,7 @@ from thunderfleet_lib.parsing import ParseError, Partial, clean, require_whole
 HARDWARE_PORTS_COMMAND = ("networksetup", "-listallhardwareports")
 SERVICE_ORDER_COMMAND = ("networksetup", "-listnetworkserviceorder")
 IFCONFIG_COMMAND = ("ifconfig", "-a")
+INFO_COMMAND = ("networksetup", "-getinfo")
 
 # Addresses that macOS creates and removes automatically; publishing them would cause constant writes.
 _PASSING = frozenset({"temporary", "deprecated", "tentative", "detached", "duplicated", "anycast"})
@@ -120,6 +121,24 @@ def parse_service_order(text: str) -> tuple[Service, ...]:
         problem = f"ends after the name of the service {services[-1].name}: services may be missing"
         raise Partial(" ".join(SERVICE_ORDER_COMMAND), problem, tuple(services[:-1]))
     return tuple(services)
+
+
+def parse_info(text: str) -> ipaddress.IPv4Interface | None:
+    """The address that a network service sets, from ``networksetup -getinfo SERVICE``; None if it is automatic or off.
+
+    Raises ParseError for other text.
+    """
+    command = " ".join(INFO_COMMAND)
+    require_whole(command, text)
+    fields = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in text.splitlines()) if colon}
+    if "IP address" not in fields and "IPv6" not in fields and " Configuration" not in text:
+        raise ParseError(command, f"does not describe a network service: {quote(text) or 'nothing'}")
+    if not text.startswith("Manual Configuration"):
+        return None
+    try:
+        return ipaddress.IPv4Interface(f"{fields.get('IP address', '')}/{fields.get('Subnet mask', '')}")
+    except ValueError:
+        return None
 
 
 def parse_ifconfig(text: str) -> tuple[Interface, ...]:

@@ -1,0 +1,196 @@
+"""Keeps this Mac's Thunderbolt ports out of bridges, each with a network service and an address of its own.
+
+What is done next is decided in ``thunderfleet_lib.macnet``. Here are the clocks: whether the API server answers, for how long,
+and how soon to look again.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import Final, Literal
+
+from thunderfleet_crds.names import API_VERSION, THUNDERBOLTLINK_PLURAL, end_label
+from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.macnet.decide import Goal
+from thunderfleet_lib.macnet.keeper import Keeper, Round
+from thunderfleet_lib.macnet.observe import Unreadable
+from thunderfleet_lib.macnet.subnets import cable_address
+from thunderfleet_lib.macnet.switch import Reach
+from thunderfleet_lib.macnet.values import FILE_NAME
+
+log = logging.getLogger(__name__)
+
+LINKS: Final = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
+POLL_SECONDS: Final = 20.0
+WORK_SECONDS: Final = 1.0
+"""The pause between steps, and between looks while a switch is watched."""
+WAIT_SECONDS: Final = 3.0
+"""The pause while a cable or the API server is waited for."""
+PROBE_SECONDS: Final = 3.0
+CABLE_SECONDS: Final = 60.0
+"""How long ports stay in their bridge until their cables are known, so that addresses do not change under groups later."""
+RETRY: Final = Backoff(first=2.0, limit=120.0)
+
+Report = Callable[[str, str, Literal["Normal", "Warning"]], None]
+"""Reports an Event of the Node: reason, message, type."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is configured. ``server``: the host of the API server's URL."""
+
+    node: str
+    server: str
+    managed: bool
+    network: IPv4Network
+
+
+def cable_addresses(links: list[Json], node: str, network: IPv4Network) -> Mapping[str, IPv4Interface]:
+    """The addresses of this Mac's ports, from its ThunderboltLinks.
+
+    A link counts if the agent of this Mac reports its end of it: agents of other Macs can create one too. Of several at one
+    port, the first by name counts that the agent sees itself.
+    """
+    found: dict[str, tuple[bool, str, IPv4Interface]] = {}
+    for link in links:
+        reports = (link.get("status") or {}).get("endpoints") or ()
+        report = next((one for one in reports if one.get("node") == node), None)
+        if report is None or link["metadata"].get("deletionTimestamp"):
+            continue
+        ends = [(str(link["spec"][end]["node"]), int(link["spec"][end]["port"])) for end in ("a", "b")]
+        for own, other in (ends, ends[::-1]):
+            if own == (node, report.get("port")) and own != other:
+                rank = (not report.get("seesPeer"), str(link["metadata"]["name"]), cable_address(network, own, other))
+                port = f"Thunderbolt {own[1]}"
+                found[port] = min(rank, found.get(port, rank))
+    return {port: address for port, (_, _, address) in found.items()}
+
+
+class ThunderboltPorts:
+    """``folder``: the kubelet's. ``kube``: returns the current client. ``clock``: seconds that only grow."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        host: BlockingHost,
+        folder: Path,
+        kube: Callable[[], Kube],
+        report: Report,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._wanted, self._kube, self._report = wanted, kube, report
+        self._clock, self._sleep = clock, sleep
+        self._keeper = Keeper(host.run, folder / FILE_NAME)
+        self._addresses: Mapping[str, IPv4Interface] = {}
+        self._reported = self._waiting = ""
+        self._failures = 0
+        self._began = self._trial_since = clock()
+        self._changed = clock()
+        """Since when the API server answers, or does not."""
+        self._answers = False
+
+    async def run(self) -> None:
+        """Runs until cancelled, or until everything is undone on a Mac where ports are not managed."""
+        if os.geteuid() != 0:
+            log.info("the Thunderbolt ports are left as they are: only root can change network services")
+            return
+        if self._keeper.problem:
+            log.warning("%s; ports that it lists are not put back into their bridges", self._keeper.problem)
+        while not await self._turn():
+            pass
+
+    async def _turn(self) -> bool:
+        """One round and the pause after it; whether nothing will ever be left to do."""
+        delay = POLL_SECONDS
+        try:
+            goal, reach = await self._goal(), await self._reach()
+            done = await asyncio.to_thread(self._keeper.round, goal, reach)
+            delay = self._delay(done)
+            self._tell(done)
+            if not self._wanted.managed and not done.decision.commands:
+                return True
+        except Unreadable as error:
+            self._failures += 1
+            delay = WORK_SECONDS if self._keeper.record.trial else RETRY.seconds(self._failures)
+            log.warning("cannot read the network settings: %s; looking again in %.0f s", error, delay)
+        except OSError as error:
+            self._failures += 1
+            delay = RETRY.seconds(self._failures)
+            log.warning("the Thunderbolt ports stay as they are: cannot write what would be changed: %s", error)
+        await self._sleep(delay)
+        return False
+
+    async def _goal(self) -> Goal:
+        wanted = self._wanted
+        if not wanted.managed:
+            return Goal(wanted.server, managed=False)
+        try:
+            links, _ = await self._kube().list(LINKS, labelSelector=end_label(wanted.node))
+            self._addresses = cable_addresses(links, wanted.node, wanted.network)
+        except (ApiError, LookupError, TypeError, ValueError) as error:
+            log.debug("cannot read the cables of this Mac: %s", error)
+        ports = self._keeper.ports if self._clock() - self._began < CABLE_SECONDS else ()
+        waiting = frozenset(name for name in ports if name not in self._addresses)
+        return Goal(wanted.server, addresses=self._addresses, waiting=waiting)
+
+    async def _reach(self) -> Reach:
+        """Asks the API server, where the answer matters."""
+        now = self._clock()
+        if not self._keeper.record.trial:
+            self._trial_since = now
+        if not self._wanted.managed or not self._keeper.undecided:
+            return Reach(answers=True)
+        try:
+            await self._kube().request("GET", "/version", seconds=PROBE_SECONDS)
+            answers = True
+        except ApiError as error:
+            # An answer that refuses is one too.
+            answers = error.status != 0
+        now = self._clock()
+        if answers != self._answers:
+            self._answers, self._changed = answers, now
+        if not answers and self._keeper.record.trial:
+            # A connection from before may hang where a new one would not.
+            await self._kube().reconnect()
+        lasted = now - max(self._changed, self._trial_since)
+        return Reach(answers, lasted if answers else 0.0, 0.0 if answers else lasted, now - self._trial_since)
+
+    def _delay(self, done: Round) -> float:
+        """Seconds until the next round."""
+        self._failures = self._failures + 1 if done.failures else 0
+        if self._keeper.record.trial:
+            return WORK_SECONDS
+        if done.failures:
+            return RETRY.seconds(self._failures)
+        if done.decision.commands or done.decision.outcome:
+            return WORK_SECONDS
+        return WAIT_SECONDS if done.decision.waiting else POLL_SECONDS
+
+    def _tell(self, done: Round) -> None:
+        decision = done.decision
+        if decision.note:
+            log.info("%s", decision.note)
+        for failure in done.failures:
+            log.warning("%s", failure)
+        if decision.outcome == "Confirmed":
+            ports = ", ".join(self._keeper.record.members)
+            text = f"{ports} left the Thunderbolt Bridge: each Thunderbolt port has a network service of its own"
+            self._report("ThunderboltPortsSeparated", text, "Normal")
+        elif decision.outcome == "Undone":
+            self._report("ThunderboltPortsRestored", decision.note, "Warning" if self._keeper.record.refused else "Normal")
+        if decision.waiting and decision.waiting != self._waiting:
+            log.info("%s", decision.waiting)
+        self._waiting = decision.waiting
+        problem = decision.problem or next(iter(done.failures), "")
+        if problem != self._reported:
+            self._reported = problem
+            if problem:
+                log.warning("%s", problem)
+                self._report("ThunderboltPortsNotSeparated", problem, "Warning")

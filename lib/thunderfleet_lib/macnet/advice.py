@@ -1,0 +1,54 @@
+"""What messages recommend about addresses and bridges: settings that outlive a restart. Pure.
+
+Agent, operator, runner and doctor say the same.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from thunderfleet_lib.macnet.switch import Argv
+from thunderfleet_lib.macnet.values import Bridge, Port
+
+REPAIR: Final = "sudo thunderfleet doctor --fix"
+_BY_ITSELF: Final = "a kubelet that runs as root does this by itself, and `kubectl describe node` says why it has not"
+
+
+def leave_bridge(mac: str) -> str:
+    """How Thunderbolt ports leave a bridge permanently."""
+    return f"run `{REPAIR}` on {mac}, which gives each port a network service of its own permanently; {_BY_ITSELF}"
+
+
+def set_address(mac: str) -> str:
+    """How a port gets an address permanently."""
+    service = "networksetup -setmanual SERVICE 10.0.0.1 255.255.255.252 ''"
+    return (
+        f"give both ends of the cable addresses of one network, such as `sudo {service}` on {mac} and 10.0.0.2 at the other "
+        f"end, where SERVICE is the network service of the port; {_BY_ITSELF}"
+    )
+
+
+def separate(ports: Iterable[Port], bridges: Sequence[Bridge], has_service: Iterable[str]) -> tuple[list[Argv], list[Argv]]:
+    """The commands that take ports out of their bridges permanently, and those that undo them.
+
+    ``has_service``: ports with an enabled network service of their own.
+    """
+    members, served = [port for port in ports if port.bridge is not None], frozenset(has_service)
+    alone = [port for port in members if port.name not in served]
+    do: list[Argv] = [("networksetup", "-createnetworkservice", port.service, port.name) for port in alone]
+    undo: list[Argv] = []
+    for bridge in bridges:
+        of_bridge = [port for port in members if port.bridge == bridge.name]
+        do += [("ifconfig", bridge.name, "deletem", port.device) for port in of_bridge]
+        if bridge.service and bridge.enabled and of_bridge and not bridge.others:
+            do.append(("networksetup", "-setnetworkserviceenabled", bridge.service, "off"))
+            undo.append(("networksetup", "-setnetworkserviceenabled", bridge.service, "on"))
+        undo += [("ifconfig", bridge.name, "addm", port.device) for port in of_bridge]
+    return do, undo + [("networksetup", "-deletenetworkservice", port.service) for port in alone]
+
+
+def shown(commands: Iterable[Argv]) -> str:
+    """Commands as they are typed."""
+    return " && ".join(shlex.join(["sudo", *argv]) for argv in commands)

@@ -1,0 +1,81 @@
+"""The values of a model's weights as one hash, read once for each copy.
+
+Names, types and shapes of the tensors are compared in every preflight. That two Macs have the same values, or one Mac still has
+those of yesterday, only shows when all bytes are read. This takes minutes for a large model, so it is done while the group
+serves, slowly and past the cache of the file system, and not again until the files change.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+
+from thunderfleet_runner.host.weightfiles import PATTERN
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_SECOND = 200_000_000
+BLOCK_BYTES = 8 << 20
+_NO_CACHE = getattr(fcntl, "F_NOCACHE", None)
+
+
+class Interrupted(Exception):
+    """The process ends, or the files have changed meanwhile."""
+
+
+def signature(folder: Path) -> str:
+    """Equal for as long as nobody has written to the weight files. Raises OSError."""
+    found = []
+    for path in sorted(folder.glob(PATTERN)):
+        told = path.stat()
+        found.append([path.name, told.st_size, told.st_mtime_ns, told.st_ino])
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def digest(folder: Path, end: threading.Event, rate: float = BYTES_PER_SECOND) -> tuple[str, str]:
+    """The signature of the files and the hash of their bytes, read at ``rate`` bytes a second. Raises Interrupted, OSError."""
+    before = signature(folder)
+    state = hashlib.sha256()
+    for path in sorted(folder.glob(PATTERN)):
+        state.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb", buffering=0) as file:
+            if _NO_CACHE is not None:
+                # A model as large as the memory would displace everything else.
+                fcntl.fcntl(file.fileno(), _NO_CACHE, 1)
+            began, done = time.monotonic(), 0
+            while block := file.read(BLOCK_BYTES):
+                state.update(block)
+                done += len(block)
+                if end.wait(max(0.0, done / rate - (time.monotonic() - began))):
+                    raise Interrupted
+    if signature(folder) != before:
+        raise Interrupted
+    return before, state.hexdigest()
+
+
+class Known:
+    """What this pod has hashed, in a file, so that its next supervisor need not do it again."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def of(self, folder: Path) -> tuple[str, str] | None:
+        """Signature and digest of the copy in ``folder``, if they are known."""
+        try:
+            told = json.loads(self._file.read_text(encoding="utf-8"))
+            found = str(told["signature"]), str(told["digest"])
+            return found if found[0] == signature(folder) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, found: tuple[str, str]) -> None:
+        """Replaces the file atomically."""
+        try:
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps({"signature": found[0], "digest": found[1]}), encoding="utf-8")
+            new.replace(self._file)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._file, error)

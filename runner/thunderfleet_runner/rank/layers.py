@@ -1,0 +1,113 @@
+"""Whether the layers of a model that is split by tensor parallelism compute what the whole layers do.
+
+A model that fits no single Mac can be compared with nothing as a whole. So the group computes one dense layer and one with
+experts for a few random tokens, and rank 0 computes the same with the whole layer, which it reads for that from its own files.
+There is room: caches are still empty.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from thunderfleet_runner.rank import mlxlm
+
+TOKENS = 8
+ALLOWED = 0.1
+"""Of what a layer adds to a token, as lengths of vectors. Sums in another order differ by about 0.01. The median of the tokens
+counts: a token near the border of two experts may go to the other one."""
+ROUNDED = 2.0**-7
+"""Of the token itself: what is added to it is rounded with it."""
+MOST_BYTES = 8 << 30
+"""A larger layer would take seconds to read."""
+_KEY = 20_242
+
+
+class LayerWrong(RuntimeError):
+    """The ranks together compute other values than the whole layer."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Numbers of the layers that were compared, and why others were not."""
+
+    layers: tuple[int, ...]
+    left: str
+    seconds: float
+
+
+def check(model: Any, folder: Path, group: Any, *, room: int, step: Callable[[], None]) -> Compared:
+    """Collective. ``room``: bytes that rank 0 may use for a whole layer. Raises LayerWrong on rank 0."""
+    began = time.monotonic()
+    left = ""
+    done = []
+    whole: Any = None
+    for number in chosen(model):
+        layer = mlxlm.layers(model)[number]
+        try:
+            tokens, together = _computed(layer, _width(model))
+            step()
+            if group.rank() != 0:
+                continue
+            whole = whole or mlxlm.load_lazily(folder)[0]
+            alone = mlxlm.layers(whole)[number]
+            size = sum(array.nbytes for _, array in tree_flatten(alone.parameters()))
+            if size > min(room, MOST_BYTES):
+                left = f"the whole layer {number} of {size / 2**30:.1f} GiB is too large"
+                continue
+            differs = _difference(tokens, together, alone(tokens, None, None))
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            # Of the group's computation, every rank gets the same error, because all run the same code.
+            left = f"layer {number} cannot be computed by itself: {error}"
+            continue
+        if not differs <= ALLOWED:
+            raise LayerWrong(
+                f"layer {number} ({mlxlm.architecture(model)}): what {group.size()} ranks add to a token differs by "
+                f"{differs:.2g} of what the whole layer adds"
+            )
+        done.append(number)
+        step()
+    del whole
+    mx.clear_cache()
+    return Compared(tuple(done), left, time.monotonic() - began)
+
+
+def chosen(model: Any) -> list[int]:
+    """The first dense layer and the first one with experts."""
+    kinds: dict[bool, int] = {}
+    for number, layer in enumerate(mlxlm.layers(model)):
+        experts = any("Switch" in type(module).__name__ for module in layer.modules())
+        kinds.setdefault(experts, number)
+    return sorted(kinds.values())
+
+
+def _width(model: Any) -> tuple[int, Any]:
+    """Values of a token between layers, and their type: those of a norm's weight."""
+    for name, array in tree_flatten(model.parameters()):
+        if array.ndim == 1 and name.endswith("input_layernorm.weight"):
+            return int(array.shape[0]), array.dtype
+    raise AttributeError("it has no input_layernorm")
+
+
+def _computed(layer: Any, width: tuple[int, Any]) -> tuple[Any, Any]:
+    size, kind = width
+    tokens = mx.random.normal((1, TOKENS, size), key=mx.random.key(_KEY)).astype(kind)
+    together = layer(tokens, None, None)
+    if not isinstance(together, mx.array):
+        raise TypeError("it has several results")
+    mx.eval(tokens, together)
+    return tokens, together
+
+
+def _difference(tokens: Any, together: Any, alone: Any) -> float:
+    """The median over the tokens of how much two results differ, relative to what the second one has added."""
+    tokens, together, alone = (array.astype(mx.float32) for array in (tokens, together, alone))
+    added = mx.linalg.norm(alone - tokens, axis=-1)
+    apart = mx.linalg.norm(together - alone, axis=-1)
+    relative = apart / mx.maximum(added, ROUNDED * mx.linalg.norm(tokens, axis=-1))
+    found: Any = mx.sort(relative.reshape(-1))[TOKENS // 2].item()
+    return float(found)
