@@ -238,7 +238,8 @@ def files() -> str:
         "# Files\n\n## Configuration of the kubelet\n\n",
         "A YAML file that `--config FILE` of `thunderfleet-kubelet join`, `run` or `launchd-plist` names. Every setting has a "
         "default. A changed file takes effect when the kubelet is restarted (`sudo launchctl kickstart -k "
-        "system/io.thunderfleet.kubelet`).\n\n",
+        "system/io.thunderfleet.kubelet`). `thunderfleet init` and `thunderfleet join` copy FILE to "
+        "`/var/lib/thunderfleet/kubelet.yaml`: on their Macs, change that file.\n\n",
         *_file_rows("setting", described),
         "\n## Fleet file\n\nA YAML file that `thunderfleet local up FLEET` starts as a local cluster. ",
         "[examples/fleet.yaml](../../examples/fleet.yaml) is the default.\n\n",

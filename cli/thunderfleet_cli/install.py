@@ -52,8 +52,8 @@ def add(commands: Parsers) -> None:
         "line",
         nargs="?",
         metavar="LINE",
-        help="what `thunderfleet init` printed after `echo`, which begins with tf1-; `-` reads it from standard input. As an "
-        "argument, all users of this Mac can read it in the list of processes while `join` runs",
+        help="what `thunderfleet init` or `token create` printed after `echo`, which begins with tf1-; `-` reads it from "
+        "standard input. As an argument, all users of this Mac can read it in the list of processes while `join` runs",
     )
     join.add_argument("--token-file", type=Path, metavar="FILE", help="read the line from a file")
     join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
@@ -70,7 +70,9 @@ def add(commands: Parsers) -> None:
         "route)",
     )
     for parser in (init, join):
-        parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet")
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="configuration file of this Mac's kubelet; a copy of it is installed"
+        )
         parser.add_argument(
             "--thunderbolt-ports",
             choices=("Managed", "Unmanaged"),
@@ -81,9 +83,9 @@ def add(commands: Parsers) -> None:
     one(
         "upgrade",
         "replace the installed version of this Mac by the one that runs this command",
-        "Restart the LaunchDaemons of this Mac with the version that runs this command and, on the Mac with the control plane, "
-        "upgrade the chart. If the new version is not healthy in time, the former one is put back. Running groups keep the "
-        "version that they have. Upgrade the Mac with the control plane last. "
+        "Restart the LaunchDaemons of this Mac with the version that runs this command and, on the last Mac with a control "
+        "plane, upgrade the chart. If the new version is not healthy in time, the former one is put back. Running groups keep "
+        "the version that they have. Upgrade Macs with a control plane last. "
         "Example: `sudo /usr/local/thunderfleet-NEW/bin/thunderfleet upgrade`",
     )
     _add_backup(one)
@@ -98,7 +100,7 @@ def add(commands: Parsers) -> None:
     reset.add_argument(
         "--force",
         action="store_true",
-        help="also if the other control planes do not answer, or would not work without this Mac",
+        help="reset this Mac even if the other control planes do not answer, or would not work without it",
     )
     reset.add_argument(
         "--member",
@@ -133,8 +135,8 @@ def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None
         "restore",
         "replace the control plane of this Mac by the one in a backup",
         "Replace the control plane of this Mac, if it has one, by that of a backup. Macs that had joined it need nothing, as "
-        "long as its address is the same. The replaced control plane is kept until the restored one is Ready, and is put back "
-        "if that takes more than five minutes. Running it again completes an interrupted run. "
+        "long as its address or its name is the same. The replaced control plane is kept until the restored one is Ready, and "
+        "is put back if that takes more than five minutes. Running it again completes an interrupted run. "
         "Example: `sudo thunderfleet restore /Volumes/Backup/thunderfleet.backup`",
     )
     what = restore.add_mutually_exclusive_group(required=True)

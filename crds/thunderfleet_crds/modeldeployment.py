@@ -411,7 +411,7 @@ class WeightsCopy(ApiModel):
 
 
 class RecordedAnswer(ApiModel):
-    """The answer to the test prompt, by which later groups are judged that must compute the same."""
+    """An answer to the test prompt, with which later answers under the same conditions are compared."""
 
     key: Annotated[str, Field(max_length=128)] = Field(
         description="SHA-256 of what an answer depends on: weights, tokenizer, split, chips, environment variables, and "

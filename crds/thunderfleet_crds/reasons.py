@@ -391,8 +391,8 @@ class Reason(StrEnum):
     NOT_VERIFIED = (
         "NotVerified",
         "A group has not finished the checks of spec.verify.",
-        "None: the checks run when the ranks of the group have connected. If the reason stays although the group is Ready, the "
-        "image of a pod is too old to check: use the same image on every Mac.",
+        'None: the message says when the next check runs. If it is "not checked yet" although the group is Ready, the image of '
+        "a pod is too old to check: use the same image on every Mac.",
         (On.VERIFIED,),
     )
     LENGTH_NOT_PROVED = (
@@ -421,8 +421,8 @@ class Reason(StrEnum):
         "OperatorKeyLost",
         "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot ask it "
         "for its state, so it reads the state from the pods. The next placement uses the new key.",
-        "Restore the Secret `thunderfleet-operator-key` from a backup and restart the operator, or run `kubectl delete pod` "
-        "for a pod of the group, which places it again.",
+        "Add the lost key from a backup to the Secret `thunderfleet-operator-key` (docs/operate.md), or run `kubectl delete "
+        "pod` for a pod of the group, which places it again.",
         (On.DEGRADED,),
     )
     PLAN_CHANGED = (
@@ -476,7 +476,7 @@ class Reason(StrEnum):
     CRASH_LOOP = (
         "CrashLoop",
         "The container of a runner pod has exited at least five times.",
-        "Read `kubectl logs --previous POD` with the pod in the message; report a bug if the log names no cause.",
+        "Run the command in the message, `kubectl logs --previous` for the pod; report a bug if the log names no cause.",
         (FAILURE,),
     )
     STOPPED = (

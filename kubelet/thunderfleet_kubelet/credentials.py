@@ -107,7 +107,7 @@ class Credentials:
                 # A certificate that expired, for example while the Mac slept, cannot be renewed.
                 raise CertificateError(
                     "the API server rejects the node's certificate (it has expired, or another cluster issued it); stop the "
-                    f"kubelet, while containers keep running, and {join_again(name)}"
+                    f"kubelet and {join_again(name)}"
                 ) from None
             raise
 

@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=20.0,
         metavar="SECONDS",
-        help="interval between connection attempts to other agents",
+        help="interval between connection attempts to agents of Macs with a cable to this one; to others, six times as long",
     )
     run.add_argument(
         "--state-folder",

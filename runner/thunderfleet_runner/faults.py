@@ -132,8 +132,8 @@ _RULES: tuple[_Rule, ...] = (
           "the RDMA device refused the connection, although its address and port are in order: unplug the cable and plug it in "
           "again; if this repeats, reboot both Macs"),
     _rule(r"no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
-          "the RDMA device has no IPv4 address: give both ends of the cable IPv4 addresses of one network; the condition "
-          "BridgeFree of the NodeProfile says whether the interface is a member of a bridge"),
+          "the RDMA device has no IPv4 address: a kubelet that runs as root sets one, and `kubectl describe node` says why it "
+          "has not; the condition BridgeFree of the NodeProfile says whether the interface is in a bridge"),
     _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, Reason.RDMA_FAILED,
           "the RDMA device rejected a request: check the cable"),
     _rule(r"mesh supports up to", FaultClass.REPLAN, Reason.MESH_TOO_LARGE,

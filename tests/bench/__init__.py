@@ -18,6 +18,7 @@ hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, and their boot
 measure     what probes find and cost
 placement   the planner, without a cluster
+masks       forced formats on a rank, without a cluster
 thousand    a thousand agents and one operator
 processes   memory and processor time of processes
 """

@@ -7,7 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import cables, discovery, formation, installing, measure, memory, models, placement, processes, proofs, serving
+from tests.bench import (
+    cables,
+    discovery,
+    formation,
+    installing,
+    masks,
+    measure,
+    memory,
+    models,
+    placement,
+    processes,
+    proofs,
+    serving,
+)
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
@@ -183,6 +196,11 @@ def _writes(written: Counter[str], seconds: float, say: Say) -> Figure:
     return Figure("API writes", "a minute", (sum(written.values()) * 60 / seconds,), bound=Bound("<=", 0), note=note)
 
 
+def masking(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Forced formats alone, which need no cluster."""
+    return masks.figures(say)
+
+
 def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
     """The planner alone, which needs no cluster."""
     try:
@@ -203,6 +221,9 @@ ALL = (
     Benchmark("formation", "groups that form with a late rank, and come back from a death, without a cluster", formation.run),
     Benchmark("proofs", "what checks add before the first token; false alarms in 200 starts; corruptions caught", proofs.run),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
+    Benchmark(
+        "masks", "what a forced format costs on a rank, over 150,000 tokens", lambda line, repeats, say: masks.figures(say)
+    ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(
         "discovery",

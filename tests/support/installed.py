@@ -49,6 +49,17 @@ class Mac:
         """The members of the Thunderbolt Bridge."""
         return re.findall(r"member: (\w+) ", self.run("ifconfig", "bridge0"))
 
+    def has_separate_ports(self) -> bool:
+        """Whether no port is in the bridge, its service is off, and each port has a service of its own."""
+        services = self.run("networksetup", "-listallnetworkservices").splitlines()
+        own = {f"Thunderfleet Thunderbolt {number}" for number in range(1, 7)}
+        return self.members() == [] and own | {"*Thunderbolt Bridge"} <= set(services)
+
+    def manual(self, port: int) -> str:
+        """The settings of the network service of a port; empty if it has no fixed address."""
+        info = self.run("networksetup", "-getinfo", f"Thunderfleet Thunderbolt {port}")
+        return info if info.startswith("Manual Configuration") else ""
+
     def kubectl(self, *arguments: str, code: int = 0, text: str = "") -> str:
         (program,) = self.run("sh", "-c", "echo /opt/thunderfleet/control-plane-*/kubectl | cut -d' ' -f1").split()
         admin = "/var/lib/thunderfleet/admin.kubeconfig"

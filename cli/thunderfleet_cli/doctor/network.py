@@ -119,11 +119,12 @@ def bridge(answers: Answers, managed: bool) -> Check:
     if not missing:
         text = "no Thunderbolt port is a member of a bridge, and each has a network service"
         return Check("thunderbolt-bridge", State.OK, text, reason=Reason.NO_MEMBERS)
-    found = f"{', '.join(port.name for port in missing)} of {THIS_MAC} has no network service, so a cable there gets no address"
+    ports = ", ".join(port.name for port in missing)
+    found = f"{THIS_MAC} has no network service for {ports}, so a cable there gets no address"
     if managed:
         return Check("thunderbolt-bridge", State.WARNING, f"{found}: {_KUBELET}")
     commands = tuple(("networksetup", "-createnetworkservice", port.service, port.name) for port in missing)
-    repair = Repair(commands, tuple(("networksetup", "-deletenetworkservice", port.service) for port in missing))
+    repair = Repair(commands, tuple(advice.remove_services(missing)))
     return Check("thunderbolt-bridge", State.WARNING, found, shown(commands, {}), repair=repair)
 
 

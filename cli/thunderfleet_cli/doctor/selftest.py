@@ -30,7 +30,7 @@ def self_test(link: Json, conditions: Mapping[str, Json], profiles: Mapping[str,
     if usable or found:
         kinds = (ConditionType.CONNECTED, *([ConditionType.RDMA_USABLE] if usable else ()))
         changed = max(_time((conditions.get(kind) or {}).get("lastTransitionTime")) for kind in kinds)
-        yield _all_reduce(name, transport, found, changed)
+        yield _all_reduce(name, transport, found, changed, ends)
 
 
 def _time(text: object) -> datetime:
@@ -70,14 +70,17 @@ def _dial(name: str, source: str, target: str, end: Json, profiles: Mapping[str,
     return Check("dial", state, finding, reason=str(fact.get("state") or ""), subject=name)
 
 
-def _all_reduce(name: str, transport: MeasurementTransport, found: Sequence[Json], changed: datetime) -> Check:
+def _all_reduce(
+    name: str, transport: MeasurementTransport, found: Sequence[Json], changed: datetime, ends: Sequence[str]
+) -> Check:
     over = WORDS[transport]
     tested = min((_time(one.get("measuredAt")) for one in found), default=LONG_AGO)
     if len(found) < 2 or tested < changed:
         since = f" since it changed at {changed:%Y-%m-%d %H:%M:%S} UTC" if found else ""
         finding = (
             f"the agents have not tested an all-reduce over {over} on this cable{since}: they do so when no group uses it "
-            "(agent.measure of the chart); the condition BenchmarksFresh of both NodeProfiles says when, or why not"
+            "(agent.measure of the chart); the condition BenchmarksFresh of both NodeProfiles says when, or why not; to test "
+            f"it now, run `thunderfleet-agent measure link {ends[1]}` in the agent's pod on {ends[0]} (kubectl exec)"
         )
         return Check("all-reduce", State.UNKNOWN, finding, subject=name)
     rate = min(int(one.get("throughputMbps") or 0) for one in found) / 1000

@@ -5,6 +5,8 @@ once more changes nothing.
 """
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from thunderfleet_lib.kube import Kube
 from thunderfleet_controlplane.balancer import learn
 from thunderfleet_controlplane.balancer.servers import ApiServer, entry, is_address
 from thunderfleet_controlplane.daemons.job import Daemon
+from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import API_PORT, BALANCED, KUBELET, ORDER, HostConfig, daemons, from_state, label
 from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.access import put_balancer
@@ -34,7 +37,7 @@ from thunderfleet_controlplane.pki_files import ClusterPki
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
 HELM_SECONDS = 180.0
 CHART_VALUES = ("operator.replicas=1", "operator.runtimeClassName=macos")
-"""One Mac is the only Node that can run the operator."""
+"""Of the first installation, when one Mac is the only Node that can run the operator."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +179,27 @@ async def _join_self(mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: Kub
         await cluster.remove_token(kube, token)
 
 
+def release(layout: HostLayout) -> str:
+    """The revision of the chart's release; empty if the chart is not installed."""
+    program = next(iter(sorted(layout.programs_root.glob("control-plane-*/helm"))), None)
+    if program is None:
+        return ""
+    options = ("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig))
+    said = BlockingHost().run([str(program), "status", "thunderfleet", "-o", "json", *options], HELM_SECONDS)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(int(json.loads(said.text)["version"]))
+    return ""
+
+
 def _install_chart(mac: Mac, chart: Path) -> None:
     mac.step("chart", f"installing the chart into {cluster.SYSTEM_NAMESPACE}")
     layout = mac.layout
-    values = [word for value in CHART_VALUES for word in ("--set", value)]
+    # Values that somebody has set since stay, such as more replicas.
+    values = [] if release(layout) else [word for value in CHART_VALUES for word in ("--set", value)]
     said = BlockingHost().run(
         [
             *(str(layout.control_plane_programs / "helm"), "upgrade", "--install", "thunderfleet", str(chart)),
             *("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig)),
-            # Values that somebody has set since stay.
             *("--reset-then-reuse-values", *values),
         ],
         HELM_SECONDS,

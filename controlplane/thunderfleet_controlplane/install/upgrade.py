@@ -5,8 +5,6 @@ completes it; the steps are those of `init`, each of which leaves what is alread
 """
 
 import asyncio
-import contextlib
-import json
 import plistlib
 import re
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.backup import archive
 from thunderfleet_controlplane.install.backup.save import contents
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.init import CHART_VALUES, HELM_SECONDS, install
+from thunderfleet_controlplane.install.init import HELM_SECONDS, install, release
 from thunderfleet_controlplane.install.init import Wanted as Init
 from thunderfleet_controlplane.install.join import start_kubelet, until_own_node_ready
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon
@@ -247,18 +245,6 @@ def _helm(mac: Mac, *arguments: str) -> str:
     return said.text
 
 
-def release(layout: HostLayout) -> str:
-    """The revision of the chart's release; empty if the chart is not installed."""
-    program = next(iter(sorted(layout.programs_root.glob("control-plane-*/helm"))), None)
-    if program is None:
-        return ""
-    options = ("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig))
-    said = BlockingHost().run([str(program), "status", "thunderfleet", "-o", "json", *options], HELM_SECONDS)
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(int(json.loads(said.text)["version"]))
-    return ""
-
-
 def chart(mac: Mac) -> None:
     """Upgrade the chart, if it is installed, and wait until its operator is available. Raises InstallError."""
     if not (mac.layout.former_version / "release").read_text():
@@ -269,8 +255,7 @@ def chart(mac: Mac) -> None:
         return
     python = put_python(mac.layout, mac.shipped.digest, lambda part: mac.shipped.build(part, mac.layout.programs))
     mac.step("chart", f"upgrading the chart in {cluster.SYSTEM_NAMESPACE}")
-    values = [word for value in CHART_VALUES for word in ("--set", value)]
-    _helm(mac, "upgrade", "thunderfleet", str(mac.shipped.chart(python)), "--reset-then-reuse-values", *values)
+    _helm(mac, "upgrade", "thunderfleet", str(mac.shipped.chart(python)), "--reset-then-reuse-values")
     mac.step("chart", "waiting for the operator")
     asyncio.run(_until_operator_available(mac))
 

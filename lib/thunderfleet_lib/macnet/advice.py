@@ -21,6 +21,11 @@ def leave_bridge(mac: str) -> str:
     return f"run `{REPAIR}` on {mac}, which gives each port a network service of its own permanently; {_BY_ITSELF}"
 
 
+def why_no_address(node: str) -> str:
+    """Where to see why a kubelet has not given an end of a cable its address, in a few words."""
+    return f"a kubelet that runs as root sets one, and `kubectl describe node {node}` says why it has not"
+
+
 def set_address(mac: str) -> str:
     """How a port gets an address permanently."""
     service = "networksetup -setmanual SERVICE 10.0.0.1 255.255.255.252 ''"
@@ -46,7 +51,16 @@ def separate(ports: Iterable[Port], bridges: Sequence[Bridge], has_service: Iter
             do.append(("networksetup", "-setnetworkserviceenabled", bridge.service, "off"))
             undo.append(("networksetup", "-setnetworkserviceenabled", bridge.service, "on"))
         undo += [("ifconfig", bridge.name, "addm", port.device) for port in of_bridge]
-    return do, undo + [("networksetup", "-deletenetworkservice", port.service) for port in alone]
+    return do, undo + remove_services(alone)
+
+
+def remove_services(ports: Iterable[Port]) -> list[Argv]:
+    """The commands that remove our services of ports. macOS may refuse to remove the last one of a port; it is off then."""
+    commands: list[Argv] = []
+    for port in ports:
+        commands.append(("networksetup", "-setnetworkserviceenabled", port.service, "off"))
+        commands.append(("networksetup", "-removenetworkservice", port.service))
+    return commands
 
 
 def shown(commands: Iterable[Argv]) -> str:

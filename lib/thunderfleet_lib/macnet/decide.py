@@ -52,7 +52,7 @@ def next_step(network: Network, record: Record, goal: Goal, reach: Reach) -> Dec
 
 def _release(network: Network, record: Record, why: str) -> Decision:
     """Undo what was done, if anything was."""
-    if record.empty and not record.undoing and not network.services:
+    if record.empty and not record.undoing and network.disabled >= network.services.keys():
         return Decision(Record())
     return switch.undo(network, replace(record, refused=""), why)
 

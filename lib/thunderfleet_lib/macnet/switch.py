@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from typing import Final
 
-from thunderfleet_lib.macnet.values import SERVICE_PREFIX, Bridge, Network, Port, Record
+from thunderfleet_lib.macnet.values import Bridge, Network, Port, Record
 
 LOST_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 3.0
@@ -84,7 +84,7 @@ def obstacle(network: Network, record: Record, server: str) -> str:
     if bridge is not None and not kept_addresses(network, server):
         return (
             f"the Thunderbolt ports stay in {bridge.name}: it carries the route to the API server, and its address cannot move "
-            "to one port, because not exactly one of them has a cable. Connect this Mac to a LAN"
+            "to one port, because none or several of them have a cable. Connect this Mac to a LAN"
         )
     return ""
 
@@ -137,8 +137,10 @@ def undo(network: Network, record: Record, why: str) -> Decision:
         # A bridge that no longer exists cannot have its members back.
         if bridge is not None and port.bridge is None and network.bridge(bridge) is not None:
             commands.append(("ifconfig", bridge, "addm", port.device))
-    own = [name for name in network.services if name in record.services or name.startswith(SERVICE_PREFIX)]
-    commands += [("networksetup", "-deletenetworkservice", name) for name in own]
+    enabled = [name for name in network.services if name not in network.disabled]
+    commands += [("networksetup", "-setnetworkserviceenabled", name, "off") for name in enabled]
     if commands:
+        # macOS may refuse to remove the last service of a port. One that is disabled has no effect.
+        commands += [("networksetup", "-removenetworkservice", name) for name in network.services]
         return Decision(record, tuple(commands), f"putting the Thunderbolt ports back as they were: {why}")
     return Decision(Record(refused=record.refused), outcome="Undone", note=f"the Thunderbolt ports are as they were: {why}")

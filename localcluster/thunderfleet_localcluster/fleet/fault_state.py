@@ -155,7 +155,7 @@ class FaultState:
             address = IPv4Address(text)
         except ValueError:
             raise LocalClusterError(
-                f"{text!r} is not an IPv4 address; use one in {network}, or {NO_ADDRESS}", usage=True
+                f"{text!r} is not an IPv4 address; use one in {network}, or {NO_ADDRESS!r} to remove the address", usage=True
             ) from None
         if address not in network or address in (network.network_address, network.broadcast_address):
             raise LocalClusterError(f"{address} is not an address in the LAN, which is {network}", usage=True)

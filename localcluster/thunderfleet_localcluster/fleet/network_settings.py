@@ -11,7 +11,7 @@ from types import MappingProxyType
 BRIDGE = "bridge0"
 BRIDGE_PORT = "Thunderbolt Bridge"
 WRITES = frozenset(
-    ("-createnetworkservice", "-deletenetworkservice", "-setmanual", "-setdhcp", "-setv4off", "-setnetworkserviceenabled")
+    ("-createnetworkservice", "-removenetworkservice", "-setmanual", "-setdhcp", "-setv4off", "-setnetworkserviceenabled")
 )
 
 
@@ -68,7 +68,7 @@ def carry_out(now: NetworkSettings, ports: Mapping[str, str], argv: Sequence[str
         return _ifconfig(now, ports, rest)
     actions: Mapping[str, Callable[[NetworkSettings, Mapping[str, str], list[str]], NetworkSettings]] = {
         "-createnetworkservice": _create,
-        "-deletenetworkservice": _delete,
+        "-removenetworkservice": _delete,
         "-setmanual": _manual,
         "-setdhcp": _automatic,
         "-setv4off": _automatic,

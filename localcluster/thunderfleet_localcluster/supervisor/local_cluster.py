@@ -73,7 +73,8 @@ class LocalCluster:
             execute = f"thunderfleet local machine --name {self.spec.name} exec {self.spec.control_plane_mac}"
             raise LocalClusterError(
                 "the control plane and the kubelets of this cluster are LaunchDaemons of its Macs; use launchctl there, for "
-                f"example `{execute} -- launchctl print system/io.thunderfleet.etcd`"
+                f"example `{execute} -- launchctl print system/io.thunderfleet.etcd`. A new line for `thunderfleet join` is "
+                f"printed by `{execute} -- {self.spec.image.folder}/bin/thunderfleet token create`"
             )
         return self._own
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend
+from thunderfleet_lib.macnet import advice
 
 from thunderfleet_operator.placement import Cable, CableFault, Fleet
 
@@ -66,10 +67,7 @@ def _address_fault(plan: Plan, rank: int, cable: Cable) -> CableFault | None:
     if end.address is None and not end.reported:
         return None
     if end.address is None:
-        text = (
-            f"{end.node} has no address at its end of the cable: give both ends IPv4 addresses of one network, such as "
-            "10.0.0.1/30 and 10.0.0.2/30"
-        )
+        text = f"{end.node} has no address at its end of the cable: {advice.why_no_address(end.node)}"
         return CableFault(Reason.NO_IPV4_ADDRESS, text)
     text = f"the address of {end.node} at its end of the cable changed from {entry.ring_address} to {end.address}"
     return CableFault(Reason.ADDRESS_LOST, text)

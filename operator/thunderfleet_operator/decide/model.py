@@ -55,11 +55,12 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     if others:
         commits = _names(sorted(str(commit) for commit in others))
         holders = _names([mac.name for mac in macs if other_revisions(mac, request)])
+        there = f"commit{'' if len(others) == 1 else 's'} {commits} on {holders}"
         return Resolution(
             False,
             Reason.MODEL_NOT_FOUND,
-            f"commit {request.revision} of {what} was not found on any Mac; {holders} has commit {commits}: set "
-            "spec.model.revision to the full hash of one of them, or to main for any commit",
+            f"commit {request.revision} of {what} was not found on any Mac; found: {there}. Set "
+            "spec.model.revision to the full hash of a commit that was found, or to main for any commit",
         )
     looked = _names([_folders(mac) for mac in macs])
     where = f"to {request.repository} below" if request.repository else "there; the path must be below"

@@ -151,7 +151,7 @@ def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node]
             else:
                 recheck = _earliest((recheck, UNSCHEDULABLE_SECONDS - waited + 0.1))
         if failure is None and not ready:
-            failure = _crashed(pod, entry, now)
+            failure = _crashed(pod, plan.namespace, entry, now)
         if failure is not None:
             return Trouble(failure)
     return Trouble(recheck_seconds=recheck)
@@ -171,7 +171,7 @@ def _ended(pod: Pod, node: Node, now: datetime) -> Failure | None:
     return None
 
 
-def _crashed(pod: Pod, entry: RankPlan, now: datetime) -> Failure | None:
+def _crashed(pod: Pod, namespace: str, entry: RankPlan, now: datetime) -> Failure | None:
     """What a supervisor in CrashLoopBackOff left as its termination message."""
     if not pod.crash_looping:
         return None
@@ -181,7 +181,8 @@ def _crashed(pod: Pod, entry: RankPlan, now: datetime) -> Failure | None:
         return _failure(now, words.reason, words.message, entry.node, entry.rank, words.fault)
     if pod.restarts >= CRASHES:
         last = next(iter(pod.last_words.splitlines()[-1:]), pod.waiting)
-        text = f"the container of pod {pod.name} exited {pod.restarts} times: {last}; see `kubectl logs --previous {pod.name}`"
+        log = f"`kubectl logs -n {namespace} --previous {pod.name}`"
+        text = f"the container of pod {pod.name} exited {pod.restarts} times: {last}; see {log}"
         return _failure(now, Reason.CRASH_LOOP, text, entry.node, entry.rank, FaultClass.BUG)
     return None
 

@@ -15,6 +15,7 @@ from thunderfleet_operator.placement.result import Placement, RunnerUp, Unplacea
 from thunderfleet_operator.placement.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
+from thunderfleet_operator.placement.search.hop_graphs import KnownHops
 
 KEPT = "kept its placement"
 MAX_STEPS = 300_000
@@ -26,23 +27,29 @@ UNEXPLAINED = Unplaceable(Reason.NO_ROOM, "")
 
 
 def plan(
-    fleet: Fleet, request: Request, *, runners_up: int = 0, max_steps: int = MAX_STEPS, explained: bool = True
+    fleet: Fleet,
+    request: Request,
+    *,
+    runners_up: int = 0,
+    max_steps: int = MAX_STEPS,
+    explained: bool = True,
+    hops: KnownHops | None = None,
 ) -> Placement | Unplaceable:
     """Where one group goes. The answer does not depend on the order of the fleet's Macs and cables.
 
     ``runners_up``: how many placements with worse scores to report. ``max_steps``: when the search takes more steps, the best
     placement found so far is returned and marked as not proven. ``explained``: whether to find out why there is no placement.
+    ``hops``: what other requests on this fleet have looked at.
     """
-    found = _placed(fleet, request, runners_up, max_steps)
+    found = _placed(CandidateSearch(fleet, request, StepBudget(max_steps), hops=hops), runners_up, max_steps)
     if isinstance(found, Placement):
         return found
     return explain(found) if explained else UNEXPLAINED
 
 
-def _placed(fleet: Fleet, request: Request, runners_up: int, max_steps: int) -> Placement | CandidateSearch:
+def _placed(search: CandidateSearch, runners_up: int, max_steps: int) -> Placement | CandidateSearch:
     """The placement, or the search that found none."""
-    search = CandidateSearch(fleet, request, StepBudget(max_steps))
-    kept = _kept(search)
+    request, kept = search.request, _kept(search)
     chosen, limited = None, False
     if request.policy is not None and kept is None:
         chosen = choose(search, request.policy)

@@ -13,6 +13,7 @@ from thunderfleet_operator.placement.fleet import Fleet
 from thunderfleet_operator.placement.planner import MAX_STEPS, better, plan
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, Unplaceable
+from thunderfleet_operator.placement.search.hop_graphs import KnownHops
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,9 @@ def where(question: WherePlaced) -> Placement | Unplaceable:
     """Where the group goes, or why it goes nowhere."""
     *before, last = question.requests
     # All requests together take the steps of one.
-    steps = MAX_STEPS // len(question.requests)
+    steps, hops, more = MAX_STEPS // len(question.requests), KnownHops(), question.runners_up
     for request in before:
-        found = plan(question.fleet, request, runners_up=question.runners_up, max_steps=steps, explained=False)
+        found = plan(question.fleet, request, runners_up=more, max_steps=steps, explained=False, hops=hops)
         if isinstance(found, Placement):
             return found
-    return plan(question.fleet, last, runners_up=question.runners_up, max_steps=steps)
+    return plan(question.fleet, last, runners_up=more, max_steps=steps, hops=hops)

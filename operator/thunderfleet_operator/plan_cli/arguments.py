@@ -10,7 +10,7 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
     plan.description = "Plan a ModelDeployment as the operator would, on the fleet that a file describes or that a cluster has."
     plan.epilog = (
         "exit status: 0 every group has a placement, 3 a group has none, 2 invalid input. A group that runs stays where it is "
-        "unless the spec has changed or it has lost a Mac or a cable; one that has failed is planned as if it had backed off. "
+        "unless the spec has changed or it has lost a Mac or a cable; one that has failed is planned as after its back-off. "
         "Interruptions of cables that only the running operator remembers are not known."
     )
     plan.add_argument(

@@ -72,7 +72,8 @@ def _verified(plan: Plan, machine: StateMachine, proofs: Proofs) -> VerifiedRepo
     if machine.phase not in _SERVING and plan.proven_lengths is not None:
         return _unknown(Reason.NOT_VERIFIED, f"{connections}; {LATER}")
     if answers.suspect is not None and answers.suspect not in answers.passed:
-        text = f"{connections}; answers: a passage of {answers.suspect} tokens will be checked before the group serves"
+        when = "when the group is idle" if machine.phase in _SERVING else "before the group serves"
+        text = f"{connections}; answers: a passage of {answers.suspect} tokens will be checked {when}"
         return _unknown(Reason.NOT_VERIFIED, text)
     unlike = [text for length, text in answers.failed if length != CONTROL]
     if unlike:
@@ -93,13 +94,12 @@ def _right(products: Mapping[int, Products]) -> str:
     """What the ranks have computed right."""
     fewest = min(products.values(), key=lambda one: one.checked - one.kinds)
     seconds = max(one.seconds for one in products.values())
-    kinds = "kind of matrices" if fewest.kinds == 1 else "kinds of matrices"
-    found = f"products: {fewest.checked} of {fewest.kinds} {kinds} right, in {seconds:.2f} s"
+    found = f"products with {fewest.checked} of {fewest.kinds} kinds of matrices right, in {seconds:.2f} s"
     first = products.get(0)
     if first is not None and first.layers:
-        found += f"; layers {', '.join(map(str, first.layers))} as the whole ones"
+        found += f"; layers {', '.join(map(str, first.layers))} as computed by one Mac"
     if first is not None and first.layers_left:
-        found += f" ({first.layers_left})"
+        found += f"; not compared: {first.layers_left}"
     return found
 
 

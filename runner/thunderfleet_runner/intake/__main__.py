@@ -29,7 +29,8 @@ def load(folder: Path) -> Any:
 
 def main() -> int:
     """Serves questions. Returns the exit code; a question that needs too much ends the process instead."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # Not warnings: mlx-lm has one for each request with tools for a model without a format for their calls.
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     parser = argparse.ArgumentParser(prog="intake")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--group", help="name of the group, only to identify the process")

@@ -4,6 +4,7 @@ Every rank computes the same masks from the same tokens: llguidance bounds its w
 compiles a format first, where that may take too long; only formats that it has compiled reach a rank.
 """
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -96,6 +97,15 @@ def _sentence(error: str) -> str:
     return error.partition("<state>")[0].strip().replace("\n", " ")[:300]
 
 
+@functools.cache
+def _addends(dtype: Any) -> mx.array:
+    """For each byte of a mask, what is added to its eight logits: 0 or minus infinity. A third of the work of ``where``."""
+    bits = numpy.unpackbits(numpy.arange(256, dtype=numpy.uint8)[:, None], axis=1, bitorder="little")
+    found = mx.array(numpy.where(bits, 0.0, -numpy.inf).astype(numpy.float32)).astype(dtype)
+    mx.eval(found)
+    return found
+
+
 class Mask:
     """A logits processor of mlx-lm for one answer.
 
@@ -117,14 +127,14 @@ class Mask:
         if self._after or self._failed is None:
             return logits
         # When the format is complete, only an end token is allowed.
-        allowed = numpy.unpackbits(numpy.frombuffer(self._matcher.compute_bitmask(), numpy.uint8), bitorder="little")
+        allowed = numpy.frombuffer(self._matcher.compute_bitmask(), numpy.uint8)
         if self._matcher.is_error() or not allowed.any():
             self._fail()
             return logits
         size = logits.shape[-1]
         # A model may have more ids than its tokenizer, and the mask is a whole number of words.
-        allowed = allowed[:size] if len(allowed) >= size else numpy.pad(allowed, (0, size - len(allowed)))
-        return mx.where(mx.array(allowed.view(numpy.bool_)), logits, -mx.inf)
+        allowed = numpy.pad(allowed, (0, max(0, -(-size // 8) - len(allowed))))
+        return logits + _addends(logits.dtype)[mx.array(allowed)].reshape(1, -1)[:, :size]
 
     def _follow(self, token: int) -> None:
         if self._after:

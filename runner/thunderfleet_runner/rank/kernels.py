@@ -156,7 +156,7 @@ def _compare(matrix: _Matrix, tokens: int, kind: Any) -> None:
     shape = "x".join(str(size) for size in matrix.module["weight"].shape)
     raise KernelWrong(
         f"the product of {tokens} tokens with {matrix.path} ({shape}, {_named(matrix)}): a value is {is_:g} instead of "
-        f"{expected:g}, by the same computed on the CPU"
+        f"{expected:g}, which the CPU computes"
     )
 
 

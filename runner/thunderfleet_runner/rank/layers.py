@@ -41,39 +41,61 @@ class Compared:
 
 
 def check(model: Any, folder: Path, group: Any, *, room: int, step: Callable[[], None]) -> Compared:
-    """Collective. ``room``: bytes that rank 0 may use for a whole layer. Raises LayerWrong on rank 0."""
+    """Collective. ``room``: bytes that rank 0 may use for a whole layer. Raises LayerWrong on rank 0.
+
+    The ranks must be about as far, because each waits for the others within GPU commands. So rank 0 reads whole layers only
+    when nobody waits for it any more.
+    """
     began = time.monotonic()
     left = ""
-    done = []
-    whole: Any = None
+    together: dict[int, tuple[Any, Any]] = {}
     for number in chosen(model):
-        layer = mlxlm.layers(model)[number]
         try:
-            tokens, together = _computed(layer, _width(model))
-            step()
-            if group.rank() != 0:
-                continue
-            whole = whole or mlxlm.load_lazily(folder)[0]
-            alone = mlxlm.layers(whole)[number]
-            size = sum(array.nbytes for _, array in tree_flatten(alone.parameters()))
-            if size > min(room, MOST_BYTES):
-                left = f"the whole layer {number} of {size / 2**30:.1f} GiB is too large"
-                continue
-            differs = _difference(tokens, together, alone(tokens, None, None))
-        except (TypeError, ValueError, AttributeError, IndexError) as error:
-            # Of the group's computation, every rank gets the same error, because all run the same code.
-            left = f"layer {number} cannot be computed by itself: {error}"
-            continue
-        if not differs <= ALLOWED:
-            raise LayerWrong(
-                f"layer {number} ({mlxlm.architecture(model)}): what {group.size()} ranks add to a token differs by "
-                f"{differs:.2g} of what the whole layer adds"
-            )
-        done.append(number)
+            together[number] = _computed(mlxlm.layers(model)[number], _width(model))
+        except _UNLIKE as error:
+            # Every rank gets the same error, because all run the same code.
+            left = _unlike(number, error)
         step()
-    del whole
+    done = []
+    if group.rank() == 0 and together:
+        whole = mlxlm.layers(mlxlm.load_lazily(folder)[0])
+        for number, (tokens, sums) in together.items():
+            problem = _compare(number, whole[number], tokens, sums, min(room, MOST_BYTES))
+            if problem:
+                left = problem
+            else:
+                done.append(number)
+            # Only one whole layer is in memory at a time.
+            whole[number] = None
+            step()
+    together.clear()
     mx.clear_cache()
     return Compared(tuple(done), left, time.monotonic() - began)
+
+
+_UNLIKE = (TypeError, ValueError, AttributeError, IndexError)
+"""Errors of layers that are called in another way, or have other results."""
+
+
+def _unlike(number: int, error: Exception) -> str:
+    return f"layer {number} cannot be computed by itself: {error}"
+
+
+def _compare(number: int, alone: Any, tokens: Any, together: Any, room: int) -> str:
+    """Why the layer was not compared, "" if it was. Raises LayerWrong."""
+    size = sum(array.nbytes for _, array in tree_flatten(alone.parameters()))
+    if size > room:
+        return f"the whole layer {number} of {size / 2**30:.1f} GiB is too large"
+    try:
+        differs = _difference(tokens, together, alone(tokens, None, None))
+    except _UNLIKE as error:
+        return _unlike(number, error)
+    if not differs <= ALLOWED:
+        raise LayerWrong(
+            f"layer {number}: what the ranks together add to a token differs by {100 * differs:.0f} % from what the whole "
+            "layer adds"
+        )
+    return ""
 
 
 def chosen(model: Any) -> list[int]:

@@ -246,11 +246,13 @@ class Rank:
         """Raises KernelWrong, LayerWrong."""
         import mlx.core as mx
 
-        from thunderfleet_runner.rank import kernels, layers
+        from thunderfleet_runner.rank import kernels, layers, loading
 
         found = kernels.check(model, self._clock.step)
         told = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)
         if group is not None and start.split is Split.TENSOR:
+            # The ranks have checked their kernels in different times.
+            loading.barrier(group)
             room = start.memory_bytes - mx.get_active_memory()
             compared = layers.check(model, Path(start.model_path), group, room=room, step=self._clock.step)
             told = told.model_copy(

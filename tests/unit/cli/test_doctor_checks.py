@@ -395,12 +395,15 @@ def test_a_bridge_is_repaired_so_that_it_lasts_and_only_where_nothing_else_does_
     assert repair is not None and repair.undo == (
         ("networksetup", "-setnetworkserviceenabled", "Thunderbolt Bridge", "on"),
         ("ifconfig", "bridge0", "addm", "en2"),
-        ("networksetup", "-deletenetworkservice", "Thunderfleet Thunderbolt 1"),
+        ("networksetup", "-setnetworkserviceenabled", "Thunderfleet Thunderbolt 1", "off"),
+        ("networksetup", "-removenetworkservice", "Thunderfleet Thunderbolt 1"),
     )
     assert "-createnetworkservice" not in look("thunderbolt-bridge", {**bridged, network.SERVICES: SERVICES}).fix
     bare = look("thunderbolt-bridge", {network.SERVICES: BARE})
     assert (
-        bare.state is State.WARNING and bare.repair is not None and "Thunderbolt 1 of this Mac has no network" in bare.finding
+        bare.state is State.WARNING
+        and bare.repair is not None
+        and "this Mac has no network service for Thunderbolt 1, so" in bare.finding
     )
     over_it = look("thunderbolt-bridge", {**bridged, network.ROUTE: "  interface: bridge0\n"})
     assert over_it.repair is None and over_it.fix and "connect it to a LAN first" in over_it.finding

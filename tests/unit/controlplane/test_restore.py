@@ -109,7 +109,10 @@ def test_other_macs_join_again_if_the_address_changes(mac: RecordedMac, monkeypa
     monkeypatch.setattr(mac, "facts", lambda daemons: replace(facts, addresses=(other,)))
     here: Any = mac
     restore.restore(here, Wanted(mac.file, other), Steps(mac.stage, lambda mac, config: None))
-    assert "Macs that had joined it must join again: on each, `sudo thunderfleet reset`" in mac.said[-1]
+    assert (
+        "Macs that had joined it find it by the name of this Mac; where they do not, run `sudo thunderfleet join -`"
+        in mac.said[-1]
+    )
 
 
 def test_what_is_not_ready_is_replaced_by_the_former(mac: RecordedMac) -> None:

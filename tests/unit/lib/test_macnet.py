@@ -183,14 +183,27 @@ def test_from_any_interruption_the_end_is_the_goal_or_the_beginning(
         assert persistent(mac.settings) == persistent(mac.start)
 
 
+def test_a_service_that_macos_does_not_remove_is_disabled(tmp_path: Path) -> None:
+    """`networksetup` refuses to remove the last service of a port."""
+    mac, path = Mac("1"), tmp_path / "ports.json"
+    settle(mac, path)
+    refusal = Failure("networksetup -removenetworkservice", FailureKind.FAILED, "exited with code 4")
+    true = mac.run
+    assert keeper.undo(lambda argv, seconds: refusal if "-removenetworkservice" in argv else true(argv, seconds), path) == ()
+    (left,) = [one for one in mac.settings.services if one.name.startswith("Thunderfleet ")]
+    assert not left.enabled and mac.settings.members == ("en2",) and not path.exists()
+    settle(mac, path)
+    assert not mac.settings.members and mac.settings.service_of("en2") is not None, "and is used again"
+
+
 def test_undo_says_what_it_could_not_undo(tmp_path: Path) -> None:
     mac, path = Mac("1"), tmp_path / "ports.json"
     settle(mac, path)
-    refusal = Failure("networksetup -deletenetworkservice", FailureKind.FAILED, "exited with code 4")
+    refusal = Failure("ifconfig bridge0 addm en2", FailureKind.FAILED, "exited with code 1")
     true = mac.run
-    stubborn = lambda argv, seconds: refusal if "-deletenetworkservice" in argv else true(argv, seconds)  # noqa: E731
-    assert keeper.undo(stubborn, path) == (str(refusal),)
-    assert keeper.undo(mac.run, path) == () and persistent(mac.settings) == persistent(mac.start)
+    stubborn = lambda argv, seconds: refusal if "addm" in argv else true(argv, seconds)  # noqa: E731
+    assert list(keeper.undo(stubborn, path)) == [str(refusal)]
+    assert not keeper.undo(mac.run, path) and persistent(mac.settings) == persistent(mac.start)
 
 
 def test_a_record_that_is_damaged_still_lets_our_services_be_removed(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_moved_cable_has_the_address_of_its_new_port(plan: Layout) -> None:
         ("networksetup", "-createnetworkservice", "Ethernet", "Thunderbolt 1"),
         ("networksetup", "-createnetworkservice", "../x", "Thunderbolt 1"),
         ("networksetup", "-createnetworkservice", "Own", "Thunderbolt 9"),
-        ("networksetup", "-deletenetworkservice", "Nobody"),
+        ("networksetup", "-removenetworkservice", "Nobody"),
         ("networksetup", "-setmanual", "Ethernet", "10.0.0.1", "255.255.255.0"),
         ("networksetup", "-setmanual", "Ethernet", "ten", "255.255.255.0", ""),
         ("networksetup", "-setnetworkserviceenabled", "Ethernet", "maybe"),

@@ -153,8 +153,8 @@ def test_one_cable_is_named_once_and_no_near_miss_twice() -> None:
         (
             {"a": End("a")},
             Transport.RING,
-            "a ↔ b: a has no address at its end of the cable: give both ends IPv4 addresses of one network, such as "
-            "10.0.0.1/30 and 10.0.0.2/30",
+            "a ↔ b: a has no address at its end of the cable: a kubelet that runs as root sets one, and `kubectl describe "
+            "node a` says why it has not",
         ),
     ],
 )
@@ -213,8 +213,8 @@ def test_ports_that_are_taken_are_named_for_the_ring_and_for_each_mac() -> None:
     assert found.near_misses[0].message == "TCP ring of a, b: a has no free ring ports"
     mesh = refused(pair, request(min_nodes=2, transport=Transport.JACCL, no_ring_ports={**two, "b": "has none either"}))
     assert (
-        "rank 0 of several Macs needs a block of ports of operator.ringPorts, which no Mac has: a has no free ring ports"
-        in mesh.near_misses[0].message
+        "the Mac of rank 0 needs a block of free ports in operator.ringPorts, and none of these Macs has one: a has no free "
+        "ring ports" in mesh.near_misses[0].message
     )
 
 

@@ -4,8 +4,9 @@ import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -32,8 +33,18 @@ from thunderfleet_operator.placement import (
     predict,
     present,
 )
-from thunderfleet_operator.placement.orders import _places
-from thunderfleet_operator.placement.policy import ALIKE, THRESHOLDS, Unpredicted, _Parts, threshold
+from thunderfleet_operator.placement.orders import EVERY, MOST, _places
+from thunderfleet_operator.placement.planner import AFTER_LIMIT, MAX_STEPS
+from thunderfleet_operator.placement.policy import (
+    ALIKE,
+    MORE_MACS,
+    PIPELINES,
+    THRESHOLDS,
+    Unpredicted,
+    _of_size,
+    _Parts,
+    threshold,
+)
 from thunderfleet_operator.placement.questions import WherePlaced, where
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
@@ -495,6 +506,57 @@ def test_at_most_five_classes_share_half_of_the_steps() -> None:
     parts = _Parts(search)
     assert ["".join(part.eligible) for part in parts.classes] == ["defgh", "efgh", "fgh", "gh", "h"]
     assert {part.budget.left for part in parts.classes} == {30_000} and parts.proven
+    few = _Parts(search.again(StepBudget(5)))
+    assert {part.budget.left for part in few.classes} == {1}
+    # Eight bandwidths of three classes.
+    alike = [
+        replace(mac, memory_bandwidth=rate) for mac, rate in zip(members, (100, 105, 500, 501, 502, 900, 901, 902), strict=True)
+    ]
+    parts = _Parts(CandidateSearch(Fleet(alike), Request(path="/m", memory=NO_KV), StepBudget(300_000)))
+    assert ["".join(part.eligible) for part in parts.classes] == ["cdefgh", "fgh"]
+    parts.classes[0].budget.exhausted = True
+    assert not parts.proven
+
+
+def test_a_correction_of_one_chip_leaves_the_others_as_they_are() -> None:
+    members = [*macs("a", "M3 Ultra", 80, 100, model(38, 80, 4)), *macs("b", "M4 Pro", 20, 100, model(38, 80, 4))]
+    fleet = Fleet([replace(mac, memory_bandwidth=100_000) for mac in members])
+    request = Request(path="/m", memory=NO_KV, corrections={"Apple M4 Pro": 2.0})
+    parts = _Parts(CandidateSearch(fleet, request, StepBudget(300_000)))
+    assert ["".join(part.eligible) for part in parts.classes] == ["b"]
+
+
+def test_a_prediction_takes_a_step_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def predicts_nothing(parts: _Parts, candidate: Candidate) -> Any:
+        seen.append(candidate.nodes)
+        return SimpleNamespace(decode=1.0)
+
+    monkeypatch.setattr("thunderfleet_operator.placement.policy._predicted", predicts_nothing)
+    facts = replace(model(38, 80, 4), tensor=())
+    fleet = Fleet([*macs("abcd", "M3 Ultra", 80, 30, facts)], mesh("abcd"))
+    search = CandidateSearch(fleet, Request(path="/m", memory=NO_KV), StepBudget(300_000))
+    parts = _Parts(search)
+    candidates = list(search.of_size(2, lambda stage, split: True, 16))
+    assert len(candidates) > 3
+    monkeypatch.setattr(CandidateSearch, "of_size", lambda *_: iter(candidates))
+    search.budget.left = 1
+    assert len(cast(list[object], _of_size(parts, 2, 0.0))) >= 2 and len(seen) == 2
+
+
+def test_sixteen_pipelines_of_one_size_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = set[int]()
+    of_size = CandidateSearch.of_size
+
+    def counted(self: CandidateSearch, size: int, wanted: Any, pipelines: int) -> Any:
+        counts.add(pipelines)
+        return of_size(self, size, wanted, pipelines)
+
+    monkeypatch.setattr(CandidateSearch, "of_size", counted)
+    fleet = Fleet([*macs("ab", "M3 Ultra", 80, 100, model(38, 80, 4)), *macs("c", "M4 Pro", 20, 100, model(38, 80, 4))])
+    plan(fleet, Request(path="/m", memory=NO_KV, policy=FEWEST))
+    assert counts == {16}
 
 
 def test_runners_up_are_not_looked_for_unless_they_are_asked_for() -> None:
@@ -502,3 +564,14 @@ def test_runners_up_are_not_looked_for_unless_they_are_asked_for() -> None:
     one, other = plan(fleet, Request(path="/m", memory=NO_KV)), plan(fleet, Request(path="/m", memory=NO_KV), runners_up=1)
     assert isinstance(one, Placement) and isinstance(other, Placement)
     assert (len(one.runners_up), len(other.runners_up)) == (0, 1)
+
+
+def test_the_documentation_states_the_limits() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "speeds.md").read_text()
+    words = {5: "five", 8: "eight"}
+    assert f"up to {words[MORE_MACS]} Macs more than the fewest" in text and f"only the {PIPELINES} with the" in text
+    assert f"For up to {words[EVERY]} ranks, every" in text and f"for six to {words[MOST]}" in text
+    steps = (
+        f"{MAX_STEPS:,}, at {MAX_STEPS // 2:,} more among the faster classes of Macs, and at {MAX_STEPS // AFTER_LIMIT:,} more"
+    )
+    assert f"stops at {steps}" in text

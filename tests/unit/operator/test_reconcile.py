@@ -219,8 +219,8 @@ async def test_another_commit_of_the_model_is_named(world: World, make_model: An
     assert world.condition("ModelResolved") == (
         "False",
         "ModelNotFound",
-        "commit def of repository org/x was not found on any Mac; mini has commit abc: set spec.model.revision to the full "
-        "hash of one of them, or to main for any commit",
+        "commit def of repository org/x was not found on any Mac; found: commit abc on mini. Set spec.model.revision to the "
+        "full hash of a commit that was found, or to main for any commit",
     )
     assert world.condition("Placed")[1:] == (
         "ModelNotResolved",

@@ -127,7 +127,7 @@ async def test_a_supervisor_that_crashes_is_quoted(world: World) -> None:
     _crashes(world, "md-0-e1-0", 5, "Traceback (most recent call last):\nKeyError: 'odd'")
     await world.round()
     assert group(world).last_failure.reason == "CrashLoop"
-    assert "exited 5 times: KeyError: 'odd'; see `kubectl logs --previous md-0-e1-0`" in world.condition("Degraded")[2]
+    assert "exited 5 times: KeyError: 'odd'; see `kubectl logs -n ns --previous md-0-e1-0`" in world.condition("Degraded")[2]
 
 
 async def test_away_from_a_cable_that_is_out_and_back_when_it_is_in(world: World) -> None:

@@ -131,7 +131,7 @@ def test_a_crashing_supervisor_is_quoted() -> None:
     assert facts(typed) == ("PortTaken", FaultClass.REPLAN, "b", 1) and typed.message == "port 20001 is taken"
     crash = failed(crashing(5, "Traceback\nKeyError: 'odd'"))
     assert facts(crash) == ("CrashLoop", FaultClass.BUG, "b", 1)
-    assert "exited 5 times: KeyError: 'odd'; see `kubectl logs --previous md-0-e1-1`" in crash.message
+    assert "exited 5 times: KeyError: 'odd'; see `kubectl logs -n ns --previous md-0-e1-1`" in crash.message
     assert "CrashLoopBackOff: 10s" in failed(crashing(5, "")).message
     assert found(crashing(4, "Traceback")) == Trouble()
     assert found(crashing(5, "PortTaken (Replan): x", looping=False)) == Trouble()

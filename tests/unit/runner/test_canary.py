@@ -133,7 +133,9 @@ async def test_a_wrong_answer_is_reported_and_asked_first_in_the_next_attempt(id
         await group.until_asked(SHORT)
         group.model.right = False
         await until_async(lambda: group.wrong, "the wrong answer is reported", 20)
-        assert group.wrong[0].startswith(f"after a passage of {CONTROL} tokens and 32 of them again, token 16 of the answer")
+        assert group.wrong[0].startswith(
+            f"the prompt was a passage of {CONTROL} tokens and then 32 of these tokens again; token 16 of the answer"
+        )
         assert group.service.answers.suspect == CONTROL
 
 

@@ -100,7 +100,7 @@ async def test_in_the_check_of_connections(macs: Callable[..., Macs], monkeypatc
     assert not leader.state.ranks[0].loaded_bytes, "before the model is loaded"
 
 
-@pytest.mark.parametrize("ranks", quick([(0, 1)], [(0, 1), (1,)]), ids=str)
+@pytest.mark.parametrize("ranks", quick([((0, 1),)], [((0, 1),), ((1,),)]), ids=str)
 async def test_only_in_the_second_step_of_a_prompt(macs: Callable[..., Macs], tmp_path: Path, ranks: tuple[int, ...]) -> None:
     copymodel.make(tmp_path / "copier", LARGE)
     group = macs()
@@ -113,7 +113,7 @@ async def test_only_in_the_second_step_of_a_prompt(macs: Callable[..., Macs], tm
     leader = await group.start()
     failure = await group.until_failed(leader)
     assert failure.reason == "OutputWrong", failure.message
-    assert failure.message.startswith("after a passage of 2600 tokens and 32 of them again, token ")
+    assert failure.message.startswith("the prompt was a passage of 2600 tokens and then 32 of these tokens again; token ")
 
 
 async def test_a_wrong_offset_of_a_cache(make_group: Callable[..., Any], tmp_path: Path) -> None:
@@ -128,7 +128,9 @@ async def test_a_wrong_offset_of_a_cache(make_group: Callable[..., Any], tmp_pat
     leader = group.start(0, command=with_program(OFFSET))
     await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the group gives up")
     assert leader.state.failure.reason == "OutputWrong"
-    assert leader.state.failure.message.startswith("after a passage of 2600 tokens and 32 of them again, token ")
+    assert leader.state.failure.message.startswith(
+        "the prompt was a passage of 2600 tokens and then 32 of these tokens again; token "
+    )
 
 
 @pytest.mark.parametrize(("name", "spoil"), [("KernelWrong", KERNEL), ("SplitWrong", SPLIT)], ids=["a kernel", "a split"])

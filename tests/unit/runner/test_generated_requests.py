@@ -136,7 +136,7 @@ KNOWN: tuple[tuple[dict[str, Any], int], ...] = (
     (_TEXT | {"adapters": "/etc"}, 400),
     (_TEXT | {"draft_model": "other/model"}, 400),
     (_TEXT | {"model": "other/model"}, 404),
-    (_TEXT | {"max_tokens": 1 << 40}, 200),
+    (_TEXT | {"prompt": [9] * 500, "max_tokens": 1 << 40}, 200),
     (_CHAT | {"messages": [{"role": "user", "content": "nothing"}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": "raise"}]}, 400),
     (_CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]}]}, 400),
@@ -151,7 +151,7 @@ KNOWN: tuple[tuple[dict[str, Any], int], ...] = (
     (_TEXT | {"guided_regex": "(a{1,1000}){1,1000}"}, 200),
     (_TEXT | {"guided_regex": "("}, 400),
     (_TEXT | {"guided_grammar": 'start: start start | "a"'}, 200),
-    (_TEXT | {"guided_json": {"$ref": "#"}}, 200),
+    (_TEXT | {"guided_json": {"$ref": "#"}}, 400),
     (_CHAT | {"tools": [_FORCED], "tool_choice": "required"}, 200),
     (_CHAT | {"tools": [_FORCED], "tool_choice": "required", "n": 2, "temperature": 2, "stream": True}, 200),
 )  # fmt: skip

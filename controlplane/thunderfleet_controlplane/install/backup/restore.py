@@ -29,7 +29,7 @@ from thunderfleet_controlplane.install.programs import put_control_plane
 
 SPARE_BYTES = 1 << 30
 REJOIN = (
-    "must join again: on each, `sudo thunderfleet reset`; then delete its Node, and join with the line that `sudo thunderfleet "
+    "find it by the name of this Mac; where they do not, run `sudo thunderfleet join -` with the line that `sudo thunderfleet "
     "init` prints here"
 )
 
@@ -111,8 +111,9 @@ def _others(mac: Mac) -> list[str]:
         if any(state.shared for state in states):
             mac.step(
                 "preflight",
-                "WARNING: other control planes of this cluster must be reset (`sudo thunderfleet reset --force`) before they "
-                "are switched on again",
+                "WARNING: other control planes of this cluster that do not answer now would go on with the old data: "
+                "disconnect them from the network, and run `sudo thunderfleet reset --force` on each before it is connected "
+                "again",
             )
         return []
     if len(members) < 2:

@@ -101,7 +101,11 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
     elif not known:
         raise InstallError(f"no control plane is known by the name {node}: use the name of its Node", usage=True)
     _forget(mac, node)
-    mac.step("reset", f"{node} has no control plane any more; reset that Mac before it is switched on again, if it is")
+    mac.step(
+        "reset",
+        f"{node} has no control plane any more; if that Mac comes back, run `sudo thunderfleet reset --force` on it before it "
+        "is connected to the network again",
+    )
 
 
 async def _where(mac: Mac, node: str) -> str:

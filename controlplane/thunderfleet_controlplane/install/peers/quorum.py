@@ -59,9 +59,9 @@ def why_not_without(members: Sequence[Member], leaving: Member, alive: Collectio
     if leaving.learner:
         return ""
     voters = [one for one in members if not one.learner]
-    for which, left in (("now", voters), ("then", [one for one in voters if one != leaving])):
+    for work, left in (("work now", voters), ("would work then", [one for one in voters if one != leaving])):
         working, needed = sum(one.id in alive for one in left), len(left) // 2 + 1
         if left and working < needed:
             down = ", ".join(str(one) for one in left if one.id not in alive)
-            return f"{which} {working} of {len(left)} control planes would work, and {needed} are needed; not answering: {down}"
+            return f"{working} of {len(left)} control planes {work}, and {needed} are needed; not answering: {down}"
     return ""

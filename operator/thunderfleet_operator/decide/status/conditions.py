@@ -122,9 +122,8 @@ def _unverified(outcome: Outcome) -> tuple[str, str] | None:
     return (
         Reason.OPERATOR_KEY_LOST,
         f"group {epoch.group} was placed with a key that the operator no longer has. The group continues to serve, but "
-        f"its state "
-        "is known from its pods only. Restore the operator's Secret from a backup and restart the operator, or run "
-        "`kubectl delete pod` for one of the group's pods to place it again with the new key",
+        "its state is known from its pods only. Add the lost key from a backup to the operator's Secret (docs/operate.md), or "
+        "run `kubectl delete pod` for one of the group's pods to place it again with the new key",
     )
 
 

@@ -154,7 +154,10 @@ def _rank_0(way: Way, order: Sequence[str], changes: Changes) -> tuple[str, Chan
     if free is not None:
         return free, changes, problem
     zero = found[0]
-    text = f"rank 0 of several Macs needs a block of ports of operator.ringPorts, which no Mac has: {zero} {ports[zero]}"
+    text = (
+        "the Mac of rank 0 needs a block of free ports in operator.ringPorts, and none of these Macs has one: "
+        f"{zero} {ports[zero]}"
+    )
     text = f"{problem.text}; {text}" if problem is not None else text
     return zero, replace(changes, macs=(*changes.macs, zero)), Obstacle(COST_MEMORY - 1, text)
 

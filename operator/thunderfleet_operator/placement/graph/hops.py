@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
+from thunderfleet_lib.macnet import advice
 
 from thunderfleet_operator.placement.fleet import AddressKind, Cable, Fleet, Kind, Mac
 
@@ -89,10 +90,7 @@ def ring_problem(fleet: Fleet, cable: Cable) -> str | None:
         return problem
     for end in (cable.a, cable.b):
         if not end.address:
-            return (
-                f"{end.node} has no address at its end of the cable: give both ends IPv4 addresses of one network, such as "
-                "10.0.0.1/30 and 10.0.0.2/30"
-            )
+            return f"{end.node} has no address at its end of the cable: {advice.why_no_address(end.node)}"
     for near, far in ((cable.a, cable.b), (cable.b, cable.a)):
         if fleet.fails(near.node, far.node, far.address or ""):
             return (
@@ -155,7 +153,15 @@ def _route(peer: Mac, address: str, measured: int) -> _Route | None:
     return address_rank(kind, RING_ORDER), -(measured or kind.speed_mbps), address, measured > 0
 
 
-class LANHops(dict[tuple[str, str, int], tuple[_Route, Hop] | None]):
+class _LANHop(NamedTuple):
+    """A hop to a Mac over a LAN, and ``back``: the hop from that Mac, which the other end opens."""
+
+    route: _Route
+    hop: Hop
+    back: Hop
+
+
+class LANHops(dict[tuple[str, str, int], _LANHop | None]):
     """Cache of hops over a LAN by Mac, address and measured speed, shared by all Macs that have reached it there.
 
     The value is None for the address of a cable. ``relay``: whether the supervisors carry the hops.
@@ -166,16 +172,21 @@ class LANHops(dict[tuple[str, str, int], tuple[_Route, Hop] | None]):
         self._macs = fleet.macs
         self.relay = relay
 
-    def __missing__(self, entry: tuple[str, str, int]) -> tuple[_Route, Hop] | None:
+    def __missing__(self, entry: tuple[str, str, int]) -> _LANHop | None:
         node, address, measured = entry
         peer = self._macs.get(node)
         route = _route(peer, address, measured) if peer is not None else None
-        self[entry] = made = (route, self._hop(route)) if route is not None else None
+        self[entry] = made = _LANHop(route, self._hop(route), _back(route)) if route is not None else None
         return made
 
     def _hop(self, route: _Route) -> Hop:
         speed = min(-route[1], RELAY_MBPS) if self.relay else -route[1]
         return Hop(speed, 0, None, route[2], self.relay, False, route[3])
+
+
+def _back(route: _Route) -> Hop:
+    speed = min(-route[1], RELAY_MBPS)
+    return Hop(speed, 0, None, route[2], relay=True, backwards=True, measured=route[3])
 
 
 class _RingProblems(dict[str, str | None]):
@@ -204,7 +215,7 @@ def ring_hops(
     if lan is None:
         return found
     mac, macs = fleet.macs[node], fleet.macs
-    best: dict[str, tuple[_Route, Hop]] = {}
+    best: dict[str, _LANHop] = {}
     cabled = {*found, node}
     for entry in mac.dials.rows if mac.dials is not None else ():
         peer = entry[0]
@@ -212,18 +223,18 @@ def ring_hops(
             made, past = lan[entry], best.get(peer)
             if made is not None and (past is None or made[0] < past[0]):
                 best[peer] = made
-    found.update([(peer, hop) for peer, (_, hop) in best.items()])
+    found.update([(peer, made.hop) for peer, made in best.items()])
     # A Mac that has reached all others needs no hops that are opened from the other end.
     for peer in fleet.reached_by(node) if len(best) + 1 < len(macs) else ():
-        if peer not in cabled and peer not in best and (back := _best_route(macs[peer], node, lan)) is not None:
-            speed = min(-back[1], RELAY_MBPS)
-            found[peer] = Hop(speed, 0, None, back[2], relay=True, backwards=True, measured=back[3])
+        if peer not in cabled and peer not in best and (made := _best_of(macs[peer], node, lan)) is not None:
+            found[peer] = made.back
     return found
 
 
-def _best_route(mac: Mac, peer: str, lan: LANHops) -> _Route | None:
+def _best_of(mac: Mac, peer: str, lan: LANHops) -> _LANHop | None:
     """By the best address, other than a cable's, at which ``mac`` has reached ``peer``."""
-    dials, best = mac.dials, None
+    dials = mac.dials
+    best: _LANHop | None = None
     if dials is None:
         return None
     nodes, addresses, speeds = dials.nodes, dials.addresses, dials.speeds
@@ -231,8 +242,8 @@ def _best_route(mac: Mac, peer: str, lan: LANHops) -> _Route | None:
     at = bisect_left(nodes, peer)
     while at < len(nodes) and nodes[at] == peer:
         made = lan[peer, addresses[at], speeds[at] if speeds else 0]
-        if made is not None and (best is None or made[0] < best):
-            best = made[0]
+        if made is not None and (best is None or made[0] < best[0]):
+            best = made
         at += 1
     return best
 

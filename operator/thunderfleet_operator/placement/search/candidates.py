@@ -29,7 +29,7 @@ from thunderfleet_operator.placement.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import Fitting
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
-from thunderfleet_operator.placement.search.hop_graphs import HopGraphs
+from thunderfleet_operator.placement.search.hop_graphs import HopGraphs, KnownHops
 from thunderfleet_operator.placement.search.roots import SetSearch
 from thunderfleet_operator.placement.search.sets import search_sets
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
@@ -66,8 +66,15 @@ class Candidate:
 class CandidateSearch:
     """One request on one fleet."""
 
-    def __init__(self, fleet: Fleet, request: Request, budget: StepBudget, only: Iterable[str] | None = None) -> None:
-        """``only``: names of the Macs that may take a rank; None: all."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        request: Request,
+        budget: StepBudget,
+        only: Iterable[str] | None = None,
+        hops: KnownHops | None = None,
+    ) -> None:
+        """``only``: names of the Macs that may take a rank; None: all. ``hops``: known from other requests."""
         self.fleet = fleet = fleet if request.steady_cables else fleet.with_last_resort
         self.request = request
         self.budget = budget
@@ -79,7 +86,7 @@ class CandidateSearch:
         self.cohorts = cohorts(self.eligible, request)
         self.unreached: list[tuple[PlacedTransport, tuple[str, ...]]] = []
         """Sets in which only a Mac that all others can reach is missing."""
-        self._made = HopGraphs(fleet, request)
+        self._made = HopGraphs(fleet, request, {} if hops is None else hops)
         self._graphs: dict[tuple[bool | None, bool, int], list[tuple[Cohort, list[HopGraph]]]] = {}
         self._largest: dict[Stage, int] = {}
 

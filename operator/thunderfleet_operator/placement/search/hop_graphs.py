@@ -16,14 +16,19 @@ from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, Stage, 
 from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 
+HopsOf = Callable[[str], Mapping[str, Hop]]
+KnownHops = dict[tuple[int, bool, bool, bool], tuple[Fleet, HopsOf]]
+"""Hops by Mac that several requests use: by identity of the fleet, which is kept, RDMA, LAN, and whether LANs are relayed."""
+
 
 class HopGraphs:
     """Makes the graphs of a request's cohorts on a fleet."""
 
-    def __init__(self, fleet: Fleet, request: Request) -> None:
+    def __init__(self, fleet: Fleet, request: Request, known: KnownHops) -> None:
+        """``known``: hops that other requests have looked at; those of this one are added."""
         self._fleet = fleet
         self._request = request
-        self._hops = cache(self._hops_of)
+        self._known = known
         self._speeds = cache(self._speeds_of)
 
     def of(self, cohort: Cohort, stage: Stage) -> list[HopGraph]:
@@ -55,11 +60,14 @@ class HopGraphs:
             rates |= relayed | (self._fleet.lan_rates if self._request.ring_without_relay else set())
         return Buckets(rates, LINK_STEP)
 
-    def _hops_of(self, rdma: bool, lan: bool) -> Callable[[str], Mapping[str, Hop]]:
-        relay = not self._request.ring_without_relay
-        return cache(
-            hops_of(self._fleet, Transport.JACCL if rdma else Transport.RING, LANHops(self._fleet, relay) if lan else None)
-        )
+    def _hops(self, rdma: bool, lan: bool) -> HopsOf:
+        fleet, relay = self._fleet, not self._request.ring_without_relay
+        key = (id(fleet), rdma, lan, relay)
+        found = self._known.get(key)
+        if found is None:
+            hops = cache(hops_of(fleet, Transport.JACCL if rdma else Transport.RING, LANHops(fleet, relay) if lan else None))
+            self._known[key] = found = fleet, hops
+        return found[1]
 
 
 def _joined(fleet: Fleet, macs: Mapping[str, Mac], lan: bool) -> Collection[Collection[Mac]]:
