@@ -177,7 +177,10 @@ class Kubelet:
         self.ports = self._thunderbolt_ports(host) if host is not None else None
 
     def _thunderbolt_ports(self, host: BlockingHost) -> ThunderboltPorts:
-        server, config = parse_server(self.identity.server).host, self.config
+        servers, config = _servers(self.identity, self.config)(), self.config
+        # That of this machine has no interface for others.
+        others = [one for one in servers if one not in self.addresses.current]
+        server = next(iter((*others, *servers)), parse_server(self.identity.server).host)
         wanted = Wanted(config.node_name, server, config.thunderbolt_ports == "Managed", config.cable_network)
         return ThunderboltPorts(wanted, host, self.root, self.kube, self._report_ports, time.monotonic)
 

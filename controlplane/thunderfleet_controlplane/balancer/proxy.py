@@ -98,8 +98,10 @@ class Balancer:
         """Accept connections until cancelled."""
         server = await asyncio.start_server(self._client, sock=listening, limit=CHUNK)
         try:
-            await server.serve_forever()
+            # serve_forever waits for the end of all connections before it lets itself be cancelled.
+            await asyncio.Event().wait()
         finally:
+            server.close()
             for one in list(self._connections):
                 one.task.cancel()
             await asyncio.gather(*(one.task for one in self._connections), return_exceptions=True)

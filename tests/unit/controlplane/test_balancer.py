@@ -215,6 +215,27 @@ def test_many_connections_do_not_keep_out_another() -> None:
     asyncio.run(run())
 
 
+def test_it_ends_while_connections_are_open() -> None:
+    """Launchd would kill it after twenty seconds."""
+
+    async def run() -> None:
+        upstream = Upstream("a")
+        async with serving(upstream) as first:
+            pool = Pool()
+            pool.use((first,))
+            listening = socket.create_server(("127.0.0.1", 0))
+            task = asyncio.create_task(Balancer(pool).serve(listening))
+            async with connected(int(listening.getsockname()[1])) as ends:
+                assert await says(ends, b"one") == b"a:one"
+                task.cancel()
+                await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 10)
+                with contextlib.suppress(OSError):
+                    assert await asyncio.wait_for(ends[0].read(100), 10) == b""
+                await until_async(lambda: upstream.open == 0, "the API server has no connection left")
+
+    asyncio.run(run())
+
+
 def test_large_bodies_pass_and_ends_are_passed_on() -> None:
     size = 3_000_000
 

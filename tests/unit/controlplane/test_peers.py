@@ -1,5 +1,6 @@
 """Members of a real etcd: one joins without a vote, gets one, moves, is lost, and is removed."""
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.linux
 """macOS has one loopback address."""
-HOSTS = ("127.83.1.1", "127.83.1.2")
+NET = f"127.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
+HOSTS = (f"{NET}.1", f"{NET}.2")
+"""Those of this process: another run of these tests may use the same ports."""
 CLIENT, PEER = 23791, 23801
 
 
@@ -134,10 +137,10 @@ def test_etcd_learns_that_a_member_has_moved(etcds: Etcds, monkeypatch: pytest.M
     first = etcds.config(0)
     etcds.start(first)
     etcd, said = etcds.asked(monkeypatch, 0), list[str]()
-    moved = replace(first, address="127.83.1.9")
+    moved = replace(first, address=f"{NET}.9")
     settling.settle(mac(said), moved, etcd)
-    assert [one.hosts for one in etcd.members()] == [("127.83.1.9",)]
-    assert "telling the other members the address 127.83.1.9" in said
+    assert [one.hosts for one in etcd.members()] == [(f"{NET}.9",)]
+    assert f"telling the other members the address {NET}.9" in said
 
 
 def test_a_member_that_has_lost_its_data_does_not_begin_another_cluster(etcds: Etcds) -> None:
