@@ -29,7 +29,8 @@ loaded = loading.load(folder, report=lambda *_: None)
 said = []
 provider = mlxlm.Provider(loaded.model, loaded.tokenizer, "m", sequences=requests)
 engine = Engine(provider, StepClock(), lambda *messages: said.extend(messages), group=None, vocabulary=256,
-                memory_tokens=cached, context=context, share_tokens=False, equal_logits=False, trimmable=True)
+                memory_tokens=cached, context=context, share_tokens=False, equal_logits=False, trimmable=True,
+                formats=None)
 source, number = random.Random(1), 0
 
 
