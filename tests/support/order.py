@@ -56,18 +56,19 @@ LONGEST = (
     "runner/test_sizing_families",
     "operator/test_placement_properties",
     "e2e/test_faults",
+    "e2e/test_init",
     "e2e/test_placement",
     "default fleet",
+    "e2e/test_control_planes",
     "desk",
+    "kubelets",
     "e2e/test_placement_moves",
     "e2e/test_measure",
     # A worker gets its next group two tests before the end of one, so what follows this file's one test is short.
     "e2e/test_chaos",
     "idle fleet",
     "e2e/test_discovery",
-    "e2e/test_init",
     "e2e/test_localcluster",
-    "kubelets",
     "e2e/test_permissions",
 )
 SLOW = (
