@@ -11,7 +11,7 @@ from thunderfleet_lib.macnet.observe import COMMAND_SECONDS, Run, Unreadable, re
 from thunderfleet_lib.macnet.switch import Decision, Reach
 from thunderfleet_lib.macnet.values import Network, Record
 
-UNDO_ROUNDS: Final = 5
+UNDO_ROUNDS: Final = 10
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ def parse(text: bytes) -> Record:
 def _checked(name: str, value: Any, default: object) -> Any:
     if isinstance(default, tuple) and isinstance(value, list) and all(isinstance(one, str) for one in value):
         return tuple(value)
-    if isinstance(default, (bool, str)) and type(value) is type(default):
+    if isinstance(default, (bool, str, int)) and type(value) is type(default):
         return value
-    if isinstance(value, dict) and not isinstance(default, (tuple, bool, str)) and _strings(value):
+    if isinstance(value, dict) and not isinstance(default, (tuple, bool, str, int)) and _strings(value):
         return dict(value)
     raise ValueError(f"{name} has the wrong type")
 

@@ -18,6 +18,8 @@ LOST_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 3.0
 UNVERIFIED_SECONDS: Final = 60.0
 """How long the settings may take to show what was set."""
+REMOVALS: Final = 4
+"""How often services that are disabled are to be removed, before they stay."""
 
 Argv = tuple[str, ...]
 
@@ -139,8 +141,11 @@ def undo(network: Network, record: Record, why: str) -> Decision:
             commands.append(("ifconfig", bridge, "addm", port.device))
     enabled = [name for name in network.services if name not in network.disabled]
     commands += [("networksetup", "-setnetworkserviceenabled", name, "off") for name in enabled]
+    # macOS may refuse to remove the last service of a port. One that is disabled has no effect.
+    removed: list[Argv] = [("networksetup", "-removenetworkservice", name) for name in network.services]
     if commands:
-        # macOS may refuse to remove the last service of a port. One that is disabled has no effect.
-        commands += [("networksetup", "-removenetworkservice", name) for name in network.services]
-        return Decision(record, tuple(commands), f"putting the Thunderbolt ports back as they were: {why}")
+        return Decision(record, (*commands, *removed), f"putting the Thunderbolt ports back as they were: {why}")
+    if removed and record.removals < REMOVALS:
+        again = replace(record, removals=record.removals + 1)
+        return Decision(again, tuple(removed), f"removing the network services of the Thunderbolt ports: {why}")
     return Decision(Record(refused=record.refused), outcome="Undone", note=f"the Thunderbolt ports are as they were: {why}")

@@ -101,6 +101,8 @@ class Record:
     """It was reached. After a restart the ports leave the bridge again without a trial."""
     undoing: bool = False
     """Everything in this record is being undone."""
+    removals: int = 0
+    """How often the services, all disabled, were to be removed: macOS may refuse that, and a run may end before it."""
     refused: str = ""
     """The situation in which the switch was undone; it is not tried again before something has changed."""
 

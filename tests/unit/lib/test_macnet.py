@@ -5,7 +5,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from thunderfleet_lib.hostcmd import Failure, FailureKind
 from thunderfleet_lib.macnet import keeper, record, switch
@@ -141,6 +141,8 @@ def test_settings_that_cannot_be_read_confirm_nothing_and_undo_in_time(tmp_path:
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Killed between the end of its services and their removal.
+@example(bridged="1, 2", cables=2, route="bridge0", honest=False, kills=[(7, False), (2, False), (2, False)], reset=False)
 @given(
     bridged=st.sampled_from(["", "1", "1, 2", "1, 2, 3, 4"]),
     cables=st.integers(0, 2),
