@@ -67,7 +67,7 @@ def add(commands: Parsers) -> None:
         "--advertise-address",
         metavar="IP",
         help="with --control-plane: address at which other Macs reach this Mac (default: that of the interface of the default "
-        "route)",
+        "route, or of bridge0)",
     )
     for parser in (init, join):
         parser.add_argument(
@@ -94,8 +94,8 @@ def add(commands: Parsers) -> None:
         "reset",
         "remove what init or join installed on this Mac",
         "End this Mac's pods and LaunchDaemons, and remove what init or join installed, with etcd's data and the certificates. "
-        "It prints what it leaves. If other Macs have a control plane too, this one leaves them first if it can. "
-        "Example: `sudo thunderfleet reset`",
+        "It prints what it leaves. If other Macs have a control plane too, this one leaves them first; `reset` is refused if "
+        "they would not work without it. Example: `sudo thunderfleet reset`",
     )
     reset.add_argument(
         "--force",
@@ -105,7 +105,7 @@ def add(commands: Parsers) -> None:
     reset.add_argument(
         "--member",
         metavar="NODE",
-        help="remove the control plane of another Mac, which does not come back, from etcd, and its Node; change nothing here",
+        help="for another Mac that does not come back: remove its control plane from etcd, and its Node; change nothing here",
     )
 
 
@@ -206,7 +206,8 @@ def _line(given: str | None, file: Path | None) -> str:
     """The line that contains the token, wherever it is. Raises InstallError."""
     if (given is None) == (file is None):
         raise InstallError(
-            "give the line that `thunderfleet init` printed: on standard input (`-`), in a file (--token-file), or as argument",
+            "give the line that `thunderfleet init` or `token create` printed: on standard input (`-`), in a file "
+            "(--token-file), or as argument",
             usage=True,
         )
     if given not in (None, "-"):

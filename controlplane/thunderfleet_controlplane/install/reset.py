@@ -102,7 +102,8 @@ def _undo_ports(mac: Mac) -> None:
     if left := undo(mac.host.run, record):
         # The record goes with the kubelet's folder, so this is the last that is heard of it.
         said = "; ".join(left)
-        mac.step("reset", f"left: network services that begin with Thunderfleet, in System Settings > Network: {said}")
+        where = "remove them in System Settings > Network"
+        mac.step("reset", f"left: network services that begin with Thunderfleet; {where} ({said})")
     else:
         mac.step("reset", "put the Thunderbolt ports back as they were")
 

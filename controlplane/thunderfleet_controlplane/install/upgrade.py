@@ -251,7 +251,8 @@ def chart(mac: Mac) -> None:
         mac.step("chart", f"namespace {cluster.SYSTEM_NAMESPACE} has no Helm release thunderfleet, so no chart is upgraded")
         return
     if left := _outdated(mac, control_planes=True):
-        mac.step("chart", f"the chart is upgraded with the last Mac that has a control plane; left: {', '.join(left)}")
+        others = ", ".join(left)
+        mac.step("chart", f"the chart is upgraded with the last Mac that has a control plane; not upgraded yet: {others}")
         return
     python = put_python(mac.layout, mac.shipped.digest, lambda part: mac.shipped.build(part, mac.layout.programs))
     mac.step("chart", f"upgrading the chart in {cluster.SYSTEM_NAMESPACE}")

@@ -130,7 +130,7 @@ async def obtain(
                     if not error.transient:
                         raise
     except TimeoutError:
-        who = "the controller manager and, on the Mac of `thunderfleet init`, io.thunderfleet.approver run"
+        who = "the controller manager and, on Macs with a control plane, io.thunderfleet.approver run"
         if signer == SERVING_SIGNER:
             who = "Thunderfleet's operator, which approves it, and the controller manager, which signs it, run"
         raise CertificateError(

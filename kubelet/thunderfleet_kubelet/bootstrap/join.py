@@ -22,8 +22,8 @@ def _refusal(server: Server, error: ApiError, what: str) -> JoinError:
     if error.status == 401:
         return JoinError(
             f"{server.url} rejected the token: it has expired or is mistyped; get a new one from `thunderfleet local token` on "
-            "a local cluster, from `kubeadm token create` on others; for `thunderfleet join`, `sudo thunderfleet init` on the "
-            "first Mac prints a new line"
+            "a local cluster, from `kubeadm token create` on others; for `thunderfleet join`, `sudo thunderfleet init` on a "
+            "Mac with a control plane prints a new line"
         )
     if error.status == 403:
         return JoinError(

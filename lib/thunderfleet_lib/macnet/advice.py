@@ -13,12 +13,14 @@ from thunderfleet_lib.macnet.switch import Argv
 from thunderfleet_lib.macnet.values import Bridge, Port
 
 REPAIR: Final = "sudo thunderfleet doctor --fix"
-_BY_ITSELF: Final = "a kubelet that runs as root does this by itself, and `kubectl describe node` says why it has not"
+_KUBELET: Final = (
+    "a kubelet that runs as root changes that, and `kubectl describe node` says why it has not; without such a kubelet, "
+)
 
 
 def leave_bridge(mac: str) -> str:
     """How Thunderbolt ports leave a bridge permanently."""
-    return f"run `{REPAIR}` on {mac}, which gives each port a network service of its own permanently; {_BY_ITSELF}"
+    return f"{_KUBELET}run `{REPAIR}` on {mac}, which gives each port a network service of its own permanently"
 
 
 def why_no_address(node: str) -> str:
@@ -30,8 +32,8 @@ def set_address(mac: str) -> str:
     """How a port gets an address permanently."""
     service = "networksetup -setmanual SERVICE 10.0.0.1 255.255.255.252 ''"
     return (
-        f"give both ends of the cable addresses of one network, such as `sudo {service}` on {mac} and 10.0.0.2 at the other "
-        f"end, where SERVICE is the network service of the port; {_BY_ITSELF}"
+        f"{_KUBELET}give both ends of the cable addresses of one network, such as `sudo {service}` on {mac} and 10.0.0.2 at "
+        "the other end, where SERVICE is the network service of the port"
     )
 
 

@@ -94,10 +94,10 @@ def _right(products: Mapping[int, Products]) -> str:
     """What the ranks have computed right."""
     fewest = min(products.values(), key=lambda one: one.checked - one.kinds)
     seconds = max(one.seconds for one in products.values())
-    found = f"products with {fewest.checked} of {fewest.kinds} kinds of matrices right, in {seconds:.2f} s"
+    found = f"products with {fewest.checked} of {fewest.kinds} kinds of the model's matrices are right, in {seconds:.2f} s"
     first = products.get(0)
     if first is not None and first.layers:
-        found += f"; layers {', '.join(map(str, first.layers))} as computed by one Mac"
+        found += f"; layers {', '.join(map(str, first.layers))} give the same as on one Mac"
     if first is not None and first.layers_left:
         found += f"; not compared: {first.layers_left}"
     return found

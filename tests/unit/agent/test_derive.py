@@ -244,7 +244,8 @@ def test_bridge_members_are_named_with_the_commands(shapes: Any) -> None:
     status = profile(observed(shapes, interfaces=bridged(shapes, "en2", "en3")), NOW).status
     verdict = condition(status, "BridgeFree")
     assert (verdict.status, verdict.reason) == (ConditionStatus.FALSE, "BridgeMember")
-    assert "en2, en3 are members of bridge0: run `sudo thunderfleet doctor --fix` on this Mac" in verdict.message
+    assert "en2, en3 are members of bridge0: a kubelet that runs as root changes that" in verdict.message
+    assert "run `sudo thunderfleet doctor --fix` on this Mac" in verdict.message
     assert "ifconfig" not in verdict.message, "what ifconfig changes is lost at the next restart"
     assert condition(status, "RDMAReady").reason == "BridgeMember"
     assert status.network is not None

@@ -180,7 +180,7 @@ def test_a_join_that_is_killed_anywhere_is_completed(tmp_path: Path, monkeypatch
 
 def test_keys_that_were_changed_or_are_of_another_version_are_refused(mac: RecordedMac) -> None:
     for offered, says in (
-        (mac.sealed("0.1.0", b"x" * 32), "was encrypted with another key"),
+        (mac.sealed("0.1.0", b"x" * 32), "were encrypted with another key"),
         (mac.sealed("0.2.0"), "the control plane has version 0.2.0, and this is 0.1.0"),
     ):
         mac.offered = offered

@@ -72,10 +72,8 @@ def test_products_are_those_of_the_rank_that_has_checked_least() -> None:
     full = peers.Products(checked=7, kinds=7, layers=(0, 3), seconds=0.25)
     some = peers.Products(checked=5, kinds=7, seconds=0.5)
     told = verified(made, machine, Proofs(BOTH, {0: full, 1: some}, Answers(), ()))
-    assert (
-        "; products with 5 of 7 kinds of matrices right, in 0.50 s; layers 0, 3 as computed by one Mac; answers: "
-        in told.message
-    )
+    right = "; products with 5 of 7 kinds of the model's matrices are right, in 0.50 s"
+    assert f"{right}; layers 0, 3 give the same as on one Mac; answers: " in told.message
     left = full.model_copy(update={"layers": (), "layers_left": "the whole layer 0 of 9.0 GiB is too large"})
     told = verified(made, machine, Proofs(BOTH, {0: left, 1: full}, Answers(), ()))
     assert "right, in 0.25 s; not compared: the whole layer 0 of 9.0 GiB is too large; " in told.message

@@ -121,7 +121,7 @@ def _others(mac: Mac) -> list[str]:
     every = ", ".join(map(str, members))
     return [
         f"this cluster has several control planes, which would go on without this one: {every}. Run `sudo thunderfleet reset` "
-        "on all other Macs of them first; after the restore, join them again"
+        "on each of these Macs except this one first; after the restore, join them again"
     ]
 
 

@@ -28,7 +28,7 @@ def backup(mac: Mac, wanted: Wanted) -> None:
         raise InstallError("this needs root: run it with sudo")
     layout = mac.layout
     if not layout.control_plane.exists() and not layout.former.exists():
-        raise InstallError("this Mac has no control plane: run this on the Mac on which you ran `thunderfleet init`")
+        raise InstallError("this Mac has no control plane: run this on a Mac that has one")
     with only_one(layout.lock):
         if layout.joining.exists():
             raise InstallError(INTERRUPTED)

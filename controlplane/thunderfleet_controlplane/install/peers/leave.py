@@ -95,7 +95,9 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
         if found.id in alive and not force:
             raise InstallError(f"the control plane of {node} works: run `sudo thunderfleet reset` there, or use --force")
         if problem := why_not_without(members, found, alive):
-            raise InstallError(f"{found} cannot be removed: {problem}")
+            raise InstallError(
+                f"{found} cannot be removed: {problem}. Switch them on, or first remove one that does not come back"
+            )
         mac.step("reset", f"removing {found} from etcd")
         etcd.remove(found)
     elif not known:

@@ -32,14 +32,14 @@ def seal(files: Mapping[str, bytes], version: str, *, key: bytes, token: str, ra
 def unseal(data: bytes, *, key: bytes, token: str) -> tuple[Mapping[str, bytes], str]:
     """What ``seal`` encrypted: files and version. Raises SealedError."""
     if len(data) > LIMIT_BYTES:
-        raise SealedError("it is too large")
+        raise SealedError("they are too large")
     try:
         text = AESGCM(key).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], _about(token))
         content = json.loads(text)
         files = {name: base64.b64decode(content["files"][name], validate=True) for name in SHARED}
         version = str(content["version"])
     except (InvalidTag, ValueError, KeyError, TypeError):
-        raise SealedError("it was encrypted with another key, or was changed") from None
+        raise SealedError("they were encrypted with another key, or were changed") from None
     if any(len(file) > FILE_BYTES for file in files.values()):
         raise SealedError("a file is too large")
     return files, version

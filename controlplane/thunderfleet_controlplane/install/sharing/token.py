@@ -27,7 +27,7 @@ def create(mac: Mac, *, control_plane: bool) -> None:
     mac.step("preflight", "checking this Mac")
     facts = mac.facts(ORDER)
     if facts.root and not facts.initialised:
-        raise InstallError("this Mac has no control plane: run this on a Mac on which you ran `thunderfleet init`")
+        raise InstallError("this Mac has no control plane: run this on a Mac that has one")
     config = from_state(facts.initialised, mac.layout, other_names())
     if facts.root and config.address not in facts.addresses:
         raise InstallError(f"the address of this Mac is not {config.address} any more: run `sudo thunderfleet init` first")
