@@ -17,7 +17,7 @@ def test_weights_that_were_right_before_are_not_served_when_they_are_wrong(line:
     served = deploy("copier", model={"path": str(folder)}).until_ready()
     served.until(lambda: served.group().get("provenLengths", {}).get("lengths") == [300], "the passage is continued")
     told = served.until_condition("Verified", "True", "Verified")
-    assert "every bit right; products with 4 of 4 kinds of matrices right" in told["message"]
+    assert "every bit right; products with 4 of 4 kinds of the model's matrices are right" in told["message"]
     assert "; answers: passages of 300 tokens continued correctly" in told["message"]
 
     weights = copymodel.weights(VOCABULARY, copymodel.SEED)
