@@ -160,7 +160,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "balancer | 6444": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "The balancer has the rights": (f"{BALANCER}::test_the_balancer_asks_as_the_kubelet",),
     "TLS is between its clients": (f"{BALANCER}::test_large_bodies_pass_and_ends_are_passed_on",),
-    "Whoever can open connections on a Mac": (f"{BALANCER}::test_many_connections_do_not_keep_out_another",),
+    "A user who can open connections on a Mac": (f"{BALANCER}::test_many_connections_do_not_keep_out_another",),
     "A Mac with a control plane": ADVICE,
     "API server | 6443": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "etcd | 2379": (

@@ -40,7 +40,7 @@ class Etcd:
                 answer = self.call("/v3/cluster/member/list", {"linearizable": consistent}, None if consistent else (LOCAL,))
                 break
             except EtcdError as error:
-                # Whoever joins or leaves causes that.
+                # A member that joins or leaves causes that.
                 if "leader changed" not in str(error) or attempt == ATTEMPTS - 1:
                     raise
                 time.sleep(PAUSE_SECONDS)

@@ -81,7 +81,7 @@ async def take(server: str, ca: Path, token: str, claim: str) -> bytes:
 
 
 async def _claimed(kube: Kube, path: str, claim: str) -> dict[str, Any]:
-    """The Secret, with the claim of whoever was first."""
+    """The Secret, with the claim of the Mac that was first."""
     secret = await kube.get(path)
     metadata = secret["metadata"]
     if CLAIM in (metadata.get("annotations") or {}):
