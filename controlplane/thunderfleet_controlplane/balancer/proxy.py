@@ -1,8 +1,8 @@
 """Passes connections on to an API server, with a bound on their number and a limit on every wait.
 
 All clients are on this Mac, and any of its users may connect. When all places are taken, a new connection gets the place of one
-that no API server has answered yet, or else of the one that has been silent longest. So a client that opens many connections cannot
-keep out others for long.
+that no API server has answered yet, or else of the one that has been silent longest. So a client that opens many connections
+cannot keep out others for long.
 """
 
 import asyncio
