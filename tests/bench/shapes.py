@@ -4,6 +4,7 @@
 took, and then the slowest.
 """
 
+import argparse
 import gc
 import json
 import random
@@ -413,7 +414,13 @@ def figures(repeats: int, say: Callable[[str], None]) -> list[Figure]:
 
 
 def main() -> int:
-    first, last = map(int, sys.argv[1:3])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.shapes", description="Measures fleets that are made to be slow."
+    )
+    parser.add_argument("first", type=int, nargs="?", default=0, help="first seed (default: 0)")
+    parser.add_argument("last", type=int, nargs="?", default=100, help="the seed after the last (default: 100)")
+    arguments = parser.parse_args()
+    first, last = arguments.first, arguments.last
     slowest: list[tuple[float, int, str]] = []
     for seed in range(first, last):
         seconds, said, drawn = measured(seed, repeats=3)
