@@ -242,9 +242,9 @@ class Reason(StrEnum):
     )
     MODEL_UNSUPPORTED = (
         "ModelUnsupported",
-        "The installed mlx-lm does not support the architecture of the model.",
+        "The installed mlx-lm does not support the architecture of the model, or is known to run this model wrong.",
         "Use another model, or an image with a newer mlx-lm.",
-        (FAILURE,),
+        (On.MODEL_RESOLVED, On.READY, FAILURE),
     )
     MODEL_CANNOT_SPLIT = (
         "ModelCannotSplit",
