@@ -13,7 +13,7 @@ from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, FaultClass
-from thunderfleet_operator.decide.cables import BrokenCable, broken_cable
+from thunderfleet_operator.decide.cables import BrokenCable, broken_cable, connections
 from thunderfleet_operator.decide.deployment import SETTLE_SECONDS
 from thunderfleet_operator.decide.lifecycle import CABLE_SECONDS
 from thunderfleet_operator.observe.fleet import FleetBuilder
@@ -65,6 +65,19 @@ def test_a_fault_of_rdma_ends_no_ring() -> None:
     off = cable(rdma_fault=CableFault("RDMADisabled", "RDMA is disabled on b"), rdma_problem="RDMA is disabled on b")
     assert fault(RING, off) is None
     assert fault(JACCL, off) == ("RDMADisabled", "cable ab between a and b: RDMA is disabled on b")
+
+
+def test_what_identifies_the_connections_changes_with_an_interruption_only() -> None:
+    def said(made: Plan, *cables: Cable) -> str:
+        return connections(made, Fleet(cables=cables))
+
+    first = cable(connection="u 1")
+    known = said(JACCL, first)
+    assert known and said(JACCL, replace(first, ring_mbps=1, fault=OUT, in_use=True), cable(name="other")) == known
+    assert said(JACCL, replace(first, connection="u 2")) != known, "unplugged and plugged in again"
+    off = replace(first, rdma_fault=CableFault("RDMADisabled", "RDMA is disabled on b"))
+    assert said(JACCL, off) != known and said(RING, off) == said(RING, first)
+    assert said(JACCL) == "" and said(plan(links=("", "")), first) == ""
 
 
 def test_a_ring_needs_the_addresses_that_it_was_planned_with() -> None:
