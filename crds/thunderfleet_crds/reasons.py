@@ -398,9 +398,9 @@ class Reason(StrEnum):
     )
     LENGTH_NOT_PROVED = (
         "LengthNotProved",
-        "In the check of its answers, a group continues a short passage correctly, but not a long one. The same weights have "
-        "never continued one of that length, so it is not known whether the model can.",
-        "Compare long answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
+        "In the check of its answers, a group does not continue a passage correctly. The same weights have never continued one "
+        "of that length, so it is not known whether the model can.",
+        "Compare answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
         (On.VERIFIED,),
     )
     VERIFICATION_DISABLED = (
