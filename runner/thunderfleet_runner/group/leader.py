@@ -71,7 +71,7 @@ class Leader:
         self._reports = {
             entry.rank: RankReport(rank=entry.rank, node=entry.node, phase=RankPhase.ABSENT) for entry in plan.ranks
         }
-        self._evidence = Evidence(plan, identity, past.recorded)
+        self._evidence = Evidence(plan, identity, past.recorded, preflight.prompt_versions())
         self._vocabulary = Vocabulary(0, True)
         self._pulses: dict[int, peers.Pulse] = {}
         self._stall = StallDetector()
