@@ -5,13 +5,16 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from thunderfleet_crds.plan import MemoryPlan, ProvenLengths
-from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_runner.group import launch
+from thunderfleet_crds.vocabulary import GroupPhase, Split
+from thunderfleet_lib.backoff import Backoff
+from thunderfleet_runner.api.upkeep import canary
+from thunderfleet_runner.group import attempts, launch
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 
@@ -23,6 +26,8 @@ __all__ = ["macs"]
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
+SMALL = 1000
+"""A vocabulary with enough tokens for a passage of 300."""
 LARGE = 6000
 """A vocabulary with enough tokens for a passage of 2,600."""
 IN_CONNECTIONS = {
@@ -66,6 +71,19 @@ def spoil():
             attention.o_proj.weight = attention.o_proj.weight * 2
     loading.split_model = wrong
 """
+LATE = """
+def spoil():
+    import os
+    from pathlib import Path
+    import mlx.core as mx
+    now = Path(os.environ["THUNDERFLEET_TEST_FOLDER"]) / "now"
+    right = mx.distributed.recv_like
+    def wrong(*arguments, **options):
+        found = right(*arguments, **options)
+        return -found if found.shape[1] == 1 and now.exists() else found
+    mx.distributed.recv_like = wrong
+"""
+"""What a stage of a pipeline receives for a token of an answer, and never for a prompt."""
 PROGRAM = """
 import sys
 {spoil}
@@ -144,3 +162,35 @@ async def test_in_the_check_of_products(make_group: Callable[..., Any], tiny: Pa
     await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the group gives up")
     assert (leader.state.failure.reason, leader.state.failure.attempt) == (name, 1), leader.state.failure.message
     assert (leader.state.verified.status, leader.state.verified.reason) == ("False", name)
+
+
+async def test_in_the_answers_of_an_idle_group(
+    make_group: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that begins while the group serves, and comes again after the group was right."""
+    monkeypatch.setattr(canary, "run", partial(canary.run, idle_seconds=0.5))
+    copymodel.make(tmp_path / "copier", SMALL)
+    group = make_group(2)
+    plan = group.plan.model_copy(update={"model_path": str(tmp_path / "copier"), "split": Split.PIPELINE})
+    ranks = tuple(
+        rank.model_copy(update={"memory_bytes": 64 << 20, "layers": (1 - rank.rank, 2 - rank.rank)}) for rank in plan.ranks
+    )
+    proven = ProvenLengths(digest=preflight.digest(plan), lengths=(300,))
+    memory = MemoryPlan(context_tokens=1024, concurrent_requests=2, cached_tokens=1024)
+    group.plan = plan.model_copy(update={"proven_lengths": proven, "memory": memory, "ranks": ranks})
+    limits = attempts.Limits(3, 120.0, backoff=Backoff(0.05, 30.0), steady_seconds=0.1)
+    for rank in range(2):
+        group.start(rank, command=with_program(LATE), limits=limits)
+    leader = group.running[0][0]
+    await group.until_ready()
+    assert leader.service.answers.passed == {300}
+    (group.faults / "now").touch()
+    await group.until(lambda: leader.state.failure is not None, "the idle group notices")
+    (group.faults / "now").unlink()
+    assert leader.state.failure.reason == "OutputWrong"
+    await group.until(lambda: leader.state.phase is GroupPhase.READY and leader.state.recoveries == 1, "it restarts once")
+    await group.until(lambda: leader.role.machine.steady, "it has served for a while")
+    (group.faults / "now").touch()
+    await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the second time it gives up")
+    assert leader.state.failure.message.startswith("the prompt was a passage of 300 tokens and then 32 of these tokens again;")
+    assert (leader.state.verified.status, leader.state.verified.reason) == ("False", "OutputWrong")
