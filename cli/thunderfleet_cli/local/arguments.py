@@ -143,7 +143,7 @@ def _fault_commands(commands: Parsers) -> None:
         f"Points: {', '.join(POINTS)}; wire, which needs the key flipAfterBytes, loseAfterBytes, swapAfterBytes or "
         "repeatAfterBytes: after so many bytes, it changes a bit of what arrives over the cable, loses what follows, swaps two "
         "parts, or repeats one; and values, which needs aboveBytes and belowBytes: results of collectives of a size between "
-        "them are wrong",
+        "them are wrong, of the other sign or, with the key how: stale, those of the collective before",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
     rdma.add_argument(
