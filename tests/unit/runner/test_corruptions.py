@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ import pytest
 from thunderfleet_crds.plan import MemoryPlan, ProvenLengths
 from thunderfleet_crds.vocabulary import GroupPhase, Split
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.api.upkeep import canary
-from thunderfleet_runner.group import attempts, launch
+from thunderfleet_runner.group import attempts, launch, stall
+from thunderfleet_runner.group.attempts import Phase, StateMachine
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 
 from tests.support import copymodel
 from tests.support.tiers import quick
-from tests.unit.runner.test_jaccl_group import Macs, macs
+from tests.unit.runner.test_jaccl_group import Macs, answer, macs
 
 __all__ = ["macs"]
 
@@ -132,6 +135,42 @@ async def test_only_in_the_second_step_of_a_prompt(macs: Callable[..., Macs], tm
     failure = await group.until_failed(leader)
     assert failure.reason == "OutputWrong", failure.message
     assert failure.message.startswith("the prompt was a passage of 2600 tokens and then 32 of these tokens again; token ")
+
+
+@pytest.mark.parametrize("phase", quick([Phase.PROVING], [Phase.COMPARING, Phase.PROVING, Phase.READY]))
+async def test_a_rank_that_hangs_in_a_phase_costs_one_attempt(
+    macs: Callable[..., Macs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    """Also if the time for the check of answers is over meanwhile: the group would serve nobody."""
+    for name, seconds in {"STALL_SECONDS": 6.0, "STALL_UNKNOWN_SECONDS": 6.0, "STILL_SECONDS": 0.5}.items():
+        monkeypatch.setattr(stall, name, seconds)
+    copymodel.make(tmp_path / "copier", SMALL)
+    group = macs()
+    plan = group.group.plan.model_copy(update={"model_path": str(tmp_path / "copier")})
+    proven = ProvenLengths(digest=preflight.digest(plan), lengths=(300,))
+    memory = MemoryPlan(context_tokens=1024, concurrent_requests=2, cached_tokens=1024)
+    group.group.plan = plan.model_copy(update={"proven_lengths": proven, "memory": memory})
+    leader = await group.start()
+    machine = leader.role.machine
+    leader.role.machine = replace(machine, limits=replace(machine.limits, prove_seconds=4.0, still_seconds=0.5))
+    step = StateMachine.step
+
+    def stepped(before: StateMachine, event: Any) -> Any:
+        after, actions = step(before, event)
+        if (after.phase, after.attempt) == (phase, 1):
+            group.fails(1, at="recv", hang=True, attempts=[1])
+        return after, actions
+
+    monkeypatch.setattr(StateMachine, "step", stepped)
+    if phase is Phase.READY:
+        await group.until_ready()
+        with pytest.raises(Unavailable):
+            await answer(leader, "hangs")
+    failure = await group.until_failed(leader)
+    assert (failure.reason, failure.attempt) == ("Stalled", 1), failure.message
+    assert leader.role.machine.was_ready is (phase is Phase.READY), "it has not served"
+    await group.until_ready()
+    assert (leader.state.attempt, leader.state.verified.status) == (2, "True")
 
 
 async def test_a_wrong_offset_of_a_cache(make_group: Callable[..., Any], tmp_path: Path) -> None:
