@@ -26,7 +26,10 @@ def test_a_command_of_an_earlier_version_names_the_new_one(command: str, capsys:
     assert caught.value.code == 0
 
 
-@pytest.mark.parametrize("line", [[], ["--help"], ["demo"], ["support"], ["local", "up"], ["unknown"], ["token", "create"]])
+@pytest.mark.parametrize(
+    "line",
+    [[], ["--help"], ["demo"], ["support"], ["local", "up"], ["status", "--namespace=a"], ["unknown"], ["token", "create"]],
+)
 def test_other_command_lines_have_not_moved(line: list[str]) -> None:
     assert moved(line) is None
 
