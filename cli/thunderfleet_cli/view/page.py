@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-WIDTH = 240
-"""Columns of output that is not a terminal's."""
 GOOD, BAD, DOUBTFUL, QUIET = "green", "red", "yellow", "dim"
 
 Cell = str | tuple[str, str]
@@ -20,8 +18,6 @@ class Page:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
-        if not self._console.is_terminal:
-            self._console.width = WIDTH
 
     def line(self, text: str = "", style: str = "") -> None:
         """A line. Nothing in it is markup."""
@@ -32,10 +28,18 @@ class Page:
         self._console.print(Text.assemble(*cells))
 
     def table(self, columns: Sequence[str], rows: Rows) -> None:
-        """A table like those of kubectl."""
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in columns:
-            table.add_column(column, no_wrap=True, overflow="ignore")
-        for row in rows:
-            table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
-        self._console.print(table)
+        """A table like those of kubectl: as wide as its texts, whatever the terminal's width."""
+        cells = [[(column, "bold") for column in columns], *([_styled(cell) for cell in row] for row in rows)]
+        widths = [max(cell_len(row[at][0]) for row in cells) for at in range(len(columns))]
+        for row in cells:
+            last = max((at for at, (text, _) in enumerate(row) if text), default=0)
+            line = Text()
+            for at, (text, style) in enumerate(row[: last + 1]):
+                line.append(text, style)
+                if at < last:
+                    line.append(" " * (widths[at] - cell_len(text) + 2))
+            self._console.print(line)
+
+
+def _styled(cell: Cell) -> tuple[str, str]:
+    return (cell, "") if isinstance(cell, str) else cell

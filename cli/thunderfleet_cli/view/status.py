@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_localcluster.follow import waiting_for
 
 from thunderfleet_cli.view import facts
 from thunderfleet_cli.view.facts import Json, Picture
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
+
+WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
+"""What such Macs and cables are; models run over TCP there."""
 
 
 def as_values(picture: Picture) -> dict[str, Any]:
@@ -124,8 +128,9 @@ def cable_problem(link: Json) -> str:
     if connected is None:
         return "the operator has not reported on it yet"
     for kind in (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE):
-        if found.get(kind, {}).get("status") == "False":
-            return facts.said(found[kind])
+        condition = found.get(kind, {})
+        if condition.get("status") == "False" and condition.get("reason") not in WITHOUT_RDMA:
+            return facts.said(condition)
     return facts.said(connected) if connected.get("status") == "Unknown" else ""
 
 

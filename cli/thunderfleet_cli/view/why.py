@@ -11,6 +11,7 @@ from typing import Any
 
 from thunderfleet_crds.names import LABEL_GROUP, LABEL_RANK
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
+from thunderfleet_localcluster.follow import without_scheduler_noise
 
 from thunderfleet_cli.view import facts
 from thunderfleet_cli.view.facts import Json, Picture
@@ -104,7 +105,7 @@ def show(found: Why, picture: Picture, page: Page) -> None:
     if found.cause is not None:
         page.cells(("cause: ", "bold"), f"{found.cause.subject}: {found.cause.text}")
     elif any(step.state is State.PROBLEM for step in found.steps):
-        page.cells(("cause: ", "bold"), "it serves; the problems above do not affect it now")
+        page.line("it serves; the problems above do not affect it now")
     elif all(step.state is State.OK for step in found.steps):
         page.line("it serves and nothing is wrong")
     else:
@@ -124,7 +125,7 @@ def _deployment(deployment: Json) -> Iterator[Step]:
         state = State.OK if status == good else State.UNKNOWN if status == ConditionStatus.UNKNOWN else State.PROBLEM
         if kind is ConditionType.DEGRADED and state is not State.PROBLEM:
             continue
-        text = f"{kind} {status}: {facts.said(condition)}"
+        text = f"{kind} {status}: {without_scheduler_noise(facts.said(condition))}"
         yield Step(0, subject, state, text, Depth.CONDITION, facts.plain(condition.get("lastTransitionTime") or ""))
     for one in (facts.status(deployment).get("unplaceable") or ())[:MAX_UNPLACEABLE]:
         nodes = ", ".join(facts.plain(node) for node in one.get("nodes") or ())
@@ -150,10 +151,13 @@ def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
 def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
     number, state = group.get("index", 0), facts.plain(group.get("state") or GroupPhase.PENDING)
     serves = state == GroupPhase.READY
-    text = f"{state}: {facts.plain(group.get('message') or '')}".removesuffix(": ")
+    # It has recovered from the failure, and leaves its place for a better one.
+    returning = bool((group.get("lostPlace") or {}).get("returning"))
+    message = without_scheduler_noise(facts.plain(group.get("message") or ""))
+    text = f"{state}: {message}".removesuffix(": ")
     yield Step(1, f"group {number}", State.OK if serves else State.PROBLEM, text, Depth.GROUP)
     failure = group.get("lastFailure")
-    if failure and not serves:
+    if failure and not serves and not returning:
         where = " on ".join(
             word
             for word in (

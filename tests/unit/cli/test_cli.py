@@ -62,3 +62,8 @@ def test_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for command in (["kubeconfig"], ["token"], ["machine", "off", "a"], ["node", "remove", "a"], ["component", "off", "etcd"]):
         assert main(["local", *command[:1], *where, *command[1:]]) == 1
     assert f"start one with `thunderfleet local up --dir {tmp_path / 'c'}`" in capsys.readouterr().err
+
+
+def test_options_behind_a_machine_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "machine", "off", "studio-1", "--name", "demo"]) == 2
+    assert "write options before MACHINE: --name demo" in capsys.readouterr().err

@@ -197,6 +197,13 @@ def test_a_placement_that_is_missing_is_the_cause() -> None:
     assert found.cause is not None and found.cause.text == "needs 10 GiB more"
 
 
+def test_a_group_that_goes_back_to_a_better_place_does_not_suffer_from_its_old_failure() -> None:
+    back = deployment("False", "Draining", "finishes its requests", FAILURE)
+    back["status"]["groups"][0]["lostPlace"] = {"links": [LINK], "returning": True}
+    found = why.why(picture(deployments=[back]), back)
+    assert found.cause is not None and found.cause.text == "Draining: finishes its requests"
+
+
 def test_a_cordoned_mac_and_rdma_that_is_off_harm_nobody_who_serves() -> None:
     cordoned = node("studio-1")
     cordoned["spec"] = {"unschedulable": True}
