@@ -1,4 +1,4 @@
-"""Each alert of the chart fires for its problem, names its object, and is quiet otherwise, as the real promtool evaluates it."""
+"""Each alert of the chart fires for its problem, names its object, and is quiet otherwise, as a real promtool evaluates it."""
 
 import re
 import subprocess
