@@ -49,8 +49,8 @@ def add(commands: Parsers) -> None:
         commands,
         "top",
         "show what Macs and groups use",
-        "Show the CPU, memory and GPU memory that is used on each Mac. CPU and memory need metrics-server. Example: "
-        "`thunderfleet top`",
+        "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments of the namespace reserve on it "
+        "(-A: of all namespaces). CPU and memory need metrics-server. Example: `thunderfleet top -A`",
         command.show_top,
     )
     events = _view(

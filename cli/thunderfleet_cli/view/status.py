@@ -106,9 +106,11 @@ def mac_problem(node: Json, profile: Json | None) -> str:
     """What is wrong with a Mac; "" if nothing is."""
     ready = facts.conditions(node).get("Ready", {})
     if ready.get("status") != "True":
-        return f"NotReady: {facts.said(ready) or 'the kubelet has not reported yet'}"
+        text = f"NotReady: {facts.said(ready).rstrip('.') or 'the kubelet has not reported yet'}"
+        # A kubelet that reports False says itself what is wrong.
+        return text if ready.get("status") == "False" else f"{text}: check that the Mac is on and that its kubelet runs"
     if profile is None:
-        return "no agent reports on this Mac"
+        return "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there"
     found = facts.conditions(profile)
     quarantined = found.get(ConditionType.QUARANTINED, {})
     if quarantined.get("status") == "True":
@@ -126,7 +128,7 @@ def cable_problem(link: Json) -> str:
     found = facts.conditions(link)
     connected = found.get(ConditionType.CONNECTED)
     if connected is None:
-        return "the operator has not reported on it yet"
+        return "the operator has not reported on it yet: if that lasts, check with `kubectl get pods -A` that it runs"
     for kind in (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE):
         condition = found.get(kind, {})
         if condition.get("status") == "False" and condition.get("reason") not in WITHOUT_RDMA:

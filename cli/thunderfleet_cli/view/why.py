@@ -247,7 +247,7 @@ def pod_problem(pod: Json) -> str:
 def _phase(pod: Json) -> str:
     deleted = pod["metadata"].get("deletionTimestamp")
     return (
-        f"terminates since {facts.plain(deleted)}" if deleted else facts.plain(facts.status(pod).get("phase") or "not started")
+        f"terminating since {facts.plain(deleted)}" if deleted else facts.plain(facts.status(pod).get("phase") or "not started")
     )
 
 

@@ -122,7 +122,13 @@ def test_status_names_each_problem() -> None:
     values = status.as_values(found)
     assert values["deployments"][0]["problem"].endswith("rank 1 has not joined")
     problems = [mac["problem"] for mac in values["macs"]]
-    assert problems == ["NotReady: KubeletReady: the disk is full", "RDMAHung: restart the Mac", "no agent reports on this Mac"]
+    assert problems == [
+        "NotReady: KubeletReady: the disk is full",
+        "RDMAHung: restart the Mac",
+        "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there",
+    ]
+    silent = status.mac_problem(node("studio-1", "Unknown", "Kubelet stopped posting node status."), None)
+    assert silent.endswith("Kubelet stopped posting node status: check that the Mac is on and that its kubelet runs")
     assert values["cables"][0]["problem"] == "PortDown: plug it in"
 
 
