@@ -49,8 +49,9 @@ def add(commands: Parsers) -> None:
         commands,
         "top",
         "show what Macs and groups use",
-        "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments of the namespace reserve on it "
-        "(-A: of all namespaces). CPU and memory need metrics-server. Example: `thunderfleet top -A`",
+        "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments reserve on it: those of all "
+        "namespaces, or, without the right to list them, those of one. CPU and memory need metrics-server. Example: "
+        "`thunderfleet top`",
         command.show_top,
     )
     events = _view(

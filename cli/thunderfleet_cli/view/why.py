@@ -80,10 +80,12 @@ def why(picture: Picture, deployment: Json) -> Why:
     serves = found.get(ConditionType.READY, {}).get("status") == ConditionStatus.TRUE
     degraded = found.get(ConditionType.DEGRADED, {}).get("status") == ConditionStatus.TRUE
     current = facts.status(deployment).get("observedGeneration") == deployment["metadata"].get("generation")
-    problems = [step for step in steps if step.state is State.PROBLEM]
     if serves and not degraded and current:
         return Why(steps, None)
-    return Why(steps, max(problems, key=lambda step: step.depth, default=None))
+    problems = [step for step in steps if step.state is State.PROBLEM]
+    unknown = [step for step in steps if step.state is State.UNKNOWN]
+    silent = Step(0, "operator", State.UNKNOWN, "has not reported on this ModelDeployment yet", Depth.OPERATOR)
+    return Why(steps, max(problems or unknown or [silent], key=lambda step: step.depth))
 
 
 def as_values(found: Why) -> dict[str, Any]:
@@ -106,10 +108,8 @@ def show(found: Why, picture: Picture, page: Page) -> None:
         page.cells(("cause: ", "bold"), f"{found.cause.subject}: {found.cause.text}")
     elif any(step.state is State.PROBLEM for step in found.steps):
         page.line("it serves; the problems above do not affect it now")
-    elif all(step.state is State.OK for step in found.steps):
-        page.line("it serves and nothing is wrong")
     else:
-        page.line("nothing is known to be wrong; what is unknown is listed above")
+        page.line("it serves and nothing is wrong")
     unread(picture, page)
 
 

@@ -164,6 +164,13 @@ def test_nothing_is_wrong() -> None:
     assert found.cause is None and all(step.state is why.State.OK for step in found.steps)
 
 
+def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
+    new = deployment()
+    new["status"] = {}
+    found = why.why(picture(deployments=[new]), new)
+    assert found.cause is not None and found.cause.subject == "operator"
+
+
 @pytest.mark.parametrize(
     ("parts", "subject", "text"),
     [
