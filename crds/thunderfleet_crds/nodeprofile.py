@@ -300,11 +300,11 @@ class Model(ApiModel):
     experts: Count | None = Field(default=None, description="Number of experts of each layer; unset for dense models.")
     prefill_workspace_bytes: Int64 | None = Field(
         default=None,
-        description="Peak working memory of one full step of reading a prompt (prefill; 2,048 tokens) at the start of a "
-        "sequence in bytes.",
+        description="Peak working memory in bytes of one full prefill step (which reads 2,048 tokens of a prompt) at the start "
+        "of a sequence.",
     )
     prefill_workspace_bytes_per_token: Int64 | None = Field(
-        default=None, description="Additional working memory of a prefill step per token of preceding context in bytes."
+        default=None, description="Additional working memory in bytes of a prefill step for each token of preceding context."
     )
     sizes: Annotated[tuple[TensorSize, ...], Field(max_length=MAX_WORLD_SIZE)] = Field(
         default=(),

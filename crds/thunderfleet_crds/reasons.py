@@ -643,7 +643,7 @@ class Reason(StrEnum):
     )
     SPLIT_WRONG = (
         "SplitWrong",
-        "The Macs of the group together compute other values than one Mac with the whole layer of the model.",
+        "Macs that divide a layer of the model among them compute other values together than one Mac with the whole layer.",
         "Set spec.parallelism to Pipeline, or change spec.nodes.min and spec.nodes.max. Report a bug.",
         (On.VERIFIED, FAILURE),
     )

@@ -65,7 +65,9 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
     ready = _conditions(node).get("Ready")
     if ready is None or ready.get("status") != "True":
         text = str((ready or {}).get("message") or "the kubelet has not reported yet").rstrip(".")
-        text = f"{text}: check that the machine is on and that its kubelet runs"
+        if ready is None or ready.get("status") != "False":
+            # A kubelet that reports False says itself what is wrong.
+            text = f"{text}: check that the machine is on and that its kubelet runs"
         yield Check("Ready", State.FAILURE, text, reason=str((ready or {}).get("reason") or ""), subject=name)
         return
     if (node["metadata"].get("labels") or {}).get("kubernetes.io/os") == LINUX:

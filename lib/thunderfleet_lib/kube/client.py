@@ -32,6 +32,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 REQUEST_SECONDS = 30.0
 WATCH_SECONDS = 300
+LINE_BYTES = 1 << 20
 PAGE = 100
 """Objects of one page of a list. A NodeProfile with many models takes hundreds of kilobytes while it is read."""
 
@@ -307,6 +308,31 @@ class Kube:
             if error.status == 404 or (uid and error.status == 409):
                 return None
             raise
+
+    async def lines(self, path: str, query: Mapping[str, object]) -> AsyncIterator[str]:
+        """The lines of a text that grows, such as a log that is followed, until the server ends it. Raises ApiError.
+
+        A part of LINE_BYTES without a line break counts as a line. Nothing limits the time between two lines.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        response = await self._send("GET", path, query, None, JSON, timeout)
+        try:
+            if response.status >= 400:
+                raise _error(response.status, (await response.read()).decode("utf-8", "replace"))
+            rest = b""
+            async for part in response.response.content.iter_any():
+                *whole, rest = (rest + part).split(b"\n")
+                for line in whole:
+                    yield line.decode("utf-8", "replace")
+                if len(rest) > LINE_BYTES:
+                    yield rest.decode("utf-8", "replace")
+                    rest = b""
+            if rest:
+                yield rest.decode("utf-8", "replace")
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "Unreachable", f"GET {path}: {self.host} closed the connection: {error}") from error
+        finally:
+            response.response.close()
 
     async def watch(self, path: str, resource_version: str, **query: object) -> AsyncIterator[tuple[str, Json]]:
         """One watch connection: (type, object) pairs until the server closes it. Raises ApiError (410: list again)."""

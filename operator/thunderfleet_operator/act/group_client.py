@@ -37,7 +37,7 @@ def _host(address: str) -> str:
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """The body. Raises ``ValueError`` if it is too long: whoever has the keys of a group can answer in place of rank 0."""
+    """The body. Raises ``ValueError`` if it is too long: anyone with the keys of a group can answer in place of rank 0."""
     found = bytearray()
     async for chunk in answer.content.iter_any():
         found += chunk

@@ -444,14 +444,20 @@ class StateMachine:
         slow = next(iter(waited_for), None)
         match self.phase:
             case Phase.CHECKING:
-                text = f"the preflight checks did not complete within {self.limits.check_seconds:g} s on {missing}"
+                text = (
+                    f"the preflight checks did not complete within {self.limits.check_seconds:g} s on {missing}; if this "
+                    "repeats, check that the model's disk there responds"
+                )
                 fault = Fault(FaultClass.RETRY, Reason.PREFLIGHT_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.PREFLIGHT, fault))
             case Phase.FORMING:
                 fault = faults.init_deadline(int(self.limits.form_seconds), missing)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.INIT, fault))
             case Phase.COMPARING:
-                text = f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
+                text = (
+                    f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}; if this repeats, "
+                    "end other programs that use the GPU there"
+                )
                 fault = Fault(FaultClass.RETRY, Reason.CHECK_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.CHECK, fault))
             case Phase.PROVING:

@@ -1,4 +1,4 @@
-"""What the ranks have told of their model and their Macs in the present attempt, and whether it fits together.
+"""What the ranks have reported about their model and their Macs in the present attempt, and whether it fits together.
 
 Pure but for its state; the leader asks and acts.
 """

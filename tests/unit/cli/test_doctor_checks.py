@@ -461,6 +461,9 @@ def test_a_node_that_is_not_ready_or_has_no_agent() -> None:
     ]
     (stopped,) = cluster.checks(cluster.Objects([gone], [], []))
     assert stopped.finding == "Kubelet stopped posting node status: check that the machine is on and that its kubelet runs"
+    reported = item("studio-1", ("Ready", "False", "RuntimeNotReady", "the disk cannot be written"))
+    (own,) = cluster.checks(cluster.Objects([reported], [], []))
+    assert own.finding == "the disk cannot be written", "the kubelet runs, and says itself what is wrong"
 
 
 CHANGED, LATER = "2026-03-01T12:00:00Z", "2026-03-01T12:05:00Z"

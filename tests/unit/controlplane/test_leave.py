@@ -96,7 +96,7 @@ def test_the_others_must_work_without_it(mac: Any) -> None:
     ):
         leaving(mac)
     mac.reachable = False
-    with pytest.raises(InstallError, match=r"because etcd does not answer.*--force"):
+    with pytest.raises(InstallError, match=r"cannot be removed from etcd: .*does not answer.*--force"):
         leaving(mac)
 
 

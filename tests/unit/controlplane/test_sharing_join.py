@@ -160,6 +160,20 @@ def test_a_mac_gets_the_keys_and_a_member(mac: RecordedMac) -> None:
     assert any("WARNING: 2 control planes do not survive the loss of one" in line for line in mac.said)
 
 
+@pytest.mark.parametrize(
+    ("voters", "says"),
+    [
+        (2, "WARNING: 2 control planes do not survive the loss of one: join one more Mac"),
+        (4, "WARNING: 4 control planes survive the loss of 1, as 3 do: join one more Mac"),
+        (6, "WARNING: 6 control planes survive the loss of 2, as 5 do: join one more Mac"),
+    ],
+)
+def test_an_even_number_of_control_planes_is_a_warning(mac: RecordedMac, voters: int, says: str) -> None:
+    recorded: Any = mac
+    module._farewell(recorded, voters)
+    assert any(line.startswith(says) for line in mac.said)
+
+
 def test_a_join_that_is_killed_anywhere_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for at in range(1, 100):
         mac = RecordedMac(tmp_path / str(at), monkeypatch)

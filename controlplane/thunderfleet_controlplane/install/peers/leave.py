@@ -43,8 +43,8 @@ def leaving(mac: Mac) -> Leaving | None:
         members = etcd.members()
     except EtcdError as error:
         raise InstallError(
-            f"this Mac cannot leave the other control planes, because etcd does not answer: {error}. Switch the other Macs "
-            f"on, and run this again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on another of these Macs"
+            f"this Mac cannot be removed from etcd: {error}. Switch the other Macs with a control plane on, and run this "
+            f"again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on one of the others"
         ) from None
     own = set(addresses(mac.host)) - {LOCAL, "::1"}
     mine = next((one for one in members if own & set(one.hosts)), None)

@@ -165,7 +165,8 @@ def _farewell(mac: Mac, voters: int) -> None:
     mac.tell(f"The cluster has {voters} control planes.")
     if voters % 2 == 0:
         # More than half must work.
-        survive = "do not survive the loss of one" if voters == 2 else f"survive no more losses than {voters - 1}"
+        lost = (voters - 1) // 2
+        survive = f"survive the loss of {lost}, as {voters - 1} do" if lost else "do not survive the loss of one"
         again = "join one more Mac, with the line of another `sudo thunderfleet token create --control-plane`"
         mac.tell(f"WARNING: {voters} control planes {survive}: {again}")
     tell_kubeconfig(mac)

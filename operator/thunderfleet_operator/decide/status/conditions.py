@@ -94,7 +94,7 @@ def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, res
     first = next(outcome for outcome in outcomes if outcome.view.index == waiting[0].index)
     failure = first.next.failure
     if failure is not None and by_cable(failure):
-        # The next placement may have begun in the same round: then the group's message is about that.
+        # The next placement may have started in the same round: then the group's message is about that.
         named = message if failure.message in message else f"{failure.message}; {message}"
         return Verdict(False, failure.reason, named)
     return Verdict(False, first.wait.reason if first.wait else waiting[0].state.value, message)
