@@ -127,7 +127,7 @@ def event(second: float, user: str = "system:node:mac-1", verb: str = "patch", r
     ("events", "rate"),
     [
         ([], 0.0),
-        ([event(1.5), event(1.6), event(2.6), event(3.6)], 0.0),
+        ([event(1.5), event(1.6), event(2.6), event(3.6)], 1.0),
         ([event(second) for second in (1.5, 1.6, 2.6, 3.6, 4.6, 5.6)], 1.0),
         ([event(0), event(0.1), event(0.2), event(9)], 0.0),
         ([event(1, "system:admin"), event(1, verb="get"), event(1, resource="leases")], 0.0),
