@@ -35,7 +35,9 @@ def placed(
     if not wanted:
         return Verdict(True, Reason.SCALED_TO_ZERO, NO_REPLICAS)
     if waits and not resolution.found and resolution.reason != Reason.NO_MACS:
-        text = f"no Mac has a complete copy of the model: see condition {ConditionType.MODEL_RESOLVED}"
+        unsupported = resolution.reason == Reason.MODEL_UNSUPPORTED
+        why = "no Mac can run the model" if unsupported else "no Mac has a complete copy of the model"
+        text = f"{why}: see condition {ConditionType.MODEL_RESOLVED}"
         return Verdict(False, Reason.MODEL_NOT_RESOLVED, text)
     if waits:
         indexes = [str(outcome.view.index) for outcome, _ in waits]
