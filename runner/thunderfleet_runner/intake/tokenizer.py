@@ -12,6 +12,7 @@ from thunderfleet_runner.api.errors import ApiError, refused
 from thunderfleet_runner.api.request.call import Call
 from thunderfleet_runner.api.request.constraints import Constraint
 from thunderfleet_runner.api.request.sampling import model_defaults
+from thunderfleet_runner.intake import limits
 from thunderfleet_runner.intake.limits import EXIT_MEMORY
 from thunderfleet_runner.intake.pooling import POOLING_FILE, vector_size
 from thunderfleet_runner.intakeprotocol import ParseTools, ToolsParsed
@@ -19,6 +20,8 @@ from thunderfleet_runner.protocol import Prompt, Sampling
 from thunderfleet_runner.rank import grammar, mlxlm
 from thunderfleet_runner.rank.mlxlm import vocabulary
 
+TABLE_SECONDS = 20.0
+"""CPU seconds to make the table of tokens for formats, once: a second for 150,000 tokens."""
 CONFIG_BYTES = 1 << 20
 """Maximum bytes of a generation_config.json, or of POOLING_FILE."""
 
@@ -31,7 +34,7 @@ class Tokenizer:
         self._config = config
         self._pooling = pooling
         self._tokenizing = mlxlm.Tokenizing(tokenizer)
-        self._formats = grammar.Formats.of(tokenizer)
+        self._formats = grammar.Formats(tokenizer)
         self._harmony = tokenizer.tool_parser is mlxlm.families.harmony
         self.calls = mlxlm.call_format(tokenizer)
         """How the model writes tool calls."""
@@ -107,12 +110,13 @@ class Tokenizer:
 
     def grammar(self, constraint: Constraint) -> str:
         """A format that the ranks can force. Raises ApiError when it is invalid or takes too much."""
-        if self._formats is None:
-            raise refused(constraint.param, f"{constraint.param} is not supported for this model's tokenizer")
         words = json.loads(constraint.source) if constraint.kind == "choice" else ()
         try:
             # Schemas of tools describe; most say more than a grammar can.
             lenient = constraint.param == "tools"
+            if not self._formats.made:
+                with limits.apart(TABLE_SECONDS):
+                    self._formats.make()
             found = grammar.compiled(constraint.kind, constraint.source, words, lenient=lenient)
             self._formats.check(found)
         except grammar.Unusable as error:

@@ -20,6 +20,7 @@ pipelines  prompts in a pipeline
 prompts   the prompt cache
 logits    a hash of logits
 embedding  vectors of texts
+masking   the masks of a batch's answers
 steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake

@@ -16,6 +16,7 @@ from thunderfleet_runner.rank.mlxlm.embedding import CannotEmbed, embed
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 from thunderfleet_runner.rank.mlxlm.items import Embedded
 from thunderfleet_runner.rank.mlxlm.logits import LogitsHash, row_hash
+from thunderfleet_runner.rank.mlxlm.masking import Answers
 from thunderfleet_runner.rank.mlxlm.models import prompt_cache
 from thunderfleet_runner.rank.mlxlm.pipelines import Pace
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
@@ -133,6 +134,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         cache.on_hit = lambda count: self.digest(count, 0, 2)
         Batch.loop = self
         _server.BatchGenerator = Batch
+        _generate.GenerationBatch = Answers
 
     def run(self) -> None:
         """Serves until the source ends the loop, then frees the model. Any exception means that the group is lost."""
@@ -189,8 +191,13 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         if not work.grammar or self._formats is None:
             return processors
         after = self.model_provider.tokenizer.think_end_tokens if work.initial_state == "reasoning" else ()
-        matcher = self._formats.matcher(work.grammar)
-        return [*processors, Mask(matcher, after or (), lambda reason: sink.put(Unusable(reason)))]
+        try:
+            mask = Mask(self._formats, work.grammar, after or (), lambda reason: sink.put(Unusable(reason)))
+        except Unusable as error:
+            # The same on all ranks. Rank 0 ends the answer.
+            sink.put(error)
+            return processors
+        return [*processors, mask]
 
     def sharing(self, sampler: Any) -> Any:
         """``sampler`` with rank 0's choice for every rank. One object for each sampler, so that requests stay in one batch."""
@@ -262,7 +269,8 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         try:
             found = embed(self.model_provider.model, work.segments, work.embed, PREFILL_STEP, pace)
             tokens, sound = sum(map(len, work.segments)), bool(mx.all(mx.isfinite(found)).item())
-            sink.put(Embedded(tokens, bytes(memoryview(found))) if sound else CannotEmbed("a vector is not finite"))
+            values = bytes(memoryview(found))  # type: ignore[arg-type]  # MLX's stubs do not know that it is a buffer
+            sink.put(Embedded(tokens, values) if sound else CannotEmbed("a vector is not finite"))
         except Exception as error:
             if self.distributed:
                 # Other ranks may be in the middle of an exchange.
