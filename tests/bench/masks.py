@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import numpy
 from thunderfleet_runner.rank import grammar
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -139,7 +140,7 @@ def _masked(formats: grammar.Formats, batch: int) -> list[Figure]:
         computing.append(1000 * (computed - began))
         applying.append(1000 * (ended - computed))
         whole.append(1000 * (ended - began))
-        chosen = [int(mx.argmax(row).item()) for row in masked]
+        chosen = [int(numpy.argmax(numpy.array(row))) for row in masked]
     bound = Bound("<=", STEP_MILLISECONDS / 10)
     worst = f"the slowest of {STEPS} steps takes {max(whole):.2f} ms"
     return [

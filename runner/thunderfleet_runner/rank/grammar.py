@@ -206,7 +206,7 @@ class Step:
         """One row of logits, (1, vocabulary), with minus infinity for the tokens that may not come."""
         if self._added is None:
             # The device starts on them. What follows waits for the step before and is done in the meantime.
-            mx.async_eval(logits)
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
             active, packed = bitmasks(self._masks, self._tokens.tolist())
             size, dtype = logits.shape[-1], logits.dtype
             self._added = {one: addend(packed[row], size, dtype) for row, one in enumerate(active) if one.active}

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import aiohttp
 import numpy
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.embed import MAX_TEXTS
 from thunderfleet_runner.api.http.embeddings import ROWS, batches
@@ -19,10 +22,12 @@ from thunderfleet_runner.rank import mlxlm
 from transformers import AutoTokenizer
 
 from tests.support import embeddingmodel
+from tests.support.waiting import until_async
 
 MODEL = "org/Qwen3-Embedding-tiny"
 TEXTS = ["Hello", "Which Macs are wired together?", "a", "x" * 700, "Which Macs are wired together!"]
 LAST = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 10
 CLOSE = 2e-5
 """Single precision against double, over three layers."""
 
@@ -111,6 +116,57 @@ async def test_clients_and_bodies(served: Callable[..., Any], embedder: Path) ->
             assert response.status == 200 and response.headers["X-Thunderfleet-Ignored"] == "task"
         many = await asked(client, input=["a b"] * 300)
         assert many[0] == 200 and len({json.dumps(entry["embedding"]) for entry in many[1]["data"]}) <= 2
+
+
+_INPUT = (
+    st.text("abc é\n", max_size=20)
+    | st.lists(st.text("abc", max_size=9) | st.lists(st.integers(-1, 256), max_size=5), max_size=4)
+    | st.lists(st.integers(0, 255), min_size=1, max_size=600)
+    | st.none()
+    | st.integers()
+)
+_BODIES = st.fixed_dictionaries(
+    {"input": _INPUT},
+    optional={
+        "dimensions": st.integers(-1, 66) | st.floats(), "encoding_format": st.sampled_from(["float", "base64", "x", 1]),
+        "model": st.sampled_from([MODEL, "tiny"]), "user": st.text(max_size=3),
+    },
+)  # fmt: skip
+
+
+async def test_no_request_for_vectors_ends_a_group(served: Callable[..., Any], embedder: Path) -> None:
+    async with served(embedder, 2, "Tensor", plan={"model": MODEL}) as (group, client):
+        pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
+        right = (await asked(client, input=TEXTS[:3]))[1]["data"]
+        seen: set[int] = set()
+
+        async def together(bodies: list[dict[str, Any]]) -> None:
+            chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 1}
+            talk = client.post("/v1/chat/completions", json=chat)
+            *answers, talked = await asyncio.gather(*(asked(client, **body) for body in bodies), talk)
+            assert talked.status == 200
+            assert {status for status, _ in answers} <= {200, 400}, (bodies, answers)
+            seen.update(status for status, _ in answers)
+
+        loop = asyncio.get_running_loop()
+
+        @settings(
+            max_examples=EXAMPLES, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        )
+        @given(bodies=st.lists(_BODIES, min_size=4, max_size=4))
+        def explore(bodies: list[dict[str, Any]]) -> None:
+            asyncio.run_coroutine_threadsafe(together(bodies), loop).result(120)
+
+        await asyncio.to_thread(explore)
+        assert seen == {200, 400}
+        # A client that leaves: what is computed for it disturbs no other.
+        leaving = asyncio.create_task(asked(client, input=["a b c"] * 600))
+        await until_async(lambda: group.running[0][0].service.running, "the vectors are being computed")
+        leaving.cancel()
+        for found, expected in zip((await asked(client, input=TEXTS[:3]))[1]["data"], right, strict=True):
+            numpy.testing.assert_allclose(found["embedding"], expected["embedding"], atol=1e-6)
+        assert [supervisor.member.pid for supervisor, _ in group.running.values()] == pids
+        assert group.running[0][0].state.recoveries == 0
 
 
 async def test_a_pipeline_says_what_to_do(served: Callable[..., Any], tiny: Path, embedder: Path) -> None:
