@@ -153,6 +153,10 @@ class Nodes(ApiModel):
     )
 
 
+LEAST_CACHED_TOKENS = 65536
+"""Capacity of the prompt cache, unless spec.memory says otherwise. Earlier versions wrote it into every ModelDeployment."""
+
+
 class Memory(ApiModel):
     """Memory reserved in addition to the weights. The gateway admits requests within these limits."""
 
@@ -162,10 +166,19 @@ class Memory(ApiModel):
     concurrent_requests: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=4, description="Maximum number of requests that run at the same time; further requests wait."
     )
-    cached_tokens: Count = Field(default=65536, description="Capacity of the prompt cache in tokens.")
+    cached_tokens: Count | None = Field(
+        default=None,
+        description="Capacity of the prompt cache in tokens. If unset, contextTokens, but at least 65536. With less than "
+        "contextTokens only the beginning of a long conversation is reused, or nothing of it.",
+    )
     headroom_percent: Percent = Field(
         default=10, description="Safety margin in percent of everything that a rank reserves, including its weights."
     )
+
+    @property
+    def cache_capacity(self) -> int:
+        """Capacity of the prompt cache in tokens: the longest conversation has room, unless the spec says otherwise."""
+        return max(LEAST_CACHED_TOKENS, self.context_tokens) if self.cached_tokens is None else self.cached_tokens
 
 
 class Server(ApiModel):
