@@ -268,9 +268,14 @@ def _route(layout: Layout, machine: MachineLayout) -> str:
     if default is not None:
         gateway = f"net=default mask=default gateway={layout.control_plane.ip} device={default}"
         cases += f"  default) {gateway} flags='<UP,GATEWAY,DONE,STATIC,PRCLONING,GLOBAL>' ;;\n"
-    for address, device in network.routes(machine):
+    direct = network.routes(machine)
+    # The way of a Mac to an address of its own is the loopback interface.
+    own = "|".join(str(address.ip) for address, _ in direct)
+    if own:
+        cases += f"  {own}) net=$2 mask=255.255.255.255 device=lo0 flags='<UP,HOST,DONE,LLINFO,WASCLONED,LOCAL>' ;;\n"
+    for address, device in direct:
         hosts = address.network.hosts() if address.prefix > 24 else None
-        octets = str(address.ip).rsplit(".", 1)[0]
+        octets = ".".join(str(address.ip).split(".")[: address.prefix // 8])
         pattern = "|".join(str(host) for host in hosts) if hosts else f"{octets}.*"
         cases += f"  {pattern}) net={address.network.network_address} mask={address.network.netmask} device={device} ;;\n"
     return f"""\
