@@ -10,8 +10,9 @@ power      sleep, restart after a loss of power, heat; pure
 security   application firewall, FileVault, Local Network privacy; pure
 system     macOS, RDMA, disk, clock, GPU memory; pure
 network    Ethernet, Thunderbolt Bridge; pure
-selftest   the test of each cable, from what the agents measure; pure
+cabletests which agents test which cables, and what they answered; pure
+selftest   the checks of each cable, from a test of this moment and from what the agents have measured; pure
 cluster    Nodes, NodeProfiles and ThunderboltLinks; pure
-objects    reads them
+objects    reads them, and has agents test cables
 check      what a check finds; pure
 """

@@ -22,6 +22,12 @@ def add(commands: Parsers) -> None:
         help="make the repairs on this Mac that can be undone, print how to undo them, and print the commands for other Macs "
         "(needs root)",
     )
+    parser.add_argument(
+        "--no-test",
+        action="store_true",
+        help="do not test the cables now (connect over each, form a group of two, add numbers), but show what the agents of "
+        "its Macs have found",
+    )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
     parser.add_argument(
         "--kubeconfig",

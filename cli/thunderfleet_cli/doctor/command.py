@@ -66,11 +66,17 @@ def _for_root() -> Path | None:
     return own
 
 
+def _announce(cables: int) -> None:
+    """Say what takes long. Standard output has the result only."""
+    print(f"testing {cables} cable{'s' if cables != 1 else ''}, some seconds for each …", file=sys.stderr, flush=True)
+
+
 async def _cluster(arguments: argparse.Namespace) -> list[Check]:
     """The checks of the cluster; without a kubeconfig, one that says so."""
     given: Path | None = arguments.kubeconfig
     try:
-        return await cluster_checks(connect(given or _for_root(), arguments.context, None))
+        connection = connect(given or _for_root(), arguments.context, None)
+        return await cluster_checks(connection, None if arguments.no_test else _announce)
     except LocalClusterError as error:
         if given or arguments.context:
             raise

@@ -68,9 +68,7 @@ class Run:
         self.each: Callable[[], Awaitable[None]] | None = None
 
     def attach(self) -> None:
-        self.ports.attach(
-            lambda: cast(Kube, self.api), lambda reason, message, kind: self.events.append((reason, kind))
-        )
+        self.ports.attach(lambda: cast(Kube, self.api), lambda reason, message, kind: self.events.append((reason, kind)))
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
