@@ -13,6 +13,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 
 from thunderfleet_cli.connection import connect
 from thunderfleet_cli.doctor import host, installed, mac, page
+from thunderfleet_cli.doctor.apiservers import api_servers
 from thunderfleet_cli.doctor.check import Check, State
 from thunderfleet_cli.doctor.objects import cluster_checks
 from thunderfleet_cli.doctor.system import VERSION
@@ -50,7 +51,9 @@ async def _here(machine: Host, python: str) -> list[Check]:
     version = answers[VERSION]
     if isinstance(version, Failure) and version.kind is FailureKind.ABSENT:
         return [Check("macos", State.UNKNOWN, "this machine is not a Mac: it has no sw_vers", subject="this machine")]
-    return mac.checks(answers, python, installed.manages_ports(installed.layout()))
+    found = mac.checks(answers, python, installed.manages_ports(installed.layout()))
+    seen = await installed.balanced(installed.layout())
+    return found if seen is None else [*found, api_servers(seen)]
 
 
 def _for_root() -> Path | None:

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 from thunderfleet_cli.doctor import cabletests
+from thunderfleet_cli.doctor.apiservers import api_servers
 from thunderfleet_cli.doctor.cabletests import Tried
 from thunderfleet_cli.doctor.selftest import self_test
+from thunderfleet_controlplane.balancer.look import Look
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
 Json = dict[str, Any]
@@ -128,3 +130,19 @@ def test_what_fails_is_named_where_it_fails(socket: Json, rdma: Json, states: di
 def test_a_cable_without_rdma_has_no_group() -> None:
     found = checks(Tried(answers={"socket": answer("socket", rttMicroseconds=9)}), usable="False")
     assert list(found) == ["dial"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "says"),
+    [
+        (Look(False), "failure", "does not listen on 127.0.0.1:6444"),
+        (Look(True, unreadable="x: Permission denied"), "unknown", "run this with sudo"),
+        (Look(True), "failure", "knows no API server"),
+        (Look(True, (), ("10.0.0.1:6443",)), "failure", "reaches none of the API servers that it knows (10.0.0.1:6443)"),
+        (Look(True, ("10.0.0.2:6443",), ("10.0.0.1:6443",)), "warning", "does not reach 10.0.0.1:6443"),
+        (Look(True, ("10.0.0.2:6443",)), "ok", "reaches every API server"),
+    ],
+)
+def test_the_balancer_of_this_mac(seen: Look, state: str, says: str) -> None:
+    check = api_servers(seen)
+    assert check.state.value == state and says in check.finding

@@ -14,9 +14,13 @@ from thunderfleet_controlplane.install.mac.facts import addresses
 from thunderfleet_controlplane.install.mac.files import read_json
 from thunderfleet_controlplane.install.machine import Mac
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
-from thunderfleet_controlplane.install.peers.quorum import Member, why_not_without
+from thunderfleet_controlplane.install.peers.quorum import Member, why_not_now, why_not_without
 from thunderfleet_controlplane.install.peers.settle import until
 
+LOST = (
+    "Switch them on, and run this again. If they do not come back, make this Mac the only control plane: `sudo thunderfleet "
+    "backup FILE`, then `sudo thunderfleet restore FILE`, which keeps everything that this Mac knows"
+)
 FORCE = "`--force` removes what is on this Mac all the same"
 
 
@@ -43,8 +47,9 @@ def leaving(mac: Mac) -> Leaving | None:
         members = etcd.members()
     except EtcdError as error:
         raise InstallError(
-            f"this Mac cannot leave the other control planes, because etcd does not answer: {error}. Switch the other Macs "
-            f"on, and run this again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on another of these Macs"
+            f"this Mac cannot leave the other control planes: {_why(etcd, error)}. Switch the other Macs on, and run this "
+            f"again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on another of these Macs, once more than half of them "
+            "work"
         ) from None
     own = set(addresses(mac.host)) - {LOCAL, "::1"}
     mine = next((one for one in members if own & set(one.hosts)), None)
@@ -85,8 +90,16 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
     if node == config.name:
         raise InstallError("this is the control plane of this Mac: leave out --member to remove it", usage=True)
     etcd = Etcd(layout.pki, (one.host for one in learn.read(layout.api_servers)))
-    members = etcd.members()
-    known = set(asyncio.run(_where(mac, node)).split())
+    try:
+        members = etcd.members()
+        known = set(asyncio.run(_where(mac, node)).split())
+    except EtcdError as error:
+        raise InstallError(f"the control plane of {node} cannot be removed: {_why(etcd, error)}. {LOST}") from None
+    except (ApiError, OSError) as error:
+        raise InstallError(
+            f"the control plane of {node} cannot be removed: the API server of this Mac does not answer: {error}. `sudo "
+            f"launchctl print system/io.thunderfleet.kube-apiserver` and {layout.log('kube-apiserver')} say why"
+        ) from None
     # One that has never started has no name yet.
     hosts = {*known, node}
     found = next((one for one in members if one.name == f"member-{node}" or hosts & set(one.hosts)), None)
@@ -108,6 +121,16 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
         f"{node} has no control plane any more; if that Mac comes back, run `sudo thunderfleet reset --force` on it before it "
         "is connected to the network again",
     )
+
+
+def _why(etcd: Etcd, error: EtcdError) -> str:
+    """Why etcd can change nothing: which of its members do not answer, else what it said."""
+    try:
+        # As the etcd of this Mac knows them, which needs no other.
+        members = etcd.members(consistent=False)
+    except EtcdError:
+        return f"the etcd of this Mac does not answer ({error})"
+    return why_not_now(members, etcd.alive(members)) or str(error)
 
 
 async def _where(mac: Mac, node: str) -> str:

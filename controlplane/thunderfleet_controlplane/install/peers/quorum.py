@@ -58,10 +58,19 @@ def why_not_without(members: Sequence[Member], leaving: Member, alive: Collectio
     """
     if leaving.learner:
         return ""
+    then = [one for one in members if one != leaving]
+    return why_not_now(members, alive) or _too_few(then, alive, "would work then")
+
+
+def why_not_now(members: Sequence[Member], alive: Collection[int]) -> str:
+    """Why etcd can change nothing now; empty if it can."""
+    return _too_few(members, alive, "work now")
+
+
+def _too_few(members: Sequence[Member], alive: Collection[int], work: str) -> str:
     voters = [one for one in members if not one.learner]
-    for work, left in (("work now", voters), ("would work then", [one for one in voters if one != leaving])):
-        working, needed = sum(one.id in alive for one in left), len(left) // 2 + 1
-        if left and working < needed:
-            down = ", ".join(str(one) for one in left if one.id not in alive)
-            return f"{working} of {len(left)} control planes {work}, and {needed} are needed; not answering: {down}"
-    return ""
+    working, needed = sum(one.id in alive for one in voters), len(voters) // 2 + 1
+    if not voters or working >= needed:
+        return ""
+    down = ", ".join(str(one) for one in voters if one.id not in alive)
+    return f"{working} of {len(voters)} control planes {work}, and {needed} are needed; not answering: {down}"
