@@ -3,6 +3,7 @@
 arguments  the command line
 command    the steps: ask, check, repair, show
 host       runs commands of macOS, and repairs
+limit      sets the limit of GPU memory
 installed  what is installed on this Mac: the Python of its kubelet, the balancer, a kubeconfig for root
 page       the result as text and as JSON; pure
 mac        all checks of this Mac, and the commands whose output they need; pure

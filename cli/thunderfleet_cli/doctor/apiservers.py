@@ -24,15 +24,15 @@ def api_servers(found: Look) -> Check:
         return Check(name, State.FAILURE, finding)
     if not found.reached:
         finding = (
-            f"this Mac reaches none of the API servers that it knows ({', '.join(found.lost)}): check that a Mac with a "
-            "control plane is on, and the network to it; if its address has changed, run `sudo thunderfleet init` there and `sudo "
-            "thunderfleet join` with the new line here"
+            f"this Mac reaches none of the API servers that it knows ({', '.join(found.lost)}): check that a Mac with "
+            "a control plane is on, and the network to it; if its address has changed, run `sudo thunderfleet init` there and "
+            "`sudo thunderfleet join` with the new line here"
         )
         return Check(name, State.FAILURE, finding)
     if found.lost:
         finding = (
-            f"this Mac reaches {', '.join(found.reached)} and does not reach {', '.join(found.lost)}: switch that Mac on; if it "
-            "does not come back, run `sudo thunderfleet reset --member NODE` on another Mac with a control plane"
+            f"this Mac reaches {', '.join(found.reached)} and does not reach {', '.join(found.lost)}: switch that Mac on; if "
+            "it does not come back, run `sudo thunderfleet reset --member NODE` on another Mac with a control plane"
         )
         return Check(name, State.WARNING, finding)
     finding = f"the balancer of this Mac reaches every API server that it knows: {', '.join(found.reached)}"

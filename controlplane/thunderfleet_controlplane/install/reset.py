@@ -23,6 +23,7 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import API_PORT, EXIT_SECONDS, KUBELET, LOCAL, ORDER, label
 from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.mac import gpu_memory
 from thunderfleet_controlplane.install.mac.daemons import remove_daemon
 from thunderfleet_controlplane.install.mac.facts import changeable, folders
 from thunderfleet_controlplane.install.mac.files import only_one, read_json, remove, remove_empty, with_leftovers
@@ -73,6 +74,8 @@ def _remove(mac: Mac, *, force: bool) -> None:
         leave(mac, going)
     _end_daemons(mac, ORDER)
     _undo_ports(mac)
+    if gpu_memory.forget(mac.host, layout):
+        mac.step("reset", "removed the limit of GPU memory that `doctor` has set")
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")

@@ -48,8 +48,8 @@ def leaving(mac: Mac) -> Leaving | None:
     except EtcdError as error:
         raise InstallError(
             f"this Mac cannot leave the other control planes: {_why(etcd, error)}. Switch the other Macs on, and run this "
-            f"again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on another of these Macs, once more than half of them "
-            "work"
+            f"again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on another of these Macs, once more than half "
+            "of them work"
         ) from None
     own = set(addresses(mac.host)) - {LOCAL, "::1"}
     mine = next((one for one in members if own & set(one.hosts)), None)
