@@ -14,7 +14,7 @@ from thunderfleet_controlplane.install.mac.facts import addresses
 from thunderfleet_controlplane.install.mac.files import read_json
 from thunderfleet_controlplane.install.machine import Mac
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
-from thunderfleet_controlplane.install.peers.quorum import Member, why_not_now, why_not_without
+from thunderfleet_controlplane.install.peers.quorum import Member, voters, why_not_now, why_not_without
 from thunderfleet_controlplane.install.peers.settle import until
 
 LOST = (
@@ -26,10 +26,11 @@ FORCE = "`--force` removes what is on this Mac all the same"
 
 @dataclass(frozen=True)
 class Leaving:
-    """A member that can be removed, and where to say so."""
+    """A member that can be removed, and where to say so. ``left``: how many vote when it has left."""
 
     etcd: Etcd
     member: Member
+    left: int = 0
 
 
 def leaving(mac: Mac) -> Leaving | None:
@@ -60,7 +61,7 @@ def leaving(mac: Mac) -> Leaving | None:
             f"without this Mac the others would not work: {problem}. Switch them on, or remove one that does not come back "
             f"with `sudo thunderfleet reset --member NODE`. {FORCE}"
         )
-    return Leaving(etcd, mine)
+    return Leaving(etcd, mine, voters(members, mine))
 
 
 def forget_own(mac: Mac) -> None:
@@ -83,8 +84,8 @@ def leave(mac: Mac, one: Leaving) -> None:
     until(step, lambda: "")
 
 
-def remove_member(mac: Mac, node: str, *, force: bool) -> None:
-    """Remove the control plane of another Mac, which does not come back. Raises InstallError."""
+def remove_member(mac: Mac, node: str, *, force: bool) -> int:
+    """Remove the control plane of another Mac, which does not come back; how many are left. Raises InstallError."""
     layout = mac.layout
     config = from_state(read_json(layout.state), layout, ())
     if node == config.name:
@@ -121,6 +122,7 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
         f"{node} has no control plane any more; if that Mac comes back, run `sudo thunderfleet reset --force` on it before it "
         "is connected to the network again",
     )
+    return voters(members, found)
 
 
 def _why(etcd: Etcd, error: EtcdError) -> str:
