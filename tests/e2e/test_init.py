@@ -20,8 +20,8 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.network.namespaces import program
 
 from tests.support.installed import DAEMONS, SECONDS, Mac
-from tests.support.upgrading import ASKER, next_version, version_of
 from tests.support.tiers import quick
+from tests.support.upgrading import ASKER, next_version, version_of
 from tests.support.waiting import until
 
 FLEET = """
