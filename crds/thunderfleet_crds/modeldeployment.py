@@ -33,6 +33,7 @@ from thunderfleet_crds.fields import (
     Word,
 )
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
+from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
     ConditionType,
@@ -72,7 +73,6 @@ MAX_PROVEN_LENGTHS: Final = 8
 MAX_WEIGHTS_COPIES: Final = 64
 MAX_RECORDED_ANSWERS: Final = 4
 MAX_RECORDED_TOKENS: Final = 64
-MAX_ALIASES: Final = 16
 MAX_ENDPOINTS: Final = 256
 
 
@@ -170,29 +170,43 @@ class Memory(ApiModel):
     )
 
 
-Alias = Annotated[str, Field(min_length=1, max_length=128)]
-
-
 class Server(ApiModel):
     """The OpenAI-compatible HTTP endpoint."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "size(self.?apiKeys.orValue([])) == 0 || has(self.apiKeySecret)",
+                    "message": "server.apiKeys sets limits of keys in a Secret: set server.apiKeySecret too",
+                }
+            ]
+        }
+    )
 
     port: Port | None = Field(
         default=None, description="Port of the endpoint on the Node of rank 0. If unset, the operator picks a free one."
     )
     api_key_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Name of a Secret in the namespace; each value in it is an accepted API key. The values are read when a "
-        "pod of the group starts: after a change, delete the pods. If unset, no key is required.",
+        description="Name of a Secret in the namespace; each value in it is an accepted API key. Routers follow a change "
+        "within seconds. Groups read the values when their pods start: after a change, delete the pods. If unset, no key is "
+        "required.",
     )
     aliases: Annotated[tuple[Alias, ...], Field(max_length=MAX_ALIASES)] = Field(
         default=(),
         description="Other names under which routers serve the model, such as gpt-4o. A ModelDeployment or repository of the "
         "same name has precedence, and so has an alias in the caller's own namespaces. A change restarts no group.",
         json_schema_extra={
-            "x-rule": "self.all(a, a.matches('^[A-Za-z0-9][A-Za-z0-9._:/-]*$') && self.exists_one(b, b == a))",
-            "x-message": "server.aliases must be different from each other, start with a letter or digit, and consist of "
-            "letters, digits, '.', '_', ':', '/' and '-'",
+            "x-rule": "self.all(a, self.exists_one(b, b == a))",
+            "x-message": "server.aliases must be different from each other",
         },
+    )
+    api_keys: Annotated[tuple[ApiKey, ...], Field(max_length=MAX_KEYS)] = Field(
+        default=(),
+        description="Limits of API keys in the Secret that apiKeySecret names, for requests to routers. Keys without an entry "
+        "have no limits. A change restarts no group.",
+        json_schema_extra={"x-list-keys": ["name"]},
     )
 
 
@@ -689,7 +703,7 @@ class AutoscalingStatus(ApiModel):
     )
     last_scale_time: Time | None = Field(default=None, description="Time at which the number of groups last changed.")
     last_request_time: Time | None = Field(
-        default=None, description="Time of the last known request, to within half a minute."
+        default=None, description="Time of the last request before the number of groups was last decreased, as far as known."
     )
     message: Message = Field(default="", description="Human-readable reason for the number of groups.")
 
@@ -779,7 +793,7 @@ class ModelDeployment(ApiModel):
 
     @property
     def wanted_groups(self) -> int:
-        """The number of groups that should exist: none while it is suspended, else as autoscaling says, else ``spec.replicas``."""
+        """The number of groups that should exist: none while suspended, else as autoscaling or ``spec.replicas`` says."""
         spec, scaled = self.spec, self.status.autoscaling
         if spec.suspend:
             return 0

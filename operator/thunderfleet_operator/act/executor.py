@@ -279,7 +279,7 @@ class Executor:
         ending = [group.view for group in decision.ending if group.drain]
         replaced = [group.view for group in decision.groups if group.drain]
         rechecks: list[float | None] = [*self._drains.start(key, ending, notice=True)]
-        rechecks += self._drains.start(key, replaced, notice=decision.deployment.spec.replicas > 1)
+        rechecks += self._drains.start(key, replaced, notice=decision.deployment.wanted_groups > 1)
         self._drains.keep(key, {view.index for view in replaced} | {group.view.index for group in decision.ending})
         return rechecks
 

@@ -21,9 +21,10 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     # The policy decides about new placements only; the others are about the number of groups, and who finds them.
     for name in ("replicas", "recovery", "placement", "autoscaling", "suspend"):
         relevant.pop(name, None)
-    relevant.get("server", {}).pop("aliases", None)
-    if relevant.get("server") == {}:
-        del relevant["server"]
+    server = relevant.pop("server", {})
+    server = {name: value for name, value in server.items() if name not in ("aliases", "apiKeys")}
+    if server:
+        relevant["server"] = server
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -11,6 +11,7 @@ from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_operator.decide.manifests import served_name, serving_selector, transport
 from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.scaling.autoscaling import Scaling, staying
 from thunderfleet_operator.decide.status.conditions import conditions
 from thunderfleet_operator.decide.status.group import group_status
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
@@ -66,11 +67,15 @@ def build(
     *,
     highest: int = 0,
     service: Blocked | None = None,
+    scaling: Scaling | None = None,
 ) -> ModelDeploymentStatus:
     """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements.
 
-    ``highest``: the highest epoch of any group. ``service``: why there is no Service.
+    ``highest``: the highest epoch of any group. ``service``: why there is no Service. ``scaling``: of autoscaling.
     """
+    autoscaling = scaling.status if scaling is not None else None
+    deployment = deployment.model_copy(update={"status": deployment.status.model_copy(update={"autoscaling": autoscaling})})
+    wanted = staying(deployment, scaling)
     measured = _measured(deployment, outcomes)
     groups = tuple(
         group_status(outcome, deployment, predicted_status(outcome.predicted, outcome.view.plan, measured))
@@ -87,7 +92,7 @@ def build(
         selector=",".join(f"{key}={value}" for key, value in sorted(selector.items())),
         endpoint=serving[0].endpoint if serving else None,
         model=served_name(deployment)[-128:],
-        ready=f"{len(serving)}/{deployment.spec.replicas}",
+        ready=f"{len(serving)}/{wanted}",
         nodes=",".join(nodes) or None,
         transport=",".join(transports)[:64] or None,
         tokens_per_second=measured.decode_tokens_per_second if measured else None,
@@ -99,5 +104,8 @@ def build(
             for pod in terminating[:TERMINATING_PODS]
         ),
         benchmark=measured,
-        conditions=conditions(deployment, groups, outcomes, resolution, measured, now, service=service),
+        autoscaling=autoscaling,
+        conditions=conditions(
+            deployment, groups[:wanted], outcomes[:wanted], resolution, measured, now, wanted=wanted, service=service
+        ),
     )
