@@ -131,7 +131,7 @@ class RouterPlan(_Value):
 
     key_id: str
     """The routing key from which the credential is derived."""
-    digest: str
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of the credential, in hexadecimal digits."""
 
 

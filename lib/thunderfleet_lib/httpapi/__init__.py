@@ -1,0 +1,5 @@
+"""What the servers of models' APIs share: the gateway of a runner and the router.
+
+errors   errors in the formats of OpenAI and Anthropic; pure
+bodies   reads request bodies, bounded
+"""
