@@ -66,7 +66,6 @@ class Gateway:
         self._metrics = GatewayMetrics(service.registry, lambda: self._admission)
         self._generation = Generation(service, intake, self._admission, self._metrics)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
-        self._inside = 0
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
         """Accepts the connections."""
         self._created = int(time.time())
@@ -207,13 +206,15 @@ class Gateway:
         with contextlib.closing(answer):
             if not self._service.ready:
                 raise self._not_ready()
-            if self._inside >= self._admission.limit + SPARE_REQUESTS:
-                raise api_error(Full(f"too many requests: {self._inside} are running or waiting; retry later", 5))
-            self._inside += 1
+            if self._service.visits.inside >= self._admission.limit + SPARE_REQUESTS:
+                raise api_error(
+                    Full(f"too many requests: {self._service.visits.inside} are running or waiting; retry later", 5)
+                )
+            self._service.visits.enter()
             try:
                 return await answer
             finally:
-                self._inside -= 1
+                self._service.visits.leave()
 
     def _not_ready(self) -> ApiError:
         return api_error(Unavailable(self._sentence(), 30 if self._service.draining else 5))
