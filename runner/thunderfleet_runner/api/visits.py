@@ -1,4 +1,4 @@
-"""How many requests of clients the gateway has, and for how long it has had none. Pure except for the clock that it is given."""
+"""How many requests of clients the gateway has, and for how long it has had none."""
 
 from collections.abc import Callable
 

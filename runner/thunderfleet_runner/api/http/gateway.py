@@ -206,15 +206,14 @@ class Gateway:
         with contextlib.closing(answer):
             if not self._service.ready:
                 raise self._not_ready()
-            if self._service.visits.inside >= self._admission.limit + SPARE_REQUESTS:
-                raise api_error(
-                    Full(f"too many requests: {self._service.visits.inside} are running or waiting; retry later", 5)
-                )
-            self._service.visits.enter()
+            visits = self._service.visits
+            if visits.inside >= self._admission.limit + SPARE_REQUESTS:
+                raise api_error(Full(f"too many requests: {visits.inside} are running or waiting; retry later", 5))
+            visits.enter()
             try:
                 return await answer
             finally:
-                self._service.visits.leave()
+                visits.leave()
 
     def _not_ready(self) -> ApiError:
         return api_error(Unavailable(self._sentence(), 30 if self._service.draining else 5))
