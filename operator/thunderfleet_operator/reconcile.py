@@ -148,7 +148,7 @@ class Reconciler:
         deployment = self._deployment(key)
         if deployment is None:
             return None
-        now = self._clock()
+        now, routing = self._clock(), self._settings.routers
         advice = self._advice.setdefault(key, {})
         for index, text in self._planner.take_better(key).items():
             about = self._asked.pop((key, index), None)
@@ -167,6 +167,7 @@ class Reconciler:
             steadiness=self._steadiness,
             signals=self._scaling.signals(key, deployment),
             candidates=self._candidates(key, deployment),
+            routers=self._index.routers(routing.namespace) if routing is not None else (),
         )
 
     def _candidates(self, key: str, deployment: ModelDeployment) -> tuple[Candidate, ...]:

@@ -24,6 +24,8 @@ from thunderfleet_operator.decide.model import Resolution, resolve
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.decide.request import request, spec_hash
 from thunderfleet_operator.decide.rollout import next_to_roll
+from thunderfleet_operator.decide.routing import endpoints
+from thunderfleet_operator.decide.routing.endpoints import RouterSettings
 from thunderfleet_operator.decide.scaling.autoscaling import Scaling, scale, staying
 from thunderfleet_operator.decide.scaling.turns import yielding
 from thunderfleet_operator.decide.status import deployment as status
@@ -71,6 +73,8 @@ class Settings:
 
     pods: PodSettings
     ports: PortSettings
+    routers: RouterSettings | None = None
+    """None without routers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,8 @@ class Decision:
     """Old placements without pods: their ConfigMaps and Secrets are deleted."""
     service: Manifest | None
     """The Service to create, or, with its UID, to update; None if it is up to date, or if the operator did not create it."""
+    endpoint_slice: Manifest | None
+    """Where the Service leads; None if it selects the pods itself, or is not the operator's."""
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
@@ -138,6 +144,7 @@ class Decision:
     """Cables that the answers to ``questions`` leave out because they changed data."""
     questions: Mapping[int, Question]
     """Questions to the planner, by group. At most one asks for a place, because the next one depends on its answer."""
+    routers: RouterSettings | None
     scaling: Scaling | None
     """What autoscaling does; None without it."""
     recheck_seconds: float | None
@@ -246,7 +253,9 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         groups=tuple(groups),
         ending=ending,
         collect=_collect(observed),
-        service=_service(observed),
+        service=_service(observed, settings.routers),
+        endpoint_slice=_endpoint_slice(observed, settings.routers),
+        routers=settings.routers,
         service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
         resolution=resolve(observed.fleet, request(deployment.spec)),
         avoids=names,
@@ -419,17 +428,26 @@ def _collect(observed: Observed) -> tuple[Epoch, ...]:
     return tuple(found)
 
 
-def _service(observed: Observed) -> Manifest | None:
+def _service(observed: Observed, routers: RouterSettings | None) -> Manifest | None:
     """The Service, unless it exists as it should. The API server refuses EndpointSlices with loopback addresses."""
     known = observed.service
     if observed.loopback or (known is not None and not _own_service(observed)):
         return None
     manifest = manifests.service(observed.deployment)
+    if routers is not None:
+        manifest = endpoints.service(manifest)
     if known is None:
         return manifest
     # With the UID the API server refuses the update if another Service has the name by now.
     manifest["metadata"]["uid"] = known.uid
     return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != known.hash else None
+
+
+def _endpoint_slice(observed: Observed, routers: RouterSettings | None) -> Manifest | None:
+    if routers is None or observed.loopback or (observed.service is not None and not _own_service(observed)):
+        return None
+    deployment = observed.deployment
+    return endpoints.endpoint_slice(deployment, manifests.owner(deployment), observed.routers, routers)
 
 
 def _own_service(observed: Observed) -> bool:
@@ -532,4 +550,6 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
         highest=highest,
         service=service,
         scaling=decision.scaling,
+        routers=decision.observed.routers,
+        routing=decision.routers,
     )

@@ -13,6 +13,7 @@ from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.objects import PlacementKey
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
 
@@ -81,6 +82,8 @@ class Observed:
     """Whether any Node's address is in 127.0.0.0/8."""
     signals: Signals = NO_SIGNALS
     """What is known of its requests."""
+    routers: tuple[Router, ...] = ()
+    """Routers that are ready."""
     candidates: tuple[Candidate, ...] = ()
     """ModelDeployments of its namespace that could make room for it."""
 

@@ -17,6 +17,7 @@ from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observe
 from thunderfleet_operator.observe.plans import GroupView, Report, group_views
 from thunderfleet_operator.observe.proofs import Proof
 from thunderfleet_operator.observe.requests import ObservedRequests, ReadRequest, SentRequest
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.steadiness import Steadiness
 
 
@@ -69,6 +70,7 @@ def observe_deployment(
     steadiness: Steadiness,
     signals: Signals = NO_SIGNALS,
     candidates: tuple[Candidate, ...] = (),
+    routers: tuple[Router, ...] = (),
 ) -> Observed:
     """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each; ``steadiness`` is of now.
 
@@ -94,6 +96,7 @@ def observe_deployment(
         loopback=index.loopback,
         signals=signals,
         candidates=candidates,
+        routers=routers,
     )
 
 
