@@ -6,6 +6,7 @@ again.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
@@ -165,7 +166,7 @@ class Reconciler:
             settling_seconds={index: self._monotonic() - at for (of, index), at in self._settling.items() if of == key},
             advice=dict(advice),
             steadiness=self._steadiness,
-            signals=self._scaling.signals(key, deployment),
+            signals=replace(self._scaling.signals(key, deployment), can_wake=routing is not None),
             candidates=self._candidates(key, deployment),
             routers=self._index.routers(routing.namespace) if routing is not None else (),
         )

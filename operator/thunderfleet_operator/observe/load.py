@@ -83,6 +83,8 @@ class Signals:
     now: float = 0.0
     alive_seconds: float = 0.0
     """Since the operator first saw the ModelDeployment, or since it was last woken: before, nothing is known of requests."""
+    can_wake: bool = True
+    """Whether there are routers, which wake it when a request comes."""
     yields_to: str | None = None
     """The ModelDeployment (``namespace/name``) that is to have its turn."""
 

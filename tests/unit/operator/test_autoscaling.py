@@ -54,7 +54,7 @@ class Operator:
     def round(self, *reports: Report, asked: Asked | None = None, alive: float | None = None, to: str | None = None) -> int:
         """The number of groups after one round. There are as many reports as there should be groups."""
         assert len(reports) == self.deployment.wanted_groups
-        signals = Signals(self.load, asked or Asked(), self.now, self.now if alive is None else alive, to)
+        signals = Signals(self.load, asked or Asked(), self.now, self.now if alive is None else alive, yields_to=to)
         views = {index: view() for index in range(len(reports))}
         found = scale(self.deployment, dict(enumerate(reports)), views, signals, NOW + timedelta(seconds=self.now))
         assert found is not None

@@ -61,6 +61,8 @@ class DemandServer:
         self._clock = clock
         self._last: OrderedDict[str, float] = OrderedDict()
         self._listener = Listener(CONNECTIONS)
+        self.port = 0
+        """Where it listens."""
 
     async def serve(self, host: str, port: int, pair: KeyPair) -> web.AppRunner:
         """Starts to serve; the caller cleans the result up. Raises OSError if the port is taken."""
@@ -69,7 +71,7 @@ class DemandServer:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
-            await self._listener.listen(runner, host, port, server_context(pair))
+            self.port = await self._listener.listen(runner, host, port, server_context(pair))
         except BaseException:
             await runner.cleanup()
             raise

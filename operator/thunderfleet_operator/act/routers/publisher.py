@@ -48,15 +48,15 @@ class Publisher:
         self._api_keys = ApiKeys(kube, clock)
         self._written: dict[str, str] = {}
         self._written_at = 0.0
-        self._pair: tuple[bytes, KeyPair] | None = None
+        self._pair: KeyPair | None = None
 
     @property
     def pair(self) -> KeyPair:
         """The key pair of connections between routers and the operator."""
-        master = self._keys().newest
-        if self._pair is None or self._pair[0] != master:
-            self._pair = master, router_pair(master)
-        return self._pair[1]
+        if self._pair is None:
+            # For the life of this process: its listener presents it too.
+            self._pair = router_pair(self._keys().newest)
+        return self._pair
 
     async def run(self) -> None:
         """Runs until cancelled."""

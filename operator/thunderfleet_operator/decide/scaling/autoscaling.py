@@ -101,7 +101,7 @@ def _wish(deployment: ModelDeployment, current: int, idle: float, load: Load, si
     if not current:
         return _Wish(1, "a request came") if deployment.wakes and _woken(signals) else None
     after = spec.scale_to_zero_after_seconds
-    if deployment.wakes and idle >= after and not _woken(signals):
+    if deployment.wakes and signals.can_wake and idle >= after and not _woken(signals):
         return _Wish(0, f"no request for {after} s")
     up, down = load.lowest(UP_SECONDS, signals.now), load.highest(DOWN_SECONDS, signals.now)
     least = max(spec.min_replicas, 1)
@@ -171,6 +171,7 @@ def scale(
 
 def staying(deployment: ModelDeployment, scaling: Scaling | None) -> int:
     """The number of groups that stay: fewer than exist while some are about to be stopped."""
-    wanted = deployment.wanted_groups
-    to = scaling.status.draining_to if scaling is not None else None
-    return wanted if to is None else min(wanted, to)
+    if scaling is None:
+        return deployment.wanted_groups
+    after = (deployment.wanted_groups, scaling.status.replicas, scaling.status.draining_to)
+    return min(number for number in after if number is not None)

@@ -99,8 +99,10 @@ def build(
     ``routers``: those that are ready, with their settings ``routing``; None without routers.
     """
     autoscaling = scaling.status if scaling is not None else None
-    deployment = deployment.model_copy(update={"status": deployment.status.model_copy(update={"autoscaling": autoscaling})})
     wanted = staying(deployment, scaling)
+    if autoscaling is not None and autoscaling.replicas <= deployment.wanted_groups:
+        # Groups that are added exist in the next round only, and until then the conditions are about those that there are.
+        deployment = deployment.model_copy(update={"status": deployment.status.model_copy(update={"autoscaling": autoscaling})})
     measured = _measured(deployment, outcomes)
     groups = tuple(
         group_status(outcome, deployment, predicted_status(outcome.predicted, outcome.view.plan, measured))
