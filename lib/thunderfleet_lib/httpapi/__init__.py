@@ -2,4 +2,5 @@
 
 errors   errors in the formats of OpenAI and Anthropic; pure
 bodies   reads request bodies, bounded
+routed   headers between router and gateways; pure
 """

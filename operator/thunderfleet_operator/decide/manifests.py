@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds import modeldeployment
+from thunderfleet_crds import modeldeployment, names
 from thunderfleet_crds.modeldeployment import ModelDeployment, RuntimeSpec, duration_seconds
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
@@ -102,8 +102,7 @@ def serving_selector(deployment: str) -> dict[str, str]:
 
 def served_name(deployment: ModelDeployment) -> str:
     """The model name that clients use: the repository, or the last two parts of the path."""
-    model = deployment.spec.model
-    return model.repository or "/".join((model.path or "").rstrip("/").split("/")[-2:])
+    return names.served_name(deployment.spec.model.repository, deployment.spec.model.path)
 
 
 def owner(deployment: ModelDeployment) -> Manifest:

@@ -39,6 +39,10 @@ class Unavailable(Exception):
         self.retry_after = retry_after
 
 
+class GroupFailed(Unavailable):
+    """The group failed while it worked on the request: the request may be the cause."""
+
+
 class Refused(Exception):
     """The request can never be served: status 400 with the text, or an error event at the end of the stream."""
 
@@ -281,7 +285,7 @@ class Service:
             self._pending_end.cancel()
             self._pending_end = None
         for stream in self._streams.values():
-            stream.put(Unavailable(self._away))
+            stream.put(Unavailable(self._away) if self.draining else GroupFailed(self._away))
         measured, self._measured = self._measured, None
         if measured is not None and not measured.done():
             measured.set_exception(Unavailable(self._away))

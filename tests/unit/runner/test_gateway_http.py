@@ -16,7 +16,7 @@ from thunderfleet_crds import routing
 from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan, RouterPlan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
-from thunderfleet_lib.httpapi import bodies
+from thunderfleet_lib.httpapi import bodies, routed
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import examine, prepare, service
 from thunderfleet_runner.api.http import gateway, generation, stream
@@ -266,13 +266,33 @@ async def test_a_router_has_the_credential_of_the_plan() -> None:
 
 
 async def test_tokens_are_counted_for_routers(client: TestClient[Any, Any]) -> None:
-    asked = {generation.TOKENS_ASKED: "tokens"}
+    asked = {routed.ROUTED: "1"}
     whole = await client.post("/v1/chat/completions", json=CHAT | {"n": 2}, headers=asked)
-    assert whole.headers[generation.TOKENS_HEADER] == "3,4"
+    assert whole.headers[routed.TOKENS] == "3,4"
     streamed = await client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers=asked)
-    assert (await streamed.text()).endswith(f"data: [DONE]\n\n: {generation.TOKENS_HEADER}: 3,2\n\n")
+    assert (await streamed.text()).endswith(f"data: [DONE]\n\n: {routed.TOKENS}: 3,2\n\n")
     unasked = await client.post("/v1/chat/completions", json=CHAT)
-    assert generation.TOKENS_HEADER not in unasked.headers
+    assert routed.TOKENS not in unasked.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_routers_learn_that_a_group_failed_with_their_request(
+    client: TestClient[Any, Any], script: Script, path: str
+) -> None:
+    script.auto = 0
+    body = {"messages": CHAT["messages"]} if path != "/v1/responses" else {"input": "hi"}
+    whole = asyncio.create_task(client.post(path, json=body, headers={routed.ROUTED: "1"}))
+    await until_async(lambda: script.requests)
+    script.service.detach("rank 1 was killed")
+    answer = await whole
+    assert answer.status == 503 and answer.headers[routed.GROUP] == routed.FAILED
+    script.service.attach(script, Vocabulary(256, True))
+    streamed = asyncio.create_task(client.post(path, json=body | {"stream": True}, headers={routed.ROUTED: "1"}))
+    await until_async(lambda: len(script.requests) == 2)
+    script.say(1, done=False)
+    answer = await streamed
+    script.service.detach("rank 1 was killed")
+    assert (await answer.text()).endswith(f"\n\n: {routed.GROUP}: {routed.FAILED}\n\n")
 
 
 async def test_other_ranks_say_where_rank_0_is() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from aiohttp import web
+from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies
 
 from thunderfleet_runner import protocol
@@ -24,7 +25,7 @@ from thunderfleet_runner.api.http.stream import EventStream
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.openai.chat_writer import ChatWriter
 from thunderfleet_runner.api.openai.responses_writer import ResponsesWriter
-from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
+from thunderfleet_runner.api.service import GenerationFailed, GroupFailed, Refused, Service, Unavailable
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options, Prepared, Subject
 
 log = logging.getLogger(__name__)
@@ -33,11 +34,6 @@ ANSWER_SECONDS = 3600.0
 """Time limit for one answer, without its wait in the queue."""
 IGNORED_BYTES = 1024
 """Maximum length of the header that names ignored fields."""
-
-TOKENS_ASKED = "X-Thunderfleet-Count"
-"""Header of a request whose sender wants to know the tokens: routers, which count them for the limits of keys."""
-TOKENS_HEADER = "X-Thunderfleet-Tokens"
-"""Header of a whole response with the tokens of prompt and answer, if asked for; a stream ends with a comment that has them."""
 
 RankEvent = protocol.Token | protocol.Done
 Answered = Sequence[Part] | End
@@ -100,7 +96,7 @@ class Generation:
         prefix, make = _WRITERS[options.endpoint]
         name = f"{prefix}{uuid.uuid4().hex}"
         writer = make(Head(options, self._service.model_name, name, int(time.time()), prepared.prompt.count))
-        spent = _Spent(asked=TOKENS_ASKED in request.headers)
+        spent = _Spent(asked=routed.ROUTED in request.headers)
         choices = [self._choice(prepared, name, number, arrived, spent) for number in range(options.choices)]
         async with contextlib.aclosing(merged(choices)) as answers:
             if options.stream:
@@ -183,7 +179,7 @@ class Generation:
             raise GenerationFailed("the response ended unexpectedly")
         found = headers(options)
         if spent.asked:
-            found[TOKENS_HEADER] = spent.text
+            found[routed.TOKENS] = spent.text
         return web.Response(body=writer.whole(), content_type="application/json", charset="utf-8", headers=found)
 
     async def _stream(
@@ -211,17 +207,23 @@ class Generation:
                 if writer.marks_end:
                     stream.put_done()
                 if spent.asked:
-                    stream.comment(f"{TOKENS_HEADER}: {spent.text}")
+                    stream.comment(f"{routed.TOKENS}: {spent.text}")
             except ConnectionError:
                 raise
             except Exception as error:
                 if not stream.started:
                     raise
-                if not isinstance(error, Refused | Unavailable | GenerationFailed | Full):
-                    log.exception("a stream failed")
-                self._metrics.errors.inc()
-                stream.put([writer.error(api_error(error))])
+                self._failed(stream, writer, error, spent)
         return await stream.end()
+
+    def _failed(self, stream: EventStream, writer: Writer, error: Exception, spent: "_Spent") -> None:
+        """Ends a stream with an error event."""
+        if not isinstance(error, Refused | Unavailable | GenerationFailed | Full):
+            log.exception("a stream failed")
+        self._metrics.errors.inc()
+        stream.put([writer.error(api_error(error))])
+        if spent.asked and isinstance(error, GroupFailed):
+            stream.comment(f"{routed.GROUP}: {routed.FAILED}")
 
 
 @dataclass(slots=True)
@@ -300,6 +302,9 @@ def _named(names: Sequence[str]) -> str:
 def api_error(error: Exception) -> ApiError:
     """What a client gets for an error of the group."""
     match error:
+        case GroupFailed():
+            failed = {"Retry-After": str(error.retry_after), routed.GROUP: routed.FAILED}
+            return ApiError(503, str(error), type="server_error", code="group_failed", headers=failed)
         case Unavailable():
             retry = {"Retry-After": str(error.retry_after)}
             return ApiError(503, str(error), type="server_error", code="not_ready", headers=retry)
