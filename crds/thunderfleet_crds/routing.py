@@ -49,6 +49,9 @@ KEY_FIELD_PREFIX: Final = "key-"
 ROUTING_KEY_BYTES: Final = 32
 MAX_ROUTING_KEYS: Final = 8
 """More than one while groups or documents still use an earlier one."""
+OPERATOR_FIELD: Final = "operator"
+"""Field of the Secret: address and port (``HostPort``) of the operator replica that leads, where routers report demand. It
+changes when another one leads; a replica that does not lead answers 503."""
 OPERATOR_TLS_NAME: Final = "operator.thunderfleet.io"
 """DNS name in the certificate, which both sides verify."""
 

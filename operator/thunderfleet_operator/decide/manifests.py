@@ -48,6 +48,7 @@ from thunderfleet_crds.plan import (
 )
 from thunderfleet_crds.vocabulary import Backend, FastSynch, PlacedSplit, PlacedTransport, Split, Transport
 
+from thunderfleet_operator.decide.routing.keys import router_plan
 from thunderfleet_operator.observe import plans, pods
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.proofs import Keyring, Purpose
@@ -147,7 +148,10 @@ def make_plan(
     ports: Sequence[RankPorts],
     status: modeldeployment.Group | None = None,
 ) -> Plan:
-    """The plan that every supervisor of the group reads. ``status``: what is known from earlier placements."""
+    """The plan that every supervisor of the group reads, before routers are admitted (``admitting``).
+
+    ``status``: what is known from earlier placements.
+    """
     meta, spec = deployment.metadata, deployment.spec
     name = group_name(meta.name, index, epoch)
     ranks = tuple(
@@ -198,6 +202,11 @@ def make_plan(
         verify=spec.verify,
         **_known(status, {rank.node for rank in ranks}),
     )
+
+
+def admitting(plan: Plan, keys: Keyring) -> Plan:
+    """The plan of a group whose gateway recognizes routers. The credential is that of this placement."""
+    return plan.model_copy(update={"router": router_plan(plan, keys)})
 
 
 def _known(status: modeldeployment.Group | None, nodes: set[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from thunderfleet_crds.plan import MemoryPlan, Plan
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.passages import Answers, fitting
+from thunderfleet_runner.api.visits import Visits
 from thunderfleet_runner.faults import GRACE_IS_OVER
 
 MOVED_SECONDS = 30
@@ -137,6 +138,8 @@ class Service:
         self._between.set()
         self.used_at = time.monotonic()
         """When a request was last submitted or ended."""
+        self.visits = Visits(time.monotonic)
+        """Requests of clients at the gateway; the supervisor reports their number in its state."""
 
     # --- for the gateway ---
 
@@ -256,6 +259,7 @@ class Service:
         self._end_streams()
         self.private = private
         self._link = link
+        self.visits.opened()
         self._measured = None
         self.vocabulary = vocabulary
         self._turn = 0

@@ -70,7 +70,6 @@ class Gateway:
         self._generation = Generation(service, intake, self._admission, self._metrics)
         self._embeddings = Embeddings(service, intake, self._admission, self._metrics)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
-        self._inside = 0
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
         """Accepts the connections."""
         self._created = int(time.time())
@@ -207,13 +206,14 @@ class Gateway:
         with contextlib.closing(answer):
             if not self._service.ready:
                 raise self._not_ready()
-            if self._inside >= self._admission.limit + SPARE_REQUESTS:
-                raise api_error(Full(f"too many requests: {self._inside} are running or waiting; retry later", 5))
-            self._inside += 1
+            visits = self._service.visits
+            if visits.inside >= self._admission.limit + SPARE_REQUESTS:
+                raise api_error(Full(f"too many requests: {visits.inside} are running or waiting; retry later", 5))
+            visits.enter()
             try:
                 return await answer
             finally:
-                self._inside -= 1
+                visits.leave()
 
     def _not_ready(self) -> ApiError:
         return api_error(Unavailable(self._sentence(), 30 if self._service.draining else 5))
