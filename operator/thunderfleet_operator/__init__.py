@@ -19,4 +19,5 @@ reconcile  one round for one ModelDeployment
 scaling    what autoscaling remembers: requests, turns, reports of routers
 health     the endpoints /metrics, /healthz and /readyz
 metrics    the operator's own Prometheus metrics
+object_metrics  Prometheus metrics of ModelDeployments, cables and Macs
 """

@@ -188,7 +188,7 @@ def make_plan(
         memory=MemoryPlan(
             context_tokens=spec.memory.context_tokens,
             concurrent_requests=spec.memory.concurrent_requests,
-            cached_tokens=spec.memory.cached_tokens,
+            cached_tokens=spec.memory.cache_capacity,
         ),
         bootstrap=BootstrapPlan(
             attempts=spec.bootstrap.attempts, attempt_timeout_seconds=spec.bootstrap.attempt_timeout_seconds

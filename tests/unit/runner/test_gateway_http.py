@@ -80,8 +80,10 @@ class Script:
             answer: Any = prepare.prepare(question, frames[1], self)
         elif isinstance(question, Examine):
             answer = examine.examine(question, frames[1], self)
-        else:
+        elif isinstance(question, ParseTools):
             answer = self.tools(question)
+        else:
+            raise AssertionError(f"nothing asks for {question}")
         return bytes(answer.model_dump_json().encode())
 
     def prompt(self, call: Call) -> protocol.Prompt:

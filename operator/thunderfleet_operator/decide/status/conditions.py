@@ -34,7 +34,9 @@ def placed(
     if not wanted:
         return Verdict(True, *no_groups(deployment))
     if waits and not resolution.found and resolution.reason != Reason.NO_MACS:
-        text = f"no Mac has a complete copy of the model: see condition {ConditionType.MODEL_RESOLVED}"
+        unsupported = resolution.reason == Reason.MODEL_UNSUPPORTED
+        why = "no Mac can run the model" if unsupported else "no Mac has a complete copy of the model"
+        text = f"{why}: see condition {ConditionType.MODEL_RESOLVED}"
         return Verdict(False, Reason.MODEL_NOT_RESOLVED, text)
     if waits:
         indexes = [str(outcome.view.index) for outcome, _ in waits]
@@ -46,7 +48,23 @@ def placed(
     where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
     pending = any(outcome.waits and deployment.spec.recovery.failback is FailbackPolicy.WHEN_IDLE for outcome in outcomes)
     reason = Reason.FAILBACK_PENDING if pending else Reason.PLACED
-    return Verdict(True, reason, joined([*where, *(_better(outcome, deployment) for outcome in outcomes)]))
+    more = [*(_better(outcome, deployment) for outcome in outcomes), _small_caches(outcomes)]
+    return Verdict(True, reason, joined([*where, *more]))
+
+
+def _small_caches(outcomes: Sequence[Outcome]) -> str:
+    """Which groups cannot keep the longest conversation in their prompt caches."""
+    plans = [outcome.view.plan for outcome in outcomes if outcome.view.plan is not None]
+    small = [plan for plan in plans if plan.memory.cached_tokens < plan.memory.context_tokens]
+    if not small:
+        return ""
+    memory = small[0].memory
+    groups = f"group{'s' if len(small) > 1 else ''} {', '.join(str(plan.index) for plan in small)}"
+    return (
+        f"the prompt cache of {groups} holds {memory.cached_tokens} tokens, less than the context of {memory.context_tokens}: "
+        "of a longer conversation only the beginning is reused, or nothing with caches that cannot be cut. Unset "
+        "spec.memory.cachedTokens to hold a whole context from the next placement on"
+    )
 
 
 def _better(outcome: Outcome, deployment: ModelDeployment) -> str:
@@ -102,7 +120,7 @@ def ready(
     first = next(outcome for outcome in outcomes if outcome.view.index == waiting[0].index)
     failure = first.next.failure
     if failure is not None and by_cable(failure):
-        # The next placement may have begun in the same round: then the group's message is about that.
+        # The next placement may have started in the same round: then the group's message is about that.
         named = message if failure.message in message else f"{failure.message}; {message}"
         return Verdict(False, failure.reason, named)
     return Verdict(False, first.wait.reason if first.wait else waiting[0].state.value, message)

@@ -21,6 +21,7 @@ from thunderfleet_lib.listener import Listener
 
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http.admission import Admission, Full
+from thunderfleet_runner.api.http.embeddings import Embeddings
 from thunderfleet_runner.api.http.generation import Generation, api_error
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.api.http.stream import ClientGone
@@ -40,7 +41,9 @@ SPARE_CONNECTIONS = 128
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-PATHS = "/v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /tokenize or /detokenize"
+PATHS = (
+    "/v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /tokenize or /detokenize"
+)
 CLIENT_GONE = 499
 """Metric label for a client that closed its connection, as in nginx."""
 
@@ -65,6 +68,7 @@ class Gateway:
         )
         self._metrics = GatewayMetrics(service.registry, lambda: self._admission)
         self._generation = Generation(service, intake, self._admission, self._metrics)
+        self._embeddings = Embeddings(service, intake, self._admission, self._metrics)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
         """Accepts the connections."""
@@ -192,11 +196,7 @@ class Gateway:
         return await self._bounded(self._generation.examine(request, "detokenize"))
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
-        raise ApiError(
-            404,
-            f"{self._service.model_name} generates text and makes no embeddings; send them to a server of an embedding model",
-            code="model_not_found",
-        )
+        return await self._bounded(self._embeddings.answer(request, self._generation.limits))
 
     async def _generate(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         return await self._bounded(self._generation.answer(request, endpoint))

@@ -277,12 +277,15 @@ def _complete(done: protocol.Done) -> protocol.Done:
 
 def headers(options: Options) -> dict[str, str]:
     """What was ignored and what was changed."""
-    found = {}
-    if options.ignored:
-        found["X-Thunderfleet-Ignored"] = _named(options.ignored)
+    found = ignored_header(options.ignored)
     if options.clamped:
         found["X-Thunderfleet-Clamped"] = f"max_tokens={options.max_tokens}"
     return found
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names ignored fields, if there are any."""
+    return {"X-Thunderfleet-Ignored": _named(names)} if names else {}
 
 
 def _named(names: Sequence[str]) -> str:
