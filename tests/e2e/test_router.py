@@ -65,7 +65,7 @@ def test_two_deployments_behind_one_url(line: Line) -> None:
     assert len(routers(served)) == len(line.macs)
     name = f"{served.namespace}/{served.name}"
     for url in routers(served):
-        assert until(lambda: ask(line, url, name, "sk-ci").status == 200, f"{url} serves {name}")
+        until(lambda url=url: ask(line, url, name, "sk-ci").status == 200, f"{url} serves {name}")
         assert ask(line, url, name, "sk-stranger").status == 401
     service = line.json("get", "service", served.name, "-n", served.namespace)["spec"]
     assert service["type"] == "ClusterIP" and [port["port"] for port in service["ports"]] == [80]
