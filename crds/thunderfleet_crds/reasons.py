@@ -276,6 +276,20 @@ class Reason(StrEnum):
         (On.PLACED,),
     )
     SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY))
+    SUSPENDED = (
+        "Suspended",
+        "spec.suspend is true, so no group runs, and no request starts one.",
+        "",
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+    )
+    ASLEEP = (
+        "Asleep",
+        "Autoscaling has stopped the last group, because there was no request, or another model had its turn. A request to a "
+        "router starts it again.",
+        "",
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+    )
+    SCALED = ("Scaled", "Autoscaling has changed the number of groups; the message says why.", "", (EVENT,))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
         "No Mac has a complete copy of the model that spec.model names.",
