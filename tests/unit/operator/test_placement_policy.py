@@ -571,7 +571,6 @@ def test_the_documentation_states_the_limits() -> None:
     words = {5: "five", 8: "eight"}
     assert f"up to {words[MORE_MACS]} Macs more than the fewest" in text and f"only the {PIPELINES} with the" in text
     assert f"For up to {words[EVERY]} ranks, every" in text and f"for six to {words[MOST]}" in text
-    steps = (
-        f"{MAX_STEPS:,} steps, and in addition {MAX_STEPS // 2:,} among the faster classes of Macs, {MAX_STEPS // AFTER_LIMIT:,} if"
-    )
+    more = f"{MAX_STEPS // 2:,} among the faster classes of Macs, {MAX_STEPS // AFTER_LIMIT:,} if"
+    steps = f"{MAX_STEPS:,} steps, and in addition {more}"
     assert f"stops at a limit: {steps}" in text
