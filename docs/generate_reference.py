@@ -293,8 +293,11 @@ def permissions() -> str:
 
 def _operator_metrics() -> CollectorRegistry:
     from thunderfleet_operator.metrics import Metrics
+    from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 
-    return Metrics().registry
+    registry = Metrics().registry
+    registry.register(ObjectMetrics(Objects, lambda: False))
+    return registry
 
 
 def _agent_metrics() -> CollectorRegistry:

@@ -7,6 +7,7 @@ install     ``thunderfleet init``, ``join``, ``reset``: a control plane and node
 local/      ``thunderfleet local``: local clusters with recorded Macs
 run/        ``thunderfleet run``: serve a model in any cluster, and chat with it
 support/    ``thunderfleet support``: an archive for support requests
+view/       ``thunderfleet status``, ``why`` and others: what a fleet is doing, and why
 connection  which cluster, and how its endpoints are reached
 parsers     parsers of commands and their subcommands
 """

@@ -328,15 +328,16 @@ class ModelDeploymentSpec(ApiModel):
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="How the ranks form a group.")
     verify: Verify = Field(
         default=Verify.FULL,
-        description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
-        "exchange known values over each connection and compare every bit. Full: in addition, products and layers that the "
-        "ranks compute are checked (reasons KernelWrong and SplitWrong), their logits and earlier answers are compared "
-        "(Diverged and OutputWrong), and the group must continue passages of 300, 2,600 and 9,000 tokens: the prompt is a "
-        "passage and then a part of it again, and the answer must be what follows that part in the passage. The first time, a "
-        "length is checked while the group is idle, and a wrong answer is no failure: some models cannot do it. A length that "
-        "was right once is checked again whenever the group forms, and a wrong answer is then a failure; lengths up to 2,600, "
-        "and one that was wrong in the last attempt, are checked before the group serves. None: nothing. See the condition "
-        "Verified.",
+        description="What a group checks. None: nothing. Quick: its connections; before the ranks load the model, they "
+        "exchange known values over each connection and compare every bit. Full: also the model. The ranks check products and "
+        "layers that they compute (reasons KernelWrong and SplitWrong), compare their logits (Diverged), and compare the "
+        "answer to a test prompt with earlier answers (OutputWrong). The group must also continue passages of 300, 2,600 and "
+        "9,000 tokens: the prompt is a passage, followed by a part of it, and the right answer is what follows that part in "
+        "the passage. Some models cannot do that, so a wrong answer is a failure (OutputWrong) only for a length that was "
+        "right before. Each such length is checked again whenever the group forms: before it serves if it is at most "
+        "2,600 or its answer was wrong in the last attempt, otherwise while the group is idle. All other lengths are checked "
+        "while the group is idle, lengths above 300 only if the model continues 300 tokens. The condition Verified has the "
+        "result.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(

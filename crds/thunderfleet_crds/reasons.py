@@ -242,9 +242,9 @@ class Reason(StrEnum):
     )
     MODEL_UNSUPPORTED = (
         "ModelUnsupported",
-        "The installed mlx-lm does not support the architecture of the model.",
+        "The installed mlx-lm does not support the architecture of the model, or is known to run this model wrong.",
         "Use another model, or an image with a newer mlx-lm.",
-        (FAILURE,),
+        (On.MODEL_RESOLVED, On.READY, FAILURE),
     )
     MODEL_CANNOT_SPLIT = (
         "ModelCannotSplit",
@@ -398,9 +398,9 @@ class Reason(StrEnum):
     )
     LENGTH_NOT_PROVED = (
         "LengthNotProved",
-        "In the check of its answers, a group continues a short passage correctly, but not a long one. The same weights have "
-        "never continued one of that length, so it is not known whether the model can.",
-        "Compare long answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
+        "In the check of its answers, a group does not continue a passage correctly. The same weights have never continued one "
+        "of that length, so it is not known whether the model can.",
+        "Compare answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
         (On.VERIFIED,),
     )
     VERIFICATION_DISABLED = (
@@ -643,7 +643,7 @@ class Reason(StrEnum):
     )
     SPLIT_WRONG = (
         "SplitWrong",
-        "The Macs of the group together compute other values than one Mac with the whole layer of the model.",
+        "Macs that divide a layer of the model among them compute other values together than one Mac with the whole layer.",
         "Set spec.parallelism to Pipeline, or change spec.nodes.min and spec.nodes.max. Report a bug.",
         (On.VERIFIED, FAILURE),
     )

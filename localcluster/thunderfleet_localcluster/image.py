@@ -54,6 +54,7 @@ PACKAGES = (
 SHIPPED = ("charts/thunderfleet", "examples")
 SCRIPTS = {
     "thunderfleet": "thunderfleet_cli.cli",
+    "kubectl-thunderfleet": "thunderfleet_cli.cli",
     "thunderfleet-kubelet": "thunderfleet_kubelet.cli",
     "thunderfleet-agent": "thunderfleet_agent.cli",
     "thunderfleet-operator": "thunderfleet_operator.cli",

@@ -18,4 +18,5 @@ worker     takes keys from the queue and runs their rounds
 reconcile  one round for one ModelDeployment
 health     the endpoints /metrics, /healthz and /readyz
 metrics    the operator's own Prometheus metrics
+object_metrics  Prometheus metrics of ModelDeployments, cables and Macs
 """

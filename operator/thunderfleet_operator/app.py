@@ -23,6 +23,7 @@ from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.health import Health
 from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.concerns import concerned, work_key
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.proofs import Keyring
@@ -98,6 +99,11 @@ class Operator:
         self._stop = asyncio.Event()
         self.metrics.queue.set_function(lambda: len(self.queue))
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
+        self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
+
+    def _objects(self) -> Objects:
+        index = self._index
+        return Objects(index.deployments.values(), index.links.values(), index.profiles.values(), index.live_nodes.values())
 
     # --- events in, keys out -----------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class Reconciler:
         deployment = self._deployment(key)
         if deployment is None:
             return None
-        self._executor.listen(key, groups_of(self._index, deployment))
+        self._executor.listen(key, groups_of(self._index, deployment), self._index.fleet)
         await self._groups.first_answers(key, FIRST_ANSWER_SECONDS)
         decision: Decision | None = None
         # One group is placed at a time, and each place decides what is left for the next group.

@@ -19,6 +19,7 @@ from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, uns
 from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide import manifests
+from thunderfleet_operator.decide.cables import connections
 from thunderfleet_operator.decide.deployment import (
     BLOCKED_SECONDS,
     Decision,
@@ -35,6 +36,7 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
 from thunderfleet_operator.observe.pods import Pod, read_pod
 from thunderfleet_operator.observe.proofs import Keyring, Proof
+from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, PODS, SECRETS, SERVICES
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class Executor:
         await self._collect(deployment, (*decision.collect, *unverified))
         service = await self._service(deployment, decision)
         views = views_after(decision, results)
-        self.listen(key, views)
+        self.listen(key, views, decision.observed.fleet)
         await self._status(deployment, status_after(decision, results, service))
         rechecks = [*self._drain(key, decision), decision.recheck_seconds]
         await self._macs.settle(decision.nodes.union(*(view.nodes for view in views.values())))
@@ -102,14 +104,16 @@ class Executor:
         recheck = min((seconds for seconds in rechecks if seconds is not None), default=None)
         return Done(recheck, blocked or any(group.unplaceable or group.planning for group in decision.groups))
 
-    def listen(self, key: str, views: Mapping[int, GroupView]) -> None:
+    def listen(self, key: str, views: Mapping[int, GroupView], fleet: Fleet) -> None:
         """Polls every group that has a rank 0, also while its pods terminate: it reports when it has drained."""
         plans: dict[int, tuple[Plan, KeyPair]] = {}
+        cables: dict[int, str] = {}
         for index, view in views.items():
             pair = self._pair(view.epoch) if view.epoch is not None else None
             if view.plan is not None and pair is not None and any(pod.rank == 0 for pod in view.pods):
                 plans[index] = (view.plan, pair)
-        self._groups.listen(key, plans)
+                cables[index] = connections(view.plan, fleet)
+        self._groups.listen(key, plans, cables)
 
     def forget(self, key: str) -> None:
         """Stops polling the groups of a ModelDeployment that has been deleted."""

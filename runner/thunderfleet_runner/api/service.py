@@ -109,6 +109,8 @@ class Service:
         """Set by the benchmark; the supervisor reports it in its state."""
         self.answers = Answers()
         """What became of the passages that the group was asked to continue; the supervisor reports it in its state."""
+        self.connections = ""
+        """What identifies the connections of the group's cables, from the operator: another one after an interruption."""
         self.draining = False
         self.private = False
         """Whether the group only works for itself: clients' requests are not admitted yet."""

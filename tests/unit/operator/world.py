@@ -225,8 +225,9 @@ class World:
 
     # --- GroupClient ---
 
-    def listen(self, key: str, plans: Any) -> None:
+    def listen(self, key: str, plans: Any, connections: Any = None) -> None:
         self.listened = dict(plans)
+        self.connections = dict(connections or {})
 
     async def first_answers(self, key: str, seconds: float) -> None:
         return

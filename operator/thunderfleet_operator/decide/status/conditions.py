@@ -35,7 +35,9 @@ def placed(
     if not wanted:
         return Verdict(True, Reason.SCALED_TO_ZERO, NO_REPLICAS)
     if waits and not resolution.found and resolution.reason != Reason.NO_MACS:
-        text = f"no Mac has a complete copy of the model: see condition {ConditionType.MODEL_RESOLVED}"
+        unsupported = resolution.reason == Reason.MODEL_UNSUPPORTED
+        why = "no Mac can run the model" if unsupported else "no Mac has a complete copy of the model"
+        text = f"{why}: see condition {ConditionType.MODEL_RESOLVED}"
         return Verdict(False, Reason.MODEL_NOT_RESOLVED, text)
     if waits:
         indexes = [str(outcome.view.index) for outcome, _ in waits]
@@ -108,7 +110,7 @@ def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, res
     first = next(outcome for outcome in outcomes if outcome.view.index == waiting[0].index)
     failure = first.next.failure
     if failure is not None and by_cable(failure):
-        # The next placement may have begun in the same round: then the group's message is about that.
+        # The next placement may have started in the same round: then the group's message is about that.
         named = message if failure.message in message else f"{failure.message}; {message}"
         return Verdict(False, failure.reason, named)
     return Verdict(False, first.wait.reason if first.wait else waiting[0].state.value, message)

@@ -65,13 +65,13 @@ def _of_placement(past: Group | None, group: Group) -> Occurrence | None:
     """The Event for a group that has been placed. ``past``: its status before, if it had a place."""
     if not group.ranks or (past is not None and past.epoch == group.epoch):
         return None
-    nodes, which = _nodes(group), f"group {group.index}, placement (epoch) {group.epoch}"
+    nodes, name, number = _nodes(group), f"group {group.index}", f"placement (epoch) {group.epoch}"
     if past is None:
-        return Occurrence(Reason.PLACED, f"{which}, on {nodes}: {group.reason}")
+        return Occurrence(Reason.PLACED, f"{name} is placed on {nodes}, {number}: {group.reason}")
     why = _cause(past, group)
     if _nodes(past) != nodes:
-        return Occurrence(Reason.MOVED, f"{which}, from {_nodes(past)} to {nodes}{why}: {group.reason}")
-    return Occurrence(Reason.PLACED, f"{which}, on {nodes}{why}: {group.reason}")
+        return Occurrence(Reason.MOVED, f"{name} moves from {_nodes(past)} to {nodes}, {number}{why}: {group.reason}")
+    return Occurrence(Reason.PLACED, f"{name} is placed on {nodes} again, {number}{why}: {group.reason}")
 
 
 def _cause(past: Group, group: Group) -> str:
@@ -80,7 +80,7 @@ def _cause(past: Group, group: Group) -> str:
     if failure is None or (past.next_restart_time is None and past.last_failure == failure):
         return ""
     where = f" on {failure.node}" if failure.node else ""
-    return f" after {failure.reason}{where} ({failure.message})"
+    return f", after {failure.reason}{where} ({failure.message})"
 
 
 def _nodes(group: Group) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import zlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from queue import Queue
@@ -30,6 +31,8 @@ PREFILL_SEQUENCES = 8
 _SEED_FACTOR = 0x9E3779B97F4A7C15
 """Odd, so that different seeds and steps have different keys."""
 _DIGEST_PRIME = (1 << 31) - 1
+MOST_SHARED_BYTES = 256 << 20
+"""Of a request, with all tokens of its prompt."""
 LEAST_TOP_P = 1e-6
 """A smaller top_p keeps the likeliest token only, as this one does. A top_p that vanishes beside a sum of probabilities in
 float32 makes mlx-lm read its threshold past the end of the row, where ranks have different values."""
@@ -161,19 +164,22 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
         flag = 1 if self._rank == 0 and wanted() else 0
-        answer = mx.distributed.all_sum(mx.array([flag, self._digest], mx.int64), group=self.group)
+        # Twice, because a rank that reads another flag would wait for the others in a collective that they do not enter.
+        answer = mx.distributed.all_sum(mx.array([flag, -flag, self._digest], mx.int64), group=self.group)
         mx.async_eval(answer)  # type: ignore[no-untyped-call]
         return answer, self._digest
 
     def read(self, word: Any) -> bool:
         """Whether rank 0 wants the loop to look up. Raises Diverged."""
         answer, mine = word
-        flag, total = answer.tolist()
+        flag, again, total = answer.tolist()
         if total != mine * self._size:
             raise Diverged(
                 f"rank {self._rank}: the ranks of this group no longer compute the same (digest {mine}, "
                 f"the sum over {self._size} ranks is {total})"
             )
+        if flag not in (0, 1) or flag != -again:
+            raise Diverged(f"rank {self._rank}: a message of rank 0 was changed on its way ({flag} and {again})")
         return bool(flag)
 
     def sampling(self, sampler: Any) -> Any:
@@ -207,7 +213,9 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
 
         def shared(logprobs: Any) -> Any:
             chosen = sampler(logprobs)
-            return mx.distributed.all_sum(chosen if self._rank == 0 else mx.zeros_like(chosen), group=self.group)
+            sent = mx.distributed.all_sum(chosen if self._rank == 0 else mx.zeros_like(chosen), group=self.group)
+            # Rank 0 keeps its own, so that its digest differs when others receive something else.
+            return mx.depends([chosen], [sent])[0] if self._rank == 0 else sent
 
         if sampler is _generate.greedy_sampler:
             self._shared_samplers[id(sampler)] = (sampler, shared)
@@ -250,13 +258,20 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         if not self.distributed:
             return obj
         data = b"" if not obj or self._rank != 0 else json.dumps(obj, separators=(",", ":")).encode()
-        size: Any = mx.distributed.all_sum(mx.array(len(data), mx.int32), group=self.group).item()
+        length = len(data)
+        head: Any = mx.distributed.all_sum(mx.array([length, -length, zlib.crc32(data)], mx.int64), group=self.group).tolist()
+        size, again, checksum = head
+        if size != -again or not 0 <= size <= MOST_SHARED_BYTES:
+            raise Diverged(f"rank {self._rank}: the length of a request was changed on its way ({size} and {again})")
         if size == 0:
             return None
         # As buffers, not as lists: a prompt has megabytes, and all requests wait for it.
         content = mx.array(memoryview(data)) if self._rank == 0 else mx.zeros(size, mx.uint8)  # type: ignore[arg-type]
         values: Any = mx.distributed.all_sum(content, group=self.group)
-        return json.loads(bytes(memoryview(values)))
+        received = bytes(memoryview(values))
+        if zlib.crc32(received) != checksum:
+            raise Diverged(f"rank {self._rank}: a request of {size} bytes was changed on its way")
+        return json.loads(received)
 
     def _embed(self, work: Work) -> None:
         """Computes a request's vectors, on all ranks, between steps of the batch."""
