@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.bench import (
     cables,
+    dialects,
     discovery,
     formation,
     installing,
@@ -20,6 +21,7 @@ from tests.bench import (
     processes,
     proofs,
     serving,
+    speculation,
 )
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
@@ -224,6 +226,8 @@ ALL = (
     Benchmark(
         "masks", "what a forced format costs on a rank, over 150,000 tokens", lambda line, repeats, say: masks.figures(say)
     ),
+    Benchmark("dialects", "a second turn with 30 tools from the cache; Anthropic's messages against chats", dialects.run),
+    Benchmark("speculation", "drafts of a small model against decoding one token at a time", speculation.run),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(
         "discovery",
