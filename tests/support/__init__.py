@@ -14,6 +14,7 @@ routing      small gateways and ModelDeployments, for the router
 copymodel    a model that copies what it has read
 line         a fleet with the chart and the model installed
 installed    a recorded Mac on which `thunderfleet` installs
+upgrading    a newer version to upgrade to, and a client that asks meanwhile
 trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
