@@ -37,7 +37,7 @@ class Options:
     addresses: Sequence[str]
     port: int
     operator: str | None
-    """URL of the operator's endpoint for demand; None if nothing can be woken."""
+    """URL of the operator's endpoint for demand; None for the one that the routing Secret names."""
     tls: Path | None = None
     """Folder with ``tls.crt`` and ``tls.key``."""
     origins: Sequence[str] = ()
@@ -73,20 +73,19 @@ class Router:
         return None if self.watch.synced else "the router has not read the ModelDeployments yet"
 
     def _cannot_wake(self) -> str | None:
-        if self.options.operator is None:
-            return "this router has no operator to ask"
+        if self._operator() is None:
+            return "the operator has not published yet where it can be asked"
         return None if self.watch.connected else "the API server does not answer"
+
+    def _operator(self) -> str | None:
+        return self.options.operator or self.watch.operator
 
     async def run(self) -> None:
         """Runs until ``ending`` is set. Raises OSError if the port cannot be opened."""
-        work = [self.watch.run()]
+        reporter = Reporter(self._operator, self.options.name, self.dispatcher, lambda: self.watch.pair, self.metrics)
+        work = [self.watch.run(), reporter.run()]
         if self._certificate is not None:
             work.append(self._certificate.keep())
-        if self.options.operator is not None:
-            reporter = Reporter(
-                self.options.operator, self.options.name, self.dispatcher, lambda: self.watch.pair, self.metrics
-            )
-            work.append(reporter.run())
         tasks = [asyncio.create_task(one) for one in work]
         runner = web.AppRunner(
             self.server.app(), access_log=None, handle_signals=False, handler_cancellation=True, auto_decompress=False,

@@ -14,6 +14,7 @@ from pathlib import Path
 from thunderfleet_lib import listener
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.sandbox import mounted
 
 PORT = 9480
 MAX_FLEET_ALIASES = 256
@@ -46,13 +47,13 @@ def _parser() -> argparse.ArgumentParser:
         help="IP address to listen on ($HOST_IP, else 127.0.0.1); may be repeated",
     )  # fmt: skip
     serve.add_argument("--port", type=int, default=PORT, help="port to listen on")
-    serve.add_argument("--tls", type=Path, metavar="FOLDER", help="folder with tls.crt and tls.key; without it, plain HTTP")
+    serve.add_argument("--tls", type=mounted, metavar="FOLDER", help="folder with tls.crt and tls.key; without it, plain HTTP")
     serve.add_argument(
         "--operator", metavar="URL",
-        help="URL of the operator's endpoint for routers, such as https://thunderfleet-operator:9402; without it, models that "
-        "sleep are not woken",
+        help="URL of the operator's endpoint for routers, such as https://10.0.0.5:9402 (default: the one that the operator "
+        "publishes)",
     )  # fmt: skip
-    serve.add_argument("--aliases", type=Path, metavar="FILE", help="JSON file with aliases: name to namespace/name")
+    serve.add_argument("--aliases", type=mounted, metavar="FILE", help="JSON file with aliases: name to namespace/name")
     serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin of web pages; * for all")
     serve.add_argument("--anonymous-wake", action="store_true", help="let requests without an API key wake models")
     serve.add_argument("--hold-seconds", type=float, default=300.0, help="how long a request waits for a group at most")

@@ -27,17 +27,17 @@ class ReportFailed(Exception):
 
 
 class Reporter:
-    """Reports while ``run`` runs. ``pair``: the certificate and key in the routing Secret."""
+    """Reports while ``run`` runs. ``url``: of the operator, if it is known. ``pair``: as in the routing Secret."""
 
     def __init__(
         self,
-        url: str,
+        url: Callable[[], str | None],
         router: str,
         dispatcher: Dispatcher,
         pair: Callable[[], tuple[str, str] | None],
         metrics: RouterMetrics,
     ) -> None:
-        self._url = url.rstrip("/") + routing.DEMAND_PATH
+        self._url = url
         self._router = router
         self._dispatcher = dispatcher
         self._pair = pair
@@ -76,14 +76,17 @@ class Reporter:
         self._dispatcher.answered(answer)
 
     async def _send(self, session: aiohttp.ClientSession, report: DemandReport) -> DemandAnswer:
-        context = self._context()
+        url, context = self._url(), self._context()
+        if url is None:
+            raise ReportFailed("the operator has not published where it receives reports")
         if context is None:
             raise ReportFailed("the operator has published no key pair for routers")
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
         headers = {"Content-Type": "application/json"}
+        url = url.rstrip("/") + routing.DEMAND_PATH
         try:
             async with session.post(
-                self._url, data=report.model_dump_json(by_alias=True), headers=headers, timeout=timeout, ssl=context,
+                url, data=report.model_dump_json(by_alias=True), headers=headers, timeout=timeout, ssl=context,
                 server_hostname=routing.OPERATOR_TLS_NAME, allow_redirects=False,
             ) as answer:  # fmt: skip
                 body = await answer.content.read(routing.DEMAND_BYTES)

@@ -26,6 +26,8 @@ class Watch:
         self.catalog = Catalog()
         self.pair: tuple[str, str] | None = None
         """Certificate and key (PEM) for connections to the operator."""
+        self.operator: str | None = None
+        """URL of the operator replica that leads, where demand is reported."""
         self._on_change = on_change
         self._changed = asyncio.Event()
         core = f"/api/v1/namespaces/{namespace}"
@@ -70,9 +72,18 @@ class Watch:
                 continue
             secret = (next(iter(self._secret.items.values()), None) or {}).get("data") or {}
             self.pair = _pair(secret)
+            self.operator = _operator(secret)
             documents = [str((item.get("data") or {}).get(routing.ROUTES_FIELD) or "") for item in self._routes.items.values()]
             self.catalog = build(self._deployments.items.values(), documents, routing.routing_keys(secret))
             self._on_change(self.catalog)
+
+
+def _operator(data: dict[str, object]) -> str | None:
+    try:
+        address = base64.b64decode(str(data[routing.OPERATOR_FIELD]), validate=True).decode()
+    except (KeyError, ValueError):
+        return None
+    return f"https://{address}" if address else None
 
 
 def _pair(data: dict[str, object]) -> tuple[str, str] | None:

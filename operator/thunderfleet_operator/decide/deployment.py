@@ -435,7 +435,7 @@ def _service(observed: Observed, routers: RouterSettings | None) -> Manifest | N
         return None
     manifest = manifests.service(observed.deployment)
     if routers is not None:
-        manifest = endpoints.service(manifest)
+        manifest = endpoints.service(manifest, routers)
     if known is None:
         return manifest
     # With the UID the API server refuses the update if another Service has the name by now.

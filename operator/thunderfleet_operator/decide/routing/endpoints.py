@@ -14,7 +14,7 @@ from thunderfleet_operator.observe.routers import Router
 
 SLICE_ENDPOINTS = 100
 """The most endpoints of an EndpointSlice, as the control plane makes them."""
-SERVICE_PORT = 80
+SERVICE_PORT, SERVICE_TLS_PORT = 80, 443
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,19 @@ def endpoint_slice(
             {"addresses": [router.address], "conditions": {"ready": True}, "nodeName": router.node}
             for router in sorted(chosen, key=lambda router: (router.node, router.address))[:SLICE_ENDPOINTS]
         ],
-        "ports": [{"name": "http", "port": settings.port, "protocol": "TCP"}],
+        "ports": [{"name": _port_name(settings), "port": settings.port, "protocol": "TCP"}],
     }
 
 
-def service(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The Service of groups as one that leads to routers: port 80 of an address of the cluster, without a selector."""
-    ports = [{"name": "http", "port": SERVICE_PORT, "targetPort": SERVICE_PORT, "protocol": "TCP"}]
+def _port_name(settings: RouterSettings) -> str:
+    """The same in Service and EndpointSlice, which belong together by it."""
+    return "https" if settings.tls else "http"
+
+
+def service(manifest: dict[str, Any], settings: RouterSettings) -> dict[str, Any]:
+    """The Service of groups as one that leads to routers: port 80, or 443 with TLS, of an address of the cluster."""
+    port = SERVICE_TLS_PORT if settings.tls else SERVICE_PORT
+    ports = [{"name": _port_name(settings), "port": port, "targetPort": port, "protocol": "TCP"}]
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "annotations"}
     found = {**manifest, "metadata": metadata, "spec": {"type": "ClusterIP", "ports": ports}}
     text = json.dumps(found, sort_keys=True)
