@@ -14,7 +14,7 @@ from thunderfleet_router.http.exchange import Settings
 
 from tests.support.routing import CHAT, Gateway, Model, gateways
 from tests.support.waiting import until_async
-from tests.unit.router.kit import Client, Kit, bearer, client_of
+from tests.support.router import Client, Kit, bearer, client_of
 
 STREAM = CHAT | {"stream": True}
 
