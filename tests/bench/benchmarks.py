@@ -227,16 +227,13 @@ ALL = (
     Benchmark(
         "masks", "what a forced format costs on a rank, over 150,000 tokens", lambda line, repeats, say: masks.figures(say)
     ),
-<<<<<<< HEAD
     Benchmark("dialects", "a second turn with 30 tools from the cache; Anthropic's messages against chats", dialects.run),
     Benchmark("speculation", "drafts of a small model against decoding one token at a time", speculation.run),
-=======
     Benchmark(
         "routing",
         "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
         lambda line, repeats, say: routing.figures(say),
     ),
->>>>>>> wt-router
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(
         "discovery",
