@@ -192,7 +192,7 @@ class Download:
         self._drop_taken()
 
     def _check_taken(self, entry: FileEntry) -> None:
-        """Raises HubFault if the agent has refused a file. It is here, then arrives in the store, then is there, in this order."""
+        """Raises HubFault if the agent has refused a file: it is here first, then arrives in the store, then is there."""
         arriving = self._store.layout.incomplete(self._manifest.repository, entry.blob)
         on_the_way = (self._staging / entry.blob).exists() or arriving.exists()
         if not on_the_way and not self._store.has(self._manifest.repository, entry):
