@@ -47,7 +47,7 @@ class ModelCacheSpec(ApiModel):
     )
     copies: Annotated[int, Field(ge=0, le=MAX_MACS)] | None = Field(
         default=None,
-        description="Number of Macs that keep the model, in addition to those that ModelDeployments need it on. If unset: every "
+        description="Number of Macs that keep the model, not less than its ModelDeployment needs. If unset: every "
         "Mac that nodeSelector selects, or one Mac if that is empty.",
     )
     node_selector: Annotated[Mapping[str, LabelValue], Field(max_length=32)] = Field(

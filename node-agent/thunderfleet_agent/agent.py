@@ -22,6 +22,7 @@ from thunderfleet_agent.peers.known_peers import KnownPeers
 from thunderfleet_agent.publish.publisher import Publisher
 from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
+from thunderfleet_agent.weights.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ async def _serve(
     prober = Prober(settings.node, settings.measure, certificate.client, ledger, lambda: rounds.publish_soon(), metrics)
     metrics.show_measurements(prober)
     rounds = Rounds(settings, collector, publisher, metrics, dial_rounds, prober)
+    if settings.model_store is not None:
+        rounds.keeper = Keeper(kube, settings.node, settings.model_store, rounds.publish_soon, rounds.scan_soon)
     server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts, dial_rounds.knows)
     try:
         port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.server)

@@ -94,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         "--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="interval between scans of the model folders"
     )
     run.add_argument(
+        "--model-store",
+        type=_folder,
+        metavar="PATH",
+        help="folder for models that are fetched from the hub or from other Macs; absolute; without it, none is fetched",
+    )
+    run.add_argument(
         "--reach-interval",
         type=_seconds,
         default=20.0,
@@ -241,6 +247,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"thunderfleet-agent run: --measure: {error}", file=sys.stderr)
         return 2
+    store = (arguments.model_store,) if arguments.model_store else ()
     return await run(
         AgentSettings(
             measure=measure,
@@ -248,7 +255,8 @@ async def _run(arguments: argparse.Namespace) -> int:
             host_ip=arguments.host_ip,
             listen_port=arguments.listen_port,
             metrics_port=arguments.metrics_port,
-            model_folders=(*arguments.model_folder, *hub_caches(os.environ, Path.home())),
+            model_folders=(*dict.fromkeys((*arguments.model_folder, *store, *hub_caches(os.environ, Path.home()))),),
+            model_store=arguments.model_store,
             fast_seconds=arguments.interval,
             slow_seconds=arguments.thunderbolt_interval,
             models_seconds=arguments.models_interval,

@@ -36,6 +36,7 @@ from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.peers.dial_plan import listen_addresses
 from thunderfleet_agent.peers.dial_rounds import DialRounds
 from thunderfleet_agent.publish.publisher import PROFILES, Publisher
+from thunderfleet_agent.weights.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class AgentSettings:
     listen_port: int
     metrics_port: int
     model_folders: tuple[Path, ...] = ()
+    model_store: Path | None = None
     fast_seconds: float = 10.0
     slow_seconds: float = 30.0
     models_seconds: float = 60.0
@@ -119,6 +121,13 @@ class Rounds:
         self._look_after = FIRST_LOOK_SECONDS
         self._wanted: frozenset[str] = frozenset()
         self.agent: Agent | None = None
+        self.keeper: Keeper | None = None
+        """Of this Mac's model store, if it has one; set before ``run``."""
+        self._scan_now = asyncio.Event()
+
+    def scan_soon(self) -> None:
+        """Starts a scan of the model folders. May be called from any thread."""
+        self._loop.call_soon_threadsafe(self._scan_now.set)
 
     def trouble(self) -> str | None:
         """Why the agent should be restarted; None if it works."""
@@ -130,12 +139,15 @@ class Rounds:
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as rounds:
             rounds.create_task(self._every("fast", self._settings.fast_seconds, self._fast, self._fast_now))
             if self._settings.fast_seconds > CARRIER_SECONDS:
                 rounds.create_task(self._every("carriers", CARRIER_SECONDS, self._watch_carriers))
             rounds.create_task(self._every("slow", self._settings.slow_seconds, self._slow, self._look_around))
-            rounds.create_task(self._every("models", self._settings.models_seconds, self._models))
+            rounds.create_task(self._every("models", self._settings.models_seconds, self._models, self._scan_now))
+            if self.keeper is not None:
+                rounds.create_task(self.keeper.run())
             rounds.create_task(self._publish_for_ever())
             if self._dial_rounds is not None:
                 rounds.create_task(self._every("reach", self._settings.reach_seconds, self._reach, self._dial_now))
@@ -328,6 +340,8 @@ class Rounds:
             reachability=prober.ledger.with_figures(reachability) if prober else reachability,
             benchmarks=prober.ledger.benchmarks() if prober else None,
             benchmarks_fresh=prober.benchmarks_fresh if prober else NEVER_MEASURED,
+            store=self.keeper.about if self.keeper else None,
+            copies=self.keeper.copies if self.keeper else (),
         )
         wrote = await self._publisher.apply_profile(found)
         wanted = wanted_uuids(found.status)

@@ -92,6 +92,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.layout = Layout(root)
+        self._prepared = False
 
     def prepare(self) -> None:
         """Creates the folders, and removes what an interrupted change left. Raises OSError."""
@@ -99,6 +100,14 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.layout.temporary, ignore_errors=True)
         self.layout.temporary.mkdir(parents=True, exist_ok=True)
+
+    def prepare_once(self) -> None:
+        """The same the first time; later it creates what is missing. Raises OSError."""
+        if not self._prepared:
+            self.prepare()
+            self._prepared = True
+        for folder in (self.layout.manifests, self.layout.locks, self.layout.staging, self.layout.temporary):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def free_bytes(self) -> int:
         """Bytes that can still be written. Raises OSError."""
