@@ -352,6 +352,18 @@ class Reason(StrEnum):
         "Use another repository, such as one of mlx-community.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
+    COPY_FAILED = (
+        "CopyFailed",
+        "A Mac cannot write what it fetches from other Macs.",
+        "Do what the message says; it is tried again every minute.",
+        (On.FETCHED,),
+    )
+    NO_SOURCE = (
+        "NoSource",
+        "No Mac that has the model can be reached.",
+        "Switch on a Mac that has it, or connect a cable; `kubectl describe np` of the waiting Mac shows whom it cannot reach.",
+        (On.FETCHED,),
+    )
     WRONG_BYTES = (
         "WrongBytes",
         "Bytes that arrived do not have the hash that the hub gives for the file. They are not used.",

@@ -64,13 +64,22 @@ class BlobWriter:
         try:
             with self.open() as file:
                 hashing.check(file, self.entry)
-                os.fsync(file.fileno())
         except WrongBytes:
             self.path.unlink(missing_ok=True)
             raise
+        self.keep()
+
+    def keep(self, *, sync_folder: bool = True) -> None:
+        """Gives the blob its name. Only for a caller that has checked the bytes on disk itself. Raises OSError.
+
+        Without ``sync_folder`` the name may be lost in a power failure, until another blob of the repository is kept.
+        """
+        with self.open() as file:
+            os.fsync(file.fileno())
         os.chmod(self.path, 0o444)
         os.replace(self.path, self.blob)
-        _sync_folder(self.blob.parent)
+        if sync_folder:
+            _sync_folder(self.blob.parent)
 
     def discard(self) -> None:
         """Removes the incomplete file."""
@@ -138,6 +147,11 @@ class Store:
         except OSError:
             return False
         return stat.S_ISREG(found.st_mode) and found.st_size == entry.size
+
+    def prepare_repository(self, repository: str) -> None:
+        """Creates the folders for a repository's blobs. Raises OSError."""
+        self.layout.temporary.mkdir(parents=True, exist_ok=True)
+        self.layout.blobs(repository).mkdir(parents=True, exist_ok=True)
 
     def missing(self, manifest: Manifest) -> tuple[FileEntry, ...]:
         """One entry for each blob that is not there."""
