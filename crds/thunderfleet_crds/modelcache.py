@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.conditions import Condition
 from thunderfleet_crds.copies import MacCopy
-from thunderfleet_crds.fields import Count, Int64, LabelValue, Message, Name, Time, Token, Word
+from thunderfleet_crds.fields import Count, Int64, LabelValue, Message, Name, ReasonText, Time, Token, Word
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.vocabulary import ConditionType, CopySource
 
@@ -70,6 +70,8 @@ class Download(ApiModel):
     node: Name | None = Field(default=None, description="Name of the Node of the newest pod.")
     attempts: Count = Field(default=0, description="Number of pods that failed since the last success.")
     next_time: Time | None = Field(default=None, description="Time of the next attempt, after a failure.")
+    reason: ReasonText | None = Field(default=None, description="Machine-readable reason of the last failure in CamelCase.")
+    message: Message = Field(default="", description="Human-readable description of the last failure.")
 
 
 class ModelCacheStatus(ApiModel):

@@ -346,6 +346,9 @@ class GroupUse(ApiModel):
 
     name: Name = Field(description="Name of the group: <namespace>/<deployment>-<index>.")
     epoch: Count = Field(description="Number of the group's placement (epoch), which increases with every new placement.")
+    model_path: Path | None = Field(
+        default=None, description="Path of the model that the group serves, which is kept on the Mac."
+    )
     nodes: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
         default=(), description="Names of the group's Nodes, by rank."
     )

@@ -61,7 +61,14 @@ async def _serve(
     metrics.show_measurements(prober)
     rounds = Rounds(settings, collector, publisher, metrics, dial_rounds, prober)
     if settings.model_store is not None:
-        rounds.keeper = Keeper(kube, settings.node, settings.model_store, rounds.publish_soon, rounds.scan_soon)
+        rounds.keeper = Keeper(
+            kube,
+            settings.node,
+            settings.model_store,
+            rounds.publish_soon,
+            rounds.scan_soon,
+            lambda: [use.model_path for use in publisher.groups if use.model_path],
+        )
     server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts, dial_rounds.knows)
     if rounds.keeper is not None:
         shelf = Shelf(rounds.keeper.store, settings.node)

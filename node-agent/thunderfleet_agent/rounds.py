@@ -350,7 +350,8 @@ class Rounds:
             reachability=prober.ledger.with_figures(reachability) if prober else reachability,
             benchmarks=prober.ledger.benchmarks() if prober else None,
             benchmarks_fresh=prober.benchmarks_fresh if prober else NEVER_MEASURED,
-            store=self.keeper.about if self.keeper else None,
+            # Only with the models: without them the operator would not know that this Mac has one already.
+            store=self.keeper.about if self.keeper and facts.models is not None else None,
             copies=self.keeper.copies if self.keeper else (),
         )
         wrote = await self._publisher.apply_profile(found)

@@ -62,6 +62,17 @@ def parser() -> argparse.ArgumentParser:
         help="ports of each Mac for the connections that MLX opens among ranks, FIRST-LAST",
     )
     run.add_argument(
+        "--hub",
+        choices=("enabled", "disabled"),
+        default="enabled",
+        help="whether models that no Mac has are fetched from the hub",
+    )
+    run.add_argument(
+        "--hub-endpoint", default="", metavar="URL", help="URL of the hub or of a mirror (default: the public hub)"
+    )
+    run.add_argument("--hub-proxy", default="", metavar="URL", help="proxy by which Macs reach the hub")
+    run.add_argument("--hub-no-proxy", default="", metavar="HOSTS", help="hosts that are reached without it, with commas")
+    run.add_argument(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
         help="namespace of the operator's Lease and key ($POD_NAMESPACE)",
@@ -106,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from thunderfleet_operator.app import Configuration, run
     from thunderfleet_operator.decide.deployment import Settings
     from thunderfleet_operator.decide.manifests import PodSettings
+    from thunderfleet_operator.decide.weights.manifests import HubSettings
 
     lasting, ring = arguments.ports, arguments.ring_ports
     if lasting.first <= ring.last and ring.first <= lasting.last:
@@ -115,6 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings=Settings(
             pods=PodSettings(arguments.runner_image, arguments.runner_pull_policy),
             ports=PortSettings(lasting, ring),
+            hub=HubSettings(
+                arguments.hub_endpoint, arguments.hub_proxy, arguments.hub_no_proxy, enabled=arguments.hub == "enabled"
+            ),
         ),
         namespace=arguments.namespace,
         # A replica that restarts under its old name must not count as the same holder of the Lease.

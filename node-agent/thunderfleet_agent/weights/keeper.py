@@ -59,7 +59,10 @@ class Peers(Protocol):
 
 
 class Keeper:
-    """The model store in ``folder``. ``changed`` is called when something new is to be published."""
+    """The model store in ``folder``. ``changed`` is called when something new is to be published, ``arrived`` after a model.
+
+    ``used`` returns the paths of models that groups on this Mac serve.
+    """
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Keeper:
         folder: Path,
         changed: Callable[[], None],
         arrived: Callable[[], None],
+        used: Callable[[], Collection[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = Store(folder)
@@ -80,6 +84,7 @@ class Keeper:
         self._node = node
         self._changed = changed
         self._arrived = arrived
+        self._used = used
         self._clock = clock
         self._wake = asyncio.Event()
         self._caches = Reflector(kube, CACHES, {}, lambda _: self._wake.set())
@@ -238,14 +243,22 @@ class Keeper:
         self.store.touch(one.digest)
         needed = one.bytes - self.store.arrived_bytes(manifest) - self._staged_bytes(one, manifest)
         excess = needed + RESERVE_BYTES - self.store.free_bytes()
-        for old in evict(self.store.kept(), self._wanted().keys(), excess):
+        kept = self.store.kept()
+        for old in evict(kept, self._referenced(kept, self._wanted()), excess):
             log.info("removing %s, commit %s, which nothing refers to: the disk is needed", old.repository, old.commit)
             self.store.remove(old.digest)
+
+    def _referenced(self, kept: Collection[Kept], wanted: Mapping[str, Wanted]) -> set[str]:
+        """Digests of models that are not removed: a ModelCache wants them here, or a group serves them."""
+        used = set(self._used())
+        served = {one.digest for one in kept if str(self.store.layout.snapshot(one.repository, one.commit)) in used}
+        return served | wanted.keys()
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
     def _publish(self, wanted: Mapping[str, Wanted], states: Mapping[str, CopyState], kept: Collection[Kept]) -> None:
-        spare = sum(model.bytes for model in kept if model.digest not in wanted)
+        referenced = self._referenced(kept, wanted)
+        spare = sum(model.bytes for model in kept if model.digest not in referenced)
         free = max(0, self.store.free_bytes() + spare - RESERVE_BYTES) // STEP_BYTES * STEP_BYTES
         others = [
             ModelCopy(

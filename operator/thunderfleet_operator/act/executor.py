@@ -35,7 +35,7 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
 from thunderfleet_operator.observe.pods import Pod, read_pod
 from thunderfleet_operator.observe.proofs import Keyring, Proof
-from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, PODS, SECRETS, SERVICES
+from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, PODS, SECRETS, SERVICES
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class Executor:
         unverified = [epoch for epoch in replaced if epoch is not None and not epoch.proven]
         await self._collect(deployment, (*decision.collect, *unverified))
         service = await self._service(deployment, decision)
+        await self._cache(decision)
         views = views_after(decision, results)
         self.listen(key, views)
         await self._status(deployment, status_after(decision, results, service))
@@ -258,6 +259,20 @@ class Executor:
                 raise
             return Blocked(Reason.FORBIDDEN, f"the API server rejected Service {meta.namespace}/{meta.name}: {error.message}")
         return None
+
+    async def _cache(self, decision: Decision) -> None:
+        """Creates or changes the ModelCache of the deployment."""
+        if decision.cache is None:
+            return
+        if decision.observed.weights.cache is None:
+            try:
+                await self._writer.create(CACHES, decision.cache)
+            except ApiError as error:
+                # The cache is behind: the next round sees it.
+                if error.status != 409:
+                    raise
+        else:
+            await self._writer.apply(CACHES, decision.cache)
 
     async def _status(self, deployment: ModelDeployment, status: ModelDeploymentStatus) -> None:
         """Writes the status if it differs, and an Event for each change that is worth one."""

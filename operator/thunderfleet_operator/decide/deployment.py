@@ -27,6 +27,8 @@ from thunderfleet_operator.decide.rollout import next_to_roll
 from thunderfleet_operator.decide.status import deployment as status
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_speed
+from thunderfleet_operator.decide.weights.deployment import needed, resolution, shown, waiting_message, waits
+from thunderfleet_operator.decide.weights.manifests import NO_HUB, HubSettings
 from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.observed import Observed
 from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
@@ -55,6 +57,7 @@ class Settings:
 
     pods: PodSettings
     ports: PortSettings
+    hub: HubSettings = NO_HUB
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class GroupDecision:
     """Cables that changed data of the group."""
     lost: LostPlace | None = None
     """The place that the group has lost, once it has ``placement``."""
+    fetching: tuple[str, ...] = ()
+    """Macs of its placement that still fetch the model. It has no pods until then."""
 
     @property
     def plan(self) -> Plan | None:
@@ -118,6 +123,8 @@ class Decision:
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
+    cache: Manifest | None
+    """The ModelCache to create, or to change."""
     avoids: frozenset[str]
     """Cables that the answers to ``questions`` leave out because they changed data."""
     questions: Mapping[int, Question]
@@ -218,6 +225,16 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         groups.append(group)
     ending = tuple(_ending(observed, view) for index, view in observed.groups.items() if index not in wanted)
     rechecks += [ENDING_SECONDS if group.drain else UNPLACED_SECONDS for group in ending]
+    found = resolve(observed.base, request(deployment.spec))
+    cache = needed(
+        deployment,
+        observed.base,
+        observed.weights,
+        settings.hub,
+        found=found.found,
+        unplaced=bool(stuck),
+        taken=observed.cache_name_taken,
+    )
     return Decision(
         observed=observed,
         quarantines=tuple(quarantines),
@@ -226,7 +243,8 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         collect=_collect(observed),
         service=_service(observed),
         service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
-        resolution=resolve(observed.fleet, request(deployment.spec)),
+        resolution=resolution(observed.weights, found),
+        cache=cache.apply,
         avoids=names,
         questions=questions,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
@@ -257,7 +275,9 @@ def _group(
     if step.step is Step.KEEP and view.plan is not None:
         there = {pod.rank for pod in view.pods}
         missing = tuple(rank.rank for rank in view.plan.ranks if rank.rank not in there) if view.proven else ()
-        return replace(group, delete=_alive(view.old_pods), create=missing), None
+        fetching = waits(observed.weights, view.plan) if missing else ()
+        create = () if fetching else missing
+        return replace(group, delete=_alive(view.old_pods), create=create, fetching=fetching), None
     # A group that serves is not given up for a spec that cannot be placed.
     if step.step is not Step.PLACE and (step.step is not Step.DRAIN or step.failure is not None):
         return replace(group, drain=step.step is Step.DRAIN), None
@@ -278,8 +298,9 @@ def _group(
         return replace(group, next=NextStep(Step.KEEP)), None
     if step.step is Step.DRAIN:
         return replace(group, drain=True), None
-    ranks = tuple(rank.rank for rank in found.plan.ranks)
-    return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks), None
+    ranks, fetching = tuple(rank.rank for rank in found.plan.ranks), waits(observed.weights, found.plan)
+    create = () if fetching else ranks
+    return replace(group, placement=found, delete=_alive(view.all_pods), create=create, fetching=fetching), None
 
 
 def _unknown_cable(observed: Observed, view: GroupView, plan: Plan) -> str | None:
@@ -468,6 +489,7 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             avoided=group.avoided,
             lost=group.lost,
             predicted=_predicted(decision, views[group.view.index].plan),
+            fetching=waiting_message(decision.observed.weights, group.fetching) if group.fetching else None,
         )
         outcomes.append(outcome)
     wanted = decision.deployment.spec.replicas
@@ -479,5 +501,12 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
     ]
     highest = max((view.last_epoch for view in views.values()), default=0)
     return status.build(
-        decision.deployment, outcomes, decision.resolution, terminating, decision.observed.now, highest=highest, service=service
+        decision.deployment,
+        outcomes,
+        decision.resolution,
+        terminating,
+        decision.observed.now,
+        highest=highest,
+        service=service,
+        weights=shown(decision.observed.weights),
     )

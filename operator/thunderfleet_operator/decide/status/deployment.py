@@ -1,7 +1,8 @@
 """The whole status of a ModelDeployment."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from thunderfleet_crds import group as report
 from thunderfleet_crds.fields import quantity
@@ -66,10 +67,12 @@ def build(
     *,
     highest: int = 0,
     service: Blocked | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDeploymentStatus:
     """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements.
 
-    ``highest``: the highest epoch of any group. ``service``: why there is no Service.
+    ``highest``: the highest epoch of any group. ``service``: why there is no Service. ``weights``: fields about
+    the files of the model.
     """
     measured = _measured(deployment, outcomes)
     groups = tuple(
@@ -100,4 +103,5 @@ def build(
         ),
         benchmark=measured,
         conditions=conditions(deployment, groups, outcomes, resolution, measured, now, service=service),
+        **(weights or {}),
     )
