@@ -288,9 +288,9 @@ async def _first_byte(sock: socket.socket) -> bytes:
             return sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             pass
-        ready = loop.create_future()
-        loop.add_reader(sock, lambda ready=ready: None if ready.done() else ready.set_result(None))
+        ready = asyncio.Event()
+        loop.add_reader(sock, ready.set)
         try:
-            await ready
+            await ready.wait()
         finally:
             loop.remove_reader(sock)

@@ -11,6 +11,9 @@ from thunderfleet_lib import listener
 from thunderfleet_lib.hostcmd import Host
 from thunderfleet_lib.kube import Kube
 
+from thunderfleet_agent.copies.controller import Counters, PeerCopies
+from thunderfleet_agent.copies.server import CopyServer
+from thunderfleet_agent.copies.shelf import Shelf
 from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.metrics import Metrics
@@ -67,6 +70,15 @@ async def _serve(
             lambda: [use.model_path for use in publisher.groups if use.model_path],
         )
     server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts, dial_rounds.knows)
+    if rounds.keeper is not None:
+        shelf = Shelf(rounds.keeper.store, settings.node)
+        counters = Counters(metrics.received, metrics.wrong_bytes)
+        rounds.keeper.peers = rounds.copies = PeerCopies(
+            settings.node, shelf, certificate.client, publisher.agent_of, settings.copy_limits, counters
+        )
+        rounds.keeper.completed = shelf.prepare
+        server.copies = CopyServer(settings.node, shelf, known_peers.accepts, certificate.server, metrics.sent.inc)
+        metrics.copies.set_function(lambda: rounds.copies.running if rounds.copies else 0)
     try:
         port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.server)
     except OSError as error:

@@ -23,6 +23,7 @@ from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Json, Reflector
 
+from thunderfleet_agent.copies.controller import Limits, PeerCopies
 from thunderfleet_agent.derive.flap_damper import FlapDamper
 from thunderfleet_agent.derive.links import LinkReport, PeerPort, find_peer, link_reports, seen_by, wanted_uuids
 from thunderfleet_agent.derive.previous_profile import PreviousProfile
@@ -64,6 +65,7 @@ class AgentSettings:
     metrics_port: int
     model_folders: tuple[Path, ...] = ()
     model_store: Path | None = None
+    copy_limits: Limits = field(default_factory=Limits)
     fast_seconds: float = 10.0
     slow_seconds: float = 30.0
     models_seconds: float = 60.0
@@ -121,6 +123,8 @@ class Rounds:
         self._look_after = FIRST_LOOK_SECONDS
         self._wanted: frozenset[str] = frozenset()
         self.agent: Agent | None = None
+        self.copies: PeerCopies | None = None
+        """Copies from other Macs, if this Mac has a model store; set before ``run``."""
         self.keeper: Keeper | None = None
         """Of this Mac's model store, if it has one; set before ``run``."""
         self._scan_now = asyncio.Event()
@@ -148,6 +152,8 @@ class Rounds:
             rounds.create_task(self._every("models", self._settings.models_seconds, self._models, self._scan_now))
             if self.keeper is not None:
                 rounds.create_task(self.keeper.run())
+            if self.copies is not None:
+                rounds.create_task(self.copies.run())
             rounds.create_task(self._publish_for_ever())
             if self._dial_rounds is not None:
                 rounds.create_task(self._every("reach", self._settings.reach_seconds, self._reach, self._dial_now))
@@ -211,31 +217,35 @@ class Rounds:
         self._update_prober()
 
     def _update_prober(self) -> None:
-        """Gives the current cables and peers to the prober."""
+        """Gives the current cables and peers to the prober and to copies."""
         if self._prober is None or self._dial_rounds is None or self._found is None or not self._loaded:
             return
-        self._prober.set_view(
-            view(
-                self._settings.node,
-                self._host_ip,
-                self._found.status,
-                [end.spec for end in self._ends],
-                self._publisher.links,
-                self._dial_rounds.facts,
-                self._dial_rounds.agents,
-                self._prober.settings,
-            )
+        seen = view(
+            self._settings.node,
+            self._host_ip,
+            self._found.status,
+            [end.spec for end in self._ends],
+            self._publisher.links,
+            self._dial_rounds.facts,
+            self._dial_rounds.agents,
+            self._prober.settings,
         )
+        self._prober.set_view(seen)
+        if self.copies is not None:
+            self.copies.set_view(seen)
 
     async def _measure(self, prober: Prober) -> None:
         """Runs the prober, and watches this Mac's own profile for the groups that use it."""
         node = self._settings.node
 
-        def groups(_: str) -> None:
+        def changed(_: str) -> None:
             item = own.items.get(node) or own.items.get(f"/{node}") or {}
-            prober.set_groups(_groups(item))
+            groups = _groups(item)
+            prober.set_groups(groups)
+            if self.copies is not None:
+                self.copies.set_groups(groups)
 
-        own = Reflector(self._publisher.kube, PROFILES, {"fieldSelector": f"metadata.name={node}"}, groups)
+        own = Reflector(self._publisher.kube, PROFILES, {"fieldSelector": f"metadata.name={node}"}, changed)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(own.run())
             tasks.create_task(prober.run())

@@ -12,6 +12,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from thunderfleet_crds.copies import CopyState
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
@@ -116,9 +117,7 @@ class PeerCopies:
 
     def states(self) -> Mapping[str, CopyState]:
         """By digest, how far each model is."""
-        return {
-            digest: _state(self._wanted[digest], attempt, self._ways(digest)) for digest, attempt in self._attempts.items()
-        }
+        return {digest: _state(self._wanted[digest], attempt, self._ways(digest)) for digest, attempt in self._attempts.items()}
 
     async def run(self) -> None:
         """Looks up agents of sources that are not known from elsewhere, until cancelled."""
@@ -215,7 +214,7 @@ class PeerCopies:
         problems = []
         for way in self._ways(one.digest):
             try:
-                found = await in_thread(lambda way=way: self._ask_manifest(way, one))
+                found = await in_thread(partial(self._ask_manifest, way, one))
             except (PeerFailed, InvalidManifest) as error:
                 problems.append(str(error))
                 continue
@@ -269,9 +268,7 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
     )
 
 
-def _waiting(
-    one: Wanted, done: int, reason: Reason | None, message: str, phase: CopyPhase = CopyPhase.WAITING
-) -> CopyState:
+def _waiting(one: Wanted, done: int, reason: Reason | None, message: str, phase: CopyPhase = CopyPhase.WAITING) -> CopyState:
     return CopyState(
         phase=phase,
         bytes=one.bytes,

@@ -109,7 +109,9 @@ class Network:
 class Transfer:
     """One model. Made once; ``run`` is called once."""
 
-    def __init__(self, store: Store, shelf: Shelf, manifest: Manifest, network: Network) -> None:
+    def __init__(self, store: Store, shelf: Shelf, manifest: Manifest, network: Network, *, publish: bool = True) -> None:
+        """``publish``: make the model's folder appear at the end."""
+        self._publish = publish
         self._store = store
         self._shelf = shelf
         self._manifest = manifest
@@ -173,7 +175,9 @@ class Transfer:
             raise self._failure
         if not self._board.done:
             return False
-        self._store.publish(self._manifest)
+        if self._publish:
+            self._store.publish(self._manifest)
+        self._shelf.refresh()
         return True
 
     def _ended(self) -> bool:

@@ -76,6 +76,8 @@ class Keeper:
     ) -> None:
         self.store = Store(folder)
         self.peers: Peers | None = None
+        self.completed: Callable[[Manifest], None] = lambda manifest: None
+        """Called in a thread for every model that is complete: after the start, and when it becomes so."""
         self.about = ModelStore(folder=str(folder))
         """What the NodeProfile says about the store."""
         self.copies: tuple[ModelCopy, ...] = ()
@@ -167,6 +169,7 @@ class Keeper:
             self._complete.add(one.digest)
             self._problems.pop(one.digest, None)
             self._arrived()
+            self.completed(manifest)
             log.info("%s: commit %s is complete, %d bytes", one.repository, one.commit, one.bytes)
             return CopyState(phase=CopyPhase.COMPLETE, bytes=one.bytes, bytes_done=one.bytes)
         done = self.store.arrived_bytes(manifest) + self._staged_bytes(one, manifest)

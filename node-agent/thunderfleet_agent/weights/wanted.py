@@ -10,6 +10,7 @@ from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 
 MAX_COPIES = 64
+MAX_SOURCES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Wanted:
     revisions: tuple[str, ...] = ()
     source: CopySource = CopySource.PEER
     """Hub if a pod downloads it here."""
+    sources: tuple[str, ...] = ()
+    """Other Macs that have the model, or fetch it too: those with most of it first."""
     downloads: tuple[str, ...] = ()
     """UIDs of the ModelCaches whose pods download it here: the names of their staging folders."""
 
@@ -45,9 +48,18 @@ def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
             bytes=status.bytes or 0,
             revisions=tuple(dict.fromkeys((*(known.revisions if known else ()), cache.spec.revision))),
             source=CopySource.HUB if hub or (known is not None and known.source is CopySource.HUB) else CopySource.PEER,
+            sources=tuple(dict.fromkeys((*(known.sources if known else ()), *_sources(cache, node))))[:MAX_SOURCES],
             downloads=(*(known.downloads if known else ()), *((str(cache.metadata.uid),) if hub else ())),
         )
     return found
+
+
+def _sources(cache: ModelCache, node: str) -> list[str]:
+    status = cache.status
+    done = {mac.node: (mac.phase is CopyPhase.COMPLETE, mac.bytes_done) for mac in status.macs}
+    names = {one.node for one in status.assignments} | {name for name, (_, count) in done.items() if count}
+    ordered = sorted(names - {node})
+    return sorted(ordered, key=lambda name: done.get(name, (False, 0)), reverse=True)
 
 
 def reports(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 import random
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -49,6 +49,11 @@ async def holder(fleet: Fleet, files: dict[str, bytes], *, cables: int = 1) -> M
     mac = await fleet.mac(cables=cables)
     fill(mac.store, manifest(files), files)
     return mac
+
+
+async def mounted(*command: str) -> bool:
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    return await process.wait() == 0
 
 
 async def test_a_model_arrives_whole_with_all_kinds_of_names(fleet: Fleet) -> None:
@@ -96,7 +101,7 @@ async def test_a_chain_forwards_chunks_while_the_file_still_arrives(fleet: Fleet
         if sum(seen) > 2 * CHUNK_BYTES:
             gate.wait(30)
 
-    transfers = [mac.transfer(whole, mac.way(before)) for before, mac in zip(macs, macs[1:], strict=False)]
+    transfers = [mac.transfer(whole, mac.way(before)) for before, mac in itertools.pairwise(macs)]
     object.__setattr__(transfers[0]._network, "received", received)
     running = [asyncio.create_task(run(transfer)) for transfer in transfers]
     # The last Mac has bytes although the second does not have all.
@@ -283,9 +288,8 @@ async def test_two_repositories_share_what_is_on_disk(fleet: Fleet) -> None:
 async def test_a_file_has_one_writer(fleet: Fleet) -> None:
     source, target, whole = await holder(fleet, LARGE), await fleet.mac(), manifest(LARGE)
     weights = next(one for one in whole.files if one.path == "model.safetensors")
-    with target.store.writer(REPOSITORY, weights):
-        with pytest.raises((TransferFailed, Busy)):
-            await run(target.transfer(whole, target.way(source)))
+    with target.store.writer(REPOSITORY, weights), pytest.raises((TransferFailed, Busy)):
+        await run(target.transfer(whole, target.way(source)))
     assert await run(target.transfer(whole, target.way(source)))
     assert target.has(whole, LARGE)
 
@@ -406,8 +410,7 @@ async def test_a_disk_that_fills_up_stops_the_copy_and_keeps_what_arrived(
 ) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(small)], check=False, capture_output=True)
-    if mounted.returncode:
+    if not await mounted("mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(small)):
         pytest.skip("mounts are not allowed here")
     try:
         source, target, whole = await holder(fleet, LARGE), await fleet.mac(), manifest(LARGE)
@@ -422,13 +425,13 @@ async def test_a_disk_that_fills_up_stops_the_copy_and_keeps_what_arrived(
         assert failure.value.reason is Reason.DISK_FULL
         assert not target.store.layout.snapshot(whole.repository, whole.commit).exists()
         ballast.unlink()
-        subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
+        assert await mounted("mount", "-o", "remount,size=200m", str(small))
         before = sum(target.received.values())
         assert await run(target.transfer(whole, target.way(source)))
         assert target.has(whole, LARGE)
         assert sum(target.received.values()) - before < whole.total_bytes
     finally:
-        subprocess.run(["umount", "-l", str(small)], check=False)
+        await mounted("umount", "-l", str(small))
 
 
 KILLED = """
@@ -538,5 +541,3 @@ def test_worse_ways_wait_while_a_better_one_makes_progress() -> None:
     board.arrived("cable", work)
     assert board.take("lan", 0.4) is None
     assert board.take("lan", 0.4 + GRACE_SECONDS) is not None
-
-
