@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import (
     UUID,
     Address,
@@ -94,7 +95,7 @@ class ModelSource(ApiModel):
         default=None,
         description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for a "
         "folder of this name below their model folders (a name without an owner is directly below one), and in Hugging Face "
-        "caches; nothing is downloaded.",
+        "caches. If no Mac has it, it is fetched from the hub: see the ModelCache of the same name.",
         json_schema_extra={
             "x-rule": "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$')",
             "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-'",
@@ -112,7 +113,13 @@ class ModelSource(ApiModel):
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
         description="Full hash of the commit (the folder below snapshots) that a copy in a Hugging Face cache must have; main "
-        "accepts every commit. The commit of other copies is not known, so they are always accepted.",
+        "accepts every commit. The commit of other copies is not known, so they are always accepted. What is fetched from the "
+        "hub is the commit that a branch or tag has when it is resolved; it is kept until the spec changes.",
+    )
+    token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
+        "repositories. Only the pods that read from the hub mount it.",
     )
 
 
@@ -752,6 +759,15 @@ class ModelDeploymentStatus(ApiModel):
         default=None, description="What autoscaling has decided, if spec.autoscaling is set."
     )
     model: Token | None = Field(default=None, description="Name of the model, for display.")
+    commit: Token | None = Field(
+        default=None, description="Commit of the repository that is fetched; unset if the Macs have the model already."
+    )
+    weights: Message | None = Field(default=None, description="Progress of the copies of the model, for display.")
+    copies: Annotated[tuple[MacCopy, ...], Field(max_length=256)] = Field(
+        default=(),
+        description="The model's files on each Mac that fetches them for this ModelDeployment.",
+        json_schema_extra={"x-list-keys": ["node"]},
+    )
     ready: Word | None = Field(default=None, description="Ready and desired groups, such as 1/1, for display.")
     nodes: Message | None = Field(
         default=None, description="Names of the Nodes of all groups, separated by commas, for display."

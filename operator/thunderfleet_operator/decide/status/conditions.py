@@ -123,6 +123,8 @@ def ready(
         # The next placement may have started in the same round: then the group's message is about that.
         named = message if failure.message in message else f"{failure.message}; {message}"
         return Verdict(False, failure.reason, named)
+    if first.fetching is not None and first.wait is None:
+        return Verdict(False, Reason.FETCHING, message)
     return Verdict(False, first.wait.reason if first.wait else waiting[0].state.value, message)
 
 
