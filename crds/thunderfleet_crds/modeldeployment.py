@@ -321,10 +321,9 @@ class ModelDeploymentSpec(ApiModel):
         "answer to a test prompt with earlier answers (OutputWrong). The group must also continue passages of 300, 2,600 and "
         "9,000 tokens: the prompt is a passage, followed by a part of it, and the right answer is what follows that part in "
         "the passage. Some models cannot do that, so a wrong answer is a failure (OutputWrong) only for a length that was "
-        "right before. Each such length is checked again whenever the group forms: before it serves if it is at most "
-        "2,600 or its answer was wrong in the last attempt, otherwise while the group is idle. All other lengths are checked "
-        "while the group is idle, lengths above 300 only if the model continues 300 tokens. The condition Verified has the "
-        "result.",
+        "right before. Whenever the group forms, it is asked again for these lengths: for those up to 2,600, and for one "
+        "whose last answer was wrong, before it serves. Everything else is asked while it is idle. The condition Verified has "
+        "the result.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
