@@ -282,6 +282,9 @@ class Model(ApiModel):
     bytes: Int64 = Field(default=0, description="Size on disk in bytes.")
     complete: bool = Field(default=False, description="Whether all files and tensors of the model are present.")
     problem: Message | None = Field(default=None, description="Description of what is missing or cannot be read.")
+    unsupported: Message | None = Field(
+        default=None, description="Why the installed mlx-lm cannot run the model, if that is known. No group is placed with it."
+    )
     architecture: Token | None = Field(default=None, description="Model type in mlx-lm, such as qwen2.")
     quantized: bool | None = Field(default=None, description="Whether the weights are quantized.")
     bits: Annotated[int, Field(ge=1, le=64)] | None = Field(

@@ -279,3 +279,11 @@ class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
     NO_EXECUTE = "NoExecute"
+
+
+class KeyPriority(StrEnum):
+    """Order of the waiting requests of API keys."""
+
+    HIGH = "High"
+    NORMAL = "Normal"
+    LOW = "Low"

@@ -154,6 +154,35 @@ def test_a_cable_that_changes_a_bit_is_left_until_it_is_plugged_in_again(line: L
     assert "avoidedLinks" not in served.group()
 
 
+def test_a_link_that_somebody_edits_or_deletes_moves_no_group(line: Line, deploy: Deploy, alone: Alone) -> None:
+    rested(line)
+    served = deploy("edited").until_ready()
+    before = served.group()
+    assert links(served) == {LINK}
+
+    def connected() -> Json:
+        return condition(line.json("get", "tbl", LINK), "Connected")
+
+    conditions = line.json("get", "tbl", LINK)["status"]["conditions"]
+    wrong = [one | ({"status": "False", "reason": "Unplugged"} if one["type"] == "Connected" else {}) for one in conditions]
+    edits: tuple[Json, ...] = ({"conditions": wrong}, {"conditions": []}, {"endpoints": []})
+    for edit in edits:
+        patch = json.dumps({"status": edit})
+        line.kubectl("patch", "tbl", LINK, "--subresource=status", "--type=merge", "-p", patch)
+        until(lambda: connected().get("status") == "True", "the link says what its agents see")
+    uid = line.json("get", "tbl", LINK)["metadata"]["uid"]
+    line.kubectl("delete", "tbl", LINK, "--wait=false")
+
+    def made_again() -> bool:
+        found = line.items("tbl")
+        return any(one["metadata"]["uid"] != uid and condition(one, "Connected").get("status") == "True" for one in found)
+
+    until(made_again, "the agents report the cable again")
+    served.until_ready()
+    assert (served.group()["epoch"], served.group()["restarts"], links(served)) == (before["epoch"], 0, {LINK})
+    assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
 def test_rdma_that_is_switched_off_leaves_the_cable_for_tcp(line: Line, deploy: Deploy, alone: Alone) -> None:
     rested(line)
     served = deploy("switched").until_ready()

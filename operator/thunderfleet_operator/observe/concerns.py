@@ -9,6 +9,7 @@ from thunderfleet_operator.observe.nodes import read_node
 from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
 from thunderfleet_operator.observe.plans import read_plan
 from thunderfleet_operator.observe.pods import ENDED, pod_node
+from thunderfleet_operator.observe.routers import router_state
 from thunderfleet_operator.watch.cache import (
     CONFIGMAPS,
     DEPLOYMENTS,
@@ -82,6 +83,8 @@ def concerned(
         return
     if collection is DEPLOYMENTS and before is not None and _benchmarked(before) != _benchmarked(after):
         # The predictions of all ModelDeployments are corrected by benchmarks.
+        yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
+    if collection is PODS and router_state(before) != router_state(after):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
     owner = owner_key(item) if item else None
     if owner is not None:

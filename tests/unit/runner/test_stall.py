@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from thunderfleet_runner.group.attempts import Phase
-from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
+from thunderfleet_runner.group.stall import STILL_SECONDS, TICK_SECONDS, StallDetector
 from thunderfleet_runner.net import peers
 
 CHECK = "if this repeats, check the cables with `kubectl get tbl`"
@@ -111,3 +111,15 @@ def test_ranks_that_never_say_anything_stall_after_the_limit_of_loading() -> Non
         detector.tick(Phase.LOADING, {})
         ticks += 1
     assert (ticks, stalled[0]) == (round(120 / TICK_SECONDS) + 1, 0)
+
+
+def test_a_group_is_still_long_before_it_counts_as_stalled() -> None:
+    detector = StallDetector()
+    pulses = {0: peers.Pulse(attempt=1, steps=3, in_step=True, expected_step_seconds=0.0, step_known=False)}
+    ticks = round(STILL_SECONDS / TICK_SECONDS)
+    for tick in range(ticks + 1):
+        assert detector.still is False, tick
+        detector.tick(Phase.PROVING, pulses)
+    assert detector.still and detector.stalled(Phase.PROVING, pulses) is None
+    detector.tick(Phase.PROVING, {0: pulses[0].model_copy(update={"steps": 4})})
+    assert not detector.still
