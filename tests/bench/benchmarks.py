@@ -231,6 +231,10 @@ ALL = (
         discovery.discovery,
     ),
     Benchmark("measure", "probes against loops and iperf3 by hand; what measuring costs a Mac a day", measure.measure),
-    Benchmark("install", "Macs from nothing: init, join, and all Macs booted until a group serves", installing.installing),
+    Benchmark(
+        "install",
+        "Macs from nothing: init, join, all Macs booted until a group serves, and an upgrade while it does",
+        installing.installing,
+    ),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

@@ -8,7 +8,6 @@ import ipaddress
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,8 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.network.namespaces import program
 
 from tests.support.installed import DAEMONS, SECONDS, Mac
+from tests.support.tiers import quick
+from tests.support.upgrading import ASKER, next_version, version_of
 from tests.support.waiting import until
 
 FLEET = """
@@ -52,6 +53,8 @@ STEPS = (
     "[kubelet] starting",
     "[chart]",
 )
+# Each leaves something else behind: programs, files, daemons, a Node.
+FEW_STEPS = ("[programs] installing", "[certificates] new", "[daemons] io.thunderfleet.kube-scheduler", "[chart]")
 # Prints the program of every LaunchDaemon.
 PROGRAMS = """
 import glob, plistlib
@@ -134,45 +137,6 @@ body = json.dumps({"model": "nobody/tiny", "prompt": "one", "max_tokens": 4}).en
 request = urllib.request.Request(sys.argv[1] + "/completions", body, {"Content-Type": "application/json"})
 print(urllib.request.urlopen(request, timeout=30).read())
 """
-# Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON.
-ASKER = """
-import json, os, sys, urllib.request
-url, result = sys.argv[1] + "/completions", sys.argv[2]
-asked, failed = 0, []
-while not os.path.exists(result + ".stop"):
-    asked += 1
-    body = json.dumps({"model": "nobody/tiny", "prompt": "one", "max_tokens": 4}).encode()
-    try:
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=30).read()
-    except OSError as error:
-        failed.append(str(error))
-with open(result + ".part", "w") as file:
-    json.dump([asked, failed], file)
-os.rename(result + ".part", result)
-"""
-
-
-def version_of(cluster: Cluster) -> str:
-    """The version in the image of the cluster."""
-    (metadata,) = cluster.image_folder.glob("lib/python3*/site-packages/thunderfleet-*.dist-info")
-    return metadata.name.removeprefix("thunderfleet-").removesuffix(".dist-info")
-
-
-def next_version(cluster: Cluster, version: str) -> Path:
-    """An installation like the image of the cluster, with another version: what a newer wheel would install."""
-    source, target = cluster.image_folder, cluster.folder.root / version
-    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
-    (metadata,) = target.glob("lib/python3*/site-packages/thunderfleet-*.dist-info")
-    site, own = metadata.parent, version_of(cluster)
-    metadata.rename(site / f"thunderfleet-{version}.dist-info")
-    changed = [site / f"thunderfleet-{version}.dist-info/METADATA", target / "config.json", *target.glob("bin/thunderfleet*")]
-    for path in (*changed, site / "thunderfleet_localcluster/shipped/charts/thunderfleet/Chart.yaml"):
-        text, mode = path.read_text(), path.stat().st_mode
-        path.unlink()
-        path.write_text(text.replace(str(source), str(target)).replace(own, version))
-        path.chmod(mode)
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -250,10 +214,13 @@ def test_what_is_wrong_is_said_before_anything_is_done(cluster: Cluster, macs: t
     assert "copy all of it" in said
 
 
-def test_init_that_is_killed_at_any_step_is_completed_by_the_next(macs: tuple[Mac, Mac]) -> None:
+@pytest.mark.parametrize("step", quick(FEW_STEPS, STEPS))
+def test_init_is_killed_at_any_step(macs: tuple[Mac, Mac], step: str) -> None:
+    macs[0].killed_at(step, "init", "--config", macs[0].config)
+
+
+def test_init_completes_what_killed_ones_have_left(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
-    for step in STEPS:
-        mac.killed_at(step, "init", "--config", mac.config)
     said = mac.init()
     assert "Node studio-1 is Ready" in said and "| sudo thunderfleet join -" in said
     assert mac.answers() and mac.node_ready("studio-1")

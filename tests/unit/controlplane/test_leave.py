@@ -109,7 +109,7 @@ def test_who_does_not_answer_is_named_when_half_are_lost(mac: Any, monkeypatch: 
     lost = r"1 of 2 control planes work now, and 2 are needed; not answering: member-studio-3 \(192.168.64.13\)"
     with pytest.raises(InstallError, match=rf"studio-3 cannot be removed: {lost}.*run this again.*thunderfleet restore FILE"):
         remove_member(mac, "studio-3", force=True)
-    with pytest.raises(InstallError, match=rf"this Mac cannot leave the other control planes: {lost}.*--force"):
+    with pytest.raises(InstallError, match=rf"this Mac cannot be removed from etcd: {lost}.*--force"):
         leaving(mac)
     mac.down = set()
     with pytest.raises(InstallError, match=r"cannot be removed: etcd at 127.0.0.1: etcdserver: request timed out. Switch"):

@@ -99,7 +99,7 @@ def test_defaults_of_the_crd_and_of_the_models_are_the_same(
         "verify": "Full",
         "parallelism": "Auto",
         "transport": "Auto",
-        "memory": {"contextTokens": 32768, "concurrentRequests": 4, "cachedTokens": 65536, "headroomPercent": 10},
+        "memory": {"contextTokens": 32768, "concurrentRequests": 4, "headroomPercent": 10},
         "server": {"aliases": [], "apiKeys": []},
         "suspend": False,
         "runtime": {"fastSynch": "Disabled", "wiredLimit": "Auto", "env": []},
