@@ -19,6 +19,7 @@ from tests.bench import (
     placement,
     processes,
     proofs,
+    routing,
     serving,
 )
 from tests.bench.byhand import ByHand
@@ -223,6 +224,11 @@ ALL = (
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark(
         "masks", "what a forced format costs on a rank, over 150,000 tokens", lambda line, repeats, say: masks.figures(say)
+    ),
+    Benchmark(
+        "routing",
+        "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
+        lambda line, repeats, say: routing.figures(say),
     ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(

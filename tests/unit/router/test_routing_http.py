@@ -12,9 +12,9 @@ from thunderfleet_router import pool
 from thunderfleet_router.http import reply, upstream
 from thunderfleet_router.http.exchange import Settings
 
+from tests.support.router import Client, Kit, bearer, client_of
 from tests.support.routing import CHAT, Gateway, Model, gateways
 from tests.support.waiting import until_async
-from tests.unit.router.kit import Client, Kit, bearer, client_of
 
 STREAM = CHAT | {"stream": True}
 
