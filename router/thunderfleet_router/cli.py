@@ -16,7 +16,7 @@ from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.sandbox import mounted
 
-PORT = 9480
+PORT = 4141
 MAX_FLEET_ALIASES = 256
 
 
