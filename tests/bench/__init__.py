@@ -15,7 +15,7 @@ proofs      what groups prove before they serve: what it costs, false alarms, wh
 formation   how soon groups form and recover
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
-installing  init and join on Macs, and their boot
+installing  init and join on Macs, their boot, and an upgrade
 measure     what probes find and cost
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster

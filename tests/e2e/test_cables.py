@@ -131,7 +131,8 @@ class TestOneGroup:
 
         conditions = line.json("get", "tbl", LINK)["status"]["conditions"]
         wrong = [one | ({"status": "False", "reason": "Unplugged"} if one["type"] == "Connected" else {}) for one in conditions]
-        for edit in ({"conditions": wrong}, {"conditions": []}, {"endpoints": []}):
+        edits: tuple[Json, ...] = ({"conditions": wrong}, {"conditions": []}, {"endpoints": []})
+        for edit in edits:
             patch = json.dumps({"status": edit})
             line.kubectl("patch", "tbl", LINK, "--subresource=status", "--type=merge", "-p", patch)
             until(lambda: connected().get("status") == "True", "the link says what its agents see")

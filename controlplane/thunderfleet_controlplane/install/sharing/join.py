@@ -12,7 +12,7 @@ from pathlib import Path
 from thunderfleet_lib import tls
 
 from thunderfleet_controlplane.daemons.plan import BALANCED, ORDER, HostConfig, from_state
-from thunderfleet_controlplane.install import cluster
+from thunderfleet_controlplane.install import chart, cluster
 from thunderfleet_controlplane.install.access import find_ca, put_balancer
 from thunderfleet_controlplane.install.certificates import own_ca_hash, put_certificates
 from thunderfleet_controlplane.install.errors import InstallError
@@ -85,6 +85,7 @@ def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     init = Init(kubelet_config=wanted.kubelet_config, thunderbolt_ports=wanted.thunderbolt_ports, chart=False)
     install(mac, init, config, lambda mac, config: settle(mac, config, etcd))
     voters = len([one for one in etcd.members() if not one.learner])
+    chart.follow_control_planes(mac, mac.shipped.chart(python), voters - 1, voters)
     remove(layout.joining)
     _farewell(mac, voters)
 
