@@ -40,7 +40,8 @@ def entry(path: str, content: bytes, *, git: bool = False) -> FileEntry:
 
 def content(seed: int, size: int) -> bytes:
     """Bytes that depend on the seed only."""
-    return random.Random(seed).randbytes(size)
+    blocks = (random.Random(seed * 2**20 + at).randbytes(min(2**20, size - at)) for at in range(0, size, 2**20))
+    return b"".join(blocks)
 
 
 def manifest(files: Mapping[str, bytes], *, repository: str = REPOSITORY, commit: str = COMMIT) -> Manifest:
