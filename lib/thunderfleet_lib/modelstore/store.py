@@ -108,6 +108,9 @@ class Store:
             self._prepared = True
         for folder in (self.layout.manifests, self.layout.locks, self.layout.staging, self.layout.temporary):
             folder.mkdir(parents=True, exist_ok=True)
+        # Pods that download reach their own folder by its name, and list no others.
+        if self.layout.staging.stat().st_mode & 0o777 != 0o711:
+            self.layout.staging.chmod(0o711)
 
     def free_bytes(self) -> int:
         """Bytes that can still be written. Raises OSError."""

@@ -98,6 +98,9 @@ class Download:
         )
 
     def _leave_manifest(self) -> None:
+        # The agent, which is another user, removes what it has refused, and what is no longer wanted.
+        with contextlib.suppress(PermissionError):
+            self._staging.chmod(0o777)
         fresh = self._staging / f"{MANIFEST}{INCOMPLETE}"
         fresh.write_bytes(self._manifest.canonical)
         os.replace(fresh, self._staging / MANIFEST)

@@ -80,9 +80,9 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
         what = ["--repository", spec.repository, "--commit", status.commit or "", "--manifest", status.manifest or ""]
         staging = f"{new.store}/.thunderfleet/staging/{meta.uid}"
         volumes.append({"name": "store", "hostPath": {"path": new.store, "type": "Directory"}})
-        volumes.append({"name": "staging", "hostPath": {"path": staging, "type": "DirectoryOrCreate"}})
+        volumes.append({"name": "owned-staging", "hostPath": {"path": staging}})
         mounts.append({"name": "store", "mountPath": STORE_FOLDER, "readOnly": True})
-        mounts.append({"name": "staging", "mountPath": STAGING_FOLDER})
+        mounts.append({"name": "owned-staging", "mountPath": STAGING_FOLDER})
     inputs = "/".join([str(meta.uid), new.task, new.node, str(new.attempt), *what])
     name = f"{meta.name}-{new.task}-{hashlib.sha256(inputs.encode()).hexdigest()[:8]}"
     metadata: Manifest = {
