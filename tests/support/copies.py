@@ -27,7 +27,7 @@ from thunderfleet_lib.modelstore.store import Store
 
 COMMIT = "c" * 40
 REPOSITORY = "owner/model"
-CHUNKS_OF_KILL = 16 * CHUNK_BYTES
+CHUNKS_OF_KILL = 10 * CHUNK_BYTES
 """Size of the model of the test that kills an agent."""
 
 
