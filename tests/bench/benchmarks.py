@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.bench import (
     cables,
+    copies,
     discovery,
     formation,
     installing,
@@ -201,6 +202,14 @@ def masking(line: Line, repeats: int, say: Say) -> list[Figure]:
     return masks.figures(say)
 
 
+def copying(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Copies from Mac to Mac, in namespaces of their own."""
+    try:
+        return copies.figures(repeats, say)
+    except copies.NotMeasured as error:
+        raise BenchFailed(str(error)) from error
+
+
 def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
     """The planner alone, which needs no cluster."""
     try:
@@ -232,5 +241,6 @@ ALL = (
     ),
     Benchmark("measure", "probes against loops and iperf3 by hand; what measuring costs a Mac a day", measure.measure),
     Benchmark("install", "Macs from nothing: init, join, and all Macs booted until a group serves", installing.installing),
+    Benchmark("copies", "models from Mac to Mac: one and two cables against iperf3, a chain, memory, many files", copying),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )
