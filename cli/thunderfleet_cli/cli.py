@@ -15,6 +15,7 @@ from thunderfleet_cli import install
 from thunderfleet_cli.doctor import arguments as doctor
 from thunderfleet_cli.local import arguments as local
 from thunderfleet_cli.local.commands import LOCAL_COMMANDS
+from thunderfleet_cli.model import arguments as model
 from thunderfleet_cli.parsers import Parsers
 from thunderfleet_cli.run import arguments as run
 from thunderfleet_cli.support import arguments as support
@@ -36,7 +37,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     return demo.main(keep=arguments.keep)
 
 
-COMMANDS: Sequence[Callable[[Parsers], None]] = (install.add, local.add, doctor.add, run.add, support.add, _add_demo)
+COMMANDS: Sequence[Callable[[Parsers], None]] = (install.add, local.add, doctor.add, run.add, model.add, support.add, _add_demo)
 """Each adds a command, or several, with what they call."""
 
 

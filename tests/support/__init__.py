@@ -8,7 +8,7 @@ mac_network  the network settings of a recorded Mac, and the commands that read 
 connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
-copies          Macs that copy models from each other, on loopback addresses
+copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 line         a fleet with the chart and the model installed
 installed    a recorded Mac on which `thunderfleet` installs

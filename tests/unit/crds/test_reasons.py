@@ -24,8 +24,10 @@ def test_every_reason_says_what_it_means_and_where_it_appears(reason: Reason) ->
 
 
 NO_FAULT = {
-    "AsExpected", "BothEnds", "Complete", "Connected", "Fetched", "Formed", "Found", "Fresh", "Measured", "Moved", "NoMembers", "Placed",
-    "Ready", "Rebooted", "Resolved", "ScaledToZero", "Usable", "Verified",
+    "AsExpected", "BothEnds", "Complete", "Connected", "Fetched", "Formed", "Found", "Fresh",
+    "Measured", "Moved", "NoMembers", "Placed",
+    "Ready",
+    "Rebooted", "Resolved", "ScaledToZero", "Usable", "Verified",
 }  # fmt: skip
 
 

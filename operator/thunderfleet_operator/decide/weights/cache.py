@@ -38,8 +38,6 @@ START_SECONDS = 120.0
 """How long a pod may take to start before it is made on another Mac."""
 RECHECK_SECONDS = 15.0
 LOST_SECONDS = 60.0
-PEER_COPIES = False
-"""Whether agents copy models from Mac to Mac."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +113,18 @@ def holders(observed: ObservedCache) -> tuple[str, ...]:
     return tuple(sorted(chosen))
 
 
+def _has_no_source(observed: ObservedCache, name: str) -> bool:
+    profile, manifest = observed.profiles.get(name), observed.cache.status.manifest
+    copies = profile.status.copies if profile is not None else ()
+    return any(copy.manifest == manifest and copy.reason == Reason.NO_SOURCE for copy in copies)
+
+
 def _source(observed: ObservedCache, names: Sequence[str]) -> str | None:
     """The Mac that downloads from the hub; None if none has to, or none can."""
     missing = [name for name in names if not _is_complete(observed, name)]
-    if PEER_COPIES and any(_is_complete(observed, name) for name in observed.nodes if observed.nodes[name].ready):
-        return None
+    if any(_is_complete(observed, name) for name in observed.nodes if observed.nodes[name].ready):
+        # Macs that no other one can give it to.
+        missing = [name for name in missing if _has_no_source(observed, name)]
     before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
     able = [name for name in missing if _usable(observed, name) and _free(observed, name) >= 0]
     return min(able, key=lambda name: (name not in before, -_done(observed, name), -_free(observed, name), name), default=None)
