@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.bench import (
     cables,
+    copies,
     dialects,
     discovery,
     formation,
@@ -204,6 +205,14 @@ def masking(line: Line, repeats: int, say: Say) -> list[Figure]:
     return masks.figures(say)
 
 
+def copying(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Copies from Mac to Mac, in namespaces of their own."""
+    try:
+        return copies.figures(repeats, say)
+    except copies.NotMeasured as error:
+        raise BenchFailed(str(error)) from error
+
+
 def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
     """The planner alone, which needs no cluster."""
     try:
@@ -246,5 +255,6 @@ ALL = (
         "Macs from nothing: init, join, all Macs booted until a group serves, and an upgrade while it does",
         installing.installing,
     ),
+    Benchmark("copies", "models from Mac to Mac: one and two cables against iperf3, a chain, memory, many files", copying),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

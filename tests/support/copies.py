@@ -27,7 +27,7 @@ from thunderfleet_lib.modelstore.store import Store
 
 COMMIT = "c" * 40
 REPOSITORY = "owner/model"
-CHUNKS_OF_KILL = 16 * CHUNK_BYTES
+CHUNKS_OF_KILL = 10 * CHUNK_BYTES
 """Size of the model of the test that kills an agent."""
 
 
@@ -40,7 +40,8 @@ def entry(path: str, content: bytes, *, git: bool = False) -> FileEntry:
 
 def content(seed: int, size: int) -> bytes:
     """Bytes that depend on the seed only."""
-    return random.Random(seed).randbytes(size)
+    blocks = (random.Random(seed * 2**20 + at).randbytes(min(2**20, size - at)) for at in range(0, size, 2**20))
+    return b"".join(blocks)
 
 
 def manifest(files: Mapping[str, bytes], *, repository: str = REPOSITORY, commit: str = COMMIT) -> Manifest:

@@ -79,7 +79,7 @@ async def test_the_manifest_is_given_by_its_digest(fleet: Fleet) -> None:
 
 
 async def test_several_cables_and_sources_are_used_at_once(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(2, 24 * CHUNK_BYTES)}
+    files = {"model.safetensors": content(2, 12 * CHUNK_BYTES)}
     first, second = await holder(fleet, files, cables=2), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     ways = [target.way(first), target.way(first, number=1), target.way(second)]
@@ -113,7 +113,7 @@ async def test_a_chain_forwards_chunks_while_the_file_still_arrives(fleet: Fleet
 
 
 async def test_two_macs_that_fetch_the_same_give_each_other_what_they_have(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(4, 24 * CHUNK_BYTES)}
+    files = {"model.safetensors": content(4, 12 * CHUNK_BYTES)}
     source, whole = await holder(fleet, files), manifest(files)
     one, two = await fleet.mac(), await fleet.mac()
     transfers = [a.transfer(whole, a.way(source, Way.NETWORK), a.way(b)) for a, b in ((one, two), (two, one))]
@@ -199,7 +199,7 @@ async def test_a_damaged_file_is_not_given_and_loses_its_name(fleet: Fleet) -> N
 
 
 async def test_a_stopped_transfer_continues_with_what_is_on_disk(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(5, 24 * CHUNK_BYTES)}
+    files = {"model.safetensors": content(5, 12 * CHUNK_BYTES)}
     source, target, whole = await holder(fleet, files), await fleet.mac(), manifest(files)
     first = target.transfer(whole, target.way(source), paces={Way.CABLE: Pace(100e6)})
     running = asyncio.create_task(run(first))
@@ -237,7 +237,7 @@ async def test_a_file_that_is_too_long_is_cut(fleet: Fleet) -> None:
 
 
 async def test_a_source_that_disappears_is_replaced(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(8, 24 * CHUNK_BYTES)}
+    files = {"model.safetensors": content(8, 12 * CHUNK_BYTES)}
     first, second = await holder(fleet, files), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     ways = [target.way(first)]
@@ -295,7 +295,7 @@ async def test_a_file_has_one_writer(fleet: Fleet) -> None:
 
 
 async def test_a_model_that_is_removed_during_the_copy_does_not_come_back(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(9, 24 * CHUNK_BYTES)}
+    files = {"model.safetensors": content(9, 12 * CHUNK_BYTES)}
     source, target, whole = await holder(fleet, files), await fleet.mac(), manifest(files)
     transfer = target.transfer(whole, target.way(source), paces={Way.CABLE: Pace(100e6)})
     running = asyncio.create_task(run(transfer))
@@ -307,7 +307,7 @@ async def test_a_model_that_is_removed_during_the_copy_does_not_come_back(fleet:
 
 
 async def test_the_source_may_remove_the_model_during_the_copy(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(10, 24 * CHUNK_BYTES)}
+    files = {"model.safetensors": content(10, 12 * CHUNK_BYTES)}
     first, second = await holder(fleet, files), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     transfer = target.transfer(whole, target.way(first), target.way(second), paces={Way.CABLE: Pace(200e6)})
