@@ -76,8 +76,8 @@ def _grouped(name: str, tried: Tried) -> Iterator[Check]:
         yield Check("all-reduce", State.FAILURE, _sentence(error), subject=name)
     else:
         finding = (
-            f"two processes of MLX could not form a group over {over}: {_sentence(error)}; the conditions of the cable and the "
-            "logs of both agents say more; pull the cable and plug it in again, or replace it, if they do not"
+            f"two processes of MLX could not form a group over {over}: {_sentence(error)}; if neither the "
+            "conditions of the cable nor the logs of both agents name the cause, replug the cable, then replace it"
         )
         yield Check("pair", State.FAILURE, finding, "kubectl describe tbl " + name, subject=name)
         finding = "nothing was added: the two processes did not form a group"
