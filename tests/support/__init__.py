@@ -10,6 +10,7 @@ proxy        the local cluster's HTTP proxy, for clients that build their own re
 pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
 upgrading    a newer version to upgrade to, and a client that asks meanwhile
+router       a router without an API server
 routing      small gateways and ModelDeployments, for the router
 copymodel    a model that copies what it has read
 line         a fleet with the chart and the model installed

@@ -31,7 +31,8 @@ class Asked:
 
     def renamed(self, model: str) -> bytes:
         """The body for a gateway that knows the model under another name."""
-        return json.dumps({**self.fields, "model": model}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        # Escaped: JSON may have halves of surrogate pairs, which UTF-8 has not.
+        return json.dumps({**self.fields, "model": model}).encode()
 
 
 def parse(body: bytes) -> Asked:

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
 from thunderfleet_router.http import reply, upstream
 from thunderfleet_router.http.exchange import Settings
+from thunderfleet_router.http.server import POSTS
 
 from tests.support.router import Client, Kit, bearer, client_of
 from tests.support.routing import CHAT, Gateway, Model, gateways
@@ -411,3 +414,55 @@ async def test_metrics_and_health() -> None:
             assert (await client.get("/health")).status == 200
             kit.obstacle = "why"
             assert (await client.get("/health")).status == 503
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+_BODY = st.dictionaries(st.sampled_from(["model", "messages", "stream", "prompt", "tools", "input", "system", "n"]), _JSON)
+_HEADERS = st.dictionaries(
+    st.sampled_from(["X-Request-Id", "Authorization", "x-api-key", "traceparent", "Origin", "Accept", "Content-Encoding"]),
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=30),
+    max_size=3,
+)
+
+
+async def test_odd_requests_kill_nothing_and_always_get_a_response() -> None:
+    """Any body, header and answer of a gateway: the router answers, and answers the next request as well."""
+    oddities: list[tuple[str, bytes, dict[str, str], int, bytes, str]] = []
+
+    @settings(max_examples=60, database=None)
+    @given(
+        path=st.sampled_from(POSTS),
+        body=st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).encode())
+        | _BODY.map(lambda value: json.dumps(value | {"model": "tiny"}).encode()),
+        headers=_HEADERS,
+        status=st.sampled_from([200, 201, 204, 302, 400, 404, 418, 429, 500, 502, 503]),
+        answer=st.binary(max_size=300) | st.sampled_from([b": c\n\n", b"data: x", b"event: error\n", b"\n\n:\r\n", b":"]),
+        kind=st.sampled_from(["application/json", "text/event-stream", "text/html"]),
+    )  # fmt: skip
+    def collect(path: str, body: bytes, headers: dict[str, str], status: int, answer: bytes, kind: str) -> None:
+        oddities.append((path, body, headers, status, answer, kind))
+
+    collect()
+    async with gateways("a") as (a,):
+        kit = Kit(Model(urls=[a.url]), settings=Settings(hold_seconds=0.05), origins=["*"])
+        async with client_of(kit) as client:
+            for path, body, headers, status, text, kind in oddities:
+
+                async def odd(
+                    request: web.Request, _: bytes, status: int = status, text: bytes = text, kind: str = kind
+                ) -> web.StreamResponse:
+                    return web.Response(status=status, body=text, content_type=kind)
+
+                a.behaves = odd
+                answer = await client.post(path, data=body, headers=headers, allow_redirects=False)
+                await answer.read()
+                assert answer.status in {200, 201, 204, 302, 400, 404, 413, 415, 418, 422, 429, 502, 503} or status == 500
+            a.behaves = None
+            await until_async(lambda: kit.server.inside == 0 and kit.dispatcher.in_flight == 0)
+            assert kit.dispatcher.waiting == 0
+            kit.set(Model(urls=[a.url], epoch=2))
+            assert (await _chat(client))[0] == 200
