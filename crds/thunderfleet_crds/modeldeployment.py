@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import (
     UUID,
     Address,
@@ -94,7 +95,7 @@ class ModelSource(ApiModel):
         default=None,
         description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for a "
         "folder of this name below their model folders (a name without an owner is directly below one), and in Hugging Face "
-        "caches; nothing is downloaded.",
+        "caches. If no Mac has it, it is fetched from the hub: see the ModelCache of the same name.",
         json_schema_extra={
             "x-rule": "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$')",
             "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-'",
@@ -112,7 +113,13 @@ class ModelSource(ApiModel):
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
         description="Full hash of the commit (the folder below snapshots) that a copy in a Hugging Face cache must have; main "
-        "accepts every commit. The commit of other copies is not known, so they are always accepted.",
+        "accepts every commit. The commit of other copies is not known, so they are always accepted. What is fetched from the "
+        "hub is the commit that a branch or tag has when it is resolved; it is kept until the spec changes.",
+    )
+    token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
+        "repositories. Only the pods that read from the hub mount it.",
     )
 
 
@@ -209,7 +216,9 @@ class Server(ApiModel):
     aliases: Annotated[tuple[Alias, ...], Field(max_length=MAX_ALIASES)] = Field(
         default=(),
         description="Other names under which routers serve the model, such as gpt-4o. A ModelDeployment or repository of the "
-        "same name has precedence, and so has an alias in the caller's own namespaces. A change restarts no group.",
+        "same name comes first. A caller with an API key sees only the aliases in the namespaces of the key, which come before "
+        "those of the chart's value router.aliases. Other callers see all, after those of router.aliases. A change restarts "
+        "no group.",
         json_schema_extra={
             "x-rule": "self.all(a, self.exists_one(b, b == a))",
             "x-message": "server.aliases must be different from each other",
@@ -258,8 +267,8 @@ class Recovery(ApiModel):
     max_restarts: Count = Field(
         default=10,
         description="Maximum number of restarts of a group; after them its state is GaveUp. To start it again, raise this "
-        "number, or change any field of spec outside of replicas, recovery and placement. The count is reset when the group "
-        "has been Ready for 10 minutes.",
+        "number; a change of spec.model, nodes, parallelism, transport, memory or runtime starts it again too. The count is "
+        "reset when the group has been Ready for 10 minutes.",
     )
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         default=10, description="Delay before the first restart in seconds; it doubles with every restart."
@@ -354,8 +363,8 @@ class Autoscaling(ApiModel):
     max_replicas: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = Field(default=1, description="Maximum number of groups.")
     target_in_flight_requests: Annotated[int, Field(ge=1, le=100000)] | None = Field(
         default=None,
-        description="Number of requests in progress, those that wait included, that one group should have. With more for 15 "
-        "seconds, groups are added; with so few for 2 minutes that fewer groups are enough, groups are removed when their "
+        description="Number of requests in progress, those that wait included, that one group should have. If there "
+        "are more for 15 seconds, groups are added. If fewer groups are enough for 2 minutes, groups are removed when their "
         "requests have ended. If unset, memory.concurrentRequests.",
     )
     scale_to_zero_after_seconds: Annotated[int, Field(ge=1, le=2592000)] = Field(
@@ -417,10 +426,9 @@ class ModelDeploymentSpec(ApiModel):
         "answer to a test prompt with earlier answers (OutputWrong). The group must also continue passages of 300, 2,600 and "
         "9,000 tokens: the prompt is a passage, followed by a part of it, and the right answer is what follows that part in "
         "the passage. Some models cannot do that, so a wrong answer is a failure (OutputWrong) only for a length that was "
-        "right before. Each such length is checked again whenever the group forms: before it serves if it is at most "
-        "2,600 or its answer was wrong in the last attempt, otherwise while the group is idle. All other lengths are checked "
-        "while the group is idle, lengths above 300 only if the model continues 300 tokens. The condition Verified has the "
-        "result.",
+        "right before. Whenever the group forms, it is asked again for these lengths: for those up to 2,600, and for one "
+        "whose last answer was wrong, before it serves. Everything else is asked while it is idle. The condition Verified has "
+        "the result.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -712,8 +720,8 @@ class AutoscalingStatus(ApiModel):
     replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(description="Number of groups.")
     draining_to: Annotated[int, Field(ge=0, le=MAX_GROUPS)] | None = Field(
         default=None,
-        description="Number of groups that stay when the requests of the others have ended: routers send these no more. Unset "
-        "if no group is about to be stopped.",
+        description="Number of groups that stay. Routers send no more requests to the others, which are stopped when their "
+        "requests have ended. Unset if no group is about to be stopped.",
     )
     last_scale_time: Time | None = Field(default=None, description="Time at which the number of groups last changed.")
     last_request_time: Time | None = Field(
@@ -752,6 +760,15 @@ class ModelDeploymentStatus(ApiModel):
         default=None, description="What autoscaling has decided, if spec.autoscaling is set."
     )
     model: Token | None = Field(default=None, description="Name of the model, for display.")
+    commit: Token | None = Field(
+        default=None, description="Commit of the repository that is fetched; unset if the Macs have the model already."
+    )
+    weights: Message | None = Field(default=None, description="Progress of the copies of the model, for display.")
+    copies: Annotated[tuple[MacCopy, ...], Field(max_length=256)] = Field(
+        default=(),
+        description="The model's files on each Mac that fetches them for this ModelDeployment.",
+        json_schema_extra={"x-list-keys": ["node"]},
+    )
     ready: Word | None = Field(default=None, description="Ready and desired groups, such as 1/1, for display.")
     nodes: Message | None = Field(
         default=None, description="Names of the Nodes of all groups, separated by commas, for display."

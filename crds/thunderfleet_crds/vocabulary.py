@@ -29,6 +29,9 @@ class ConditionType(StrEnum):
     BENCHMARKED = "Benchmarked"
     VERIFIED = "Verified"
     DEGRADED = "Degraded"
+    # ModelCache
+    RESOLVED = "Resolved"
+    FETCHED = "Fetched"
 
 
 class ConditionStatus(StrEnum):
@@ -287,3 +290,25 @@ class KeyPriority(StrEnum):
     HIGH = "High"
     NORMAL = "Normal"
     LOW = "Low"
+
+
+class CopyPhase(StrEnum):
+    """State of a model's files on one Mac."""
+
+    WAITING = "Waiting"
+    """For a download, a source, or free disk."""
+    COPYING = "Copying"
+    CHECKING = "Checking"
+    """All bytes have arrived; hashes are computed."""
+    COMPLETE = "Complete"
+    """Every file has its hash."""
+    FAILED = "Failed"
+    """It is tried again when what the message names has changed."""
+
+
+class CopySource(StrEnum):
+    """Where a Mac gets a model's files from."""
+
+    HUB = "Hub"
+    PEER = "Peer"
+    """Another Mac."""

@@ -14,6 +14,7 @@ from thunderfleet_crds.routing import DemandReport
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 from thunderfleet_lib.listener import allow_descriptors
 
+from thunderfleet_operator.act.cache_controller import CacheController
 from thunderfleet_operator.act.certificate_controller import CertificateController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
@@ -37,7 +38,7 @@ from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
+from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -87,6 +88,7 @@ class Operator:
         certificates = CertificateController(kube, self._index, writer, _now)
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
+        caches = CacheController(self._index, writer, settings.pods, settings.hub, lambda: self._keys, _now)
         executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
         self._scaling = ScalingMemory(time.monotonic)
         address = host_port(configuration.host, configuration.demand_port)
@@ -120,6 +122,7 @@ class Operator:
             LINKS.name: links.round,
             NODEPROFILES.name: macs.round,
             REQUESTS.name: certificates.round,
+            CACHES.name: caches.round,
         }
         self._worker = Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill)
         self._took_over = False
@@ -178,7 +181,7 @@ class Operator:
         except ValueError as error:
             log.error("%s; using the keys that were read at the start", error)
         self._took_over = True
-        self._add(DEPLOYMENTS, LINKS, NODEPROFILES)
+        self._add(DEPLOYMENTS, LINKS, NODEPROFILES, CACHES)
         for node in self._index.requests_of:
             self.queue.add(work_key(REQUESTS, node))
 

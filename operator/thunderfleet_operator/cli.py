@@ -72,6 +72,17 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--router-url", default=None, help="URL under which clients outside of the cluster reach the routers")
     run.add_argument("--demand-port", type=_port, default=9402, help="port of --host for reports of routers, with TLS")
     run.add_argument(
+        "--hub",
+        choices=("enabled", "disabled"),
+        default="enabled",
+        help="whether models that no Mac has are fetched from the hub",
+    )
+    run.add_argument(
+        "--hub-endpoint", default="", metavar="URL", help="URL of the hub or of a mirror (default: the public hub)"
+    )
+    run.add_argument("--hub-proxy", default="", metavar="URL", help="proxy by which Macs reach the hub")
+    run.add_argument("--hub-no-proxy", default="", metavar="HOSTS", help="hosts that are reached without it, with commas")
+    run.add_argument(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
         help="namespace of the operator's Lease and key ($POD_NAMESPACE)",
@@ -126,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from thunderfleet_operator.app import Configuration, run
     from thunderfleet_operator.decide.deployment import Settings
     from thunderfleet_operator.decide.manifests import PodSettings
+    from thunderfleet_operator.decide.weights.manifests import HubSettings
 
     lasting, ring = arguments.ports, arguments.ring_ports
     if lasting.first <= ring.last and ring.first <= lasting.last:
@@ -136,6 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             pods=PodSettings(arguments.runner_image, arguments.runner_pull_policy),
             ports=PortSettings(lasting, ring),
             routers=_routers(arguments),
+            hub=HubSettings(
+                arguments.hub_endpoint, arguments.hub_proxy, arguments.hub_no_proxy, enabled=arguments.hub == "enabled"
+            ),
         ),
         namespace=arguments.namespace,
         # A replica that restarts under its old name must not count as the same holder of the Lease.

@@ -23,6 +23,7 @@ from thunderfleet_operator.observe.load import Candidate
 from thunderfleet_operator.observe.observed import Advice, Observed
 from thunderfleet_operator.observe.reader import groups_of, observe_deployment
 from thunderfleet_operator.observe.steadiness import Steadiness
+from thunderfleet_operator.observe.weights import WeightsFleets
 from thunderfleet_operator.placement import Fleet, WhatIsBetter
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.scaling import ScalingMemory
@@ -77,6 +78,7 @@ class Reconciler:
         """What the last question about a better placement was about, by ModelDeployment and group: as in ``Advice``."""
         self._settling: dict[tuple[str, int], float] = {}
         """By ModelDeployment and group, since when (monotonic) its first placement waits for reports about a cable."""
+        self._fleets = WeightsFleets()
         self._waiting: dict[str, datetime] = {}
         """Time at which a round began to wait for the planner, by ModelDeployment."""
         self.unplaced: set[str] = set()
@@ -169,6 +171,7 @@ class Reconciler:
             signals=replace(self._scaling.signals(key, deployment), can_wake=routing is not None),
             candidates=self._candidates(key, deployment),
             routers=self._index.routers(routing.namespace) if routing is not None else (),
+            fleets=self._fleets,
         )
 
     def _candidates(self, key: str, deployment: ModelDeployment) -> tuple[Candidate, ...]:
@@ -196,6 +199,7 @@ class Reconciler:
             # The garbage collector deletes the children, by their owner references.
             self._executor.forget(key)
             self._advice.pop(key, None)
+            self._fleets.forget(key)
             self._waiting.pop(key, None)
             self._settling = {of: at for of, at in self._settling.items() if of[0] != key}
             self._asked = {asked: about for asked, about in self._asked.items() if asked[0] != key}

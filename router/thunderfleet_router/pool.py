@@ -175,7 +175,7 @@ class Pool:
             case Outlook.FAILED:
                 return unavailable(f"{deployment.full_name} has failed{why}", 30)
             case Outlook.ASLEEP if not ticket.may_wake:
-                return unavailable(f"{deployment.full_name} sleeps; only a request with an API key of it wakes it", 60)
+                return unavailable(f"{deployment.full_name} sleeps; only a request with one of its API keys wakes it", 60)
         return None
 
     # --- seats ---

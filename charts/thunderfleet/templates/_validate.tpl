@@ -19,6 +19,21 @@ this once; all problems are reported together.
 {{- $problems = append $problems (printf "agent.modelFolders: %q is not an absolute path: start it with / and do not use .." .) }}
 {{- end }}
 {{- end }}
+{{- with .Values.agent.modelStore }}
+{{- if or (not (regexMatch "^/[^/]" .)) (has ".." (splitList "/" .)) (hasSuffix "/" .) }}
+{{- $problems = append $problems (printf "agent.modelStore: %q is not an absolute path: start it with /, do not use .. and do not end it with /" .) }}
+{{- end }}
+{{- if has . $.Values.agent.modelFolders }}
+{{- $problems = append $problems (printf "agent.modelStore: %q is also in agent.modelFolders, which hold models that Thunderfleet never changes: use another folder" .) }}
+{{- end }}
+{{- end }}
+{{- with .Values.hub }}
+{{- range $name, $url := dict "endpoint" .endpoint "proxy" .proxy }}
+{{- if and $url (not (regexMatch "^https?://[^/ ]+" $url)) }}
+{{- $problems = append $problems (printf "hub.%s: %q is not a URL: start it with https:// or http://" $name $url) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $taken := list }}
 {{- range $name, $need := dict "ports" 2 "ringPorts" 64 }}
 {{- $range := index $.Values.operator $name }}

@@ -38,7 +38,7 @@ from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
 from thunderfleet_operator.observe.pods import Pod, read_pod
 from thunderfleet_operator.observe.proofs import Keyring, Proof
 from thunderfleet_operator.placement import Fleet
-from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
+from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,7 @@ class Executor:
         service = await self._service(deployment, decision)
         if service is None and decision.endpoint_slice is not None:
             await self._endpoint_slice(key, decision.endpoint_slice)
+        await self._cache(decision)
         views = views_after(decision, results)
         self.listen(key, views, decision.observed.fleet)
         await self._status(deployment, status_after(decision, results, service))
@@ -293,6 +294,20 @@ class Executor:
                 raise
             log.warning("cannot write the EndpointSlice of Service %s: %s", key, error)
         self._slices[key] = text
+
+    async def _cache(self, decision: Decision) -> None:
+        """Creates or changes the ModelCache of the deployment."""
+        if decision.cache is None:
+            return
+        if decision.observed.weights.cache is None:
+            try:
+                await self._writer.create(CACHES, decision.cache)
+            except ApiError as error:
+                # The cache is behind: the next round sees it.
+                if error.status != 409:
+                    raise
+        else:
+            await self._writer.apply(CACHES, decision.cache)
 
     async def _status(self, deployment: ModelDeployment, status: ModelDeploymentStatus) -> None:
         """Writes the status if it differs, and an Event for each change that is worth one."""

@@ -31,6 +31,8 @@ from thunderfleet_operator.decide.scaling.turns import yielding
 from thunderfleet_operator.decide.status import deployment as status
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_speed
+from thunderfleet_operator.decide.weights.deployment import needed, resolution, shown, waiting_message, waits
+from thunderfleet_operator.decide.weights.manifests import NO_HUB, HubSettings
 from thunderfleet_operator.observe.fleet import occupied
 from thunderfleet_operator.observe.load import Candidate
 from thunderfleet_operator.observe.objects import GroupKey
@@ -75,6 +77,7 @@ class Settings:
     ports: PortSettings
     routers: RouterSettings | None = None
     """None without routers."""
+    hub: HubSettings = NO_HUB
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class GroupDecision:
     """Cables that changed data of the group."""
     lost: LostPlace | None = None
     """The place that the group has lost, once it has ``placement``."""
+    fetching: tuple[str, ...] = ()
+    """Macs of its placement that still fetch the model. It has no pods until then."""
 
     @property
     def plan(self) -> Plan | None:
@@ -140,6 +145,8 @@ class Decision:
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
+    cache: Manifest | None
+    """The ModelCache to create, or to change."""
     avoids: frozenset[str]
     """Cables that the answers to ``questions`` leave out because they changed data."""
     questions: Mapping[int, Question]
@@ -247,6 +254,16 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         rechecks.append(scaling.recheck_seconds)
     ending = tuple(_ending(observed, view) for index, view in observed.groups.items() if index not in wanted)
     rechecks += [ENDING_SECONDS if group.drain else UNPLACED_SECONDS for group in ending]
+    found = resolve(observed.base, request(deployment.spec))
+    cache = needed(
+        deployment,
+        observed.base,
+        observed.weights,
+        settings.hub,
+        found=found.found,
+        unplaced=bool(stuck),
+        taken=observed.cache_name_taken,
+    )
     return Decision(
         observed=observed,
         quarantines=tuple(quarantines),
@@ -257,7 +274,8 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         endpoint_slice=_endpoint_slice(observed, settings.routers),
         routers=settings.routers,
         service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
-        resolution=resolve(observed.fleet, request(deployment.spec)),
+        resolution=resolution(observed.weights, found),
+        cache=cache.apply,
         avoids=names,
         questions=questions,
         scaling=scaling,
@@ -310,7 +328,9 @@ def _group(
     if step.step is Step.KEEP and view.plan is not None:
         there = {pod.rank for pod in view.pods}
         missing = tuple(rank.rank for rank in view.plan.ranks if rank.rank not in there) if view.proven else ()
-        return replace(group, delete=_alive(view.old_pods), create=missing), None
+        fetching = waits(observed.weights, view.plan) if missing else ()
+        create = () if fetching else missing
+        return replace(group, delete=_alive(view.old_pods), create=create, fetching=fetching), None
     # A group that serves is not given up for a spec that cannot be placed.
     if step.step is not Step.PLACE and (step.step is not Step.DRAIN or step.failure is not None):
         return replace(group, drain=step.step is Step.DRAIN), None
@@ -331,8 +351,9 @@ def _group(
         return replace(group, next=NextStep(Step.KEEP)), None
     if step.step is Step.DRAIN:
         return replace(group, drain=True), None
-    ranks = tuple(rank.rank for rank in found.plan.ranks)
-    return replace(group, placement=found, delete=_alive(view.all_pods), create=ranks), None
+    ranks, fetching = tuple(rank.rank for rank in found.plan.ranks), waits(observed.weights, found.plan)
+    create = () if fetching else ranks
+    return replace(group, placement=found, delete=_alive(view.all_pods), create=create, fetching=fetching), None
 
 
 def _unknown_cable(observed: Observed, view: GroupView, plan: Plan) -> str | None:
@@ -531,6 +552,7 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             lost=group.lost,
             predicted=_predicted(decision, views[group.view.index].plan),
             leaving=group.view.index >= staying(decision.deployment, decision.scaling),
+            fetching=waiting_message(decision.observed.weights, group.fetching) if group.fetching else None,
         )
         outcomes.append(outcome)
     wanted = decision.deployment.wanted_groups
@@ -552,4 +574,5 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
         scaling=decision.scaling,
         routers=decision.observed.routers,
         routing=decision.routers,
+        weights=shown(decision.observed.weights),
     )

@@ -86,7 +86,8 @@ def _use(mac: ObservedMac, placement: MacPlacement) -> GroupUse:
         known = (use for use in mac.profile.status.groups if (use.name, use.epoch) == (placement.group, placement.epoch))
         return next(known, GroupUse(name=placement.group, epoch=placement.epoch, nodes=(mac.name,)))
     used = cables(plan, mac.links, mac.profiles).get(mac.name, ())
-    return GroupUse(name=plan.group, epoch=plan.epoch, nodes=tuple(rank.node for rank in plan.ranks), links=used)
+    nodes = tuple(rank.node for rank in plan.ranks)
+    return GroupUse(name=plan.group, epoch=plan.epoch, model_path=plan.model_path, nodes=nodes, links=used)
 
 
 def uses(mac: ObservedMac) -> tuple[GroupUse, ...]:

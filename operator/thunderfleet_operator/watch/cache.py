@@ -56,11 +56,12 @@ ENDPOINT_SLICES = Collection("endpointslices", "/apis/discovery.k8s.io/v1", _OUR
 NODEPROFILES = Collection("nodeprofiles", _API)
 LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)
+CACHES = Collection("modelcaches", _API)
 REQUESTS = Collection(
     REQUESTS_PATH.rpartition("/")[2], REQUESTS_PATH.rpartition("/")[0], fields=f"spec.signerName={SERVING_SIGNER}"
 )
 """Requests of kubelets for serving certificates."""
-CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS, REQUESTS)
+CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
 
 Kept = Packed | Json
 """An object in memory: packed, or as it is if it was put there by hand (``plan`` on files)."""

@@ -52,7 +52,7 @@ def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping
     if name is None:
         if len(available) == 1:
             return available[0]
-        raise ApiError(400, f"the field model is missing; use {_listed(available, caller)}", param="model")
+        raise ApiError(400, f"the field model is missing; {_listed(available, caller)}", param="model")
     found = _find(available, caller, name, aliases)
     if found is not None:
         return found
@@ -60,7 +60,7 @@ def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping
         raise unauthorized()
     raise ApiError(
         404,
-        f"the model {name[:200]!r} is not served here; use {_listed(available, caller)}",
+        f"the model {name[:200]!r} is not served here; {_listed(available, caller)}",
         param="model",
         code="model_not_found",
     )
@@ -95,12 +95,10 @@ def _one(matching: list[Deployment], caller: Caller, name: str, *, by_model: boo
 
 def _listed(available: list[Deployment], caller: Caller) -> str:
     if not available:
-        return (
-            "a model once one is deployed (none is available to this key)" if caller.known else "a model once one is deployed"
-        )
+        return "no model is available to this key" if caller.known else "no model is deployed"
     names = [shown_name(deployment, available, caller) for deployment in available[:LISTED]]
     more = len(available) - len(names)
-    return "one of " + ", ".join(names) + (f" and {more} more" if more else "") if len(available) > 1 else names[0]
+    return "use " + ("one of " if len(available) > 1 else "") + ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def shown_name(deployment: Deployment, available: list[Deployment], caller: Caller) -> str:

@@ -218,6 +218,7 @@ def test_kinds_and_version_are_the_constants() -> None:
 
 def _minimal_spec(kind: str) -> Json:
     specs: dict[str, Json] = {
+        "ModelCache": {"repository": "o/n"},
         "ModelDeployment": {"model": {"path": "/m"}},
         "ThunderboltLink": {"a": {"node": "a", "port": 1}, "b": {"node": "b", "port": 1}},
     }

@@ -129,7 +129,7 @@ def test_a_plan_without_pods_holds_a_mac_while_they_are_about_to_be_created(chan
     placement = MacPlacement(("ns", "md", 0, 2), made, running, newest, deployment)
     profile = NodeProfile.load({"metadata": {"name": "a"}})
     found = mac_usage.uses(ObservedMac(profile, None, NOW, (placement,), (), {}))
-    assert found == ((GroupUse(name="ns/md-0", epoch=2, nodes=("a", "b")),) if listed else ())
+    assert found == ((GroupUse(name="ns/md-0", epoch=2, model_path="/models/tiny", nodes=("a", "b")),) if listed else ())
 
 
 async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: World) -> None:

@@ -234,7 +234,7 @@ def test_old_sequences_of_other_kinds_go_before_the_newest(kind: str) -> None:
 
 
 class _Sum:
-    """A completed all-sum: the flag of rank 0, and the sum of the ranks' digests."""
+    """A completed all-sum: the flag of rank 0, the same negated, and the sum of the ranks' digests."""
 
     def __init__(self, *values: int) -> None:
         self._values = list(values)
@@ -253,12 +253,12 @@ def test_a_digest_that_differs_ends_the_rank_before_another_step() -> None:
     loop = _loop_of_two()
     loop.digest(7, 42, 0)
     mine = loop._digest
-    assert loop.read((_Sum(1, 2 * mine), mine)) is True
-    assert loop.read((_Sum(0, 2 * mine), mine)) is False
+    assert loop.read((_Sum(1, -1, 2 * mine), mine)) is True
+    assert loop.read((_Sum(0, 0, 2 * mine), mine)) is False
     other = _loop_of_two()
     other.digest(7, 43, 0)
     with pytest.raises(mlxlm.Diverged, match="no longer compute the same"):
-        loop.read((_Sum(0, mine + other._digest), mine))
+        loop.read((_Sum(0, 0, mine + other._digest), mine))
 
 
 def test_the_digest_knows_tokens_ends_and_prefixes_in_their_order() -> None:

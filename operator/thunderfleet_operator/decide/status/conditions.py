@@ -62,7 +62,7 @@ def _small_caches(outcomes: Sequence[Outcome]) -> str:
     groups = f"group{'s' if len(small) > 1 else ''} {', '.join(str(plan.index) for plan in small)}"
     return (
         f"the prompt cache of {groups} holds {memory.cached_tokens} tokens, less than the context of {memory.context_tokens}: "
-        "of a longer conversation only the beginning is reused, or nothing with caches that cannot be cut. Unset "
+        "of a longer conversation, only the beginning is reused, or nothing if the model's cache cannot be cut. Unset "
         "spec.memory.cachedTokens to hold a whole context from the next placement on"
     )
 
@@ -123,6 +123,8 @@ def ready(
         # The next placement may have started in the same round: then the group's message is about that.
         named = message if failure.message in message else f"{failure.message}; {message}"
         return Verdict(False, failure.reason, named)
+    if first.fetching is not None and first.wait is None:
+        return Verdict(False, Reason.FETCHING, message)
     return Verdict(False, first.wait.reason if first.wait else waiting[0].state.value, message)
 
 

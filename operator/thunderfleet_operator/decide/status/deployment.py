@@ -1,7 +1,8 @@
 """The whole status of a ModelDeployment."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from thunderfleet_crds import group as report
 from thunderfleet_crds.fields import quantity
@@ -92,11 +93,13 @@ def build(
     scaling: Scaling | None = None,
     routers: Sequence[Router] = (),
     routing: RouterSettings | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDeploymentStatus:
     """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements.
 
     ``highest``: the highest epoch of any group. ``service``: why there is no Service. ``scaling``: of autoscaling.
-    ``routers``: those that are ready, with their settings ``routing``; None without routers.
+    ``routers``: those that are ready, with their settings ``routing``; None without routers. ``weights``: fields about the
+    files of the model.
     """
     autoscaling = scaling.status if scaling is not None else None
     wanted = staying(deployment, scaling)
@@ -138,4 +141,5 @@ def build(
         conditions=conditions(
             deployment, groups[:wanted], outcomes[:wanted], resolution, measured, now, wanted=wanted, service=service
         ),
+        **(weights or {}),
     )

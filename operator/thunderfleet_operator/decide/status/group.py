@@ -151,6 +151,8 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
     step, failure = outcome.next, _last_failure(outcome)
     if outcome.blocked:
         return _Stage(GroupPhase.PENDING, outcome.blocked.message)
+    if outcome.fetching is not None and step.step in (Step.KEEP, Step.PLACE):
+        return _Stage(GroupPhase.PENDING, outcome.fetching)
     if step.step is Step.GIVE_UP and failure is not None and failure.reason == Reason.OUTPUT_WRONG:
         return _Stage(GroupPhase.GAVE_UP, f"{failure.message}; to try again, delete the pods of the group")
     if step.step is Step.GIVE_UP:

@@ -34,6 +34,8 @@ class Outcome:
     unknown: str | None = None
     """The cable whose first report the placement waits for."""
     blocked: Blocked | None = None
+    fetching: str | None = None
+    """What its Macs still fetch; None if they have the model."""
     predicted: Speed | None = None
     """Of its placement; None if there is none, or too little is known."""
     better: str | None = None
