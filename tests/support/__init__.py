@@ -9,7 +9,6 @@ connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
-upgrading    a newer version to upgrade to, and a client that asks meanwhile
 routing      small gateways and ModelDeployments, for the router
 router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses

@@ -18,9 +18,9 @@ from thunderfleet_router.decide.callers import Caller, caller, sent_keys
 from thunderfleet_router.decide.catalog import Catalog, Deployment
 from thunderfleet_router.dispatcher import Dispatcher, exceeded
 from thunderfleet_router.http.metrics import RouterMetrics
-from thunderfleet_router.http.reply import Reply
+from thunderfleet_router.http.reply import ClientGone, Reply
 from thunderfleet_router.http.upstream import Outcome, Upstream, Verdict
-from thunderfleet_router.pool import BLOCK_SECONDS, BUSY_SECONDS, Pool, Seat, Ticket
+from thunderfleet_router.pool import BLOCK_SECONDS, Pool, Seat, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Exchanges:
             record.model = deployment.full_name
             if parsed.model is not None and parsed.model not in deployment.gateway_names:
                 body = parsed.renamed(deployment.full_name)
-            await self._limited(_Call(request, reply, record, who, deployment, parsed, body))
+            await self._limited(_Call(request, reply, record, who, deployment, parsed.without_fields(), body))
 
     async def _limited(self, call: "_Call") -> None:
         """Counts the request for its key's limits."""
@@ -102,6 +102,9 @@ class Exchanges:
             raise exceeded(error) from error
         try:
             await self._attempts(call, wanted)
+        except (asyncio.CancelledError, ClientGone):
+            call.estimate()
+            raise
         finally:
             self._dispatcher.callers.leave(counted, wanted, call.record.tokens, time.monotonic())
 
@@ -127,6 +130,7 @@ class Exchanges:
                 if outcome.group_failed:
                     self._suspect(digest, call)
                 if outcome.verdict in (Verdict.ANSWERED, Verdict.CUT):
+                    call.estimate()
                     return
                 assert outcome.error is not None
                 if outcome.verdict is Verdict.FAILED:
@@ -152,8 +156,10 @@ class Exchanges:
             call.record.tokens += outcome.tokens
             group = seat.group.name
             if outcome.verdict is Verdict.NOT_TAKEN:
-                pool.block(group, BUSY_SECONDS if outcome.reached else BLOCK_SECONDS)
-            elif outcome.group_failed:
+                pool.refused(group, reached=outcome.reached)
+            elif not outcome.group_failed:
+                pool.took(group)
+            else:
                 pool.block(group, BLOCK_SECONDS)
                 ticket.avoid.add(group)
             return outcome
@@ -195,6 +201,11 @@ class _Call:
     @property
     def headers(self) -> dict[str, str]:
         return self.reply.headers
+
+    def estimate(self) -> None:
+        """Estimates the tokens of an answer that did not end, or of a group that does not count them."""
+        if not self.record.tokens and (self.record.attempts or self.reply.answered):
+            self.record.tokens = self.reply.events + len(self.parsed.prompt) // prefixes.BYTES_PER_TOKEN
 
 
 async def _parsed(body: bytes) -> Asked:

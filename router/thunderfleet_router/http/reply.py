@@ -35,6 +35,8 @@ class Reply:
         self._written = time.monotonic()
         self.answered = False
         """Whether the client has got a part of an answer. Comments are none."""
+        self.events = 0
+        """Events of the answer that were sent."""
         self.first_byte: float | None = None
         """When, in seconds of the monotonic clock."""
 
@@ -56,6 +58,7 @@ class Reply:
         """Sends a part of an answer. Raises ClientGone when the client reads nothing for READ_SECONDS."""
         if not self.answered:
             self.answered, self.first_byte = True, time.monotonic()
+        self.events += data.count(b"data: ")
         await self._send(data)
 
     async def comment(self, data: bytes) -> None:
