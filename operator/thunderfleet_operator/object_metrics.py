@@ -76,8 +76,8 @@ def _deployments(deployments: Iterable[ModelDeployment]) -> Iterator[GaugeMetric
     ready = _family("modeldeployment_ready_replicas", "Groups that serve.", *OF)
     down = _family(
         "modeldeployment_not_ready_timestamp_seconds",
-        "Time since which the ModelDeployment is not Ready, in seconds since the Unix epoch; absent while it is Ready, and while "
-        "it should have no groups.",
+        "Time since which the ModelDeployment is not Ready, in seconds since the Unix epoch; absent while it is Ready, and "
+        "while it should have no groups.",
         *OF,
     )
     speed = _family(
