@@ -502,3 +502,22 @@ async def test_a_deleted_model_lets_its_requests_end_and_is_forgotten() -> None:
             free.set()
             assert (await asked)[0] == 200
             assert not kit.dispatcher.pools
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "READ_SECONDS", 0.05)
+
+    async def flood(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = await a.begin(request)
+        while True:
+            await response.write(a.token(0) * 1000)
+
+    async with gateways("a") as (a,):
+        a.behaves = flood
+        kit = Kit(Model(urls=[a.url]))
+        async with client_of(kit) as client:
+            answer = await client.post("/v1/chat/completions", json={"model": "tiny", **STREAM})
+            await until_async(lambda: kit.server.inside == 0)
+            assert kit.dispatcher.in_flight == 0
+            assert kit.value("group_failures_total") == 0
+            answer.close()
