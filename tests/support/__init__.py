@@ -11,6 +11,7 @@ pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
 routing      small gateways and ModelDeployments, for the router
 router       a router in this process, and its clients
+copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 line         a fleet with the chart and the model installed
 installed    a recorded Mac on which `thunderfleet` installs

@@ -42,6 +42,7 @@ MODEL = "unit/runner/test_model_files.py"
 ROUTED = "unit/router/test_routing_http.py"
 ROUTER = "unit/router/test_router_app.py"
 ROUTES = "unit/router/test_decisions.py"
+COPIES = "unit/agent/test_copies.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     # Routers
@@ -170,6 +171,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "e2e/test_kubelet.py::test_strangers_are_refused",
     ),
     "agent | `agent.port`": ("agent-peers",),
+    "agent: copies of models |": (
+        f"{COPIES}::test_strangers_and_wrong_names_get_nothing",
+        f"{COPIES}::test_what_is_not_in_the_store_is_not_given",
+    ),
     "agent: throughput |": ("unit/agent/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",),
     "agent: ring |": UNPROTECTED,
     "agent | `agent.metricsPort`": ("agent-metrics", "agent-healthz"),
