@@ -46,6 +46,13 @@ COPIES = "unit/agent/test_copies.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     # Routers
+    "operator: reports of routers |": ("unit/operator/test_routers.py::test_only_routers_can_report",),
+    "**With routers** (": ("unit/chart/test_router_objects.py::test_the_operator_gets_secrets_by_name_and_lists_none",),
+    "It keeps digests of the values only.": ("unit/operator/test_routers.py::test_digests_follow_the_secret_within_seconds",),
+    "Without routers it may get none but": (
+        "unit/chart/test_router_objects.py::test_without_routers_nothing_of_them_exists_and_no_secret_is_read",
+    ),
+    "Who may create ModelDeployments in a namespace can make": ADVICE,
     "router | `router.port`": (f"{ROUTED}::test_strangers_learn_nothing", f"{ROUTER}::test_its_certificate_is_read_again"),
     "**Routers** read ModelDeployments": (f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",),
     "They read no Secret with API keys": (

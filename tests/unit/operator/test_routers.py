@@ -148,6 +148,14 @@ async def test_a_new_operator_does_not_publish_keys_as_gone_before_it_has_read_t
     assert len(_routes(world).keys) == 1
 
 
+@pytest.mark.parametrize("name", ["../../other/secrets/keys", "keys?watch=1", "keys/status", "Keys", "-"])
+async def test_a_name_that_no_secret_has_leads_to_no_other_path(world: World, name: str) -> None:
+    world.deploy(server={"apiKeySecret": name})
+    await _publisher(world).round()
+    assert world.reads == []
+    assert _routes(world).keys == ()
+
+
 async def test_routers_get_the_credential_of_a_placement_that_its_gateway_accepts(world: World) -> None:
     world.deploy()
     await world.serve()
