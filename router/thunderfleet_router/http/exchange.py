@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 from thunderfleet_crds.routing import KeyLimits
@@ -30,6 +30,8 @@ PARSED_HERE_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread."""
 _PASSED = ("Content-Type", "Accept", "anthropic-version", "anthropic-beta", "traceparent", "tracestate")
 NO_LIMITS = KeyLimits()
+WORKED_SECONDS = 0.5
+"""A gateway that does not take a request says so sooner."""
 
 
 @dataclass(slots=True)
@@ -147,12 +149,15 @@ class Exchanges:
         async with self._dispatcher.seat(pool, ticket, max(until - started, 0.001), again=again) as seat:
             call.record.waited += time.monotonic() - started
             call.record.attempts += 1
+            seated = time.monotonic()
             call.record.group = str(seat.group.index)
             call.headers[routed.ANSWERED] = str(seat.group.index)
             sent = _headers(call, seat)
             outcome = await self._upstream.attempt(
                 seat, call.request.path, call.body, sent, call.reply, stream=call.parsed.stream
             )
+            if _failed_silently(outcome, seat, time.monotonic() - seated):
+                outcome = replace(outcome, verdict=Verdict.FAILED)
             call.record.tokens += outcome.tokens
             group = seat.group.name
             if outcome.verdict is Verdict.NOT_TAKEN:
@@ -206,6 +211,12 @@ class _Call:
         """Estimates the tokens of an answer that did not end, or of a group that does not count them."""
         if not self.record.tokens and (self.record.attempts or self.reply.answered):
             self.record.tokens = self.reply.events + len(self.parsed.prompt) // prefixes.BYTES_PER_TOKEN
+
+
+def _failed_silently(outcome: Outcome, seat: Seat, seconds: float) -> bool:
+    """Whether a group failed with the request, whose gateway is from before gateways said so: it answers 503 after a while."""
+    of_before = seat.group.credential is None
+    return of_before and outcome.verdict is Verdict.NOT_TAKEN and outcome.status == 503 and seconds >= WORKED_SECONDS
 
 
 async def _parsed(body: bytes) -> Asked:
