@@ -34,6 +34,7 @@ PROGRAMS: Final = {
     "thunderfleet-agent": "thunderfleet_agent.cli",
     "thunderfleet-kubelet": "thunderfleet_kubelet.cli",
     "thunderfleet-runner": "thunderfleet_runner.cli",
+    "thunderfleet-router": "thunderfleet_router.cli",
 }
 
 
@@ -123,6 +124,7 @@ def metrics() -> str:
         ("Operator", "`operator.metricsPort`, `/metrics`", _operator_metrics),
         ("Agent", "`agent.metricsPort`, `/metrics`", _agent_metrics),
         ("Runner", "the gateway's port of every rank, `/metrics`", _runner_metrics),
+        ("Router", "`router.port`, `/metrics`", _router_metrics),
         ("Kubelet", "port 10250, `/metrics` (authenticated)", _kubelet_metrics),
     ):
         parts.append(f"\n## {program}\n\nServed on {page}.\n\n| metric | type | labels | description |\n|---|---|---|---|\n")
@@ -319,6 +321,12 @@ def _runner_metrics() -> CollectorRegistry:
     service = SimpleNamespace(registry=registry, memory=memory, plan=SimpleNamespace(router=None))
     Gateway(cast(Any, service), cast(Any, SimpleNamespace()))
     return registry
+
+
+def _router_metrics() -> CollectorRegistry:
+    from thunderfleet_router.http.metrics import RouterMetrics
+
+    return RouterMetrics(lambda: 0.0, lambda: 0.0, lambda: True).registry
 
 
 def _kubelet_metrics() -> CollectorRegistry:

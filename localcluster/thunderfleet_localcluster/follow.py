@@ -51,6 +51,12 @@ def is_ready(deployment: Json, parallelism: str | None = None) -> bool:
     return ready.get("status") == "True" and current and split
 
 
+def is_asleep(deployment: Json) -> bool:
+    """Whether the newest spec is asleep, so that a request to a router starts it."""
+    ready = condition(deployment, "Ready")
+    return ready.get("reason") == "Asleep" and ready.get("observedGeneration") == deployment["metadata"]["generation"]
+
+
 def obstacle(deployment: Json) -> str | None:
     """Why the newest spec cannot be placed as things are; None while there is hope without a change."""
     for name in ("ModelResolved", "Placed"):

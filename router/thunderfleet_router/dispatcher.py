@@ -31,6 +31,8 @@ class Dispatcher:
         """Set when a ModelDeployment must be woken."""
         self.callers = limits.CallerLimits()
         self._can_wake = can_wake
+        self._deleted: set[str] = set()
+        """UIDs of deleted ModelDeployments that still have requests."""
         self._waiting: Counter[str] = Counter()
         self._waiting_bytes: Counter[str] = Counter()
 
@@ -55,6 +57,8 @@ class Dispatcher:
             pool.refuse_all(lambda name=name: ApiError(404, f"the model {name} was deleted", code="model_not_found"))  # type: ignore[misc]
             if pool.idle:
                 del self.pools[uid]
+            else:
+                self._deleted.add(uid)
 
     def pool(self, deployment: Deployment) -> Pool:
         """The pool of a ModelDeployment."""
@@ -80,6 +84,9 @@ class Dispatcher:
             yield seat
         finally:
             seat.leave()
+            if pool.idle and pool.deployment.uid in self._deleted:
+                self._deleted.discard(pool.deployment.uid)
+                self.pools.pop(pool.deployment.uid, None)
 
     async def _wait(self, pool: Pool, ticket: Ticket, seconds: float) -> None:
         self._waiting[ticket.caller_id] += 1

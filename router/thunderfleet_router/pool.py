@@ -23,8 +23,8 @@ LOST_SECONDS = 5.0
 """How long requests may still be answered by a group that has failed, before their connections are closed."""
 BLOCK_SECONDS = 2.0
 """How long a group that refused a connection gets no request; the ModelDeployment's status shows by then whether it failed."""
-BUSY_SECONDS = 0.25
-"""How long a group whose queue is full gets no request."""
+BUSY_SECONDS, MOST_BUSY_SECONDS = 0.25, 4.0
+"""How long a group whose queue is full gets no request; the time doubles until it takes one."""
 LIGHT_PER_GROUP = 64
 """Requests that need no turn of the model (such as to count tokens) that a group gets at once."""
 
@@ -60,6 +60,7 @@ class Seat:
 class _Load:
     seats: set[Seat] = field(default_factory=set)
     blocked_until: float = 0.0
+    refusals: int = 0
     used: int = 0
     lost: asyncio.TimerHandle | None = None
 
@@ -127,6 +128,19 @@ class Pool:
         load = self._loads.setdefault(group, _Load())
         load.blocked_until = max(load.blocked_until, time.monotonic() + seconds)
         asyncio.get_running_loop().call_later(seconds + 0.01, self._seat_all)
+
+    def refused(self, group: str, *, reached: bool) -> None:
+        """The group did not take a request. ``reached``: whether its gateway answered."""
+        load = self._loads.setdefault(group, _Load())
+        busy = min(BUSY_SECONDS * 2**load.refusals, MOST_BUSY_SECONDS)
+        load.refusals = min(load.refusals + 1, 8)
+        self.block(group, busy if reached else BLOCK_SECONDS)
+
+    def took(self, group: str) -> None:
+        """The group has answered a request."""
+        load = self._loads.get(group)
+        if load is not None:
+            load.refusals = 0
 
     # --- what changes ---
 

@@ -19,6 +19,9 @@ discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade
 measure     what probes find and cost
+routing     what the router costs and what its balancing is worth
+simulated   processes with simulated steps, and a router before them
+conversations  conversations from a seed, and policies of balancing, in simulated time; pure
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster
 thousand    a thousand agents and one operator

@@ -125,9 +125,9 @@ def _two_groups(say: Say) -> list[Figure]:
         for chosen in (urls, urls[:1]):
             router, _ = stack.enter_context(simulated.running("router", "4", *chosen))
             asyncio.run(_clients(router, 8, 4))
-            rates.append(_rate(*asyncio.run(_clients(router, 16, 24, each=6))))
+            rates.append(_rate(*asyncio.run(_clients(router, 16, 12, each=12))))
     say(f"two groups: {rates[0]:.0f} tokens/s, one {rates[1]:.0f}")
-    note = "16 clients with 6 requests each, 4 places in a group"
+    note = "16 clients with 12 requests each, 4 places in a group"
     return [Figure("router, two groups", "tokens/s", (rates[0],), (rates[1],), "one group", Bound(">=", 1.9), note)]
 
 

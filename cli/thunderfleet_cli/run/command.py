@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.follow import is_ready, obstacle, waiting_for
+from thunderfleet_localcluster.follow import is_asleep, is_ready, obstacle, waiting_for
 
 from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.run.chat import Conversation, NotServing
@@ -88,7 +88,7 @@ class Service:
         while True:
             found = await self._read(kube)
             endpoint = (found.get("status") or {}).get("endpoint")
-            if is_ready(found) and endpoint:
+            if (is_ready(found) or is_asleep(found)) and endpoint:
                 return str(endpoint)
             now, waits = time.monotonic(), waiting_for(found)
             if waits != said:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_crds import names
+from thunderfleet_crds.routing import LABEL_ROUTES
 
 Json = Mapping[str, Any]
 
@@ -51,7 +52,8 @@ OBJECTS: Sequence[ObjectRequest] = (
     ObjectRequest("pods", "/api/v1/pods"),
     ObjectRequest("services", "/api/v1/services"),
     ObjectRequest("events", "/api/v1/events"),
-    ObjectRequest("plans", "/api/v1/configmaps", f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"),
+    # Without the documents of routers, which are about API keys.
+    ObjectRequest("plans", "/api/v1/configmaps", f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},!{LABEL_ROUTES}"),
     ObjectRequest("deployments", "/apis/apps/v1/deployments"),
     ObjectRequest("daemonsets", "/apis/apps/v1/daemonsets"),
     ObjectRequest("leases", "/apis/coordination.k8s.io/v1/leases"),

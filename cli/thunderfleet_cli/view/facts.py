@@ -117,8 +117,13 @@ def ready_groups(deployment: Json) -> int:
 
 
 def replicas(deployment: Json) -> int:
-    """spec.replicas."""
-    found = (deployment.get("spec") or {}).get("replicas")
+    """Number of groups that should exist: as autoscaling has decided, else spec.replicas; none while suspended."""
+    spec = deployment.get("spec") or {}
+    if spec.get("suspend"):
+        return 0
+    scaled = status(deployment).get("autoscaling") or {}
+    found = scaled.get("replicas") if spec.get("autoscaling") is not None else None
+    found = spec.get("replicas") if found is None else found
     return 1 if found is None else int(found)
 
 

@@ -5,7 +5,7 @@ The gateway checks everything else, in a process that may fail. Here a body is b
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thunderfleet_lib import jsonbounds
@@ -15,6 +15,8 @@ MAX_VALUES = 400_000
 """More than a gateway with a context of 262,144 tokens accepts; beyond that, prompts of token ids do not pass."""
 MAX_DEPTH = 64
 MAX_NAME = 512
+MAX_PROMPT = 128 * 1024
+"""Characters of a prompt that are looked at."""
 _BEFORE_MESSAGES = ("tools", "system", "instructions")
 """Fields that templates put before the messages."""
 _MESSAGES = ("messages", "input", "prompt")
@@ -28,6 +30,10 @@ class Asked:
     stream: bool
     prompt: bytes
     fields: Mapping[str, Any]
+
+    def without_fields(self) -> "Asked":
+        """The same without the objects, which can be much larger than the body."""
+        return replace(self, fields={})
 
     def renamed(self, model: str) -> bytes:
         """The body for a gateway that knows the model under another name."""
@@ -56,7 +62,8 @@ def _prompt(fields: Mapping[str, Any]) -> bytes:
     messages = next((fields[name] for name in _MESSAGES if fields.get(name)), "")
     # Message by message, so that the end of one request is the middle of the next.
     parts.extend(messages if isinstance(messages, list) and not _of_numbers(messages) else [messages])
-    return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts).encode("utf-8", "surrogatepass")
+    text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
+    return text[:MAX_PROMPT].encode("utf-8", "surrogatepass")
 
 
 def _of_numbers(values: list[Any]) -> bool:

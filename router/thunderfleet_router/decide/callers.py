@@ -42,12 +42,11 @@ def sent_keys(headers: Mapping[str, str]) -> tuple[str, ...]:
 def caller(catalog: Catalog, headers: Mapping[str, str], address: str) -> Caller:
     """The caller. ``address``: of the client, by which callers without a key take turns."""
     for key in sent_keys(headers):
-        for routing_key in catalog.digest_keys:
-            digest = routing.key_digest(routing_key, key)
-            deployments = catalog.by_digest.get(digest)
-            if deployments:
-                grants = {deployment.uid: deployment.keys[digest] for deployment in deployments}
-                name = deployments[0].keys[digest].name
-                namespaces = frozenset(deployment.namespace for deployment in deployments)
-                return Caller(f"key {digest}", name, grants, namespaces)
+        # While routing keys are replaced, documents have digests with different ones.
+        digests = [routing.key_digest(routing_key, key) for routing_key in catalog.digest_keys]
+        found = [(deployment, digest) for digest in digests for deployment in catalog.by_digest.get(digest, ())]
+        if found:
+            grants = {deployment.uid: deployment.keys[digest] for deployment, digest in found}
+            namespaces = frozenset(deployment.namespace for deployment, _ in found)
+            return Caller(f"key {digests[0]}", next(iter(grants.values())).name, grants, namespaces)
     return Caller(f"address {address}")

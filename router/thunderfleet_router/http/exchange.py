@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 from thunderfleet_crds.routing import KeyLimits
@@ -18,9 +18,9 @@ from thunderfleet_router.decide.callers import Caller, caller, sent_keys
 from thunderfleet_router.decide.catalog import Catalog, Deployment
 from thunderfleet_router.dispatcher import Dispatcher, exceeded
 from thunderfleet_router.http.metrics import RouterMetrics
-from thunderfleet_router.http.reply import Reply
+from thunderfleet_router.http.reply import ClientGone, Reply
 from thunderfleet_router.http.upstream import Outcome, Upstream, Verdict
-from thunderfleet_router.pool import BLOCK_SECONDS, BUSY_SECONDS, Pool, Seat, Ticket
+from thunderfleet_router.pool import BLOCK_SECONDS, Pool, Seat, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ PARSED_HERE_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread."""
 _PASSED = ("Content-Type", "Accept", "anthropic-version", "anthropic-beta", "traceparent", "tracestate")
 NO_LIMITS = KeyLimits()
+WORKED_SECONDS = 0.5
+"""A gateway that does not take a request says so sooner."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class Exchanges:
             record.model = deployment.full_name
             if parsed.model is not None and parsed.model not in deployment.gateway_names:
                 body = parsed.renamed(deployment.full_name)
-            await self._limited(_Call(request, reply, record, who, deployment, parsed, body))
+            await self._limited(_Call(request, reply, record, who, deployment, parsed.without_fields(), body))
 
     async def _limited(self, call: "_Call") -> None:
         """Counts the request for its key's limits."""
@@ -102,6 +104,9 @@ class Exchanges:
             raise exceeded(error) from error
         try:
             await self._attempts(call, wanted)
+        except (asyncio.CancelledError, ClientGone):
+            call.estimate()
+            raise
         finally:
             self._dispatcher.callers.leave(counted, wanted, call.record.tokens, time.monotonic())
 
@@ -127,6 +132,7 @@ class Exchanges:
                 if outcome.group_failed:
                     self._suspect(digest, call)
                 if outcome.verdict in (Verdict.ANSWERED, Verdict.CUT):
+                    call.estimate()
                     return
                 assert outcome.error is not None
                 if outcome.verdict is Verdict.FAILED:
@@ -143,17 +149,22 @@ class Exchanges:
         async with self._dispatcher.seat(pool, ticket, max(until - started, 0.001), again=again) as seat:
             call.record.waited += time.monotonic() - started
             call.record.attempts += 1
+            seated = time.monotonic()
             call.record.group = str(seat.group.index)
             call.headers[routed.ANSWERED] = str(seat.group.index)
             sent = _headers(call, seat)
             outcome = await self._upstream.attempt(
                 seat, call.request.path, call.body, sent, call.reply, stream=call.parsed.stream
             )
+            if _failed_silently(outcome, seat, time.monotonic() - seated):
+                outcome = replace(outcome, verdict=Verdict.FAILED)
             call.record.tokens += outcome.tokens
             group = seat.group.name
             if outcome.verdict is Verdict.NOT_TAKEN:
-                pool.block(group, BUSY_SECONDS if outcome.reached else BLOCK_SECONDS)
-            elif outcome.group_failed:
+                pool.refused(group, reached=outcome.reached)
+            elif not outcome.group_failed:
+                pool.took(group)
+            else:
                 pool.block(group, BLOCK_SECONDS)
                 ticket.avoid.add(group)
             return outcome
@@ -195,6 +206,17 @@ class _Call:
     @property
     def headers(self) -> dict[str, str]:
         return self.reply.headers
+
+    def estimate(self) -> None:
+        """Estimates the tokens of an answer that did not end, or of a group that does not count them."""
+        if not self.record.tokens and (self.record.attempts or self.reply.answered):
+            self.record.tokens = self.reply.events + len(self.parsed.prompt) // prefixes.BYTES_PER_TOKEN
+
+
+def _failed_silently(outcome: Outcome, seat: Seat, seconds: float) -> bool:
+    """Whether a group failed with the request, whose gateway is from before gateways said so: it answers 503 after a while."""
+    of_before = seat.group.credential is None
+    return of_before and outcome.verdict is Verdict.NOT_TAKEN and outcome.status == 503 and seconds >= WORKED_SECONDS
 
 
 async def _parsed(body: bytes) -> Asked:

@@ -15,6 +15,8 @@ FIRST_COMMENT_SECONDS = 5.0
 COMMENT_SECONDS = 15.0
 READ_SECONDS = 60.0
 """How long a client may read nothing of a response that has data for it."""
+UNREAD_BYTES = 32 * 1024
+"""What a client may not have read before writes wait for it."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -35,6 +37,8 @@ class Reply:
         self._written = time.monotonic()
         self.answered = False
         """Whether the client has got a part of an answer. Comments are none."""
+        self.events = 0
+        """Events of the answer that were sent."""
         self.first_byte: float | None = None
         """When, in seconds of the monotonic clock."""
 
@@ -56,6 +60,7 @@ class Reply:
         """Sends a part of an answer. Raises ClientGone when the client reads nothing for READ_SECONDS."""
         if not self.answered:
             self.answered, self.first_byte = True, time.monotonic()
+        self.events += data.count(b"data: ")
         await self._send(data)
 
     async def comment(self, data: bytes) -> None:
@@ -64,6 +69,15 @@ class Reply:
 
     async def _send(self, data: bytes) -> None:
         assert self.response is not None
+        transport = self._request.transport
+        unread = transport.get_write_buffer_size() if transport is not None else UNREAD_BYTES
+        if unread + len(data) < UNREAD_BYTES and not self._writing.locked():
+            # Stays below what a transport buffers, so it does not wait, and needs neither a limit nor the lock.
+            try:
+                await self.response.write(data)
+            except (ConnectionError, aiohttp.ClientError) as error:
+                raise ClientGone("the client closed its connection") from error
+            return
         async with self._writing:
             try:
                 async with asyncio.timeout(READ_SECONDS):

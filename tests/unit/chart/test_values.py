@@ -119,6 +119,11 @@ REFUSED = [
     (["agent.port=20500"], "operator.ports and agent.port both use port 20500 of a Mac"),
     (["agent.port=9441"], "agent.metricsPort and agent.port both use port 9441 of a Mac"),
     (["agent.metricsPort=10250"], "agent.metricsPort and the kubelet's port both use port 10250 of a Mac"),
+    (["router.enabled=true", "router.port=9441"], "agent.metricsPort and router.port both use port 9441 of a Mac"),
+    (
+        ["router.enabled=true", "operator.demandPort=null"],
+        "operator.demandPort is not set: routers report requests there; use a port such as 9402",
+    ),
     (
         ["operator.runtimeClassName=macos", "operator.metricsPort=9440"],
         "agent.port and operator.metricsPort both use port 9440 of a Mac",

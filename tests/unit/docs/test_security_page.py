@@ -39,9 +39,56 @@ HOSTILE = "unit/runner/test_hostile_bodies.py"
 REQUESTS = "unit/runner/test_openai_requests.py"
 FORMATS = "unit/runner/test_structured_output.py"
 MODEL = "unit/runner/test_model_files.py"
+ROUTED = "unit/router/test_routing_http.py"
+ROUTER = "unit/router/test_router_app.py"
+ROUTES = "unit/router/test_decisions.py"
 COPIES = "unit/agent/test_copies.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
+    # Routers
+    "operator: reports of routers |": ("unit/operator/test_routers.py::test_only_routers_can_report",),
+    "**With routers** (": ("unit/chart/test_router_objects.py::test_the_operator_gets_secrets_by_name_and_lists_none",),
+    "It keeps digests of the values only.": ("unit/operator/test_routers.py::test_digests_follow_the_secret_within_seconds",),
+    "Without routers it may get none but": (
+        "unit/chart/test_router_objects.py::test_without_routers_nothing_of_them_exists_and_no_secret_is_read",
+    ),
+    "Who may create ModelDeployments in a namespace can make": ADVICE,
+    "router | `router.port`": (f"{ROUTED}::test_strangers_learn_nothing", f"{ROUTER}::test_its_certificate_is_read_again"),
+    "**Routers** read ModelDeployments": (f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",),
+    "They read no Secret with API keys": (
+        f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",
+        f"{ROUTES}::test_keys_need_the_routing_key_of_their_document",
+    ),
+    "To a gateway they show": (
+        f"{ROUTED}::test_gateways_get_the_credential_of_their_group_and_no_key",
+        "unit/runner/test_gateway_http.py::test_a_router_has_the_credential_of_the_plan",
+    ),
+    "To the operator they present": (f"{ROUTER}::test_a_wake_that_is_not_possible_is_said",),
+    "without a key | use models": (
+        f"{ROUTED}::test_strangers_learn_nothing",
+        f"{ROUTED}::test_waiting_is_bounded_for_each_key",
+        f"{ROUTER}::test_anonymous_requests_wake_only_if_the_chart_allows_it",
+    ),
+    "holder of a key | use and wake": (
+        f"{ROUTED}::test_holders_of_a_key_see_their_models_only",
+        f"{ROUTED}::test_limits_of_a_key_hold_in_each_router",
+        f"{ROUTER}::test_a_request_with_a_key_wakes_a_model",
+    ),
+    "who may create ModelDeployments in a namespace |": (
+        f"{ROUTES}::test_own_namespaces_come_first_and_aliases_never_shadow_names",
+        f"{ROUTES}::test_an_alias_of_another_namespace_attracts_no_holder_of_a_key",
+    ),
+    "who reads ConfigMaps of the release's namespace |": (
+        "unit/crds/test_routing.py::test_a_key_has_another_digest_with_another_routing_key",
+    ),
+    "who reads the Secret `thunderfleet-router`": UNPROTECTED,
+    "on the LAN | read prompts and answers between": UNPROTECTED,
+    "API keys should be random": ADVICE,
+    "A request that makes groups fail": (f"{ROUTED}::test_a_request_that_was_there_at_two_failures_is_refused",),
+    "The body of a request is checked for its size": (
+        f"{ROUTES}::test_bodies_are_bounded_before_they_become_objects",
+        f"{ROUTED}::test_odd_requests_kill_nothing_and_always_get_a_response",
+    ),
     "What Thunderfleet protects": ADVICE,
     "Report vulnerabilities": ADVICE,
     "[reference/permissions.md]": ("unit/docs/test_reference.py::test_the_reference_is_current",),

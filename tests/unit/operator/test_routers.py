@@ -32,9 +32,10 @@ from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import AGAIN_SECONDS, Publisher
 from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS
 from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, digests
-from thunderfleet_operator.decide.routing.endpoints import Router, RouterSettings, endpoint_slice
+from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoint_slice
 from thunderfleet_operator.decide.scaling.turns import RESIDENCY_SECONDS
 from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
 
 from .values import plan
@@ -146,6 +147,14 @@ async def test_a_new_operator_does_not_publish_keys_as_gone_before_it_has_read_t
     monkeypatch.setattr(world, "get_or_none", away)
     await _publisher(world).round()
     assert len(_routes(world).keys) == 1
+
+
+@pytest.mark.parametrize("name", ["../../other/secrets/keys", "keys?watch=1", "keys/status", "Keys", "-"])
+async def test_a_name_that_no_secret_has_leads_to_no_other_path(world: World, name: str) -> None:
+    world.deploy(server={"apiKeySecret": name})
+    await _publisher(world).round()
+    assert world.reads == []
+    assert _routes(world).keys == ()
 
 
 async def test_routers_get_the_credential_of_a_placement_that_its_gateway_accepts(world: World) -> None:

@@ -333,3 +333,14 @@ def test_the_table_of_suspects_is_bounded() -> None:
     for number in range(suspects.MAX_SUSPECTS + 10):
         known.failed(str(number), 0.0)
     assert len(known) == suspects.MAX_SUSPECTS
+
+
+def test_a_key_counts_everywhere_while_routing_keys_are_replaced() -> None:
+    other = b"o" * 32
+    first, second = Model("one", keys={"x": "sk"}), Model("two", keys={"x": "sk"})
+    document = json.loads(second.document())
+    document["keyId"] = routing.key_id(other)
+    document["keys"][0]["digest"] = routing.key_digest(other, "sk")
+    both = {**KEYS, routing.key_id(other): other}
+    catalog = build([first.object(), second.object()], [first.document(), json.dumps(document)], both)
+    assert _caller(catalog, "sk").grants.keys() == {first.uid, second.uid}

@@ -74,7 +74,13 @@ class Operator:
 async def _running(server: ApiServer, **options: Any) -> AsyncIterator[tuple[Router, aiohttp.ClientSession]]:
     """A router and a client of it."""
     kube = server.kube()
-    chosen = {"namespace": NAMESPACE, "name": "router-1", "addresses": ["127.0.0.1"], "port": 0, "operator": None} | options
+    chosen: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "name": "router-1",
+        "addresses": ["127.0.0.1"],
+        "port": 0,
+        "operator": None,
+    } | options
     router = Router(kube, Options(**chosen))
     running = asyncio.create_task(router.run())
     try:

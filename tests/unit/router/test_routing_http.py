@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
-from thunderfleet_router.http import reply, upstream
+from thunderfleet_router.http import exchange, reply, upstream
 from thunderfleet_router.http.exchange import Settings
 from thunderfleet_router.http.server import POSTS
 
@@ -466,3 +466,74 @@ async def test_odd_requests_kill_nothing_and_always_get_a_response() -> None:
             assert kit.dispatcher.waiting == 0
             kit.set(Model(urls=[a.url], epoch=2))
             assert (await _chat(client))[0] == 200
+
+
+async def test_an_answer_that_is_not_read_to_its_end_counts_too() -> None:
+    async def endless(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = await a.begin(request)
+        for number in range(20):
+            await response.write(a.token(number))
+        await asyncio.Event().wait()
+        return response
+
+    async with gateways("a") as (a,):
+        a.behaves = endless
+        kit = Kit(Model(urls=[a.url], keys={"alice": "1"}, limits={"alice": KeyLimits(tokens_per_minute=15)}))
+        async with client_of(kit) as client:
+            answer = await client.post("/v1/chat/completions", json={"model": "tiny", **STREAM}, headers=bearer("1"))
+            while b"a19" not in await answer.content.readline():
+                pass
+            answer.close()
+            await until_async(lambda: kit.server.inside == 0)
+            a.behaves = None
+            status, body = await _chat(client, headers=bearer("1"))
+            assert status == 429 and body["error"]["code"] == "tokens_per_minute"
+
+
+async def test_a_deleted_model_lets_its_requests_end_and_is_forgotten() -> None:
+    async with gateways("a") as (a,):
+        free = _held(a)
+        kit = Kit(Model(urls=[a.url]))
+        async with client_of(kit) as client:
+            asked = asyncio.create_task(_chat(client))
+            await until_async(lambda: a.requests)
+            kit.set()
+            assert kit.dispatcher.pools
+            free.set()
+            assert (await asked)[0] == 200
+            assert not kit.dispatcher.pools
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "READ_SECONDS", 0.05)
+
+    async def flood(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = await a.begin(request)
+        while True:
+            await response.write(a.token(0) * 1000)
+
+    async with gateways("a") as (a,):
+        a.behaves = flood
+        kit = Kit(Model(urls=[a.url]))
+        async with client_of(kit) as client:
+            answer = await client.post("/v1/chat/completions", json={"model": "tiny", **STREAM})
+            await until_async(lambda: kit.server.inside == 0)
+            assert kit.dispatcher.in_flight == 0
+            assert kit.value("group_failures_total") == 0
+            answer.close()
+
+
+async def test_a_request_does_not_tour_groups_of_an_earlier_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "WORKED_SECONDS", 0.0)
+
+    async def failed(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.json_response({"error": {"code": "not_ready"}}, status=503)
+
+    async with gateways("a", "b", "c") as started:
+        for gateway in started:
+            gateway.behaves = failed
+        # Without a document, as for groups that were placed before routers had credentials.
+        kit = Kit(Model(urls=[gateway.url for gateway in started], published=False))
+        async with client_of(kit) as client:
+            assert (await _chat(client))[0] == 422
+        assert sum(len(gateway.requests) for gateway in started) == 2

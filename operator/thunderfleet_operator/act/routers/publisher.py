@@ -11,7 +11,7 @@ from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_operator.act.keys import KeyPair, router_pair
 from thunderfleet_operator.act.routers.api_keys import NOTHING, ApiKeys
 from thunderfleet_operator.act.writer import NotLeading, Writer
-from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, config_map, document
+from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, config_map, document, secret_of
 from thunderfleet_operator.decide.routing.keys import routing_key, routing_keys, secret
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.proofs import Keyring
@@ -68,6 +68,9 @@ class Publisher:
                     self._written.clear()
                 except ApiError as error:
                     log.warning("cannot publish to routers: %s; retrying", error)
+                except Exception:
+                    # One object that cannot be read must not end the operator.
+                    log.exception("cannot publish to routers; retrying")
             else:
                 self._written.clear()
             await asyncio.sleep(ROUND_SECONDS)
@@ -80,7 +83,7 @@ class Publisher:
         keys, pair = self._keys(), self.pair
         await self._write("secret", secret(self._namespace, keys, pair.certificate, pair.key, self._address))
         deployments = {key: found for key, found in self._index.deployments.items() if found is not None}
-        named = {name for found in deployments.values() if (name := _secret_of(found)) is not None}
+        named = {name for found in deployments.values() if (name := secret_of(found)) is not None}
         newest = routing_key(keys.newest)
         await self._api_keys.refresh(named, newest)
         wanted = set()
@@ -91,7 +94,7 @@ class Publisher:
 
     async def _document(self, key: str, deployment: ModelDeployment, newest: bytes, known: dict[str, bytes]) -> str:
         """Writes one document. The name of its ConfigMap."""
-        name = _secret_of(deployment)
+        name = secret_of(deployment)
         digests = self._api_keys.digests(name) if name is not None else NOTHING
         place = (str(deployment.metadata.namespace), deployment.metadata.name)
         plans = [epoch.plan for epoch in self._index.epochs_of.get(place, ()) if epoch.current and not epoch.deleting]
@@ -113,9 +116,3 @@ class Publisher:
         for name, uid in self._index.named_config_maps(self._namespace, NAME_PREFIX).items():
             if name not in wanted:
                 await self._writer.delete(CONFIGMAPS, self._namespace, name, uid)
-
-
-def _secret_of(deployment: ModelDeployment) -> str | None:
-    """``namespace/name`` of the Secret with its API keys."""
-    name = deployment.spec.server.api_key_secret
-    return f"{deployment.metadata.namespace}/{name}" if name else None

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,16 @@ from thunderfleet_crds.routing import (
 
 NAME_PREFIX = "thunderfleet-routes-"
 """With which the names of all documents begin."""
+
+
+SECRET_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+"""Names that Secrets can have. Anything else, such as ``../other/keys``, would be part of another path."""
+
+
+def secret_of(deployment: ModelDeployment) -> str | None:
+    """``namespace/name`` of the Secret with its API keys; None if it needs none, or if no Secret can have the name."""
+    name = deployment.spec.server.api_key_secret
+    return f"{deployment.metadata.namespace}/{name}" if name and SECRET_NAME.fullmatch(name) else None
 
 
 def digests(data: Mapping[str, object], routing_key: bytes) -> dict[str, str]:

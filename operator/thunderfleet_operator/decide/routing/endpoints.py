@@ -1,7 +1,6 @@
 """The URLs of routers, and the Service that leads to them."""
 
 import hashlib
-import ipaddress
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ def endpoint_slice(
     """
     meta = deployment.metadata
     digest = hashlib.sha256(str(meta.uid).encode()).hexdigest()[:10]
-    six = [router for router in routers if ipaddress.ip_address(router.address).version == 6]
+    six = [router for router in routers if ":" in router.address]
     four = [router for router in routers if router not in six]
     chosen = six if len(six) > len(four) else four
     return {

@@ -1,0 +1,116 @@
+"""The objects of routers, which the chart creates when they are enabled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from thunderfleet_crds.routing import ROUTING_SECRET
+from thunderfleet_operator import cli as operator_cli
+from thunderfleet_operator.cli import _routers
+from thunderfleet_operator.observe.routers import is_router
+from thunderfleet_router import cli as router_cli
+
+from .test_objects import command_line, find
+
+Json = dict[str, Any]
+Render = Callable[..., list[Json]]
+
+ENABLED = ("--set", "router.enabled=true")
+EVERYTHING = (
+    "--set",
+    "router.enabled=true,router.port=4242,router.linuxReplicas=2,router.tls.secretName=cert,router.anonymousWake=true,"
+    "router.externalURL=https://models.example.com/v1,router.aliases.gpt-4o=default/qwen,router.cors={https://chat.example.com},"
+    "operator.demandPort=9500",
+)
+
+
+def rights(role: Json) -> set[tuple[str, str, str, tuple[str, ...]]]:
+    return {
+        (group, resource, verb, tuple(rule.get("resourceNames", ())))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_without_routers_nothing_of_them_exists_and_no_secret_is_read(render: Render) -> None:
+    objects = render()
+    assert not [item for item in objects if item["metadata"]["name"].startswith("thunderfleet-router")]
+    cluster = rights(find(objects, "ClusterRole", "thunderfleet-operator"))
+    assert {verb for _, resource, verb, _ in cluster if resource == "secrets"} == {"create"}
+    words = command_line(find(objects, "Deployment", "thunderfleet-operator"))[1:]
+    assert _routers(operator_cli.parser().parse_args(words)) is None
+
+
+def test_routers_read_what_is_published_for_them_and_write_nothing(render: Render) -> None:
+    objects = render(*ENABLED)
+    assert rights(find(objects, "ClusterRole", "thunderfleet-router")) == {
+        ("thunderfleet.io", "modeldeployments", verb, ()) for verb in ("list", "watch")
+    }
+    own = rights(find(objects, "Role", "thunderfleet-router"))
+    assert {verb for _, _, verb, _ in own} <= {"get", "list", "watch"}
+    assert {names for _, resource, _, names in own if resource == "secrets"} == {(ROUTING_SECRET,)}
+
+
+def test_the_operator_gets_secrets_by_name_and_lists_none(render: Render) -> None:
+    objects = render(*ENABLED)
+    cluster = rights(find(objects, "ClusterRole", "thunderfleet-operator"))
+    assert {verb for _, resource, verb, _ in cluster if resource == "secrets"} == {"create", "get"}
+    own = rights(find(objects, "Role", "thunderfleet-operator"))
+    assert ("", "secrets", "patch", (ROUTING_SECRET,)) in own
+    assert not [right for right in own if right[1] == "secrets" and not right[3]]
+
+
+def test_the_programs_take_the_command_lines(render: Render) -> None:
+    for values in (ENABLED, EVERYTHING):
+        objects = render(*values)
+        named = [item for item in objects if item["metadata"]["name"] == "thunderfleet-router"]
+        workloads = [item for item in named if "template" in item.get("spec", {})]
+        told = operator_cli.parser().parse_args(command_line(find(objects, "Deployment", "thunderfleet-operator"))[1:])
+        routers = _routers(told)
+        assert routers is not None
+        for workload in workloads:
+            program, *words = command_line(workload)
+            assert program == "thunderfleet-router"
+            mine = router_cli._parser().parse_args(words)
+            template = workload["spec"]["template"]
+            (container,) = template["spec"]["containers"]
+            assert [port["hostPort"] for port in container["ports"]] == [mine.port] == [routers.port]
+            assert (mine.tls is not None) == routers.tls
+            assert container["readinessProbe"]["httpGet"]["scheme"] == ("HTTPS" if routers.tls else "HTTP")
+            assert is_router({"metadata": template["metadata"]})
+            assert template["spec"]["hostNetwork"] and template["metadata"]["annotations"]["prometheus.io/port"] == str(
+                mine.port
+            )
+        assert [item["kind"] for item in workloads] == ["DaemonSet", *(["Deployment"] if values is EVERYTHING else [])]
+    assert routers is not None
+    assert (told.demand_port, routers.url, mine.anonymous_wake) == (9500, "https://models.example.com/v1", True)
+    assert mine.cors_origin == ["https://chat.example.com"]
+    (aliases,) = [item for item in objects if item["metadata"]["name"] == "thunderfleet-router-aliases"]
+    assert json.loads(aliases["data"]["aliases.json"]) == {"gpt-4o": "default/qwen"}
+
+
+def test_routers_run_on_macs_as_agents_do_and_on_linux_nodes_apart(render: Render) -> None:
+    objects = render(*EVERYTHING)
+    mac = find(objects, "DaemonSet", "thunderfleet-router")["spec"]
+    agent = find(objects, "DaemonSet", "thunderfleet-agent")["spec"]["template"]["spec"]
+    assert (mac["template"]["spec"]["nodeSelector"], mac["template"]["spec"]["tolerations"]) == (
+        agent["nodeSelector"],
+        agent["tolerations"],
+    )
+    linux = find(objects, "Deployment", "thunderfleet-router")["spec"]
+    assert linux["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert mac["selector"]["matchLabels"] != linux["selector"]["matchLabels"]
+    for spec in (mac, linux):
+        assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    service = find(objects, "Service", "thunderfleet-router")["spec"]
+    for spec in (mac, linux):
+        assert service["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_values_of_an_older_release_have_no_routers(render: Render) -> None:
+    objects = render("--set", "router=null,podMonitors.enabled=true")
+    assert not [item for item in objects if item["metadata"]["name"].startswith("thunderfleet-router")]
