@@ -316,7 +316,8 @@ def _runner_metrics() -> CollectorRegistry:
     registry = CollectorRegistry()
     GroupMetrics(registry, dict)
     memory = SimpleNamespace(concurrent_requests=1, context_tokens=1)
-    Gateway(cast(Any, SimpleNamespace(registry=registry, memory=memory)), cast(Any, SimpleNamespace()))
+    service = SimpleNamespace(registry=registry, memory=memory, plan=SimpleNamespace(router=None))
+    Gateway(cast(Any, service), cast(Any, SimpleNamespace()))
     return registry
 
 

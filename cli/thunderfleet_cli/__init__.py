@@ -5,6 +5,7 @@ cli         all commands; exit codes and signals
 doctor/     ``thunderfleet doctor``: what is wrong with this Mac, the other Macs and the cables
 install     ``thunderfleet init``, ``join``, ``reset``: a control plane and nodes on Macs
 local/      ``thunderfleet local``: local clusters with recorded Macs
+model/      ``thunderfleet model``: models that Macs keep on their disks
 run/        ``thunderfleet run``: serve a model in any cluster, and chat with it
 support/    ``thunderfleet support``: an archive for support requests
 view/       ``thunderfleet status``, ``why`` and others: what a fleet is doing, and why

@@ -16,6 +16,7 @@ from thunderfleet_cli import install
 from thunderfleet_cli.doctor import arguments as doctor
 from thunderfleet_cli.local import arguments as local
 from thunderfleet_cli.local.commands import LOCAL_COMMANDS
+from thunderfleet_cli.model import arguments as model
 from thunderfleet_cli.parsers import Parsers
 from thunderfleet_cli.run import arguments as run
 from thunderfleet_cli.support import arguments as support
@@ -47,6 +48,7 @@ COMMANDS: Sequence[Callable[[Parsers], None]] = (
     install.add,
     doctor.add,
     run.add,
+    model.add,
     view.add,
     support.add,
     local.add,

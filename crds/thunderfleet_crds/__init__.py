@@ -2,14 +2,18 @@
 
 apimodel         the base of all kinds: reading and writing objects of the API server
 conditions       conditions: the type, reading and setting them
+copies           the state of a model's files on one Mac
+fetching         the result of a pod that reads from the hub
 fields           types of fields with their bounds, figures as strings
 generate         writes the CustomResourceDefinitions; scope, short name and printer columns of each kind
 group            the state that a running group reports to the operator
+modelcache       ModelCache: a model that Macs keep on their disks
 modeldeployment  ModelDeployment: a model served across Macs
 names            API group, kinds, labels, annotations, limits
 nodeprofile      NodeProfile: what one Mac is and can do
 plan             the plan of one group, from the operator to its runners
 reasons          every reason, with its meaning and remedy
+routing          what the operator and the routers exchange: keys, routes, demand
 thunderboltlink  ThunderboltLink: a cable between two Macs
 vocabulary       every enumeration
 """

@@ -18,6 +18,7 @@ import yaml
 
 from thunderfleet_crds import names
 from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
@@ -129,9 +130,27 @@ KINDS: Final = (
             Column("TOK/S", ".status.tokensPerSecond"),
             Column("STATUS", '.status.conditions[?(@.type=="Ready")].reason'),
             _AGE,
+            Column("WEIGHTS", ".status.weights", wide=True),
             Column("MESSAGE", '.status.conditions[?(@.type=="Ready")].message', wide=True),
         ),
         scale=True,
+    ),
+    Kind(
+        model=ModelCache,
+        name=names.MODELCACHE_KIND,
+        plural=names.MODELCACHE_PLURAL,
+        short_name="mc",
+        scope="Namespaced",
+        columns=(
+            Column("REPOSITORY", ".spec.repository"),
+            Column("SIZE", ".status.size"),
+            Column("COPIES", ".status.copies"),
+            Column("PROGRESS", ".status.progress"),
+            Column("STATUS", '.status.conditions[?(@.type=="Fetched")].reason'),
+            _AGE,
+            Column("COMMIT", ".status.commit", wide=True),
+            Column("MESSAGE", '.status.conditions[?(@.type=="Fetched")].message', wide=True),
+        ),
     ),
 )
 
@@ -227,7 +246,7 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str,
     }
     if required := node.get("required"):
         out["required"] = list(required)
-    elif defaults and "default" in node:
+    elif defaults and node.get("default") is not None:
         out["default"] = {name: child["default"] for name, child in properties.items() if "default" in child}
 
 

@@ -139,6 +139,10 @@ class GroupState(_Value):
     ranks: tuple[RankReport, ...] = ()
     requests: int | None = None
     """Number of requests that rank 0 works on; None from a runner of an earlier version."""
+    in_flight: int | None = None
+    """Number of requests that run or wait at the gateway; None from a runner of an earlier version."""
+    idle_seconds: float | None = None
+    """Seconds since the gateway last had a request, or since it began to serve; None from a runner of an earlier version."""
     benchmark: BenchmarkReport | None = None
     verified: VerifiedReport | None = None
     """None from a runner of an earlier version."""

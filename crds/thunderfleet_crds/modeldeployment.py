@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import (
     UUID,
     Address,
@@ -33,6 +34,7 @@ from thunderfleet_crds.fields import (
     Word,
 )
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
+from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
     ConditionType,
@@ -72,6 +74,7 @@ MAX_PROVEN_LENGTHS: Final = 8
 MAX_WEIGHTS_COPIES: Final = 64
 MAX_RECORDED_ANSWERS: Final = 4
 MAX_RECORDED_TOKENS: Final = 64
+MAX_ENDPOINTS: Final = 256
 
 
 class ModelSource(ApiModel):
@@ -92,7 +95,7 @@ class ModelSource(ApiModel):
         default=None,
         description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for a "
         "folder of this name below their model folders (a name without an owner is directly below one), and in Hugging Face "
-        "caches; nothing is downloaded.",
+        "caches. If no Mac has it, it is fetched from the hub: see the ModelCache of the same name.",
         json_schema_extra={
             "x-rule": "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$')",
             "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-'",
@@ -110,7 +113,13 @@ class ModelSource(ApiModel):
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
         description="Full hash of the commit (the folder below snapshots) that a copy in a Hugging Face cache must have; main "
-        "accepts every commit. The commit of other copies is not known, so they are always accepted.",
+        "accepts every commit. The commit of other copies is not known, so they are always accepted. What is fetched from the "
+        "hub is the commit that a branch or tag has when it is resolved; it is kept until the spec changes.",
+    )
+    token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
+        "repositories. Only the pods that read from the hub mount it.",
     )
 
 
@@ -184,13 +193,42 @@ class Memory(ApiModel):
 class Server(ApiModel):
     """The OpenAI-compatible HTTP endpoint."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "size(self.?apiKeys.orValue([])) == 0 || has(self.apiKeySecret)",
+                    "message": "server.apiKeys sets limits of keys in a Secret: set server.apiKeySecret too",
+                }
+            ]
+        }
+    )
+
     port: Port | None = Field(
         default=None, description="Port of the endpoint on the Node of rank 0. If unset, the operator picks a free one."
     )
     api_key_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Name of a Secret in the namespace; each value in it is an accepted API key. The values are read when a "
-        "pod of the group starts: after a change, delete the pods. If unset, no key is required.",
+        description="Name of a Secret in the namespace; each value in it is an accepted API key. Routers follow a change "
+        "within seconds. Groups read the values when their pods start: after a change, delete the pods. If unset, no key is "
+        "required.",
+    )
+    aliases: Annotated[tuple[Alias, ...], Field(max_length=MAX_ALIASES)] = Field(
+        default=(),
+        description="Other names under which routers serve the model, such as gpt-4o. A ModelDeployment or repository of the "
+        "same name comes first. A caller with an API key sees only the aliases in the namespaces of the key, which come before "
+        "those of the chart's value router.aliases. Other callers see all, after those of router.aliases. A change restarts "
+        "no group.",
+        json_schema_extra={
+            "x-rule": "self.all(a, self.exists_one(b, b == a))",
+            "x-message": "server.aliases must be different from each other",
+        },
+    )
+    api_keys: Annotated[tuple[ApiKey, ...], Field(max_length=MAX_KEYS)] = Field(
+        default=(),
+        description="Limits of API keys in the Secret that apiKeySecret names, for requests to routers. Keys without an entry "
+        "have no limits. A change restarts no group.",
+        json_schema_extra={"x-list-keys": ["name"]},
     )
 
 
@@ -229,8 +267,8 @@ class Recovery(ApiModel):
     max_restarts: Count = Field(
         default=10,
         description="Maximum number of restarts of a group; after them its state is GaveUp. To start it again, raise this "
-        "number, or change any field of spec outside of replicas, recovery and placement. The count is reset when the group "
-        "has been Ready for 10 minutes.",
+        "number; a change of spec.model, nodes, parallelism, transport, memory or runtime starts it again too. The count is "
+        "reset when the group has been Ready for 10 minutes.",
     )
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         default=10, description="Delay before the first restart in seconds; it doubles with every restart."
@@ -303,12 +341,66 @@ class RuntimeSpec(ApiModel):
     )
 
 
+class Autoscaling(ApiModel):
+    """How the number of groups follows the requests."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "self.maxReplicas >= self.minReplicas",
+                    "message": "autoscaling.maxReplicas must be at least autoscaling.minReplicas",
+                }
+            ]
+        }
+    )
+
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(
+        default=1,
+        description="Minimum number of groups. With 0, the last group is stopped after scaleToZeroAfterSeconds without a "
+        "request, and a request to a router starts it again.",
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = Field(default=1, description="Maximum number of groups.")
+    target_in_flight_requests: Annotated[int, Field(ge=1, le=100000)] | None = Field(
+        default=None,
+        description="Number of requests in progress, those that wait included, that one group should have. If there "
+        "are more for 15 seconds, groups are added. If fewer groups are enough for 2 minutes, groups are removed when their "
+        "requests have ended. If unset, memory.concurrentRequests.",
+    )
+    scale_to_zero_after_seconds: Annotated[int, Field(ge=1, le=2592000)] = Field(
+        default=600, description="With minReplicas 0: time without a request after which the last group is stopped, in seconds."
+    )
+
+
 class ModelDeploymentSpec(ApiModel):
-    """The desired state. Every change rolls out to the groups one after the other."""
+    """The desired state. A change of what the ranks are started with rolls out to the groups one after the other."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
+                    "message": "replicas cannot be changed while autoscaling is set: change autoscaling.minReplicas or "
+                    "autoscaling.maxReplicas, or remove autoscaling",
+                }
+            ]
+        }
+    )
 
     model: ModelSource = Field(description="The model to serve. Exactly one of repository and path is required.")
     replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(
-        default=1, description="Number of groups that serve the model independently of each other."
+        default=1,
+        description="Number of groups that serve the model independently of each other. With autoscaling, the number to start "
+        "with, which cannot be changed.",
+    )
+    autoscaling: Autoscaling | None = Field(
+        default=None,
+        description="How the number of groups follows the requests. If unset, there are as many as replicas says. A change "
+        "restarts no group.",
+    )
+    suspend: bool = Field(
+        default=False,
+        description="Stop all groups, when their requests have ended, until this is false again. No request starts them.",
     )
     nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
     placement: PlacementSpec = Field(default=PlacementSpec(), description="How a placement is chosen among the possible ones.")
@@ -334,10 +426,9 @@ class ModelDeploymentSpec(ApiModel):
         "answer to a test prompt with earlier answers (OutputWrong). The group must also continue passages of 300, 2,600 and "
         "9,000 tokens: the prompt is a passage, followed by a part of it, and the right answer is what follows that part in "
         "the passage. Some models cannot do that, so a wrong answer is a failure (OutputWrong) only for a length that was "
-        "right before. Each such length is checked again whenever the group forms: before it serves if it is at most "
-        "2,600 or its answer was wrong in the last attempt, otherwise while the group is idle. All other lengths are checked "
-        "while the group is idle, lengths above 300 only if the model continues 300 tokens. The condition Verified has the "
-        "result.",
+        "right before. Whenever the group forms, it is asked again for these lengths: for those up to 2,600, and for one "
+        "whose last answer was wrong, before it serves. Everything else is asked while it is idle. The condition Verified has "
+        "the result.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -616,6 +707,29 @@ class BenchmarkResult(ApiModel):
     measured_at: Time | None = Field(default=None, description="Time of the measurement.")
 
 
+class RouterEndpoint(ApiModel):
+    """A router, at which clients reach all models."""
+
+    url: Url = Field(description="URL of the OpenAI-compatible API.")
+    node: Name = Field(description="Name of the Node that the router runs on.")
+
+
+class AutoscalingStatus(ApiModel):
+    """What autoscaling has decided."""
+
+    replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(description="Number of groups.")
+    draining_to: Annotated[int, Field(ge=0, le=MAX_GROUPS)] | None = Field(
+        default=None,
+        description="Number of groups that stay. Routers send no more requests to the others, which are stopped when their "
+        "requests have ended. Unset if no group is about to be stopped.",
+    )
+    last_scale_time: Time | None = Field(default=None, description="Time at which the number of groups last changed.")
+    last_request_time: Time | None = Field(
+        default=None, description="Time of the last request before the number of groups was last decreased, as far as known."
+    )
+    message: Message = Field(default="", description="Human-readable reason for the number of groups.")
+
+
 class ModelDeploymentStatus(ApiModel):
     """The observed state. Only the operator writes it."""
 
@@ -632,8 +746,29 @@ class ModelDeploymentStatus(ApiModel):
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the serving pods, for the scale subresource."
     )
-    endpoint: Url | None = Field(default=None, description="URL of the OpenAI-compatible API of the first Ready group.")
+    endpoint: Url | None = Field(
+        default=None,
+        description="URL of the OpenAI-compatible API: the chart's value router.externalURL, else that of a router; without "
+        "routers, that of the first Ready group. Unset while no group is Ready, unless a request would start one.",
+    )
+    endpoints: Annotated[tuple[RouterEndpoint, ...], Field(max_length=MAX_ENDPOINTS)] = Field(
+        default=(),
+        description="Routers that are ready, those on Nodes of Ready groups first.",
+        json_schema_extra={"x-list-keys": ["url"]},
+    )
+    autoscaling: AutoscalingStatus | None = Field(
+        default=None, description="What autoscaling has decided, if spec.autoscaling is set."
+    )
     model: Token | None = Field(default=None, description="Name of the model, for display.")
+    commit: Token | None = Field(
+        default=None, description="Commit of the repository that is fetched; unset if the Macs have the model already."
+    )
+    weights: Message | None = Field(default=None, description="Progress of the copies of the model, for display.")
+    copies: Annotated[tuple[MacCopy, ...], Field(max_length=256)] = Field(
+        default=(),
+        description="The model's files on each Mac that fetches them for this ModelDeployment.",
+        json_schema_extra={"x-list-keys": ["node"]},
+    )
     ready: Word | None = Field(default=None, description="Ready and desired groups, such as 1/1, for display.")
     nodes: Message | None = Field(
         default=None, description="Names of the Nodes of all groups, separated by commas, for display."
@@ -686,6 +821,22 @@ class ModelDeployment(ApiModel):
     metadata: ObjectMeta
     spec: ModelDeploymentSpec = Field(description="Desired state of the ModelDeployment.")
     status: ModelDeploymentStatus = Field(default=ModelDeploymentStatus(), description="Observed state of the ModelDeployment.")
+
+    @property
+    def wanted_groups(self) -> int:
+        """The number of groups that should exist: none while suspended, else as autoscaling or ``spec.replicas`` says."""
+        spec, scaled = self.spec, self.status.autoscaling
+        if spec.suspend:
+            return 0
+        if spec.autoscaling is None:
+            return spec.replicas
+        found = scaled.replicas if scaled is not None else spec.replicas
+        return min(max(found, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
+
+    @property
+    def wakes(self) -> bool:
+        """Whether a request starts a group if there is none."""
+        return not self.spec.suspend and self.spec.autoscaling is not None and self.spec.autoscaling.min_replicas == 0
 
 
 def duration_seconds(text: str) -> int:

@@ -11,19 +11,24 @@ CATEGORY: Final = "thunderfleet"
 NODEPROFILE_KIND: Final = "NodeProfile"
 THUNDERBOLTLINK_KIND: Final = "ThunderboltLink"
 MODELDEPLOYMENT_KIND: Final = "ModelDeployment"
+MODELCACHE_KIND: Final = "ModelCache"
 NODEPROFILE_PLURAL: Final = "nodeprofiles"
 THUNDERBOLTLINK_PLURAL: Final = "thunderboltlinks"
 MODELDEPLOYMENT_PLURAL: Final = "modeldeployments"
+MODELCACHE_PLURAL: Final = "modelcaches"
 
 # Labels of children (pods, Services, ConfigMaps, Secrets), by which the operator finds the objects that it owns.
 LABEL_DEPLOYMENT: Final = f"{GROUP}/deployment"
 LABEL_GROUP: Final = f"{GROUP}/group"
 LABEL_EPOCH: Final = f"{GROUP}/epoch"
 LABEL_RANK: Final = f"{GROUP}/rank"
+LABEL_CACHE: Final = f"{GROUP}/cache"
+"""On pods that read from the hub: the name of their ModelCache."""
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_NAME: Final = "app.kubernetes.io/name"
 MANAGED_BY: Final = "thunderfleet-operator"
 RUNNER_NAME: Final = "thunderfleet-runner"
+FETCHER_NAME: Final = "thunderfleet-fetcher"
 LABEL_DOMAIN_PREFIX: Final = f"domain.{GROUP}/"
 """On a NodeProfile, one label per connected port: ``domain.thunderfleet.io/<uuid>: ""``. One list by label finds the peer."""
 LABEL_CHIP: Final = f"{GROUP}/chip"
@@ -58,3 +63,8 @@ def short_hash(node: str) -> str:
 def end_label(node: str) -> str:
     """The label of every ThunderboltLink that has an end at this node."""
     return LABEL_END_PREFIX + short_hash(node)
+
+
+def served_name(repository: str | None, path: str | None) -> str:
+    """The name of a model for clients: the repository, or the last two parts of the path."""
+    return repository or "/".join((path or "").rstrip("/").split("/")[-2:])

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.copies import ModelCopy
 from thunderfleet_crds.fields import (
     UUID,
     Address,
@@ -322,6 +323,14 @@ class Model(ApiModel):
         return next((size for size in self.sizes if size.world_size == world_size), None)
 
 
+class ModelStore(ApiModel):
+    """The folder in which the agent keeps models that it has fetched."""
+
+    folder: Path = Field(description="Absolute path of the folder, a Hugging Face cache.")
+    free_bytes: Int64 = Field(default=0, description="Bytes that can still be written, rounded down.")
+    problem: Message | None = Field(default=None, description="Why the folder cannot be used.")
+
+
 class Quarantine(ApiModel):
     """Excludes the Mac from placements until it reboots. Only the operator writes it."""
 
@@ -340,6 +349,9 @@ class GroupUse(ApiModel):
 
     name: Name = Field(description="Name of the group: <namespace>/<deployment>-<index>.")
     epoch: Count = Field(description="Number of the group's placement (epoch), which increases with every new placement.")
+    model_path: Path | None = Field(
+        default=None, description="Path of the model that the group serves, which is kept on the Mac."
+    )
     nodes: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
         default=(), description="Names of the group's Nodes, by rank."
     )
@@ -375,6 +387,12 @@ class NodeProfileStatus(ApiModel):
     benchmarks: Benchmarks | None = Field(default=None, description="GPU benchmarks of the Mac.")
     models: Annotated[tuple[Model, ...], Field(max_length=64)] = Field(
         default=(), description="Models on the Mac's disk, by path.", json_schema_extra={"x-list-keys": ["path"]}
+    )
+    store: ModelStore | None = Field(default=None, description="Model store of the Mac; unset if it has none.")
+    copies: Annotated[tuple[ModelCopy, ...], Field(max_length=64)] = Field(
+        default=(),
+        description="Models of the Mac's model store, complete or not.",
+        json_schema_extra={"x-list-keys": ["manifest"]},
     )
     groups: Annotated[tuple[GroupUse, ...], Field(max_length=64)] = Field(
         default=(),

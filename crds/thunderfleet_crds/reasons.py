@@ -259,6 +259,136 @@ class Reason(StrEnum):
         (FAILURE, REFUSAL),
     )
 
+    # Fetching the model: the same reasons in Resolved and Fetched of a ModelCache, and in ModelResolved of its ModelDeployment.
+    RESOLVED = (
+        "Resolved",
+        "The revision was resolved to a commit, whose files and sizes are known.",
+        "",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    RESOLVING = (
+        "Resolving",
+        "A pod reads the repository's metadata from the hub.",
+        "Wait a minute; if the reason stays, `kubectl describe` the pod that the message names.",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    FETCHED = ("Fetched", "Every Mac that shall hold the model has all of its files.", "", (On.FETCHED,))
+    FETCHING = (
+        "Fetching",
+        "Macs fetch the model's files from the hub or from other Macs.",
+        "None: status.macs shows the progress, and what a copy waits for.",
+        (On.FETCHED, On.READY),
+    )
+    NOTHING_TO_FETCH = (
+        "NothingToFetch",
+        "No Mac shall hold the model: spec.copies is 0, or no Node matches spec.nodeSelector, and no ModelDeployment needs it.",
+        "None, or change spec.copies or spec.nodeSelector.",
+        (On.FETCHED,),
+    )
+    NOT_RESOLVED = (
+        "NotResolved",
+        "The files are not known, because the revision was not resolved.",
+        "Fix the condition Resolved first.",
+        (On.FETCHED,),
+    )
+    NO_MAC_TO_FETCH = (
+        "NoMacToFetch",
+        "No Mac can fetch the model: none is Ready, has an agent with a model store, and has enough free disk.",
+        "Do what the message says; the chart's value agent.modelStore names the folder.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    GATED = (
+        "Gated",
+        "The hub gives the repository only to accounts that were granted access.",
+        "Request access on the repository's page, put a token of that account into a Secret under the key token, and name the "
+        "Secret in spec.tokenSecret (of a ModelDeployment: spec.model.tokenSecret).",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    TOKEN_REFUSED = (
+        "TokenRefused",
+        "The hub does not accept the token.",
+        "Put a valid token into the Secret; the operator tries again every few minutes.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    REPOSITORY_NOT_FOUND = (
+        "RepositoryNotFound",
+        "The hub has no such repository, or it is private and the token has no access to it.",
+        "Check the name; for a private repository name a Secret with a token.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    REPOSITORY_MOVED = (
+        "RepositoryMoved",
+        "The repository has another name now.",
+        "Use the name in the message.",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    REVISION_NOT_FOUND = (
+        "RevisionNotFound",
+        "The repository has no such branch, tag or commit, or it was deleted.",
+        "Change the revision; main is the default branch. Macs that have the commit keep it.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    RATE_LIMITED = (
+        "RateLimited",
+        "The hub answers 429: too many requests.",
+        "None: it is tried again at the time in the message. A token raises the limit.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    HUB_UNREACHABLE = (
+        "HubUnreachable",
+        "The Mac cannot connect to the hub.",
+        "Check the Mac's network, and the chart's values hub.endpoint and hub.proxy; or copy the model to a model folder.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    HUB_FAILED = (
+        "HubFailed",
+        "The hub answers with errors, or with what is not the hub's protocol.",
+        "None if the hub is overloaded: it is tried again. Otherwise check the chart's value hub.endpoint.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    FILES_REFUSED = (
+        "FilesRefused",
+        "The repository has no weights that mlx-lm loads, or files with names, sizes or a number that are not allowed.",
+        "Use another repository, such as one of mlx-community.",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    COPY_FAILED = (
+        "CopyFailed",
+        "A Mac cannot write what it fetches from other Macs.",
+        "Do what the message says; it is tried again every minute.",
+        (On.FETCHED,),
+    )
+    NO_SOURCE = (
+        "NoSource",
+        "No Mac that has the model can be reached.",
+        "Switch on a Mac that has it, or connect a cable; `kubectl describe np` of the waiting Mac shows whom it cannot reach.",
+        (On.FETCHED,),
+    )
+    WRONG_BYTES = (
+        "WrongBytes",
+        "Bytes that arrived do not have the hash that the hub gives for the file. They are not used.",
+        "None: the file is fetched again. If the reason stays, check proxy and mirror, and the Mac's disk.",
+        (On.FETCHED,),
+    )
+    DISK_FULL = (
+        "DiskFull",
+        "The Mac's disk has too little free space for the model.",
+        "Free disk space on the Mac in the message, or delete a ModelCache.",
+        (On.FETCHED,),
+    )
+    SECRET_MISSING = (
+        "SecretMissing",
+        "The Secret with the token does not exist, or has no key token.",
+        "Create it: `kubectl create secret generic NAME --from-literal=token=hf_…`.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    DOWNLOAD_FAILED = (
+        "DownloadFailed",
+        "A pod that reads from the hub failed in another way.",
+        "Do what the message says; the pod's log has more. The operator tries again.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+
     # Placement.
     PLACED = ("Placed", "Every group has a placement. As an Event: a group has a new placement.", "", (On.PLACED, EVENT))
     FAILBACK_PENDING = (
@@ -276,6 +406,20 @@ class Reason(StrEnum):
         (On.PLACED,),
     )
     SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY))
+    SUSPENDED = (
+        "Suspended",
+        "spec.suspend is true, so no group runs, and no request starts one.",
+        "",
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+    )
+    ASLEEP = (
+        "Asleep",
+        "Autoscaling has stopped the last group, because there was no request, or another model had its turn. A request to a "
+        "router starts it again.",
+        "",
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+    )
+    SCALED = ("Scaled", "Autoscaling has changed the number of groups; the message says why.", "", (EVENT,))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
         "No Mac has a complete copy of the model that spec.model names.",

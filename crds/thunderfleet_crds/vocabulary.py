@@ -29,6 +29,9 @@ class ConditionType(StrEnum):
     BENCHMARKED = "Benchmarked"
     VERIFIED = "Verified"
     DEGRADED = "Degraded"
+    # ModelCache
+    RESOLVED = "Resolved"
+    FETCHED = "Fetched"
 
 
 class ConditionStatus(StrEnum):
@@ -279,3 +282,33 @@ class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
     NO_EXECUTE = "NoExecute"
+
+
+class KeyPriority(StrEnum):
+    """Order of the waiting requests of API keys."""
+
+    HIGH = "High"
+    NORMAL = "Normal"
+    LOW = "Low"
+
+
+class CopyPhase(StrEnum):
+    """State of a model's files on one Mac."""
+
+    WAITING = "Waiting"
+    """For a download, a source, or free disk."""
+    COPYING = "Copying"
+    CHECKING = "Checking"
+    """All bytes have arrived; hashes are computed."""
+    COMPLETE = "Complete"
+    """Every file has its hash."""
+    FAILED = "Failed"
+    """It is tried again when what the message names has changed."""
+
+
+class CopySource(StrEnum):
+    """Where a Mac gets a model's files from."""
+
+    HUB = "Hub"
+    PEER = "Peer"
+    """Another Mac."""

@@ -7,11 +7,13 @@ discovery   the certificate authority of a server, by its hash
 gpu_memory  how much memory the GPU of a Mac may use
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
+httpapi     requests to models over HTTP: errors of each dialect, bodies, headers of routers
 interfaces  addresses of a Mac, from what `route` and `ifconfig` print
 jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch
 listener    a listener for HTTP servers with a bound on connections
 macnet      network settings of a Mac: parsers, and one network service for each Thunderbolt port
+modelstore  the folder of models that a Mac has fetched: manifest, layout, checked writes
 parsing     parsers of command output: errors, bounds, checks
 privilege   what root may use of its caller: environment, commands, files
 quantity    Kubernetes quantities as exact numbers

@@ -34,6 +34,8 @@ _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errn
 _BACKLOG = 128
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Taker = Callable[[socket.socket, bool], Awaitable[None]]
+"""Handles a connection that is no HTTP to its end. The second argument: whether its address is known."""
 
 
 def allow_descriptors() -> None:
@@ -117,10 +119,12 @@ class Listener:
     """The connections of one application at any number of addresses, at most ``limit`` in all.
 
     ``reserved`` of them are for clients whose address is ``known``. ``track`` must be the application's outermost middleware:
-    it tells which connections handle a request.
+    it tells which connections handle a request. A connection whose first byte is that of ``preface`` goes to ``taker``.
     """
 
     def __init__(self, limit: int, reserved: int = 0, known: Callable[[str], bool] = lambda address: False) -> None:
+        self.preface = b""
+        self.taker: Taker | None = None
         self._limit = limit
         self._strangers = limit - reserved
         self._known = known
@@ -255,6 +259,15 @@ class Site(web.BaseSite):
     async def _open(self, end: socket.socket, connection: _Connection) -> None:
         limit = HANDSHAKE_SECONDS if self._tls is not None else None
         try:
+            taker = self._listener.taker
+            if taker is not None and await _first_byte(end) == self._listener.preface[:1]:
+                connection.request_started()
+                try:
+                    await taker(end, connection.known)
+                finally:
+                    connection.forget()
+                    end.close()
+                return
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, end, ssl=self._tls, ssl_handshake_timeout=limit
             )
@@ -265,3 +278,19 @@ class Site(web.BaseSite):
             # A failed handshake is no error of this server.
             if not isinstance(error, OSError):
                 raise
+
+
+async def _first_byte(sock: socket.socket) -> bytes:
+    """The first byte that arrives, which stays in the socket; empty at its end. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            pass
+        ready = asyncio.Event()
+        loop.add_reader(sock, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(sock)

@@ -7,6 +7,8 @@ Json = dict[str, Any]
 
 CONDITIONS = ("ModelResolved", "Placed", "Bootstrapped", "Ready")
 """In the order in which they become true."""
+PASSING = frozenset(("Resolving", "RateLimited"))
+"""Reasons of ModelResolved that pass by themselves."""
 # The scheduler's reason lists every node; that the chosen Mac has no room yet is all that matters.
 _UNSCHEDULED = re.compile(
     r"(?:waiting for the scheduler to bind )?pod (\S+)(?: to (\S+?))?: \d+/\d+ nodes are available.*", re.DOTALL
@@ -54,6 +56,8 @@ def obstacle(deployment: Json) -> str | None:
     for name in ("ModelResolved", "Placed"):
         found = condition(deployment, name)
         current = found.get("observedGeneration") == deployment["metadata"]["generation"]
+        if found.get("reason") in PASSING:
+            return None
         if found.get("status") == "False" and current:
             return f"{found.get('reason')}: {found.get('message')}"
     if any(group.get("state") == "GaveUp" for group in deployment.get("status", {}).get("groups", [])):

@@ -11,6 +11,9 @@ from thunderfleet_lib import listener
 from thunderfleet_lib.hostcmd import Host
 from thunderfleet_lib.kube import Kube
 
+from thunderfleet_agent.copies.controller import Counters, PeerCopies
+from thunderfleet_agent.copies.server import CopyServer
+from thunderfleet_agent.copies.shelf import Shelf
 from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.metrics import Metrics
@@ -22,6 +25,7 @@ from thunderfleet_agent.peers.known_peers import KnownPeers
 from thunderfleet_agent.publish.publisher import Publisher
 from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
+from thunderfleet_agent.weights.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +60,30 @@ async def _serve(
     prober = Prober(settings.node, settings.measure, certificate.client, ledger, lambda: rounds.publish_soon(), metrics)
     metrics.show_measurements(prober)
     rounds = Rounds(settings, collector, publisher, metrics, dial_rounds, prober)
+    if settings.model_store is not None:
+        rounds.keeper = Keeper(
+            kube,
+            settings.node,
+            settings.model_store,
+            rounds.publish_soon,
+            rounds.scan_soon,
+            lambda: [use.model_path for use in publisher.groups if use.model_path],
+        )
     server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts, dial_rounds.knows)
+    if rounds.keeper is not None:
+        shelf = Shelf(rounds.keeper.store, settings.node)
+        counters = Counters(metrics.received, metrics.wrong_bytes)
+        rounds.keeper.peers = rounds.copies = PeerCopies(
+            settings.node, shelf, certificate.client, publisher.agent_of, settings.copy_limits, counters
+        )
+        rounds.keeper.completed = shelf.prepare
+        server.copies = CopyServer(settings.node, shelf, known_peers.accepts, certificate.server, metrics.sent.inc)
+        metrics.copies.set_function(lambda: rounds.copies.running if rounds.copies else 0)
     try:
         port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.server)
     except OSError as error:
-        log.error("cannot listen on %s: %s (set --host-ip, --listen-port, --metrics-port)", settings.host_ip, error)
+        text = "if a port is in use, end the program that uses it, or set agent.port and agent.metricsPort of the chart"
+        log.error("cannot listen on %s: %s; %s", settings.host_ip, error, text)
         await server.close()
         return 1
     rounds.listen, rounds.move = server.listen_on, server.move

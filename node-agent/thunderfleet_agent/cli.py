@@ -94,6 +94,26 @@ def _parser() -> argparse.ArgumentParser:
         "--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="interval between scans of the model folders"
     )
     run.add_argument(
+        "--model-store",
+        type=_folder,
+        metavar="PATH",
+        help="folder for models that are fetched from the hub or from other Macs; absolute; without it, none is fetched",
+    )
+    run.add_argument(
+        "--copy-network-rate",
+        type=_rate,
+        default=62.5e6,
+        metavar="BYTES",
+        help="bytes per second that are fetched from other Macs over networks at most; free cables have no limit",
+    )
+    run.add_argument(
+        "--copy-used-cable-rate",
+        type=_rate,
+        default=25e6,
+        metavar="BYTES",
+        help="bytes per second that are fetched over cables that a group uses at most",
+    )
+    run.add_argument(
         "--reach-interval",
         type=_seconds,
         default=20.0,
@@ -195,6 +215,16 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1e5 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"must be 1e5 to 1e12 bytes per second, not {text!r}")
+    return value
+
+
 async def _inspect(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.apimodel import ObjectMeta
     from thunderfleet_crds.nodeprofile import NodeProfile
@@ -234,6 +264,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     from thunderfleet_lib.sandbox import mounted
 
     from thunderfleet_agent.agent import run
+    from thunderfleet_agent.copies.controller import Limits
     from thunderfleet_agent.measure.schedule import settings
     from thunderfleet_agent.observe.models import hub_caches
     from thunderfleet_agent.rounds import AgentSettings
@@ -246,6 +277,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"thunderfleet-agent run: --measure: {error}", file=sys.stderr)
         return 2
+    store = (arguments.model_store,) if arguments.model_store else ()
     return await run(
         AgentSettings(
             measure=measure,
@@ -253,7 +285,9 @@ async def _run(arguments: argparse.Namespace) -> int:
             host_ip=arguments.host_ip,
             listen_port=arguments.listen_port,
             metrics_port=arguments.metrics_port,
-            model_folders=(*arguments.model_folder, *hub_caches(os.environ, Path.home())),
+            model_folders=(*dict.fromkeys((*arguments.model_folder, *store, *hub_caches(os.environ, Path.home()))),),
+            model_store=arguments.model_store,
+            copy_limits=Limits(arguments.copy_network_rate, arguments.copy_used_cable_rate),
             fast_seconds=arguments.interval,
             slow_seconds=arguments.thunderbolt_interval,
             models_seconds=arguments.models_interval,

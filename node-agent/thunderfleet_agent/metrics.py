@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import GaugeMetricFamily, Metric
 from thunderfleet_lib.hostcmd import Failure
 
+from thunderfleet_agent.copies.paths import Path
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.observe.facts import Source
 from thunderfleet_agent.peers.reachability import DialOutcome
@@ -59,6 +60,22 @@ class Metrics:
             "Connections refused because the NodeProfile does not contain the certificate.",
             registry=self.registry,
         )
+        self._received = Counter(
+            f"{prefix}_copy_received_bytes",
+            "Bytes of models that arrived from other Macs, by way: cable, network, or used_cable (a group uses the cable).",
+            ["way"],
+            registry=self.registry,
+        )
+        self.sent = Counter(
+            f"{prefix}_copy_sent_bytes", "Bytes of models that were sent to other Macs.", registry=self.registry
+        )
+        self._wrong = Counter(
+            f"{prefix}_copy_wrong_bytes",
+            "Transfers in which another Mac sent wrong bytes, by its node, and was dropped.",
+            ["node"],
+            registry=self.registry,
+        )
+        self.copies = Gauge(f"{prefix}_copies_running", "Models that are being copied from other Macs.", registry=self.registry)
         self.links = Gauge(f"{prefix}_links", "ThunderboltLinks that end at this Mac.", registry=self.registry)
         self.models = Gauge(f"{prefix}_models", "Models on the disk of this Mac.", registry=self.registry)
         self.published = Gauge(
@@ -80,6 +97,14 @@ class Metrics:
             self._dials.labels("failed" if outcome.rtt_microseconds is None else "ok").inc()
             if outcome.rtt_microseconds is not None:
                 self._trips.labels(*outcome.target.key).set(outcome.rtt_microseconds / 1e6)
+
+    def received(self, way: Path, count: int) -> None:
+        """Counts bytes of a model that arrived from another Mac."""
+        self._received.labels(way.way.name.lower()).inc(count)
+
+    def wrong_bytes(self, node: str) -> None:
+        """Counts a Mac that sent wrong bytes."""
+        self._wrong.labels(node).inc()
 
     def probed(self, kind: str, outcome: str, seconds: float, count: int) -> None:
         """Counts a probe: ok, failed, refused (by a busy peer) or ended (preempted by a group)."""

@@ -23,6 +23,7 @@ from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Json, Reflector
 
+from thunderfleet_agent.copies.controller import Limits, PeerCopies
 from thunderfleet_agent.derive.flap_damper import FlapDamper
 from thunderfleet_agent.derive.links import LinkReport, PeerPort, find_peer, link_reports, seen_by, wanted_uuids
 from thunderfleet_agent.derive.previous_profile import PreviousProfile
@@ -36,6 +37,7 @@ from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.peers.dial_plan import listen_addresses
 from thunderfleet_agent.peers.dial_rounds import DialRounds
 from thunderfleet_agent.publish.publisher import PROFILES, Publisher
+from thunderfleet_agent.weights.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class AgentSettings:
     listen_port: int
     metrics_port: int
     model_folders: tuple[Path, ...] = ()
+    model_store: Path | None = None
+    copy_limits: Limits = field(default_factory=Limits)
     fast_seconds: float = 10.0
     slow_seconds: float = 30.0
     models_seconds: float = 60.0
@@ -119,6 +123,15 @@ class Rounds:
         self._look_after = FIRST_LOOK_SECONDS
         self._wanted: frozenset[str] = frozenset()
         self.agent: Agent | None = None
+        self.copies: PeerCopies | None = None
+        """Copies from other Macs, if this Mac has a model store; set before ``run``."""
+        self.keeper: Keeper | None = None
+        """Of this Mac's model store, if it has one; set before ``run``."""
+        self._scan_now = asyncio.Event()
+
+    def scan_soon(self) -> None:
+        """Starts a scan of the model folders. May be called from any thread."""
+        self._loop.call_soon_threadsafe(self._scan_now.set)
 
     def trouble(self) -> str | None:
         """Why the agent should be restarted; None if it works."""
@@ -130,12 +143,17 @@ class Rounds:
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as rounds:
             rounds.create_task(self._every("fast", self._settings.fast_seconds, self._fast, self._fast_now))
             if self._settings.fast_seconds > CARRIER_SECONDS:
                 rounds.create_task(self._every("carriers", CARRIER_SECONDS, self._watch_carriers))
             rounds.create_task(self._every("slow", self._settings.slow_seconds, self._slow, self._look_around))
-            rounds.create_task(self._every("models", self._settings.models_seconds, self._models))
+            rounds.create_task(self._every("models", self._settings.models_seconds, self._models, self._scan_now))
+            if self.keeper is not None:
+                rounds.create_task(self.keeper.run())
+            if self.copies is not None:
+                rounds.create_task(self.copies.run())
             rounds.create_task(self._publish_for_ever())
             if self._dial_rounds is not None:
                 rounds.create_task(self._every("reach", self._settings.reach_seconds, self._reach, self._dial_now))
@@ -199,31 +217,35 @@ class Rounds:
         self._update_prober()
 
     def _update_prober(self) -> None:
-        """Gives the current cables and peers to the prober."""
+        """Gives the current cables and peers to the prober and to copies."""
         if self._prober is None or self._dial_rounds is None or self._found is None or not self._loaded:
             return
-        self._prober.set_view(
-            view(
-                self._settings.node,
-                self._host_ip,
-                self._found.status,
-                [end.spec for end in self._ends],
-                self._publisher.links,
-                self._dial_rounds.facts,
-                self._dial_rounds.agents,
-                self._prober.settings,
-            )
+        seen = view(
+            self._settings.node,
+            self._host_ip,
+            self._found.status,
+            [end.spec for end in self._ends],
+            self._publisher.links,
+            self._dial_rounds.facts,
+            self._dial_rounds.agents,
+            self._prober.settings,
         )
+        self._prober.set_view(seen)
+        if self.copies is not None:
+            self.copies.set_view(seen)
 
     async def _measure(self, prober: Prober) -> None:
         """Runs the prober, and watches this Mac's own profile for the groups that use it."""
         node = self._settings.node
 
-        def groups(_: str) -> None:
+        def changed(_: str) -> None:
             item = own.items.get(node) or own.items.get(f"/{node}") or {}
-            prober.set_groups(_groups(item))
+            groups = _groups(item)
+            prober.set_groups(groups)
+            if self.copies is not None:
+                self.copies.set_groups(groups)
 
-        own = Reflector(self._publisher.kube, PROFILES, {"fieldSelector": f"metadata.name={node}"}, groups)
+        own = Reflector(self._publisher.kube, PROFILES, {"fieldSelector": f"metadata.name={node}"}, changed)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(own.run())
             tasks.create_task(prober.run())
@@ -328,6 +350,9 @@ class Rounds:
             reachability=prober.ledger.with_figures(reachability) if prober else reachability,
             benchmarks=prober.ledger.benchmarks() if prober else None,
             benchmarks_fresh=prober.benchmarks_fresh if prober else NEVER_MEASURED,
+            # Only with the models: without them the operator would not know that this Mac has one already.
+            store=self.keeper.about if self.keeper and facts.models is not None else None,
+            copies=self.keeper.copies if self.keeper else (),
         )
         wrote = await self._publisher.apply_profile(found)
         wanted = wanted_uuids(found.status)

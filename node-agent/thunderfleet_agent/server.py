@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from aiohttp import web
 from thunderfleet_lib.listener import Listener, Site
 
+from thunderfleet_agent.copies import wire
+from thunderfleet_agent.copies.server import CopyServer
 from thunderfleet_agent.measure.session import channel
 from thunderfleet_agent.measure.session.messages import MAX_MESSAGE_BYTES
 from thunderfleet_agent.metrics import Metrics
@@ -108,12 +110,16 @@ class Server:
         self._agents: Endpoint | None = None
         self._status: Endpoint | None = None
         self._sessions = 0
+        self.copies: CopyServer | None = None
+        """Handles connections for copies; set before ``start``."""
         self.measure: Measure | None = None
         """Handles a session: the channel, the peer's node, and the socket's address here and there."""
 
     async def start(self, port: int, metrics_port: int, context: ssl.SSLContext) -> tuple[int, int]:
         """Starts listening and returns both ports (0 picks a free one). Raises OSError."""
         listener = Listener(AGENT_CONNECTIONS, AGENT_CONNECTIONS // 2, lambda address: self._knows(address))
+        if self.copies is not None:
+            listener.preface, listener.taker = wire.PREFACE, self.copies.take
         self._agents = Endpoint({PATH: self._hello, channel.PATH: self._measure}, listener, context)
         await self._agents.start(self._address, port)
         # The kubelet's probes come from this Mac's own address.
@@ -137,6 +143,8 @@ class Server:
 
     async def close(self) -> None:
         """Stops listening. Safe after a ``start`` that failed."""
+        if self.copies is not None:
+            self.copies.close()
         for endpoint in (self._agents, self._status):
             if endpoint is not None:
                 await endpoint.close()

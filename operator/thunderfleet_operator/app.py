@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from aiohttp import web
+from thunderfleet_crds.routing import DemandReport
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 from thunderfleet_lib.listener import allow_descriptors
 
+from thunderfleet_operator.act.cache_controller import CacheController
 from thunderfleet_operator.act.certificate_controller import CertificateController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
@@ -19,8 +22,11 @@ from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.link_controller import LinkController
 from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.operator_key import KEY_SECRET, operator_keys
+from thunderfleet_operator.act.routers.demand import DemandServer
+from thunderfleet_operator.act.routers.publisher import Publisher
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.deployment import Settings
+from thunderfleet_operator.decide.status.group import host_port
 from thunderfleet_operator.health import Health
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
@@ -30,8 +36,9 @@ from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
+from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
+from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -53,6 +60,7 @@ class Configuration:
     identity: str
     host: str
     metrics_port: int
+    demand_port: int
     kubeconfig: Path | None = None
 
 
@@ -80,20 +88,46 @@ class Operator:
         certificates = CertificateController(kube, self._index, writer, _now)
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
+        caches = CacheController(self._index, writer, settings.pods, settings.hub, lambda: self._keys, _now)
         executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
+        self._scaling = ScalingMemory(time.monotonic)
+        address = host_port(configuration.host, configuration.demand_port)
+        self._publisher = Publisher(
+            kube,
+            self._index,
+            writer,
+            lambda: self._keys,
+            self.leading,
+            configuration.namespace,
+            address,
+            time.monotonic,
+        )
+        self._demand = DemandServer(self._reported, lambda: self._index.deployments, self.leading, time.monotonic)
         self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
         self.reconciler = Reconciler(
-            self._index, self.groups, drains, executor, self.metrics, settings, self.planner, _now, time.monotonic
+            self._index,
+            self.groups,
+            drains,
+            executor,
+            self.metrics,
+            settings,
+            self.planner,
+            _now,
+            time.monotonic,
+            self._scaling,
+            lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
         )
         rounds = {
             DEPLOYMENTS.name: self.reconciler.deployment,
             LINKS.name: links.round,
             NODEPROFILES.name: macs.round,
             REQUESTS.name: certificates.round,
+            CACHES.name: caches.round,
         }
         self._worker = Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill)
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None
+        self._demands: web.AppRunner | None = None
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()
         self._stop = asyncio.Event()
@@ -121,6 +155,15 @@ class Operator:
         for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced):
             self.queue.add(concern)
 
+    def _reported(self, report: DemandReport) -> None:
+        """A router has reported. Rounds of those that are not woken, or that run anyway, come by themselves."""
+        self._scaling.reported(report)
+        for demand in report.demands:
+            key = f"{demand.namespace}/{demand.deployment}"
+            found = self._index.deployments.get(key)
+            if demand.wake and found is not None and found.wakes and not found.wanted_groups:
+                self.queue.add(work_key(DEPLOYMENTS, key))
+
     def leading(self) -> bool:
         """Whether this replica may act: it is the leader and has read the keys since it became that."""
         return self.leader.leading() and self._took_over
@@ -138,7 +181,7 @@ class Operator:
         except ValueError as error:
             log.error("%s; using the keys that were read at the start", error)
         self._took_over = True
-        self._add(DEPLOYMENTS, LINKS, NODEPROFILES)
+        self._add(DEPLOYMENTS, LINKS, NODEPROFILES, CACHES)
         for node in self._index.requests_of:
             self.queue.add(work_key(REQUESTS, node))
 
@@ -173,6 +216,10 @@ class Operator:
             "worker": self._worker.run,
             "lists": self.lists.run,
         }
+        if self._configuration.settings.routers is not None:
+            parts["publisher"] = self._publisher.run
+            configuration = self._configuration
+            self._demands = await self._demand.serve(configuration.host, configuration.demand_port, self._publisher.pair)
         for name, part in parts.items():
             tasks.append(asyncio.create_task(part(), name=name))
 
@@ -219,6 +266,8 @@ class Operator:
         for task in (*others, waiter):
             task.cancel()
         await asyncio.gather(*others, waiter, return_exceptions=True)
+        if self._demands is not None:
+            await self._demands.cleanup()
         await self.groups.close()
         await self.leader.release()
         self._stop.set()

@@ -22,6 +22,7 @@ from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.sandbox import mounted
 
 from thunderfleet_runner.faults import Fault
+from thunderfleet_runner.hub import command as fetching
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("path", type=Path, help="folder of the model")
     size.add_argument("--world-sizes", type=_world_sizes, default=f"1-{MAX_WORLD_SIZE}", help="number of ranks, or a range")
     size.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
+
+    for name, text in (
+        ("resolve", "print the commit of a revision on the hub, and the memory that its model needs, without its weights"),
+        ("download", "download a model from the hub into the model store of this Mac"),
+    ):
+        hub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=HelpFormatter)
+        fetching.add_arguments(hub, download=name == "download")
 
     capabilities = commands.add_parser(
         "capabilities",
@@ -166,6 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from thunderfleet_runner.sizing import command
 
             return command.main(arguments.path, tuple(arguments.world_sizes))
+        case "resolve" | "download":
+            return fetching.main(arguments)
         case _:
             from thunderfleet_runner.rank import capabilities
 

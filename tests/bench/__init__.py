@@ -13,6 +13,8 @@ serving     many clients at once
 cables      groups that lose their cable or their supervisor
 proofs      what groups prove before they serve: what it costs, false alarms, what it finds
 formation   how soon groups form and recover
+copies      models from Mac to Mac
+copymac     one Mac of these
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.bench import (
     cables,
+    copies,
     dialects,
     discovery,
     formation,
@@ -20,6 +21,7 @@ from tests.bench import (
     placement,
     processes,
     proofs,
+    routing,
     serving,
     speculation,
 )
@@ -203,6 +205,14 @@ def masking(line: Line, repeats: int, say: Say) -> list[Figure]:
     return masks.figures(say)
 
 
+def copying(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Copies from Mac to Mac, in namespaces of their own."""
+    try:
+        return copies.figures(repeats, say)
+    except copies.NotMeasured as error:
+        raise BenchFailed(str(error)) from error
+
+
 def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
     """The planner alone, which needs no cluster."""
     try:
@@ -228,6 +238,11 @@ ALL = (
     ),
     Benchmark("dialects", "a second turn with 30 tools from the cache; Anthropic's messages against chats", dialects.run),
     Benchmark("speculation", "drafts of a small model against decoding one token at a time", speculation.run),
+    Benchmark(
+        "routing",
+        "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
+        lambda line, repeats, say: routing.figures(say),
+    ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(
         "discovery",
@@ -240,5 +255,6 @@ ALL = (
         "Macs from nothing: init, join, all Macs booted until a group serves, and an upgrade while it does",
         installing.installing,
     ),
+    Benchmark("copies", "models from Mac to Mac: one and two cables against iperf3, a chain, memory, many files", copying),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

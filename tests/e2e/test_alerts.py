@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_localcluster.programs import find_programs
 
 Json = dict[str, Any]
@@ -43,7 +44,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
     ),
     "ThunderfleetModelDeploymentUnplaceable": (
-        {f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="NoFit"}}': "0x180"},
+        {f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="NoRoom"}}': "0x180"},
         {f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="Placed"}}': "1x180"},
     ),
     "ThunderfleetBenchmarkSlower": (
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "ThunderfleetMacQuarantined": (
         {'thunderfleet_mac_condition{node="studio-1",type="Quarantined",reason="StackHung"}': "1x180"},
-        {'thunderfleet_mac_condition{node="studio-1",type="Quarantined",reason="NotQuarantined"}': "0x180"},
+        {'thunderfleet_mac_condition{node="studio-1",type="Quarantined",reason="Rebooted"}': "0x180"},
     ),
     "ThunderfleetMacNotReady": (
         {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "0x180"},
@@ -63,11 +64,11 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'thunderfleet_mac_condition{node="studio-1",type="RDMAReady",reason="RDMADisabled"}': "0x180"},
     ),
     "ThunderfleetCableDown": (
-        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="PortDown"}': "0x180"},
+        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Unplugged"}': "0x180"},
         {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Connected"}': "1x180"},
     ),
     "ThunderfleetCableDegraded": (
-        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="CableDegraded"}': "1x180"},
+        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Degraded"}': "1x180"},
         {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Connected"}': "1x180"},
     ),
     "ThunderfleetCableFlapping": (
@@ -160,6 +161,12 @@ def test_every_alert_has_a_case_and_a_runbook_that_exists(rules: Path) -> None:
     anchors = {f"{RUNBOOK}#{re.sub(r'[^a-z0-9 -]', '', heading.lower()).replace(' ', '-')}" for heading in headings}
     assert CASES.keys() == of(rules).keys()
     assert {alert["annotations"]["runbook_url"] for alert in of(rules).values()} <= anchors
+
+
+def test_alerts_and_their_cases_name_reasons_that_exist(rules: Path) -> None:
+    texts = [alert["expr"] for alert in of(rules).values()] + [one for case in CASES.values() for part in case for one in part]
+    named = {reason for text in texts for reason in re.findall(r'\breason="(\w+)"', text)}
+    assert {"Degraded", "StackHung"} <= named <= set(map(str, Reason))
 
 
 def test_alerts_fire_for_their_problem_only(rules: Path, tmp_path: Path) -> None:

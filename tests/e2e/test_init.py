@@ -20,6 +20,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.network.namespaces import program
 
 from tests.support.installed import DAEMONS, SECONDS, Mac
+from tests.support.tiers import quick
 from tests.support.upgrading import ASKER, next_version, version_of
 from tests.support.waiting import until
 
@@ -52,6 +53,8 @@ STEPS = (
     "[kubelet] starting",
     "[chart]",
 )
+# Each leaves something else behind: programs, files, daemons, a Node.
+FEW_STEPS = ("[programs] installing", "[certificates] new", "[daemons] io.thunderfleet.kube-scheduler", "[chart]")
 # Prints the program of every LaunchDaemon.
 PROGRAMS = """
 import glob, plistlib
@@ -211,10 +214,13 @@ def test_what_is_wrong_is_said_before_anything_is_done(cluster: Cluster, macs: t
     assert "copy all of it" in said
 
 
-def test_init_that_is_killed_at_any_step_is_completed_by_the_next(macs: tuple[Mac, Mac]) -> None:
+@pytest.mark.parametrize("step", quick(FEW_STEPS, STEPS))
+def test_init_is_killed_at_any_step(macs: tuple[Mac, Mac], step: str) -> None:
+    macs[0].killed_at(step, "init", "--config", macs[0].config)
+
+
+def test_init_completes_what_killed_ones_have_left(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
-    for step in STEPS:
-        mac.killed_at(step, "init", "--config", mac.config)
     said = mac.init()
     assert "Node studio-1 is Ready" in said and "| sudo thunderfleet join -" in said
     assert mac.answers() and mac.node_ready("studio-1")

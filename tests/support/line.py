@@ -40,7 +40,7 @@ MANAGED = "app.kubernetes.io/managed-by=thunderfleet-operator"
 CHILDREN = ("pods", "services", "configmaps", "secrets")
 
 # Agents look for models often and measure nothing, because few tests need measurements and each takes processor time.
-USUAL = ("agent.modelsIntervalSeconds=2", "agent.measure.enabled=false")
+USUAL = ("agent.modelsIntervalSeconds=2", "agent.measure.enabled=false", "hub.enabled=false")
 # For tests with measurements: they take a short time.
 MEASURED = (
     "agent.measure.enabled=true",

@@ -19,6 +19,21 @@ this once; all problems are reported together.
 {{- $problems = append $problems (printf "agent.modelFolders: %q is not an absolute path: start it with / and do not use .." .) }}
 {{- end }}
 {{- end }}
+{{- with .Values.agent.modelStore }}
+{{- if or (not (regexMatch "^/[^/]" .)) (has ".." (splitList "/" .)) (hasSuffix "/" .) }}
+{{- $problems = append $problems (printf "agent.modelStore: %q is not an absolute path: start it with /, do not use .. and do not end it with /" .) }}
+{{- end }}
+{{- if has . $.Values.agent.modelFolders }}
+{{- $problems = append $problems (printf "agent.modelStore: %q is also in agent.modelFolders, which hold models that Thunderfleet never changes: use another folder" .) }}
+{{- end }}
+{{- end }}
+{{- with .Values.hub }}
+{{- range $name, $url := dict "endpoint" .endpoint "proxy" .proxy }}
+{{- if and $url (not (regexMatch "^https?://[^/ ]+" $url)) }}
+{{- $problems = append $problems (printf "hub.%s: %q is not a URL: start it with https:// or http://" $name $url) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $taken := list }}
 {{- range $name, $need := dict "ports" 2 "ringPorts" 64 }}
 {{- $range := index $.Values.operator $name }}
@@ -35,8 +50,18 @@ this once; all problems are reported together.
 {{- $taken = append $taken (dict "name" (printf "operator.%s" $name) "first" $first "last" $last) }}
 {{- end }}
 {{- $ports := dict "agent.port" .Values.agent.port "agent.metricsPort" .Values.agent.metricsPort "the kubelet's port" 10250 }}
+{{- $router := .Values.router | default dict }}
+{{- if $router.enabled }}
+{{- $_ := set $ports "router.port" $router.port }}
+{{- if not .Values.operator.demandPort }}
+{{- $problems = append $problems "operator.demandPort is not set: routers report requests there; use a port such as 9402" }}
+{{- end }}
+{{- end }}
 {{- if .Values.operator.runtimeClassName }}
 {{- $_ := set $ports "operator.metricsPort" .Values.operator.metricsPort }}
+{{- if $router.enabled }}
+{{- $_ := set $ports "operator.demandPort" .Values.operator.demandPort }}
+{{- end }}
 {{- end }}
 {{- range $name, $port := $ports }}
 {{- $taken = append $taken (dict "name" $name "first" (int $port) "last" (int $port)) }}

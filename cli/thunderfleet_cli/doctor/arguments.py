@@ -27,14 +27,14 @@ def add(commands: Parsers) -> None:
         "--gpu-memory",
         type=megabytes,
         metavar="MB",
-        help="with --fix: let the GPU wire so many MB of memory, now and after each restart (max: as many as leave macOS "
-        "enough; default: what macOS allows)",
+        help="with --fix: set the memory that the GPU may wire, now and after each restart: a number of MB, max (all that "
+        "macOS can spare), or default (the limit that macOS chooses)",
     )
     parser.add_argument(
         "--no-test",
         action="store_true",
-        help="do not test the cables now (connect over each, form a group of two, add numbers), but show what the agents of "
-        "its Macs have found",
+        help="do not test the cables now (connect over each, form a group of two, add numbers), but show the last results "
+        "of the agents",
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
     parser.add_argument(

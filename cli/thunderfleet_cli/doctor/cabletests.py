@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunderfleet_crds.vocabulary import MeasurementTransport
+from thunderfleet_lib.parsing import clean
 
 Json = Mapping[str, Any]
 
@@ -108,16 +109,27 @@ def read(test: Test, code: int, output: str, error: str) -> dict[str, Tried]:
     """What each cable of a test gave, from what its command printed."""
     try:
         listed = [one for one in json.loads(output) if isinstance(one, dict)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         lines = [line for line in (error or output).splitlines() if line.strip()]
-        text = lines[-1][:TEXT_CHARACTERS] if lines else f"exit code {code} without an answer"
+        text = readable(lines[-1]) if lines else f"exit code {code} without an answer"
         return unanswered(test, text.removeprefix("thunderfleet-agent measure: "))
-    notes = "; ".join(str(one.get("error")) for one in listed if not one.get("link"))[:TEXT_CHARACTERS]
+    notes = readable("; ".join(str(one.get("error")) for one in listed if not one.get("link")))
     found = {}
     for link in test.links:
         answers = {str(one.get("kind")): one for one in listed if one.get("link") == link}
         found[link] = Tried(test.agent.transport, answers, "" if answers else notes)
     return found
+
+
+def readable(text: object) -> str:
+    """A text of an agent as one line for a terminal."""
+    return clean(str(text), TEXT_CHARACTERS) or ""
+
+
+def microseconds(answer: Json, name: str) -> str:
+    """A time in an answer, as text."""
+    value = answer.get(name)
+    return f"{value} µs" if type(value) is int else "an unknown time"
 
 
 def unanswered(test: Test, why: str) -> dict[str, Tried]:

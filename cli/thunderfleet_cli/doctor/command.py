@@ -46,7 +46,7 @@ async def _examine(arguments: argparse.Namespace, python: str) -> tuple[list[Che
     if repairs:
         here = await _here(machine, python)
         after = {check.name: check for check in here}
-        repairs = [host.judged(one, after[one.name]) for one in repairs]
+        repairs = [host.judged(one, after[one.name]) if one.name in after else one for one in repairs]
     return here + elsewhere, repairs
 
 

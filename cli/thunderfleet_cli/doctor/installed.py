@@ -9,6 +9,7 @@ import yaml
 from thunderfleet_controlplane.balancer.look import Look, look
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import BALANCER, BALANCER_PORT, KUBELET, label
+from thunderfleet_controlplane.install.mac.facts import own_server
 from thunderfleet_localcluster.image import version
 
 
@@ -42,7 +43,9 @@ def manages_ports(where: HostLayout) -> bool:
 
 async def balanced(where: HostLayout) -> Look | None:
     """What the balancer of this Mac knows and reaches; None if there is no balancer."""
-    return await look(where.api_servers, BALANCER_PORT) if where.plist(label(BALANCER)).is_file() else None
+    if not where.plist(label(BALANCER)).is_file():
+        return None
+    return await look(where.api_servers, BALANCER_PORT, own_server(where))
 
 
 def own_kubeconfig(where: HostLayout) -> Path | None:

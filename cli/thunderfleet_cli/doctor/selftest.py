@@ -12,7 +12,7 @@ from typing import Any
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
 from thunderfleet_lib.macnet import advice
 
-from thunderfleet_cli.doctor.cabletests import TEXT_CHARACTERS, Tried
+from thunderfleet_cli.doctor.cabletests import Tried, microseconds, readable
 from thunderfleet_cli.doctor.check import Check, State
 
 Json = Mapping[str, Any]
@@ -55,7 +55,7 @@ def _dialled(name: str, tried: Tried) -> Iterator[Check]:
         )
         yield Check("dial", State.FAILURE, finding, subject=name)
     else:
-        finding = f"both agents connected over this cable now; a round trip took {answer.get('rttMicroseconds')} µs"
+        finding = f"both agents connected over this cable now; a round trip took {microseconds(answer, 'rttMicroseconds')}"
         yield Check("dial", State.OK, finding, subject=name)
 
 
@@ -69,15 +69,15 @@ def _grouped(name: str, tried: Tried) -> Iterator[Check]:
         yield Check("pair", State.UNKNOWN, f"no group of two was tried over {over} now: {_sentence(error)}", subject=name)
     elif not error:
         yield Check("pair", State.OK, formed, subject=name)
-        finding = f"they added numbers over {over} and the sum was right; it took {answer.get('allSumMicroseconds')} µs"
+        finding = f"they added numbers over {over} and the sum was right; it took {microseconds(answer, 'allSumMicroseconds')}"
         yield Check("all-reduce", State.OK, finding, subject=name)
     elif answer.get("wrongSum"):
         yield Check("pair", State.OK, formed, subject=name)
         yield Check("all-reduce", State.FAILURE, _sentence(error), subject=name)
     else:
         finding = (
-            f"two processes of MLX could not form a group over {over}: {_sentence(error)}; the conditions of the cable and the "
-            "logs of both agents say more; pull the cable and plug it in again, or replace it, if they do not"
+            f"two processes of MLX could not form a group over {over}: {_sentence(error)}; if neither the "
+            "conditions of the cable nor the logs of both agents name the cause, replug the cable, then replace it"
         )
         yield Check("pair", State.FAILURE, finding, "kubectl describe tbl " + name, subject=name)
         finding = "nothing was added: the two processes did not form a group"
@@ -85,7 +85,7 @@ def _grouped(name: str, tried: Tried) -> Iterator[Check]:
 
 
 def _sentence(error: object) -> str:
-    return str(error).removeprefix("not measured: ").rstrip(".")[:TEXT_CHARACTERS]
+    return readable(str(error).removeprefix("not measured: ")).rstrip(".")
 
 
 def _evidence(link: Json, conditions: Mapping[str, Json], profiles: Mapping[str, Json]) -> Iterator[Check]:

@@ -143,7 +143,6 @@ def run(arguments: argparse.Namespace) -> int:
     service = Service(
         connect(arguments.kubeconfig, arguments.context, arguments.namespace), name, arguments.model, arguments.timeout
     )
-    say("models are not downloaded: the model must be in a model folder of the Macs (agent.modelFolders of the chart)")
     try:
         service.apply()
         endpoint = service.until_ready()

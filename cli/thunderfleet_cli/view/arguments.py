@@ -8,6 +8,7 @@ from thunderfleet_cli.parsers import Parsers
 from thunderfleet_cli.view import command
 
 MAX_TAIL = 100_000
+NAME = "name of a ModelDeployment; with -A, NAMESPACE/NAME"
 
 
 def add(commands: Parsers) -> None:
@@ -36,7 +37,7 @@ def add(commands: Parsers) -> None:
         "the cause. Exit code 0: it serves as it should; 1: it does not. Example: `thunderfleet why qwen`",
         command.show_why,
     )
-    why.add_argument("deployment", metavar="DEPLOYMENT", help="name of a ModelDeployment")
+    why.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
     _view(
         commands,
         "cables",
@@ -53,6 +54,8 @@ def add(commands: Parsers) -> None:
         "namespaces, or, without the right to list them, those of one. CPU and memory need metrics-server. Example: "
         "`thunderfleet top`",
         command.show_top,
+        namespace="namespace to count without the right to list all (default: that of the context)",
+        every="count all namespaces, or fail without the right to list them",
     )
     events = _view(
         commands,
@@ -62,7 +65,7 @@ def add(commands: Parsers) -> None:
         "`thunderfleet events qwen`",
         command.show_events,
     )
-    events.add_argument("deployment", metavar="DEPLOYMENT", nargs="?", help="name of a ModelDeployment (default: all)")
+    events.add_argument("deployment", metavar="DEPLOYMENT", nargs="?", help=f"{NAME} (default: all)")
     logs = _view(
         commands,
         "logs",
@@ -72,7 +75,7 @@ def add(commands: Parsers) -> None:
         command.show_logs,
         formats=(),
     )
-    logs.add_argument("deployment", metavar="DEPLOYMENT", help="name of a ModelDeployment")
+    logs.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
     logs.add_argument("--tail", type=_lines, default=200, metavar="LINES", help=f"last lines of each rank, at most {MAX_TAIL}")
     logs.add_argument("-f", "--follow", action="store_true", help="continue until the ranks end, or Ctrl-C")
 
@@ -84,12 +87,14 @@ def _view(
     description: str,
     call: Callable[[argparse.Namespace], int],
     formats: tuple[str, ...] = ("text", "json"),
+    namespace: str = "namespace of ModelDeployments (default: that of the context)",
+    every: str = "ModelDeployments of all namespaces",
 ) -> argparse.ArgumentParser:
     parser = commands.add(name, text, description, call=call)
     if formats:
         parser.add_argument("-o", "--output", choices=formats, default="text", help="output format")
-    parser.add_argument("-n", "--namespace", help="namespace of ModelDeployments (default: that of the context)")
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="ModelDeployments of all namespaces")
+    parser.add_argument("-n", "--namespace", help=namespace)
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help=every)
     parser.add_argument(
         "--kubeconfig",
         type=Path,

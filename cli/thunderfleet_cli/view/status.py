@@ -119,7 +119,7 @@ def mac_problem(node: Json, profile: Json | None) -> str:
         if found.get(kind, {}).get("status") == "False":
             return facts.said(found[kind])
     if (node.get("spec") or {}).get("unschedulable"):
-        return "cordoned: `kubectl uncordon` allows new pods"
+        return f"cordoned: `kubectl uncordon {facts.name(node)}` allows new pods"
     return ""
 
 

@@ -8,6 +8,8 @@ from thunderfleet_controlplane.balancer.health import accepts
 from thunderfleet_controlplane.balancer.learn import read
 from thunderfleet_controlplane.balancer.servers import ApiServer, is_address
 
+LOCAL = "127.0.0.1"
+
 
 @dataclass(frozen=True)
 class Look:
@@ -39,15 +41,19 @@ class Look:
         }
 
 
-async def look(file: Path, port: int) -> Look:
-    """Connect to the balancer (127.0.0.1, ``port``) and to every API server in its list ``file``; a few seconds at most."""
-    balancer = ApiServer("127.0.0.1", port)
+async def look(file: Path, port: int, own: ApiServer | None = None) -> Look:
+    """Connect to the balancer (127.0.0.1, ``port``) and to every API server in its list ``file``; a few seconds at most.
+
+    ``own``: the API server of this Mac as the list has it. It is reached at 127.0.0.1, whether this Mac has an address or not.
+    """
+    balancer = ApiServer(LOCAL, port)
     try:
         # ``read`` says nothing of why.
         await asyncio.to_thread(file.read_bytes)
     except OSError as error:
         return Look(await accepts(balancer), unreadable=f"{file}: {error.strerror}")
-    servers = read(file)
+    local = () if own is None else (ApiServer(LOCAL, own.port),)
+    servers = (*local, *(one for one in read(file) if one != own))
     addresses = [one for one in servers if is_address(one.host)]
     names = [one for one in servers if not is_address(one.host)]
     listens, *works = await asyncio.gather(accepts(balancer), *map(accepts, addresses))

@@ -38,15 +38,20 @@ def release(layout: HostLayout) -> str:
     return ""
 
 
-def follow_control_planes(mac: Mac, chart: Path, number: int) -> None:
+def replicas(control_planes: int) -> int:
+    """How many replicas the operator has with so many control planes."""
+    return ALONE if control_planes == 1 else SEVERAL
+
+
+def follow_control_planes(mac: Mac, chart: Path, before: int, now: int) -> None:
     """Let the operator have two replicas once a second Mac has a control plane, and one when the last but one has left.
 
-    Only if it has what this, or ``install``, has set for the number before; what somebody else has set stays. It is no
-    condition for anything, so a failure is reported and raises nothing.
+    ``before``, ``now``: numbers of control planes. Only if the operator has what this, or ``install``, has set for the number
+    before; what somebody else has set stays. It is no condition for anything, so a failure is reported and raises nothing.
     """
-    if number > SEVERAL:
+    former, wanted = replicas(before), replicas(now)
+    if former == wanted:
         return
-    former, wanted = (ALONE, SEVERAL) if number == SEVERAL else (SEVERAL, ALONE)
     value = f"operator.replicas={wanted}"
     try:
         operator = _read(mac.layout, "get", "values")["operator"]

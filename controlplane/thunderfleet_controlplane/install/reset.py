@@ -56,7 +56,7 @@ def reset(mac: Mac, wanted: Wanted | None = None) -> None:
     with only_one(mac.layout.lock):
         if wanted.member is not None:
             left = remove_member(mac, wanted.member, force=wanted.force)
-            chart.follow_control_planes(mac, _chart(mac), left)
+            chart.follow_control_planes(mac, _chart(mac), left + 1, left)
         else:
             _remove(mac, force=wanted.force)
 
@@ -72,14 +72,13 @@ def _remove(mac: Mac, *, force: bool) -> None:
     _end_daemons(mac, (KUBELET,))
     if going is not None:
         # While the API server of this Mac still works.
-        chart.follow_control_planes(mac, _chart(mac), going.left)
+        chart.follow_control_planes(mac, _chart(mac), going.left + 1, going.left)
         forget_own(mac)
         _end_daemons(mac, [name for name in ORDER if name != "etcd"])
         leave(mac, going)
     _end_daemons(mac, ORDER)
     _undo_ports(mac)
-    if gpu_memory.forget(mac.host, layout):
-        mac.step("reset", "removed the limit of GPU memory that `doctor` has set")
+    _forget_gpu_memory(mac)
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")
@@ -103,6 +102,15 @@ def _end_daemons(mac: Mac, names: Sequence[str]) -> None:
             mac.step("reset", f"ended {label(name)}")
         if name == KUBELET:
             _end_containers(mac.host, layout.kubelet)
+
+
+def _forget_gpu_memory(mac: Mac) -> None:
+    """Use the default of macOS again, if `doctor` has set another limit."""
+    try:
+        if gpu_memory.forget(mac.host, mac.layout):
+            mac.step("reset", "removed the limit of GPU memory that `doctor` has set")
+    except InstallError as error:
+        mac.step("reset", f"left: the limit of GPU memory, until the next restart ({error})")
 
 
 def _undo_ports(mac: Mac) -> None:

@@ -140,7 +140,7 @@ class ThunderboltPorts:
         except OSError as error:
             self._failures += 1
             delay = RETRY.seconds(self._failures)
-            log.warning("the Thunderbolt ports stay as they are: cannot write what would be changed: %s", error)
+            log.warning("the Thunderbolt ports stay as they are: the record of the changes cannot be written: %s", error)
         await self._sleep(delay)
         return False
 

@@ -6,7 +6,7 @@ credentials that are read again when they rotate, a time limit on every request,
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -361,8 +361,13 @@ class Kube:
         finally:
             response.response.close()
 
-    async def watch(self, path: str, resource_version: str, **query: object) -> AsyncIterator[tuple[str, Json]]:
-        """One watch connection: (type, object) pairs until the server closes it. Raises ApiError (410: list again)."""
+    async def watch(
+        self, path: str, resource_version: str, *, opened: Callable[[], None] | None = None, **query: object
+    ) -> AsyncIterator[tuple[str, Json]]:
+        """One watch connection: (type, object) pairs until the server closes it. Raises ApiError (410: list again).
+
+        ``opened`` is called when the server has accepted it; the first object may take long.
+        """
         full = {
             **query,
             "watch": True,
@@ -378,6 +383,8 @@ class Kube:
         try:
             if response.status >= 400:
                 raise _error(response.status, (await response.read()).decode("utf-8", "replace"))
+            if opened is not None:
+                opened()
             async for line in content:
                 if not line.strip():
                     continue

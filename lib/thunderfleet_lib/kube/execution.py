@@ -54,5 +54,5 @@ def _code(status: bytes, pod: str) -> int:
         if code is not None:
             return int(code)
         raise ApiError(0, "NotRun", f"the command did not run in pod {pod}: {told.get('message') or 'no reason was given'}")
-    except (ValueError, AttributeError, LookupError, TypeError):
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         raise ApiError(0, "NotRun", f"the connection to pod {pod} ended before the command did") from None

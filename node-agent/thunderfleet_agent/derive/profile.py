@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from thunderfleet_crds.conditions import Condition, set_condition
+from thunderfleet_crds.copies import ModelCopy
 from thunderfleet_crds.nodeprofile import (
     RDMA,
     Agent,
     Benchmarks,
+    ModelStore,
     Network,
     NodeProfileStatus,
     OperatingSystem,
@@ -60,6 +62,8 @@ def profile(
     reachability: tuple[Reachability, ...] = (),
     benchmarks: Benchmarks | None = None,
     benchmarks_fresh: ConditionValue = NEVER_MEASURED,
+    store: ModelStore | None = None,
+    copies: tuple[ModelCopy, ...] = (),
 ) -> Profile:
     """The profile for these facts.
 
@@ -91,6 +95,8 @@ def profile(
         reachability=reachability,
         benchmarks=benchmarks,
         models=(facts.models or ())[:MAX_MODELS],
+        store=store,
+        copies=copies,
         last_panic=last_panic(facts),
         conditions=conditions,
     )

@@ -25,7 +25,7 @@ from thunderfleet_crds.names import (
     end_label,
     short_hash,
 )
-from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Reachability
+from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, Reachability
 from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
@@ -123,6 +123,11 @@ class Publisher:
             applied.compare(found.get(name))
         links = (_read(ThunderboltLink, found[name]) for name in sorted(found))
         self.links = tuple(link for link in links if link is not None)
+
+    async def agent_of(self, node: str) -> Agent | None:
+        """The agent of a node, read now. Raises ApiError."""
+        profile = await self.profile_of(node)
+        return profile.status.agent if profile is not None else None
 
     async def profiles_with(self, uuid: str) -> list[NodeProfile]:
         """The profiles with a port of this domain UUID (lower case). Raises ApiError."""

@@ -36,6 +36,11 @@ def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
+def _without_requests(state: GroupState) -> GroupState:
+    """What is worth a round of the operator at once: requests come and go."""
+    return state.model_copy(update={"requests": None, "in_flight": None, "idle_seconds": None})
+
+
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
     """The body. Raises ``ValueError`` if it is too long: anyone with the keys of a group can answer in place of rank 0."""
     found = bytearray()
@@ -154,7 +159,7 @@ class _Poller:
                 self._answered = now
                 if self.state is None or self.state.phase is not state.phase:
                     self._phase_since = now
-                news = self.state is None or state != self.state.model_copy(update={"requests": state.requests})
+                news = self.state is None or _without_requests(state) != _without_requests(self.state)
                 self.state = state
                 if news or back:
                     self._changed()

@@ -154,7 +154,7 @@ def _leave_cable(
         failure = failure.model_copy(update={"time": known.time})
     cable = fleet.cables.get(failure.link or "")
     # What changes data does not pass within a moment, and no rank runs any more.
-    at_once = failure.reason == Reason.LINK_CORRUPTS or (cable is not None and cable.restless)
+    at_once = failure.reason == Reason.LINK_CORRUPTS or (cable is not None and cable.unreliable)
     until = now + timedelta(seconds=0.0 if at_once else CABLE_SECONDS)
     pending = status.next_restart_time if status is not None else None
     until = until if pending is None else min(until, pending)

@@ -73,7 +73,7 @@ def _active(placement: MacPlacement) -> bool:
     if deployment is None or plan is None or placement.epoch != placement.newest_epoch:
         return False
     meta = deployment.metadata
-    if meta.uid != plan.uid or meta.deletion_timestamp is not None or plan.index >= deployment.spec.replicas:
+    if meta.uid != plan.uid or meta.deletion_timestamp is not None or plan.index >= deployment.wanted_groups:
         return False
     status = next((group for group in deployment.status.groups if group.index == plan.index), None)
     return status is None or status.epoch != plan.epoch or status.state not in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)
@@ -86,7 +86,8 @@ def _use(mac: ObservedMac, placement: MacPlacement) -> GroupUse:
         known = (use for use in mac.profile.status.groups if (use.name, use.epoch) == (placement.group, placement.epoch))
         return next(known, GroupUse(name=placement.group, epoch=placement.epoch, nodes=(mac.name,)))
     used = cables(plan, mac.links, mac.profiles).get(mac.name, ())
-    return GroupUse(name=plan.group, epoch=plan.epoch, nodes=tuple(rank.node for rank in plan.ranks), links=used)
+    nodes = tuple(rank.node for rank in plan.ranks)
+    return GroupUse(name=plan.group, epoch=plan.epoch, model_path=plan.model_path, nodes=nodes, links=used)
 
 
 def uses(mac: ObservedMac) -> tuple[GroupUse, ...]:

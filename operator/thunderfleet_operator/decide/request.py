@@ -19,10 +19,14 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     Fields with their default value are left out, so that a field which a later version adds rolls out no group.
     """
     relevant = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
-    # The policy decides about new placements only.
-    for name in ("replicas", "recovery", "placement"):
+    # The policy decides about new placements only; the others are about the number of groups, and who finds them.
+    for name in ("replicas", "recovery", "placement", "autoscaling", "suspend"):
         relevant.pop(name, None)
     _forget_former_default(relevant)
+    server = relevant.pop("server", {})
+    server = {name: value for name, value in server.items() if name not in ("aliases", "apiKeys")}
+    if server:
+        relevant["server"] = server
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
 

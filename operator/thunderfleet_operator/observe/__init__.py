@@ -11,6 +11,9 @@ corrections  how far predicted rates are from measured ones
 usage     what pods and plans take on each Mac
 plans     placements that were made, and the groups that they belong to
 pods      a pod as a value
+routers   routers, and the pods that are routers
+load      how much a ModelDeployment has been asked for
+demands   what routers report of their requests
 requests  certificate requests of kubelets
 nodes     a Node as a value
 proofs    which objects the operator has made

@@ -4,12 +4,15 @@ from collections.abc import Iterable, Iterator
 
 from thunderfleet_lib.csr.names import NODE_PREFIX
 
+from thunderfleet_operator.observe.fetchpods import cache_key
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.nodes import read_node
 from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
 from thunderfleet_operator.observe.plans import read_plan
 from thunderfleet_operator.observe.pods import ENDED, pod_node
+from thunderfleet_operator.observe.routers import router_state
 from thunderfleet_operator.watch.cache import (
+    CACHES,
     CONFIGMAPS,
     DEPLOYMENTS,
     LINKS,
@@ -50,6 +53,20 @@ def _fleet_keys(index: Index, collection: Collection, key: str) -> Iterator[str]
     if collection is not LINKS:
         yield from (work_key(LINKS, link.metadata.name) for link in index.links_of.get(key, ()))
     yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
+    if collection is not LINKS:
+        yield from (work_key(CACHES, name) for name in index.caches)
+
+
+def _cache_keys(index: Index, collection: Collection, key: str, item: Json | None) -> Iterator[str]:
+    """A ModelCache concerns the ModelDeployments of its namespace, and their plans concern it."""
+    namespace = key.partition("/")[0] + "/"
+    if collection is CACHES:
+        yield work_key(CACHES, key)
+        yield from (work_key(DEPLOYMENTS, name) for name in index.deployments if name.startswith(namespace))
+    elif collection in (CONFIGMAPS, DEPLOYMENTS):
+        yield from (work_key(CACHES, name) for name in index.caches if name.startswith(namespace))
+    elif collection is PODS and item is not None and (cache := cache_key(item)) is not None:
+        yield work_key(CACHES, cache)
 
 
 def _requestor_keys(request: Json | None) -> Iterator[str]:
@@ -72,6 +89,9 @@ def concerned(
         yield from _requestor_keys(after)
         return
     item = after or before
+    yield from _cache_keys(index, collection, key, item)
+    if collection is CACHES:
+        return
     if collection is NODES and key in index.requests_of:
         yield work_key(REQUESTS, key)
     if collection in (DEPLOYMENTS, LINKS):
@@ -80,14 +100,20 @@ def concerned(
     if collection in (NODES, NODEPROFILES, LINKS):
         yield from _fleet_keys(index, collection, key)
         return
-    if collection is DEPLOYMENTS and before is not None and _benchmarked(before) != _benchmarked(after):
-        # The predictions of all ModelDeployments are corrected by benchmarks.
+    if _concerns_all(collection, before, after):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
     owner = owner_key(item) if item else None
     if owner is not None:
         yield work_key(DEPLOYMENTS, owner)
     if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)
+
+
+def _concerns_all(collection: Collection, before: Json | None, after: Json | None) -> bool:
+    """Whether a change concerns all ModelDeployments: benchmarks correct their predictions, and routers are their endpoints."""
+    if collection is DEPLOYMENTS:
+        return before is not None and _benchmarked(before) != _benchmarked(after)
+    return collection is PODS and router_state(before) != router_state(after)
 
 
 def _benchmarked(deployment: Json | None) -> object:

@@ -114,7 +114,8 @@ def _text(told: str | None) -> str | None:
     return one_line(told) if told else told
 
 
-def _facts(model: Model) -> ModelFacts:
+def model_facts(model: Model) -> ModelFacts:
+    """What placement reads of a model."""
     pipeline = model.pipeline
     return ModelFacts(
         path=model.path,
@@ -363,7 +364,7 @@ class FleetBuilder:
         if known is None or known[0] is not models:
             if len(self._facts) >= SHARED_LIMIT:
                 self._facts.clear()
-            shared = self._share(tuple(self._share(_facts(model).sharing(self._share)) for model in models))
+            shared = self._share(tuple(self._share(model_facts(model).sharing(self._share)) for model in models))
             known = self._facts[id(models)] = models, shared
         return known[1]
 
@@ -412,4 +413,6 @@ class FleetBuilder:
             gpu_cores=(hardware.gpu_cores or 0) if hardware else 0,
             kinds=self._kinds(status),
             build=(status.os.build or "") if status.os else "",
+            store=status.store.folder if status.store and not status.store.problem else "",
+            store_bytes=status.store.free_bytes if status.store and not status.store.problem else 0,
         )

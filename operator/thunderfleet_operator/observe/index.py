@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
 from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
+from thunderfleet_operator.observe.fetchpods import FetchPod, read_fetch_pod
 from thunderfleet_operator.observe.fleet import FleetBuilder
 from thunderfleet_operator.observe.nodes import Node, read_node
 from thunderfleet_operator.observe.objects import DeploymentKey, Json, PlacementKey
@@ -23,9 +25,11 @@ from thunderfleet_operator.observe.pods import Pod, proven, read_pod
 from thunderfleet_operator.observe.profiles import ProfileReader
 from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.requests import SentRequest, read_request
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.watch.cache import (
+    CACHES,
     CONFIGMAPS,
     DEPLOYMENTS,
     LINKS,
@@ -95,11 +99,12 @@ class Index:
             self._kept.clear()
             self._kept_with = keys
 
-    def _objects(self, collection: Collection, read: Callable[[Json], T]) -> Mapping[str, T]:
-        """One value for each object of a collection, by ``namespace/name``."""
+    def _objects(self, collection: Collection, read: Callable[[Json], T], name: str = "") -> Mapping[str, T]:
+        """One value for each object of a collection, by ``namespace/name``. ``name``: of other values of the collection."""
         self._follow_keys()
         store = self._cache[collection]
-        known = self._kept.get(collection.name)
+        name = name or collection.name
+        known = self._kept.get(name)
         if known is None or known.revision != store.revision:
             objects, values = (known.objects, known.value) if known else ({}, {})
             items = dict(store.items.kept)
@@ -108,7 +113,7 @@ class Index:
                 key: values[key] if objects.get(key) is item else read(unpacked(item))
                 for key, item in items.items()
             }
-            known = self._kept[collection.name] = _Kept(store.revision, items, made)
+            known = self._kept[name] = _Kept(store.revision, items, made)
         return cast("Mapping[str, T]", known.value)
 
     async def warm(self) -> None:
@@ -187,6 +192,38 @@ class Index:
     def deployments(self) -> Mapping[str, ModelDeployment | None]:
         """All ModelDeployments."""
         return self._objects(DEPLOYMENTS, _model(ModelDeployment))
+
+    def named_config_maps(self, namespace: str, prefix: str) -> dict[str, str]:
+        """UIDs by name of the ConfigMaps of ours in a namespace whose name begins with ``prefix``."""
+        items = self._cache[CONFIGMAPS].items
+        start = f"{namespace}/{prefix}"
+        return {key.partition("/")[2]: str(items[key]["metadata"].get("uid")) for key in items if key.startswith(start)}
+
+    def routers(self, namespace: str) -> tuple[Router, ...]:
+        """The routers in the namespace of the release that are ready."""
+        return self._table(
+            f"routers in {namespace}",
+            (PODS, DEPLOYMENTS, NODES),
+            lambda: tuple(
+                Router(pod.node, node.address)
+                for pod in self.pods.values()
+                if pod.router and pod.ready and pod.terminating is None and pod.deployment[0] == namespace and pod.node
+                if (node := self.live_nodes.get(pod.node)) is not None and node.address is not None
+            ),
+        )
+
+    @property
+    def caches(self) -> Mapping[str, ModelCache | None]:
+        """All ModelCaches."""
+        return self._objects(CACHES, _model(ModelCache))
+
+    @property
+    def fetch_pods_of(self) -> Mapping[str, tuple[FetchPod, ...]]:
+        """By ``namespace/name`` of their ModelCache, the operator's pods that read from the hub."""
+        raw = self._objects(PODS, lambda item: read_fetch_pod(item, self._keys()), "fetch pods")
+        return self._table(
+            "fetch pods of", (PODS,), lambda: _grouped((pod.cache, pod) for pod in raw.values() if pod is not None)
+        )
 
     def service(self, key: str) -> Json | None:
         """A Service of ours."""

@@ -1,18 +1,23 @@
 """Everything that one round observes: read from the index once, immutable."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
+from thunderfleet_operator.observe.fetchpods import FetchPod
+from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.objects import PlacementKey
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.observe.weights import Weights
 from thunderfleet_operator.placement import Fleet
 
 
@@ -67,6 +72,12 @@ class Observed:
     """Nodes that are not being deleted."""
     profiles: Mapping[str, NodeProfile | None]
     fleet: Fleet
+    """With the model on each Mac that can fetch it, once it is known what there is to fetch."""
+    base: Fleet
+    """The same as the Macs are."""
+    weights: Weights
+    cache_name_taken: bool
+    """Whether another ModelCache has the ModelDeployment's name."""
     usage: Usage
     taken: Taken
     """The sums of ``usage``, with which ``fleet`` was made."""
@@ -78,6 +89,12 @@ class Observed:
     """Seconds until a cable of ``fleet`` counts as steady."""
     loopback: bool
     """Whether any Node's address is in 127.0.0.0/8."""
+    signals: Signals = NO_SIGNALS
+    """What is known of its requests."""
+    routers: tuple[Router, ...] = ()
+    """Routers that are ready."""
+    candidates: tuple[Candidate, ...] = ()
+    """ModelDeployments of its namespace that could make room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +138,19 @@ class ObservedMac:
     def name(self) -> str:
         """The Mac's name."""
         return self.profile.metadata.name
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCache:
+    """One ModelCache: the input of ``decide.weights.cache.decide``."""
+
+    cache: ModelCache
+    pods: Sequence[FetchPod]
+    nodes: Mapping[str, Node]
+    profiles: Mapping[str, NodeProfile | None]
+    needed: frozenset[str]
+    """Macs of plans whose model it is."""
+    now: datetime
 
 
 @dataclass(frozen=True, slots=True)

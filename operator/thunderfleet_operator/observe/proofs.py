@@ -36,6 +36,7 @@ class Purpose(StrEnum):
 
     PLAN = "plan"
     POD = "pod"
+    FETCH = "fetch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,23 @@ from thunderfleet_lib.csr.parse import parse
 
 from thunderfleet_operator.observe.corrections import corrections
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
 from thunderfleet_operator.observe.objects import annotation, owner_uid
-from thunderfleet_operator.observe.observed import Advice, MacPlacement, Observed, ObservedLink, ObservedMac, ServiceView
+from thunderfleet_operator.observe.observed import (
+    Advice,
+    MacPlacement,
+    Observed,
+    ObservedCache,
+    ObservedLink,
+    ObservedMac,
+    ServiceView,
+)
 from thunderfleet_operator.observe.plans import GroupView, Report, group_views
 from thunderfleet_operator.observe.proofs import Proof
 from thunderfleet_operator.observe.requests import ObservedRequests, ReadRequest, SentRequest
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.steadiness import Steadiness
+from thunderfleet_operator.observe.weights import WeightsFleets, of_deployment, snapshot
 
 
 def groups_of(index: Index, deployment: ModelDeployment) -> Mapping[int, GroupView]:
@@ -66,9 +77,21 @@ def observe_deployment(
     settling_seconds: Mapping[int, float],
     advice: Mapping[int, Advice],
     steadiness: Steadiness,
+    fleets: WeightsFleets,
+    signals: Signals = NO_SIGNALS,
+    candidates: tuple[Candidate, ...] = (),
+    routers: tuple[Router, ...] = (),
 ) -> Observed:
-    """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each; ``steadiness`` is of now."""
+    """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each; ``steadiness`` is of now.
+
+    ``signals``: what is known of its requests. ``candidates``: ModelDeployments that could make room for it.
+    """
     groups = groups_of(index, deployment)
+    meta = deployment.metadata
+    key = f"{meta.namespace}/{meta.name}"
+    cache = of_deployment(index.caches, deployment)
+    fleet, weights = fleets.of(key, steadiness.marked, index.profiles, cache)
+    named = index.caches.get(key)
     return Observed(
         deployment=deployment,
         now=now,
@@ -79,13 +102,19 @@ def observe_deployment(
         advice=advice,
         nodes=index.live_nodes,
         profiles=index.profiles,
-        fleet=steadiness.marked,
+        fleet=fleet,
+        base=steadiness.marked,
+        weights=weights,
+        cache_name_taken=named is not None and (cache is None or named.metadata.uid != cache.metadata.uid),
         steady_seconds=steadiness.next_seconds,
         usage=index.usage,
         taken=index.taken,
         corrections=corrections(index.deployments.values(), index.fleet),
         service=_service(index, f"{deployment.metadata.namespace}/{deployment.metadata.name}"),
         loopback=index.loopback,
+        signals=signals,
+        candidates=candidates,
+        routers=routers,
     )
 
 
@@ -108,6 +137,19 @@ def observe_mac(index: Index, name: str, now: datetime) -> ObservedMac | None:
     )
     links = index.links_of.get(name, ())
     return ObservedMac(profile, node.boot_id if node else None, now, placements, links, index.profiles)
+
+
+def observe_cache(index: Index, key: str, now: datetime) -> ObservedCache | None:
+    """One ModelCache; None if there is none that can be read, or if it is being deleted."""
+    cache = index.caches.get(key)
+    if cache is None or cache.metadata.deletion_timestamp is not None:
+        return None
+    namespace, status = cache.metadata.namespace, cache.status
+    end = snapshot("", cache.spec.repository, status.commit or "")
+    plans = [plan for plan in index.plans.values() if plan.namespace == namespace and plan.model_path.endswith(end)]
+    needed = frozenset(rank.node for plan in plans for rank in plan.ranks) if status.commit else frozenset[str]()
+    pods = index.fetch_pods_of.get(key, ())
+    return ObservedCache(cache, pods, index.live_nodes, index.profiles, needed, now)
 
 
 def observe_link(index: Index, name: str, now: datetime) -> ObservedLink | None:

@@ -17,7 +17,7 @@ from thunderfleet_operator.placement import Cable, Fleet, Unsteady
 
 STEADY_SECONDS = 30.0
 STEADY_LIMIT_SECONDS = 1800.0
-RESTLESS = 3
+UNRELIABLE = 3
 """Interruptions of a cable, none of them forgotten, after which it is not expected to work again in a moment."""
 
 
@@ -45,7 +45,7 @@ class Steadiness:
     marked: Fleet = field(default_factory=Fleet)
     """The fleet, in which cables that are not steady yet say so."""
     marks: tuple[tuple[Key, Unsteady], ...] = ()
-    restless: frozenset[str] = frozenset()
+    unreliable: frozenset[str] = frozenset()
     """Cables that were interrupted again and again."""
     next_seconds: float | None = None
     """Seconds until a mark changes if nothing else does."""
@@ -57,11 +57,11 @@ class Steadiness:
             known |= _seen(self.fleet, fleet, known, now)
         known = {key: past for key, past in known.items() if past.since is None or now - past.since < STEADY_LIMIT_SECONDS}
         marks = tuple((key, mark) for key, past in sorted(known.items()) if (mark := _mark(past, now)) is not None)
-        restless = frozenset(key.name for key, past in known.items() if past.count >= RESTLESS)
-        same = fleet is self.fleet and (marks, restless) == (self.marks, self.restless)
-        marked = self.marked if same else _marked(fleet, marks, restless)
+        unreliable = frozenset(key.name for key, past in known.items() if past.count >= UNRELIABLE)
+        same = fleet is self.fleet and (marks, unreliable) == (self.marks, self.unreliable)
+        marked = self.marked if same else _marked(fleet, marks, unreliable)
         left = min((left for past in known.values() for left in _left(past, now)), default=None)
-        return Steadiness(fleet, tuple(sorted(known.items())), marked, marks, restless, left)
+        return Steadiness(fleet, tuple(sorted(known.items())), marked, marks, unreliable, left)
 
 
 def needed_seconds(count: int) -> float:
@@ -113,8 +113,8 @@ def _left(past: Interruptions, now: float) -> Iterator[float]:
                 yield past.since + needed - now
 
 
-def _marked(fleet: Fleet, marks: tuple[tuple[Key, Unsteady], ...], restless: frozenset[str]) -> Fleet:
-    changed = {name: replace(fleet.cables[name], restless=True) for name in sorted(restless) if name in fleet.cables}
+def _marked(fleet: Fleet, marks: tuple[tuple[Key, Unsteady], ...], unreliable: frozenset[str]) -> Fleet:
+    changed = {name: replace(fleet.cables[name], unreliable=True) for name in sorted(unreliable) if name in fleet.cables}
     for key, mark in marks:
         cable = changed.get(key.name) or fleet.cables.get(key.name)
         if cable is not None and _works(cable, key.rdma):

@@ -150,6 +150,12 @@ class Mac:
     """0 if not known."""
     build: str = ""
     """Of macOS, such as ``25D125``; empty if not known."""
+    store: str = ""
+    """Folder of its model store; empty if it has none that can be used."""
+    store_bytes: int = 0
+    """What the store has room for."""
+    absent_bytes: int = 0
+    """Bytes of the requested model that it would have to fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +217,7 @@ class Cable:
     unsteady: Unsteady | None = None
     rdma_unsteady: Unsteady | None = None
     """The same for RDMA alone."""
-    restless: bool = False
+    unreliable: bool = False
     """Whether it was interrupted again and again."""
     connection: str = ""
     """Changes when the cable is unplugged and plugged in again."""

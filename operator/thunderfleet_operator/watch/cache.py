@@ -51,15 +51,17 @@ PODS = Collection("pods", "/api/v1")
 CONFIGMAPS = Collection("configmaps", "/api/v1", _OURS)
 SERVICES = Collection("services", "/api/v1", _OURS)
 SECRETS = Collection("secrets", "/api/v1", _OURS)
-"""Written, never read, and so not cached."""
+ENDPOINT_SLICES = Collection("endpointslices", "/apis/discovery.k8s.io/v1", _OURS)
+"""Both are written, never read, and so not cached."""
 NODEPROFILES = Collection("nodeprofiles", _API)
 LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)
+CACHES = Collection("modelcaches", _API)
 REQUESTS = Collection(
     REQUESTS_PATH.rpartition("/")[2], REQUESTS_PATH.rpartition("/")[0], fields=f"spec.signerName={SERVING_SIGNER}"
 )
 """Requests of kubelets for serving certificates."""
-CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS, REQUESTS)
+CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
 
 Kept = Packed | Json
 """An object in memory: packed, or as it is if it was put there by hand (``plan`` on files)."""

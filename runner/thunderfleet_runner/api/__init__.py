@@ -11,6 +11,7 @@ anthropic  Anthropic's dialect; pure
 upkeep     what the group generates for itself
 intake     request bodies through the intake process
 service    requests on their way to rank 0 and back
+visits     how many requests of clients there are; pure
 passages   what a model must continue; pure
 errors     error bodies; pure
 """

@@ -108,6 +108,8 @@ class Leader:
                 for rank in range(self.plan.world_size)
             ),
             requests=self._service().running,
+            in_flight=self._service().visits.inside,
+            idle_seconds=round(self._service().visits.idle_seconds, 1),
             benchmark=self._service().benchmark,
             verified=self._evidence.report(machine, self._service().answers, self._service().lengths),
         )

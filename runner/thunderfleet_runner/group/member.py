@@ -274,7 +274,8 @@ class Member:
         await asyncio.to_thread(self._weights.save, found)
         if found[0] != self._loads:
             log.warning(
-                "the weight files in %s were replaced while the group serves; it has those before", self.plan.model_path
+                "the weight files in %s were replaced while the group serves; it keeps the earlier ones until it restarts",
+                self.plan.model_path,
             )
             return
         self._report(peers.WeightsRead(signature=found[0], weights=found[1]))

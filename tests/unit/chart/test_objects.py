@@ -15,6 +15,7 @@ from thunderfleet_crds.names import (
     ANNOTATION_PORTS,
     ANNOTATION_REASON,
     ANNOTATION_SIGNATURE,
+    LABEL_CACHE,
     LABEL_DEPLOYMENT,
     LABEL_EPOCH,
     LABEL_GROUP,
@@ -122,7 +123,7 @@ def test_the_operators_names_are_reserved_for_it(render: Render) -> None:
     policy = find(render(), "ValidatingAdmissionPolicy", "thunderfleet-operator-objects")
     lists = {variable["name"]: ast.literal_eval(variable["expression"]) for variable in policy["spec"]["variables"][-2:]}
     assert lists == {
-        "reservedLabels": [LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_EPOCH, LABEL_RANK],
+        "reservedLabels": [LABEL_DEPLOYMENT, LABEL_GROUP, LABEL_EPOCH, LABEL_RANK, LABEL_CACHE],
         "reservedAnnotations": [ANNOTATION_HASH, ANNOTATION_PORTS, ANNOTATION_REASON, ANNOTATION_SIGNATURE],
     }
     assert any(LABEL_MANAGED_BY in v["expression"] and MANAGED_BY in v["expression"] for v in policy["spec"]["variables"])
@@ -138,7 +139,8 @@ def test_the_agent_deletes_nothing_and_touches_only_its_kinds(render: Render) ->
     rights = granted(find(render(), "ClusterRole", "thunderfleet-agent"))
     assert {verb for _, _, verb in rights} <= {"get", "list", "watch", "create", "patch"}
     # Its own profile, for the groups that have its Mac; a thousand agents that watched links would be a million events.
-    assert {right for right in rights if right[2] == "watch"} == {("thunderfleet.io", "nodeprofiles", "watch")}
+    watched = {right for right in rights if right[2] == "watch"}
+    assert watched == {("thunderfleet.io", name, "watch") for name in ("nodeprofiles", "modelcaches")}
     written = {(group, resource) for group, resource, verb in rights if verb in ("create", "patch")}
     assert {group for group, _ in written} == {"thunderfleet.io"}
 
@@ -214,7 +216,7 @@ def test_monitors_select_pods_that_are_made_and_ports_that_they_have(render: Ren
 
 def test_crds_are_kept(render: Render) -> None:
     crds = [item for item in render() if item["kind"] == "CustomResourceDefinition"]
-    assert len(crds) == 3
+    assert len(crds) == 4
     for crd in crds:
         assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 

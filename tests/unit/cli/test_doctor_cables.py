@@ -83,7 +83,9 @@ def test_both_ends_use_the_transport_of_the_agent(measure: str, transport: str) 
         ("null", "", "null"),
         ("", "", "exit code 1 without an answer"),
         (json.dumps([{"probe": "rdma", "error": "not measured: no JACCL"}, 7]), "", "not measured: no JACCL"),
-        ("x" * 5000, "", "x" * 600),
+        ("x" * 5000, "", "x" * 599 + "…"),
+        ("[" * 100_000, "too deep", "too deep"),
+        ("", "one\x1b[2Jtwo", "one [2Jtwo"),
     ],
 )
 def test_a_command_without_an_answer_about_the_cable(output: str, error: str, problem: str) -> None:

@@ -30,6 +30,13 @@ async def test_who_answers(tmp_path: Path, port: int) -> None:
     assert expected.values()["notReachable"] == [f"127.0.0.9:{port}"]
 
 
+async def test_the_api_server_of_this_mac_is_reached_whatever_its_address_is(tmp_path: Path, port: int) -> None:
+    file, own = tmp_path / "servers.json", ApiServer("127.0.0.9", port)
+    file.write_text(to_text((own,)))
+    assert await look(file, port) == Look(True, (), (f"127.0.0.9:{port}",))
+    assert await look(file, port, own) == Look(True, (f"127.0.0.1:{port}",))
+
+
 async def test_names_count_where_no_address_answers(tmp_path: Path, port: int) -> None:
     file = tmp_path / "servers.json"
     file.write_text(to_text((ApiServer("127.0.0.9", port), ApiServer("localhost", port))))

@@ -42,11 +42,11 @@ class Cluster:
     def step(self, name: str, text: str) -> None:
         self.told.append(text)
 
-    def follow(self, number: int) -> str:
-        """The arguments of helm when so many control planes are left."""
+    def follow(self, before: int, now: int) -> str:
+        """The arguments of helm when there are now so many control planes."""
         mac: Any = self
         self.said.unlink(missing_ok=True)
-        chart.follow_control_planes(mac, Path("/chart"), number)
+        chart.follow_control_planes(mac, Path("/chart"), before, now)
         return self.said.read_text() if self.said.exists() else ""
 
 
@@ -55,30 +55,33 @@ def values(replicas: object, runtime: str = "macos") -> str:
 
 
 @pytest.mark.parametrize(
-    ("has", "number", "sets"),
+    ("has", "planes", "sets"),
     [
-        (values(1), 2, "operator.replicas=2"),
-        (values(2), 1, "operator.replicas=1"),
+        (values(1), (1, 2), "operator.replicas=2"),
+        (values(2), (2, 1), "operator.replicas=1"),
         # Nothing to do, or a choice of somebody else.
-        (values(2), 2, ""),
-        (values(1), 1, ""),
-        (values(1), 3, ""),
-        (values(3), 1, ""),
-        (values(2), 3, ""),
-        (values(1, "other"), 2, ""),
-        ("echo '{}'", 2, ""),
-        ("echo null", 2, ""),
-        ("echo '[]'", 2, ""),
-        ("exit 1", 2, ""),
+        (values(2), (1, 2), ""),
+        (values(1), (2, 1), ""),
+        (values(1), (2, 3), ""),
+        (values(1), (3, 2), ""),
+        (values(3), (2, 1), ""),
+        (values(2), (3, 2), ""),
+        (values(1, "other"), (1, 2), ""),
+        ("echo '{}'", (1, 2), ""),
+        ("echo null", (1, 2), ""),
+        ("echo '[]'", (1, 2), ""),
+        ("exit 1", (1, 2), ""),
     ],
 )
-def test_replicas_of_the_operator_follow_the_control_planes(tmp_path: Path, has: str, number: int, sets: str) -> None:
-    said = Cluster(tmp_path, has).follow(number)
+def test_replicas_of_the_operator_follow_the_control_planes(
+    tmp_path: Path, has: str, planes: tuple[int, int], sets: str
+) -> None:
+    said = Cluster(tmp_path, has).follow(*planes)
     assert (f"--reset-then-reuse-values --set {sets}" in said) if sets else said == ""
 
 
 def test_a_helm_that_fails_ends_nothing_and_the_command_is_named(tmp_path: Path) -> None:
     mac = Cluster(tmp_path, values(1), fails=True)
-    assert mac.follow(2)
+    assert mac.follow(1, 2)
     assert "helm upgrade thunderfleet /chart -n thunderfleet-system" in mac.told[-1]
     assert "--set operator.replicas=2" in mac.told[-1]

@@ -129,9 +129,10 @@ class RecordedMac:
         self.offered = None
         self.tick()
 
-    def follow(self, mac: object, chart: object, number: int) -> None:
+    def follow(self, mac: object, chart: object, before: int, now: int) -> None:
         self.tick()
-        self.planes.append(number)
+        assert before == now - 1
+        self.planes.append(now)
         self.tick()
 
     def install(self, mac: object, wanted: object, config: HostConfig, settle: object) -> None:

@@ -96,6 +96,7 @@ def test_columns_of_kubectl_get() -> None:
         "np": "CHIP MEMORY MACOS RDMA LINKS TFLOPS GB/S AGE",
         "tbl": "A B SPEED GENERATION RDMA GBPS RTT AGE",
         "md": "MODEL READY NODES TRANSPORT TOK/S STATUS AGE",
+        "mc": "REPOSITORY SIZE COPIES PROGRESS STATUS AGE",
     }
 
 

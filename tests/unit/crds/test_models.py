@@ -100,7 +100,8 @@ def test_defaults_of_the_crd_and_of_the_models_are_the_same(
         "parallelism": "Auto",
         "transport": "Auto",
         "memory": {"contextTokens": 32768, "concurrentRequests": 4, "headroomPercent": 10},
-        "server": {},
+        "server": {"aliases": [], "apiKeys": []},
+        "suspend": False,
         "runtime": {"fastSynch": "Disabled", "wiredLimit": "Auto", "env": []},
         "bootstrap": {"attempts": 8, "attemptTimeoutSeconds": 60, "ringWithoutRelay": False},
         "recovery": {"maxRestarts": 10, "backoffSeconds": 10, "backoffLimitSeconds": 300, "failback": "WhenIdle"},
@@ -217,6 +218,7 @@ def test_kinds_and_version_are_the_constants() -> None:
 
 def _minimal_spec(kind: str) -> Json:
     specs: dict[str, Json] = {
+        "ModelCache": {"repository": "o/n"},
         "ModelDeployment": {"model": {"path": "/m"}},
         "ThunderboltLink": {"a": {"node": "a", "port": 1}, "b": {"node": "b", "port": 1}},
     }

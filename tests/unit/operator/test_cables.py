@@ -18,9 +18,9 @@ from thunderfleet_operator.decide.deployment import SETTLE_SECONDS
 from thunderfleet_operator.decide.lifecycle import CABLE_SECONDS
 from thunderfleet_operator.observe.fleet import FleetBuilder
 from thunderfleet_operator.observe.steadiness import (
-    RESTLESS,
     STEADY_LIMIT_SECONDS,
     STEADY_SECONDS,
+    UNRELIABLE,
     Key,
     Steadiness,
     needed_seconds,
@@ -220,7 +220,7 @@ def test_a_cable_counts_as_steady_after_twice_as_long_each_time() -> None:
         needed = min(STEADY_SECONDS * 2 ** (count - 1), STEADY_LIMIT_SECONDS)
         assert unsteady(found.with_fleet(found.fleet, now + needed - 0.1)) == ["c0"]
         done = found.with_fleet(found.fleet, now + needed)
-        assert unsteady(done) == [] and (done.marked is done.fleet or count >= RESTLESS)
+        assert unsteady(done) == [] and (done.marked is done.fleet or count >= UNRELIABLE)
         now += 6
     assert needed_seconds(99) == STEADY_LIMIT_SECONDS
 
@@ -233,15 +233,15 @@ def test_the_number_of_interruptions_is_told() -> None:
         assert mark is not None and f"it was interrupted {times} and counts" in mark.problem
 
 
-def test_a_cable_is_restless_whether_it_works_or_not_until_its_interruptions_are_forgotten() -> None:
+def test_a_cable_is_unreliable_whether_it_works_or_not_until_its_interruptions_are_forgotten() -> None:
     found = Steadiness().with_fleet(fleet_of(False), 0.0)
-    for count in range(1, RESTLESS + 1):
+    for count in range(1, UNRELIABLE + 1):
         out = found.with_fleet(fleet_of(True), 0.0)
         found = out.with_fleet(fleet_of(False), 0.0)
         for one in (out, found):
-            assert one.marked.cables["c0"].restless is (count >= RESTLESS), count
+            assert one.marked.cables["c0"].unreliable is (count >= UNRELIABLE), count
     later = found.with_fleet(found.fleet, STEADY_LIMIT_SECONDS)
-    assert later.marked is later.fleet and not later.fleet.cables["c0"].restless
+    assert later.marked is later.fleet and not later.fleet.cables["c0"].unreliable
 
 
 def test_interruptions_are_forgotten_after_the_limit_and_kept_until_then() -> None:
@@ -439,7 +439,7 @@ async def test_a_cable_that_is_back_within_the_moment_changes_nothing(lan: World
 
 async def test_a_cable_that_is_out_for_a_moment_again_and_again_is_left(lan: World) -> None:
     """At the pace of the damping, a group would otherwise never serve for long, and never leave."""
-    for _ in range(RESTLESS - 1):
+    for _ in range(UNRELIABLE - 1):
         await pulled(lan)
         lan.later(CABLE_SECONDS - 1)
         await lan.round()

@@ -129,7 +129,7 @@ def test_a_plan_without_pods_holds_a_mac_while_they_are_about_to_be_created(chan
     placement = MacPlacement(("ns", "md", 0, 2), made, running, newest, deployment)
     profile = NodeProfile.load({"metadata": {"name": "a"}})
     found = mac_usage.uses(ObservedMac(profile, None, NOW, (placement,), (), {}))
-    assert found == ((GroupUse(name="ns/md-0", epoch=2, nodes=("a", "b")),) if listed else ())
+    assert found == ((GroupUse(name="ns/md-0", epoch=2, model_path="/models/tiny", nodes=("a", "b")),) if listed else ())
 
 
 async def test_a_refused_pod_is_no_reason_to_write_again_and_again(world: World) -> None:
@@ -157,7 +157,7 @@ async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: W
 
 async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: World) -> None:
     world.deploy()
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0)
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
     found = {}

@@ -63,7 +63,7 @@ def test_macs_are_numbered_by_free_memory_and_name() -> None:
     assert graph.positions(("b", "c")) == (2, 0) and graph.positions(("b", "x")) is None
     assert [mac.name for mac in graph.members((2, 0))] == ["b", "c"]
     assert list(graph.hops(1)) == [0, 2], "in order, without Macs of other graphs"
-    assert graph.tie((2, 0)) == ((2, "c"), (5, "b"))
+    assert graph.tie((2, 0)) == ((2, 0, "c"), (5, 0, "b"))
     assert (graph.span(0, 2), graph.span(1, 3), graph.span(1, 1)) == (7, 10, 0)
 
 

@@ -143,7 +143,7 @@ SCORE = Score(3, 2, 0, 0, -80_000, -400_000, GIB, 40 * GIB, speed_mbps=80_000, u
         ({"neg_bandwidth": 0}, "slowest memory not measured instead of 410 GB/s"),
         ({"spread_bytes": 2 * GIB}, "free memory of its Macs differs by 2.0 GiB instead of 1.0 GiB"),
         ({"room_bytes": 41 * GIB}, "uses Macs with more free memory: 41 GiB instead of 40 GiB"),
-        ({}, "equal score; the order of the Macs by free memory, then by name, decides"),
+        ({}, "equal score; the order of the Macs by free memory, files to fetch, then name, decides"),
     ],
 )
 def test_a_score_names_the_first_part_in_which_it_loses(change: dict[str, int], why: str) -> None:

@@ -85,7 +85,7 @@ def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     init = Init(kubelet_config=wanted.kubelet_config, thunderbolt_ports=wanted.thunderbolt_ports, chart=False)
     install(mac, init, config, lambda mac, config: settle(mac, config, etcd))
     voters = len([one for one in etcd.members() if not one.learner])
-    chart.follow_control_planes(mac, mac.shipped.chart(python), voters)
+    chart.follow_control_planes(mac, mac.shipped.chart(python), voters - 1, voters)
     remove(layout.joining)
     _farewell(mac, voters)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 REPOSITORY = "thunderfleet/thunderfleet"
 """``image.repository`` of the chart."""
-PROGRAMS = ("thunderfleet-agent", "thunderfleet-operator", "thunderfleet-runner")
+PROGRAMS = ("thunderfleet-agent", "thunderfleet-operator", "thunderfleet-router", "thunderfleet-runner")
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,43 @@ def check_host_path(volume: Json) -> Path:
     return path
 
 
+OWNED = "owned-"
+"""Prefix of the names of ``hostPath`` volumes whose folder the kubelet makes, and gives to the user of each next pod."""
+
+
+def own_host_path(volume: Json, owners: set[ContainerUser]) -> str | None:
+    """Creates the folder of an owned volume, and gives it to its only user. Why that failed, if it did.
+
+    With the folder, everything goes to the new user that belonged to the user before, and nothing else: files of others that
+    are linked there stay theirs. Only the operator, agents and privileged namespaces may have hostPath volumes.
+    """
+    path = Path(str(volume["hostPath"]["path"]))
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if os.geteuid() == 0 and len(owners) == 1:
+            _hand_over(path, next(iter(owners)))
+    except OSError as error:
+        return f"volume {volume['name']!r}: {error.filename or path}: {error.strerror or error}"
+    return None
+
+
+def _hand_over(path: Path, owner: ContainerUser) -> None:
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        before = os.fstat(top).st_uid
+        if before == owner.uid:
+            return
+        if before != 0:
+            for _, folders, files, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+                for name in (*folders, *files):
+                    if os.stat(name, dir_fd=here, follow_symlinks=False).st_uid == before:
+                        os.chown(name, owner.uid, owner.gid, dir_fd=here, follow_symlinks=False)
+        # Last, so that an interrupted change is continued.
+        os.fchown(top, owner.uid, owner.gid)
+    finally:
+        os.close(top)
+
+
 def link_mounts(
     container: Json, sandbox: Path, places: Mapping[str, Path], variables: Mapping[str, str], owner: ContainerUser
 ) -> None:

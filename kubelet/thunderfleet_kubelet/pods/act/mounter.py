@@ -88,7 +88,12 @@ class Mounter:
         users = self._users()
         for volume in volumes_of(context.pod):
             kind, owners = kind_of(volume), users.get(str(volume["name"])) or set()
-            if kind == "hostPath":
+            if kind == "hostPath" and str(volume["name"]).startswith(volumes.OWNED):
+                problem = volumes.own_host_path(volume, owners)
+                if problem is not None:
+                    # A pod that can work without the folder finds out by itself.
+                    context.event("Warning", "FailedMount", problem)
+            elif kind == "hostPath":
                 volumes.check_host_path(volume)
             elif kind == "emptyDir":
                 volumes.make_empty(context.folder.empty(str(volume["name"])), owners)

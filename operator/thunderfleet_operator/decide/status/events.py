@@ -11,7 +11,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
 _BAD_WHEN_FALSE = (ConditionType.MODEL_RESOLVED, ConditionType.PLACED)
-_NO_WARNING = (Reason.SCALED_TO_ZERO, GroupPhase.DRAINING)
+_NO_WARNING = (Reason.SCALED_TO_ZERO, Reason.SUSPENDED, Reason.ASLEEP, GroupPhase.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> 
         occurrence = _of_condition(old, new, failed=failed)
         if occurrence is not None:
             found.append(occurrence)
+    scaled = _of_scaling(before, after)
+    found += [scaled] if scaled is not None else []
     known = {group.index: group for group in before.groups if group.ranks}
     return [*found, *(o for group in after.groups if (o := _of_placement(known.get(group.index), group)) is not None)]
 
@@ -59,6 +61,14 @@ def _of_condition(old: Condition | None, new: Condition, *, failed: bool) -> Occ
         # A failure has an Event already, with its own reason.
         return Occurrence(new.reason, new.message, warning=new.reason not in _NO_WARNING)
     return None
+
+
+def _of_scaling(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> Occurrence | None:
+    """The Event for another number of groups."""
+    old, new = before.autoscaling, after.autoscaling
+    if old is None or new is None or old.replicas == new.replicas:
+        return None
+    return Occurrence(Reason.SCALED, f"from {old.replicas} to {new.replicas} groups: {new.message}")
 
 
 def _of_placement(past: Group | None, group: Group) -> Occurrence | None:

@@ -34,6 +34,8 @@ class Outcome:
     unknown: str | None = None
     """The cable whose first report the placement waits for."""
     blocked: Blocked | None = None
+    fetching: str | None = None
+    """What its Macs still fetch; None if they have the model."""
     predicted: Speed | None = None
     """Of its placement; None if there is none, or too little is known."""
     better: str | None = None
@@ -44,6 +46,9 @@ class Outcome:
     """The place that the group has lost, if it was placed now."""
     waits: str | None = None
     """When the group goes back to it; None if it does not, because it has not lost a place."""
+
+    leaving: bool = False
+    """Whether autoscaling is about to stop it."""
 
     @property
     def wait(self) -> Unplaceable | Blocked | None:

@@ -1,4 +1,4 @@
-"""Macs that may form a group, numbered by free memory and name, with the hops between them."""
+"""Macs that may form a group, numbered by free memory, absent files and name, with the hops between them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -10,12 +10,12 @@ from thunderfleet_operator.placement.memory import Bounds
 
 Key = tuple[int, int, int, int, int]
 """Shared, negated speed, negated bandwidth, spread, room: the parts of a score that differ within one stage and size."""
-Tie = tuple[tuple[int, str], ...]
-"""Free memory and name of each Mac: decides between equal keys."""
+Tie = tuple[tuple[int, int, str], ...]
+"""Free memory, bytes of the model that are absent, and name of each Mac: decides between equal keys."""
 
 
 class HopGraph:
-    """A graph of Macs and hops. Macs are known by position in the order of free memory and name."""
+    """A graph of Macs and hops. Macs are known by position in this order."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class HopGraph:
         ``speeds``: of all hops of the fleet. ``bandwidths``: of the memory of all its Macs. ``directed``: the counterpart of a
         hop may be slower.
         """
-        self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.name))
+        self.macs = sorted(macs, key=lambda mac: (mac.free_bytes, mac.absent_bytes, mac.name))
         self.free = [mac.free_bytes for mac in self.macs]
         self.used = [int(mac.in_use) for mac in self.macs]
         self.bandwidths = [bandwidths.of(mac.memory_bandwidth) for mac in self.macs]
@@ -91,7 +91,7 @@ class HopGraph:
 
     def tie(self, members: Iterable[int]) -> Tie:
         """Decides between equal keys."""
-        return tuple((self.free[i], self.macs[i].name) for i in sorted(members))
+        return tuple((self.free[i], self.macs[i].absent_bytes, self.macs[i].name) for i in sorted(members))
 
     def span(self, first: int, last: int) -> int:
         """Sum of the free memory of the Macs at positions ``first`` to ``last`` (excluded)."""

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from aiohttp import web
 from thunderfleet_crds.vocabulary import Split
+from thunderfleet_lib.httpapi.bodies import Bodies
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http.admission import Admission, Full
-from thunderfleet_runner.api.http.bodies import Bodies
 from thunderfleet_runner.api.http.generation import api_error, ignored_header
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.api.intake import Intake

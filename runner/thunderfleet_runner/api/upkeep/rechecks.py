@@ -18,7 +18,7 @@ class Rechecks:
     """When the last check ended, by the monotonic clock; at first, when the group began."""
     connections: str = ""
     """What identifies the connections of the group's cables; empty while it is not known."""
-    shaken: bool = False
+    disturbed: bool = False
     """Whether the Mac has slept or a cable was interrupted since."""
     canaries: int = 0
     """Number of short passages asked."""
@@ -34,17 +34,19 @@ class Rechecks:
             wall=wall,
             checked=checked,
             connections=connections or self.connections,
-            shaken=self.shaken or slept or interrupted,
+            disturbed=self.disturbed or slept or interrupted,
         )
 
     @property
     def due(self) -> bool:
         """Whether the longest passage is due: after a sleep, an interruption, or an hour after the last time."""
-        return self.shaken or self.monotonic - (self.checked if self.checked is not None else self.monotonic) >= EVERY_SECONDS
+        return (
+            self.disturbed or self.monotonic - (self.checked if self.checked is not None else self.monotonic) >= EVERY_SECONDS
+        )
 
     def done(self) -> "Rechecks":
         """The longest passage was asked."""
-        return replace(self, checked=self.monotonic, shaken=False)
+        return replace(self, checked=self.monotonic, disturbed=False)
 
     def sung(self) -> "Rechecks":
         """A short passage was asked."""

@@ -1,0 +1,6 @@
+"""``thunderfleet model``: models that Macs keep on their disks.
+
+arguments  the command line
+command    pull, list and remove
+view       what they show; pure
+"""

@@ -1,0 +1,54 @@
+"""The command line of ``thunderfleet model``."""
+
+import argparse
+from pathlib import Path
+
+from thunderfleet_cli.model.command import list_models, pull, remove
+from thunderfleet_cli.parsers import Parsers
+
+
+def add(commands: Parsers) -> None:
+    """Adds ``model`` with its commands."""
+    top = commands.add("model", "fetch models from the hub to the Macs' disks, list and remove them")
+    parsers = Parsers(top, "model_command")
+    fetch = parsers.add(
+        "pull",
+        "fetch a model from the hub, and keep it on Macs",
+        "Create a ModelCache and show its progress until the Macs have the model. "
+        "Example: `thunderfleet model pull mlx-community/Qwen3-30B-A3B-4bit --copies 2`",
+        call=pull,
+    )
+    fetch.add_argument("model", metavar="REPOSITORY", help="repository on the hub, as organization/name")
+    fetch.add_argument("--revision", default="main", help="branch, tag or commit")
+    fetch.add_argument("--copies", type=int, default=1, metavar="N", help="number of Macs that keep it")
+    fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
+    fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")
+    fetch.add_argument("--timeout", type=float, default=86400.0, metavar="SECONDS", help="how long to wait")
+    shown = parsers.add(
+        "list",
+        "list models, and which Macs have them",
+        "List ModelCaches, and the models that Macs keep without one. Example: `thunderfleet model list -A`",
+        call=list_models,
+    )
+    shown.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
+    shown.add_argument("-o", "--output", choices=("table", "json"), default="table", help="output format")
+    gone = parsers.add(
+        "remove",
+        "no longer keep a model",
+        "Delete a ModelCache. Macs remove the files when they need the disk space for other models. "
+        "Example: `thunderfleet model remove mlx-community/Qwen3-30B-A3B-4bit`",
+        call=remove,
+    )
+    gone.add_argument("model", metavar="REPOSITORY", help="repository, or name of the ModelCache")
+    for parser in (fetch, shown, gone):
+        _cluster(parser)
+
+
+def _cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--namespace", help="namespace of the ModelCache (default: that of the context)")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
+    )
+    parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")

@@ -1,0 +1,140 @@
+"""The commands ``pull``, ``list`` and ``remove``."""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL, NODEPROFILE_PLURAL
+from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_localcluster.errors import LocalClusterError
+
+from thunderfleet_cli.connection import Connection, connect
+from thunderfleet_cli.model import view
+
+MANAGER = "thunderfleet-model"
+POLL_SECONDS = 1.0
+NOT_FETCHED = 3
+PATIENCE_SECONDS = 30.0
+"""How long a reason that does not pass by itself may last until the command gives up."""
+HOPEFUL = frozenset(("Resolving", "Fetching", "NotResolved", "RateLimited", "Pending", "WrongBytes", "NothingToFetch"))
+_API = f"/apis/{API_VERSION}"
+
+
+def _connect(arguments: argparse.Namespace) -> Connection:
+    return connect(arguments.kubeconfig, arguments.context, arguments.namespace)
+
+
+def _folder(namespace: str) -> str:
+    return f"{_API}/namespaces/{namespace}/{MODELCACHE_PLURAL}"
+
+
+def _refused(error: ApiError) -> LocalClusterError:
+    if error.status == 404:
+        return LocalClusterError("the cluster does not have the kind ModelCache: upgrade the chart (docs/install.md)")
+    return LocalClusterError(f"cannot use ModelCaches: {error}")
+
+
+def pull(arguments: argparse.Namespace) -> int:
+    """``thunderfleet model pull``. Exit code 3: it cannot be fetched as things are. Raises LocalClusterError."""
+    name = view.name_for(arguments.model)
+    if not name or arguments.copies < 1:
+        raise LocalClusterError(f"REPOSITORY must be organization/name, and --copies at least 1: {arguments.model}", usage=True)
+    return asyncio.run(_pull(arguments, _connect(arguments), name))
+
+
+async def _pull(arguments: argparse.Namespace, connection: Connection, name: str) -> int:
+    body = view.manifest(
+        connection.namespace, name, arguments.model, arguments.revision, arguments.copies, arguments.token_secret
+    )
+    path = f"{_folder(connection.namespace)}/{name}"
+    async with await connection.kube() as kube:
+        try:
+            found = await kube.get_or_none(path)
+            if found is not None and found["spec"]["repository"] != arguments.model:
+                raise LocalClusterError(f"ModelCache {name} is for {found['spec']['repository']}: remove it first", usage=True)
+            await kube.apply(path, body, MANAGER)
+            say(f"ModelCache {name} in namespace {connection.namespace}")
+            return 0 if arguments.no_wait else await _follow(kube, path, arguments.timeout)
+        except ApiError as error:
+            raise _refused(error) from error
+
+
+async def _follow(kube: Kube, path: str, seconds: float) -> int:
+    limit, said, stuck = time.monotonic() + seconds, "", None
+    while True:
+        cache = await kube.get(path)
+        if view.is_fetched(cache):
+            macs = ", ".join(copy["node"] for copy in cache["status"]["macs"])
+            say(f"{cache['spec']['repository']} is on {macs}")
+            return 0
+        waits, now = view.waits_for(cache), time.monotonic()
+        if waits != said:
+            say(f"  … {waits}")
+            said = waits
+        hopeful = waits.partition(":")[0] in HOPEFUL
+        stuck = None if hopeful else stuck or now
+        if now > limit or (stuck is not None and now - stuck > PATIENCE_SECONDS):
+            say("the ModelCache stays, and the operator tries again: `thunderfleet model list` shows it")
+            return NOT_FETCHED
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def list_models(arguments: argparse.Namespace) -> int:
+    """``thunderfleet model list``. Raises LocalClusterError."""
+    return asyncio.run(_list(arguments, _connect(arguments)))
+
+
+async def _list(arguments: argparse.Namespace, connection: Connection) -> int:
+    path = f"{_API}/{MODELCACHE_PLURAL}" if arguments.all_namespaces else _folder(connection.namespace)
+    async with await connection.kube() as kube:
+        try:
+            caches, _ = await kube.list(path)
+            every = caches if arguments.all_namespaces else (await kube.list(f"{_API}/{MODELCACHE_PLURAL}"))[0]
+            profiles, _ = await kube.list(f"{_API}/{NODEPROFILE_PLURAL}")
+        except ApiError as error:
+            raise _refused(error) from error
+    if arguments.output == "json":
+        json.dump(caches, sys.stdout, indent=1)
+        print()
+    else:
+        print(view.table([*map(view.row, caches), *view.unreferenced(profiles, every)]))
+    return 0
+
+
+def remove(arguments: argparse.Namespace) -> int:
+    """``thunderfleet model remove``. Raises LocalClusterError."""
+    return asyncio.run(_remove(arguments, _connect(arguments)))
+
+
+async def _remove(arguments: argparse.Namespace, connection: Connection) -> int:
+    folder = _folder(connection.namespace)
+    async with await connection.kube() as kube:
+        try:
+            caches, _ = await kube.list(folder)
+            found = [one for one in caches if arguments.model in (one["metadata"]["name"], one["spec"]["repository"])]
+            if not found:
+                raise LocalClusterError(f"namespace {connection.namespace} has no ModelCache of {arguments.model}")
+            for cache in found:
+                _check_owner(cache)
+            for cache in found:
+                await kube.delete(f"{folder}/{cache['metadata']['name']}", uid=cache["metadata"]["uid"])
+                say(f"deleted ModelCache {cache['metadata']['name']}; Macs remove the files when they need the disk space")
+        except ApiError as error:
+            raise _refused(error) from error
+    return 0
+
+
+def _check_owner(cache: Json) -> None:
+    owner = next((one for one in cache["metadata"].get("ownerReferences") or [] if one.get("controller")), None)
+    if owner is not None:
+        raise LocalClusterError(
+            f"ModelDeployment {owner['name']} uses ModelCache {cache['metadata']['name']}; delete the ModelDeployment",
+            usage=True,
+        )
+
+
+def say(text: str) -> None:
+    """Progress, apart from tables, which go to standard output."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""The state of a model's files on one Mac, as NodeProfile, ModelCache and ModelDeployment show it."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.fields import Int64, Message, Name, ReasonText, Token
+from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+
+
+class CopyState(ApiModel):
+    """How much of a model a Mac has, and where the rest comes from."""
+
+    phase: CopyPhase = Field(
+        default=CopyPhase.WAITING,
+        description="Waiting (for a download, a source or free disk), Copying, Checking (hashes are computed), Complete (every "
+        "file has its hash) or Failed.",
+    )
+    bytes: Int64 = Field(default=0, description="Size of the model in bytes.")
+    bytes_done: Int64 = Field(default=0, description="Bytes that have arrived.")
+    bytes_per_second: Int64 | None = Field(default=None, description="Rate of the last seconds.")
+    seconds_left: Int64 | None = Field(default=None, description="Estimated time until all bytes have arrived, in seconds.")
+    source: CopySource | None = Field(default=None, description="Where the files come from: Hub, or Peer (another Mac).")
+    peer: Name | None = Field(default=None, description="Name of the Node that most bytes come from, if source is Peer.")
+    link: Name | None = Field(
+        default=None, description="Name of the ThunderboltLink that carries them; unset if they come over the LAN."
+    )
+    reason: ReasonText | None = Field(
+        default=None, description="Machine-readable reason in CamelCase, if the copy does not proceed."
+    )
+    message: Message = Field(default="", description="Human-readable description of what the copy waits for, or why it failed.")
+
+
+class MacCopy(CopyState):
+    """The model's files on one Mac."""
+
+    node: Name = Field(description="Name of the Node.")
+
+
+class ModelCopy(CopyState):
+    """A model of the Mac's model store."""
+
+    repository: Name = Field(description="Repository on the Hugging Face Hub.")
+    commit: Token = Field(description="Commit of the repository.")
+    manifest: Token = Field(description="SHA-256 of the model's manifest: its files with sizes and hashes.")

@@ -1,0 +1,105 @@
+"""What a pod that reads from the hub reports to the operator: its termination message.
+
+A kubelet keeps 4096 bytes of it. The sizes of a model are compressed, because most of its layers are alike; what does not fit
+is refused by the pod, never cut.
+"""
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.reasons import Reason
+
+STORE_FOLDER: Final = "/store"
+"""Where a pod that downloads finds the model store of its Mac."""
+STAGING_FOLDER: Final = "/staging"
+"""Where it leaves files: each under its hash, once it is whole."""
+TOKEN_FOLDER: Final = "/token"
+TOKEN_KEY: Final = "token"
+"""The key of the Secret, and the name of the file."""
+MESSAGE_BYTES: Final = 4096
+MODEL_BYTES: Final = 512 * 1024
+TEXT_LENGTH: Final = 1200
+
+
+@dataclass(frozen=True)
+class FetchResult:
+    """What a pod found or did. ``reason`` is Resolved or Fetched if it succeeded."""
+
+    reason: str
+    message: str = ""
+    retry_seconds: int | None = None
+    """When the hub wants to be asked again."""
+    commit: str | None = None
+    manifest: str | None = None
+    files: int = 0
+    bytes: int = 0
+    token_used: bool = False
+    """Whether the hub accepted a token for this repository."""
+    model: Model | None = None
+
+    @property
+    def text(self) -> str:
+        """The termination message. Raises ValueError if it does not fit."""
+        found: dict[str, Any] = {
+            "reason": self.reason,
+            "message": self.message[:TEXT_LENGTH],
+            "retrySeconds": self.retry_seconds,
+            "commit": self.commit,
+            "manifest": self.manifest,
+            "files": self.files,
+            "bytes": self.bytes,
+            "tokenUsed": self.token_used,
+        }
+        if self.model is not None:
+            packed = zlib.compress(json.dumps(self.model.dump(), separators=(",", ":")).encode(), 9)
+            found["model"] = base64.b85encode(packed).decode()
+        text = json.dumps({key: value for key, value in found.items() if value not in (None, "", False)}, separators=(",", ":"))
+        if len(text.encode()) > MESSAGE_BYTES:
+            raise ValueError(f"the result has {len(text.encode())} bytes; a termination message has at most {MESSAGE_BYTES}")
+        return text
+
+    @classmethod
+    def parse(cls, text: str) -> "FetchResult | None":
+        """The value of a ``text``; None for anything else, such as the end of a log."""
+        try:
+            found = json.loads(text)
+            return cls(
+                reason=str(Reason(found["reason"])),
+                message=str(found.get("message") or "")[:TEXT_LENGTH],
+                retry_seconds=_count(found.get("retrySeconds"), 86_400),
+                commit=_word(found.get("commit")),
+                manifest=_word(found.get("manifest")),
+                files=_count(found.get("files"), 2**31 - 1) or 0,
+                bytes=_count(found.get("bytes"), 2**63 - 1) or 0,
+                token_used=found.get("tokenUsed") is True,
+                model=_model(found.get("model")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error):
+            return None
+
+
+def _count(value: object, limit: int) -> int | None:
+    return min(max(value, 0), limit) if isinstance(value, int) else None
+
+
+def _word(value: object) -> str | None:
+    """A hash in hexadecimal digits."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) not in (40, 64) or not set(value) <= set("0123456789abcdef"):
+        raise ValueError("not a hash")
+    return value
+
+
+def _model(value: object) -> Model | None:
+    if value is None:
+        return None
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(base64.b85decode(str(value)), MODEL_BYTES)
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise ValueError("the sizes of the model are too long")
+    return Model.load(json.loads(raw))

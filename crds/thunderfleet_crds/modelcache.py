@@ -1,0 +1,134 @@
+"""ModelCache: a model that Macs keep on their disks. Users write ``spec``, the operator writes ``status``.
+
+The weights of a ModelDeployment are a ModelCache that it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.copies import MacCopy
+from thunderfleet_crds.fields import Count, Int64, LabelValue, Message, Name, ReasonText, Time, Token, Word
+from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.vocabulary import ConditionType, CopySource
+
+CONDITION_TYPES: Final = (ConditionType.RESOLVED, ConditionType.FETCHED)
+MAX_MACS: Final = 1024
+REPOSITORY_RULE: Final = (
+    "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$') && !self.contains('--') && "
+    "!self.contains('..')"
+)
+
+
+class ModelCacheSpec(ApiModel):
+    """The model, and how many Macs keep it."""
+
+    repository: Name = Field(
+        description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit.",
+        json_schema_extra={
+            "x-rule": REPOSITORY_RULE,
+            "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-', "
+            "without '--'",
+        },
+    )
+    revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
+        default="main",
+        description="Branch, tag or full hash of a commit. It is resolved to a commit once, and again when the spec changes.",
+    )
+    token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
+        "repositories. Only the pods that read from the hub mount it.",
+    )
+    copies: Annotated[int, Field(ge=0, le=MAX_MACS)] | None = Field(
+        default=None,
+        description="Number of Macs that keep the model, not less than its ModelDeployment needs. If unset: every "
+        "Mac that nodeSelector selects, or one Mac if that is empty.",
+    )
+    node_selector: Annotated[Mapping[str, LabelValue], Field(max_length=32)] = Field(
+        default={}, description="Labels of the Nodes that keep the model."
+    )
+
+
+class Assignment(ApiModel):
+    """A Mac that shall hold the model. Its agent fetches the files."""
+
+    node: Name = Field(description="Name of the Node.")
+    source: CopySource = Field(
+        description="Hub for the one Mac on which a pod downloads the files, Peer for those that copy them from other Macs."
+    )
+
+
+class Download(ApiModel):
+    """The pods that read from the hub."""
+
+    node: Name | None = Field(default=None, description="Name of the Node of the newest pod.")
+    attempts: Count = Field(default=0, description="Number of pods that failed since the last success.")
+    next_time: Time | None = Field(default=None, description="Time of the next attempt, after a failure.")
+    reason: ReasonText | None = Field(default=None, description="Machine-readable reason of the last failure in CamelCase.")
+    message: Message = Field(default="", description="Human-readable description of the last failure.")
+
+
+class ModelCacheStatus(ApiModel):
+    """The observed state. Only the operator writes it."""
+
+    observed_generation: Int64 | None = Field(
+        default=None, description="The metadata.generation that the operator has observed."
+    )
+    resolved_from: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None, description="Repository and revision that commit was resolved from, as repository@revision."
+    )
+    commit: Token | None = Field(default=None, description="Commit of the repository that the revision was resolved to.")
+    manifest: Token | None = Field(
+        default=None, description="SHA-256 of the manifest: the model's files with sizes and hashes."
+    )
+    files: Count | None = Field(default=None, description="Number of files.")
+    bytes: Int64 | None = Field(default=None, description="Size of the files in bytes.")
+    model: Model | None = Field(
+        default=None, description="Sizes that placement needs, computed from the headers of the weight files on the hub."
+    )
+    token_accepted: Annotated[str, Field(max_length=253)] | None = Field(
+        default=None, description="Name of the Secret whose token the hub has accepted; unset if none was needed."
+    )
+    assignments: Annotated[tuple[Assignment, ...], Field(max_length=MAX_MACS)] = Field(
+        default=(), description="Macs that shall hold the model.", json_schema_extra={"x-list-keys": ["node"]}
+    )
+    macs: Annotated[tuple[MacCopy, ...], Field(max_length=MAX_MACS)] = Field(
+        default=(),
+        description="The model's files on each of these Macs. Written every 5 seconds at most.",
+        json_schema_extra={"x-list-keys": ["node"]},
+    )
+    download: Download | None = Field(default=None, description="The pods that read from the hub.")
+    size: Word | None = Field(default=None, description="Size of the files, for display.")
+    copies: Word | None = Field(default=None, description="Complete and desired copies, such as 1/2, for display.")
+    progress: Message | None = Field(default=None, description="Progress of the copies, for display.")
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
+        default=(), description="Conditions: Resolved and Fetched.", json_schema_extra={"x-list-keys": ["type"]}
+    )
+
+
+class ModelCache(ApiModel):
+    """ModelCache keeps a model of the Hugging Face Hub on the disks of Macs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([a-z0-9-]*[a-z0-9])?$')",
+                    "message": "metadata.name must have at most 40 characters of [a-z0-9-], start with a letter and end with a "
+                    "letter or digit (pods are named after it)",
+                }
+            ]
+        }
+    )
+
+    api_version: Literal["thunderfleet.io/v1alpha1"] = "thunderfleet.io/v1alpha1"
+    kind: Literal["ModelCache"] = "ModelCache"
+    metadata: ObjectMeta
+    spec: ModelCacheSpec = Field(description="Desired state of the ModelCache.")
+    status: ModelCacheStatus = Field(default=ModelCacheStatus(), description="Observed state of the ModelCache.")

@@ -1,0 +1,8 @@
+"""The folder in which a Mac keeps models that Thunderfleet has fetched: a Hugging Face cache with checked contents.
+
+manifest   the files of one commit of a repository, with sizes and hashes; pure
+layout     where they are below the folder; pure
+eviction   which models to remove when a disk limit is reached; pure
+hashing    hashes of files, as the hub gives them
+store      writes, checks and removes them; one writer per file
+"""

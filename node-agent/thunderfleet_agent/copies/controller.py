@@ -1,0 +1,279 @@
+"""Starts and stops the transfers of models that this Mac shall copy from other Macs, and says how far they are.
+
+A model that is wanted has one task: it gets the manifest, runs a transfer in a thread, and tries again with back-off when that
+fails. What was fetched stays on disk, so every attempt continues. A task of a model that is not wanted any more is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from thunderfleet_crds.copies import CopyState
+from thunderfleet_crds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest, load
+
+from thunderfleet_agent.copies.connection import PeerFailed, connect
+from thunderfleet_agent.copies.pace import Pace
+from thunderfleet_agent.copies.paths import Path, Way, paths
+from thunderfleet_agent.copies.shelf import Shelf
+from thunderfleet_agent.copies.transfer import Network, Progress, Transfer, TransferFailed
+from thunderfleet_agent.measure.schedule.view import View
+from thunderfleet_agent.measure.session.streams import in_thread
+from thunderfleet_agent.weights.wanted import Wanted
+
+log = logging.getLogger(__name__)
+
+MAX_RUNNING = 2
+"""Models that are copied at once; the others wait for their turn."""
+RETRY = Backoff(1.0, 60.0)
+LOOK_UP_SECONDS = 30.0
+STOP_SECONDS = 30.0
+SWEEP_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes per second that this Mac fetches at most; cables that no group uses have no limit."""
+
+    network: float = 62.5e6
+    used_cable: float = 25e6
+
+
+@dataclass
+class Attempt:
+    """What is known of one wanted model. ``problem``: the last failure, while it lasts."""
+
+    task: asyncio.Task[None] | None = None
+    transfer: Transfer | None = None
+    failures: int = 0
+    problem: TransferFailed | None = None
+    bytes_done: int = 0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Receive what happened: bytes over a way, and nodes that sent wrong bytes."""
+
+    received: Callable[[Path, int], None] = lambda way, count: None
+    wrong: Callable[[str], None] = lambda node: None
+
+
+@dataclass
+class PeerCopies:
+    """``agent_of`` reads the agent of a node from the API server; None if it has none. Raises Exception if it cannot."""
+
+    node: str
+    shelf: Shelf
+    context: ssl.SSLContext
+    agent_of: Callable[[str], Awaitable[Agent | None]]
+    limits: Limits = field(default_factory=Limits)
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self._wanted: dict[str, Wanted] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._view = View()
+        self._groups: Sequence[GroupUse] | None = None
+        self._agents: dict[str, Agent] = {}
+        self._paces = {Way.NETWORK: Pace(self.limits.network), Way.USED_CABLE: Pace(self.limits.used_cable)}
+        self._slots = asyncio.Semaphore(MAX_RUNNING)
+
+    @property
+    def running(self) -> int:
+        """Number of transfers that run now."""
+        return sum(attempt.transfer is not None for attempt in self._attempts.values())
+
+    def set_view(self, view: View) -> None:
+        """Takes this Mac's cables and the addresses that it reaches."""
+        self._view = view
+
+    def set_groups(self, groups: Sequence[GroupUse] | None) -> None:
+        """Takes the groups that use this Mac."""
+        self._groups = groups
+
+    def want(self, models: Collection[Wanted]) -> None:
+        """The models that shall come from other Macs now. Those that are no longer named are stopped."""
+        self._wanted = {one.digest: one for one in models}
+        for digest in [digest for digest in self._attempts if digest not in self._wanted]:
+            task = self._attempts.pop(digest).task
+            if task is not None:
+                task.cancel()
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+        for digest in self._wanted:
+            attempt = self._attempts.setdefault(digest, Attempt())
+            if attempt.task is None or attempt.task.done():
+                attempt.task = asyncio.get_running_loop().create_task(self._copy(digest, attempt))
+
+    def states(self) -> Mapping[str, CopyState]:
+        """By digest, how far each model is."""
+        return {digest: _state(self._wanted[digest], attempt, self._ways(digest)) for digest, attempt in self._attempts.items()}
+
+    async def run(self) -> None:
+        """Looks up agents of sources that are not known from elsewhere, until cancelled."""
+        rounds = 0
+        try:
+            while True:
+                await self._look_up()
+                if rounds % round(SWEEP_SECONDS / LOOK_UP_SECONDS) == 0:
+                    await asyncio.to_thread(self.shelf.sweep)
+                rounds += 1
+                await asyncio.sleep(LOOK_UP_SECONDS)
+        finally:
+            self.want(())
+            if self._ending:
+                await asyncio.wait(self._ending, timeout=STOP_SECONDS)
+
+    async def _look_up(self, digest: str | None = None) -> None:
+        wanted = [one for one in self._wanted.values() if digest in (None, one.digest)]
+        names = {name for one in wanted for name in one.sources if name not in self._view.agents}
+        found = {}
+        for name in sorted(names):
+            try:
+                agent = await self.agent_of(name)
+            except Exception as error:
+                log.warning("cannot read the NodeProfile of %s: %s", name, error)
+                agent = self._agents.get(name)
+            if agent is not None:
+                found[name] = agent
+        self._agents = found if digest is None else {**self._agents, **found}
+
+    def _ways(self, digest: str) -> tuple[Path, ...]:
+        """Called from threads too: it reads values that are replaced, never changed."""
+        one, view = self._wanted.get(digest), self._view
+        if one is None:
+            return ()
+        neighbors = sorted({cable.peer for cable in view.cables.values()})
+        names = dict.fromkeys([*one.sources, *neighbors])
+        return paths([name for name in names if name != self.node], view, self._groups, self._agents)
+
+    async def _copy(self, digest: str, attempt: Attempt) -> None:
+        """The task of one model, until it is complete or not wanted any more."""
+        await self._look_up(digest)
+        while digest in self._wanted:
+            try:
+                async with self._slots:
+                    manifest = await self._manifest(self._wanted[digest])
+                    if await self._transfer(digest, manifest, attempt):
+                        attempt.problem = None
+                        return
+            except TransferFailed as error:
+                self._failed(digest, attempt, error)
+            except OSError as error:
+                text = f"cannot write to {self.shelf.store.root}: {error.strerror or error}"
+                self._failed(digest, attempt, TransferFailed(Reason.COPY_FAILED, text))
+            except Exception as error:
+                log.exception("a copy failed")
+                self._failed(digest, attempt, TransferFailed(Reason.COPY_FAILED, f"internal error: {error!r}"[:300]))
+            attempt.failures += 1
+            await asyncio.sleep(RETRY.jittered(attempt.failures))
+
+    def _failed(self, digest: str, attempt: Attempt, error: TransferFailed) -> None:
+        if attempt.problem is None or str(attempt.problem) != str(error):
+            one = self._wanted.get(digest)
+            log.warning("copy of %s: %s", one.repository if one else digest, error)
+        attempt.problem = error
+
+    async def _transfer(self, digest: str, manifest: Manifest, attempt: Attempt) -> bool:
+        network = Network(
+            self.node, self.context, lambda: self._ways(digest), self._paces, self.counters.received, self.counters.wrong
+        )
+        # The keeper of the store makes the model's folder appear.
+        attempt.transfer = transfer = Transfer(self.shelf.store, self.shelf, manifest, network, publish=False)
+        attempt.problem = None
+        ending = asyncio.ensure_future(in_thread(transfer.run))
+        try:
+            done = await asyncio.shield(ending)
+            attempt.failures = 0
+            return done
+        finally:
+            transfer.stop()
+            attempt.bytes_done = transfer.progress().done
+            attempt.transfer = None
+            if not ending.done():
+                # The next transfer of this model must not meet the writers of this one.
+                with contextlib.suppress(Exception):
+                    await asyncio.wait({ending}, timeout=STOP_SECONDS)
+
+    async def _manifest(self, one: Wanted) -> Manifest:
+        """The manifest, from the store or from another Mac. Raises TransferFailed, OSError."""
+        known = await asyncio.to_thread(self.shelf.store.manifest, one.digest)
+        if known is not None:
+            await asyncio.to_thread(self.shelf.refresh)
+            return known
+        problems = []
+        for way in self._ways(one.digest):
+            try:
+                found = await in_thread(partial(self._ask_manifest, way, one))
+            except (PeerFailed, InvalidManifest) as error:
+                problems.append(str(error))
+                continue
+            if found is not None:
+                await asyncio.to_thread(self._add, found)
+                return found
+            problems.append(f"{way.to.node} does not have it")
+        text = "; ".join(dict.fromkeys(problems))[:500] or "no other Mac of the ModelCache has an agent that can be reached"
+        raise TransferFailed(Reason.NO_SOURCE, f"the list of the model's files has not arrived: {text}")
+
+    def _ask_manifest(self, way: Path, one: Wanted) -> Manifest | None:
+        connection = connect(way, self.node, self.context)
+        try:
+            raw = connection.manifest(one.digest)
+        finally:
+            connection.close()
+        if raw is None:
+            return None
+        found = load(raw, one.digest)
+        if (found.repository, found.commit) != (one.repository, one.commit):
+            raise InvalidManifest(f"the manifest {one.digest} is that of {found.repository}, not of {one.repository}")
+        return found
+
+    def _add(self, found: Manifest) -> None:
+        self.shelf.store.prepare_repository(found.repository)
+        self.shelf.store.add_manifest(found)
+        self.shelf.refresh()
+
+
+def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
+    """What the NodeProfile shows."""
+    transfer, problem = attempt.transfer, attempt.problem
+    if transfer is None:
+        if problem is None:
+            return _waiting(one, attempt.bytes_done, None, "waits for its turn: other models are copied first")
+        phase = CopyPhase.WAITING if problem.reason is Reason.NO_SOURCE else CopyPhase.FAILED
+        return _waiting(one, attempt.bytes_done, problem.reason, str(problem), phase)
+    progress: Progress = transfer.progress()
+    if progress.waits_for:
+        reason = None if ways else Reason.NO_SOURCE
+        return _waiting(one, progress.done, reason, progress.waits_for)
+    return CopyState(
+        phase=CopyPhase.CHECKING if progress.checking else CopyPhase.COPYING,
+        bytes=one.bytes,
+        bytes_done=min(one.bytes, progress.done),
+        bytes_per_second=progress.rate,
+        seconds_left=progress.left,
+        source=CopySource.PEER,
+        peer=progress.main.node if progress.main else None,
+        link=(progress.main.link or None) if progress.main else None,
+    )
+
+
+def _waiting(one: Wanted, done: int, reason: Reason | None, message: str, phase: CopyPhase = CopyPhase.WAITING) -> CopyState:
+    return CopyState(
+        phase=phase,
+        bytes=one.bytes,
+        bytes_done=min(one.bytes, done),
+        source=CopySource.PEER,
+        reason=reason,
+        message=message[:1000],
+    )

@@ -1,0 +1,292 @@
+"""Keeps this Mac's model store as ModelCaches ask: takes downloaded files over, makes room, reports progress.
+
+It is the only writer of the store. A pod that downloads leaves files in its staging folder; each is checked against the hash of
+the manifest before it is used. Files from other Macs are fetched by ``peers``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+from thunderfleet_crds.copies import CopyState, ModelCopy
+from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL
+from thunderfleet_crds.nodeprofile import ModelStore
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_lib.kube import Kube, Reflector
+from thunderfleet_lib.modelstore.eviction import Kept, evict
+from thunderfleet_lib.modelstore.hashing import WrongBytes
+from thunderfleet_lib.modelstore.layout import INCOMPLETE
+from thunderfleet_lib.modelstore.manifest import Manifest
+from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
+
+from thunderfleet_agent.weights.progress import Rate
+from thunderfleet_agent.weights.wanted import Wanted, reports, wanted_of
+
+log = logging.getLogger(__name__)
+
+CACHES = f"/apis/{API_VERSION}/{MODELCACHE_PLURAL}"
+POLL_SECONDS = 0.5
+IDLE_SECONDS = 30.0
+REPORT_SECONDS = 5.0
+"""Progress is published at most this often; a change of phase at once."""
+RESERVE_BYTES = 2**30
+"""Disk that the store leaves free."""
+STEP_BYTES = 256 * 2**20
+"""Free disk is published in multiples of this, so that it does not change all the time."""
+MANIFEST = "manifest.json"
+BLOBS_AT_ONCE = 16
+"""Files that one round takes over, before it reports progress."""
+
+
+class Peers(Protocol):
+    """Fetches models from other Macs."""
+
+    def want(self, models: Collection[Wanted]) -> None:
+        """The models that shall come from other Macs now. Those that are no longer named are stopped."""
+
+    def states(self) -> Mapping[str, CopyState]:
+        """By digest, how far each model is. Complete once the folder of the commit is there."""
+
+
+class Keeper:
+    """The model store in ``folder``. ``changed`` is called when something new is to be published, ``arrived`` after a model.
+
+    ``used`` returns the paths of models that groups on this Mac serve.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        node: str,
+        folder: Path,
+        changed: Callable[[], None],
+        arrived: Callable[[], None],
+        used: Callable[[], Collection[str]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = Store(folder)
+        self.peers: Peers | None = None
+        self.completed: Callable[[Manifest], None] = lambda manifest: None
+        """Called in a thread for every model that is complete: after the start, and when it becomes so."""
+        self.about = ModelStore(folder=str(folder))
+        """What the NodeProfile says about the store."""
+        self.copies: tuple[ModelCopy, ...] = ()
+        self._node = node
+        self._changed = changed
+        self._arrived = arrived
+        self._used = used
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._caches = Reflector(kube, CACHES, {}, lambda _: self._wake.set())
+        self._complete: set[str] = set()
+        self._rates: dict[str, Rate] = {}
+        self._problems: dict[str, CopyState] = {}
+        self._reported = float("-inf")
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._caches.run())
+            tasks.create_task(self._rounds())
+
+    async def _rounds(self) -> None:
+        await self._caches.synced.wait()
+        while True:
+            self._wake.clear()
+            busy = True
+            try:
+                busy = await self._round()
+            except OSError as error:
+                busy = False
+                self._tell(self.about.model_copy(update={"problem": _said(error)}), self.copies)
+                log.warning("model store %s: %s", self.store.root, _said(error))
+            except Exception:
+                log.exception("a round of the model store failed")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS if busy else IDLE_SECONDS):
+                    await self._wake.wait()
+
+    def _wanted(self) -> dict[str, Wanted]:
+        found = []
+        for key, item in self._caches.items.items():
+            try:
+                found.append(ModelCache.load(item))
+            except ValidationError as error:
+                log.warning("ModelCache %s is invalid: %s", key, error.errors()[0]["msg"])
+        return wanted_of(found, self._node)
+
+    async def _round(self) -> bool:
+        """One round. Whether another one is due soon."""
+        wanted = self._wanted()
+        states = await asyncio.to_thread(self._work, wanted)
+        if self.peers is not None:
+            here = {digest for digest, state in states.items() if state.phase is CopyPhase.COMPLETE}
+            self.peers.want([one for one in wanted.values() if one.source is CopySource.PEER and one.digest not in here])
+            states |= {
+                digest: state for digest, state in self.peers.states().items() if digest in wanted and digest not in here
+            }
+        kept = await asyncio.to_thread(self.store.kept)
+        self._publish(wanted, states, kept)
+        return any(state.phase is not CopyPhase.COMPLETE for state in states.values())
+
+    # --- in a thread -------------------------------------------------------------------------------------------------
+
+    def _work(self, wanted: Mapping[str, Wanted]) -> dict[str, CopyState]:
+        """Takes over what has arrived. Raises OSError if the store cannot be used at all."""
+        self.store.prepare_once()
+        states = {}
+        for digest, one in wanted.items():
+            try:
+                states[digest] = self._advance(one)
+            except OSError as error:
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                reason = Reason.DISK_FULL if full else Reason.DOWNLOAD_FAILED
+                states[digest] = CopyState(phase=CopyPhase.FAILED, bytes=one.bytes, reason=reason, message=_said(error))
+        self._complete &= wanted.keys()
+        self.store.clear_staging({download for one in wanted.values() for download in one.downloads})
+        return states
+
+    def _advance(self, one: Wanted) -> CopyState:
+        if one.digest in self._complete and self.store.layout.snapshot(one.repository, one.commit).is_dir():
+            return CopyState(phase=CopyPhase.COMPLETE, bytes=one.bytes, bytes_done=one.bytes)
+        manifest = self._manifest(one)
+        if manifest is None:
+            return self._moving(one, CopyPhase.WAITING, 0)
+        self._make_room(one, manifest)
+        left = self._adopt(one, manifest)
+        if not left:
+            for revision in one.revisions:
+                self.store.publish(manifest, revision)
+            self._complete.add(one.digest)
+            self._problems.pop(one.digest, None)
+            self._arrived()
+            self.completed(manifest)
+            log.info("%s: commit %s is complete, %d bytes", one.repository, one.commit, one.bytes)
+            return CopyState(phase=CopyPhase.COMPLETE, bytes=one.bytes, bytes_done=one.bytes)
+        done = self.store.arrived_bytes(manifest) + self._staged_bytes(one, manifest)
+        phase = CopyPhase.CHECKING if done >= one.bytes else CopyPhase.COPYING if done else CopyPhase.WAITING
+        return self._moving(one, phase, done)
+
+    def _manifest(self, one: Wanted) -> Manifest | None:
+        """The model's manifest: of the store, or as a download has left it. Its digest says that it is the right one."""
+        known = self.store.manifest(one.digest)
+        if known is not None:
+            return known
+        for download in one.downloads:
+            found = read_manifest(self.store.layout.staged(download) / MANIFEST, one.digest)
+            if found is not None and (found.repository, found.commit) == (one.repository, one.commit):
+                self.store.add_manifest(found)
+                return found
+        return None
+
+    def _adopt(self, one: Wanted, manifest: Manifest) -> int:
+        """Takes downloaded files over, some at a time. How many are missing then."""
+        missing, taken = self.store.missing(manifest), 0
+        for entry in missing:
+            for download in one.downloads:
+                staged = self.store.layout.staged(download) / entry.blob
+                if taken >= BLOBS_AT_ONCE or not staged.is_file():
+                    continue
+                try:
+                    self.store.adopt(one.repository, entry, staged)
+                except Busy:
+                    continue
+                except FileNotFoundError:
+                    # The pod has removed it again.
+                    continue
+                except WrongBytes as error:
+                    log.warning("%s: %s", one.repository, error)
+                    staged.unlink(missing_ok=True)
+                    self._problems[one.digest] = CopyState(reason=Reason.WRONG_BYTES, message=str(error))
+                    continue
+                taken += 1
+                break
+        return len(missing) - taken
+
+    def _staged_bytes(self, one: Wanted, manifest: Manifest) -> int:
+        total = 0
+        for download in one.downloads:
+            folder = self.store.layout.staged(download)
+            for entry in self.store.missing(manifest):
+                for name in (entry.blob, entry.blob + INCOMPLETE):
+                    with contextlib.suppress(OSError):
+                        total += min(entry.size, allocated_bytes((folder / name).stat()))
+        return total
+
+    def _moving(self, one: Wanted, phase: CopyPhase, done: int) -> CopyState:
+        rate = self._rates.setdefault(one.digest, Rate())
+        rate.add(self._clock(), done)
+        problem = self._problems.get(one.digest)
+        waits = "waits for the pod that downloads it" if one.source is CopySource.HUB else "waits for a Mac that has it"
+        return CopyState(
+            phase=phase,
+            bytes=one.bytes,
+            bytes_done=min(done, one.bytes),
+            bytes_per_second=rate.bytes_per_second,
+            seconds_left=rate.seconds_left(one.bytes),
+            source=one.source,
+            reason=problem.reason if problem else None,
+            message=problem.message if problem else waits if phase is CopyPhase.WAITING else "",
+        )
+
+    def _make_room(self, one: Wanted, manifest: Manifest) -> None:
+        """Removes models that nothing refers to, the oldest first, if this one would not fit otherwise."""
+        self.store.touch(one.digest)
+        needed = one.bytes - self.store.arrived_bytes(manifest) - self._staged_bytes(one, manifest)
+        excess = needed + RESERVE_BYTES - self.store.free_bytes()
+        kept = self.store.kept()
+        for old in evict(kept, self._referenced(kept, self._wanted()), excess):
+            log.info("removing %s, commit %s, which nothing refers to: the disk is needed", old.repository, old.commit)
+            self.store.remove(old.digest)
+
+    def _referenced(self, kept: Collection[Kept], wanted: Mapping[str, Wanted]) -> set[str]:
+        """Digests of models that are not removed: a ModelCache wants them here, or a group serves them."""
+        used = set(self._used())
+        served = {one.digest for one in kept if str(self.store.layout.snapshot(one.repository, one.commit)) in used}
+        return served | wanted.keys()
+
+    # --- reports -----------------------------------------------------------------------------------------------------
+
+    def _publish(self, wanted: Mapping[str, Wanted], states: Mapping[str, CopyState], kept: Collection[Kept]) -> None:
+        referenced = self._referenced(kept, wanted)
+        spare = sum(model.bytes for model in kept if model.digest not in referenced)
+        free = max(0, self.store.free_bytes() + spare - RESERVE_BYTES) // STEP_BYTES * STEP_BYTES
+        others = [
+            ModelCopy(
+                repository=model.repository,
+                commit=model.commit,
+                manifest=model.digest,
+                phase=CopyPhase.COMPLETE if self._whole(model) else CopyPhase.WAITING,
+                bytes=model.bytes,
+                bytes_done=model.bytes,
+            )
+            for model in kept
+        ]
+        self._tell(ModelStore(folder=str(self.store.root), free_bytes=free), reports(wanted, states, others))
+
+    def _whole(self, model: Kept) -> bool:
+        return self.store.layout.snapshot(model.repository, model.commit).is_dir()
+
+    def _tell(self, about: ModelStore, copies: tuple[ModelCopy, ...]) -> None:
+        if (about, copies) == (self.about, self.copies):
+            return
+        phases = [(copy.manifest, copy.phase, copy.reason) for copy in copies]
+        same = phases == [(copy.manifest, copy.phase, copy.reason) for copy in self.copies]
+        if same and about.problem == self.about.problem and self._clock() - self._reported < REPORT_SECONDS:
+            return
+        self.about, self.copies, self._reported = about, copies, self._clock()
+        self._changed()
+
+
+def _said(error: OSError) -> str:
+    return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")

@@ -1,0 +1,7 @@
+"""What is decided about models that are fetched. Pure.
+
+deployment  the ModelCache of a ModelDeployment, and what its groups wait for
+cache       one round for one ModelCache: which Macs hold it, which pods read from the hub
+manifests   those pods
+status      the status of a ModelCache
+"""

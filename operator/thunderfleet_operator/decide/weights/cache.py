@@ -1,0 +1,259 @@
+"""One round for one ModelCache: which Macs shall hold the model, and which pods read from the hub.
+
+The hub is read once for a fleet: one Mac downloads, and others copy from it. A pod that has ended says why. What failed is
+tried again later: when the hub asks for it, or with growing pauses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from thunderfleet_crds.fetching import FetchResult
+from thunderfleet_crds.modelcache import Assignment, Download, ModelCacheStatus
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.timestamps import age_seconds
+
+from thunderfleet_operator.decide.weights import status
+from thunderfleet_operator.decide.weights.manifests import NewPod
+from thunderfleet_operator.observe.fetchpods import FetchPod, Task
+from thunderfleet_operator.observe.observed import ObservedCache
+from thunderfleet_operator.observe.weights import bytes_done, copy_phase, is_resolved, resolved_from
+
+RETRY = Backoff(10.0, 600.0)
+SLOW_SECONDS = 300.0
+"""Pause after a refusal that only a person, or the repository's author, can change."""
+SLOW = frozenset(
+    (
+        Reason.GATED,
+        Reason.TOKEN_REFUSED,
+        Reason.REPOSITORY_NOT_FOUND,
+        Reason.REPOSITORY_MOVED,
+        Reason.REVISION_NOT_FOUND,
+        Reason.FILES_REFUSED,
+    )
+)
+START_SECONDS = 120.0
+"""How long a pod may take to start before it is made on another Mac."""
+RECHECK_SECONDS = 15.0
+LOST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDecision:
+    """What a round does."""
+
+    status: ModelCacheStatus
+    create: NewPod | None = None
+    delete: tuple[FetchPod, ...] = ()
+    recheck_seconds: float | None = None
+
+
+def decide(observed: ObservedCache) -> CacheDecision:
+    """One round."""
+    cache = observed.cache
+    pods = [pod for pod in observed.pods if pod.cache_uid == cache.metadata.uid]
+    decision = _downloaded(observed, pods) if is_resolved(cache) else _resolving(observed, pods)
+    shown = status.complete(observed.cache, decision.status, observed.nodes, observed.profiles, observed.now)
+    return replace(decision, status=shown)
+
+
+# --- Macs ------------------------------------------------------------------------------------------------------------
+
+
+def _usable(observed: ObservedCache, name: str) -> bool:
+    """Whether a pod can run on a Mac."""
+    node, profile = observed.nodes.get(name), observed.profiles.get(name)
+    return node is not None and node.mac and node.ready and node.schedulable and profile is not None
+
+
+def _free(observed: ObservedCache, name: str) -> int:
+    profile = observed.profiles.get(name)
+    store = profile.status.store if profile is not None else None
+    return store.free_bytes if store is not None and not store.problem else -1
+
+
+def _done(observed: ObservedCache, name: str) -> int:
+    return bytes_done(observed.profiles.get(name), observed.cache.status.manifest)
+
+
+def _is_complete(observed: ObservedCache, name: str) -> bool:
+    return copy_phase(observed.profiles.get(name), observed.cache.status.manifest) is CopyPhase.COMPLETE
+
+
+def _selected(observed: ObservedCache, name: str) -> bool:
+    node, wanted = observed.nodes[name], observed.cache.spec.node_selector
+    return node.mac and all((node.labels or {}).get(key) == value for key, value in wanted.items())
+
+
+def _fits(observed: ObservedCache, name: str) -> bool:
+    return _done(observed, name) > 0 or _free(observed, name) >= (observed.cache.status.bytes or 0)
+
+
+def holders(observed: ObservedCache) -> tuple[str, ...]:
+    """The Macs that shall hold the model: those that need it, and as many others as the spec asks for."""
+    spec, before = observed.cache.spec, {one.node for one in observed.cache.status.assignments}
+    chosen = {name for name in observed.needed if name in observed.nodes}
+    candidates = [
+        name
+        for name in observed.nodes
+        if _selected(observed, name) and _free(observed, name) >= 0 and (name in before or _fits(observed, name))
+    ]
+    count = spec.copies if spec.copies is not None else len(candidates) if spec.node_selector else 1
+
+    def order(name: str) -> tuple[object, ...]:
+        ready = observed.nodes[name].ready
+        return (not _is_complete(observed, name), not ready, name not in before, -_free(observed, name), name)
+
+    for name in sorted(candidates, key=order):
+        if len(chosen) >= count:
+            break
+        chosen.add(name)
+    return tuple(sorted(chosen))
+
+
+def _has_no_source(observed: ObservedCache, name: str) -> bool:
+    profile, manifest = observed.profiles.get(name), observed.cache.status.manifest
+    copies = profile.status.copies if profile is not None else ()
+    return any(copy.manifest == manifest and copy.reason == Reason.NO_SOURCE for copy in copies)
+
+
+def _source(observed: ObservedCache, names: Sequence[str]) -> str | None:
+    """The Mac that downloads from the hub; None if none has to, or none can."""
+    missing = [name for name in names if not _is_complete(observed, name)]
+    if any(_is_complete(observed, name) for name in observed.nodes if observed.nodes[name].ready):
+        # Macs that no other one can give it to.
+        missing = [name for name in missing if _has_no_source(observed, name)]
+    before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
+    able = [name for name in missing if _usable(observed, name) and _free(observed, name) >= 0]
+    return min(able, key=lambda name: (name not in before, -_done(observed, name), -_free(observed, name), name), default=None)
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+def _due(observed: ObservedCache) -> float | None:
+    """Seconds until the next pod may be made; None if it may be made now."""
+    download = observed.cache.status.download
+    until = download.next_time if download is not None else None
+    if until is None or until <= observed.now:
+        return None
+    # A time further away was written while a clock was wrong.
+    return min((until - observed.now).total_seconds(), RETRY.limit * 6)
+
+
+def _failed(observed: ObservedCache, pod: FetchPod) -> Download:
+    """What is known about downloads after a pod has failed."""
+    before = observed.cache.status.download or Download()
+    found = FetchResult.parse(pod.message)
+    reason = found.reason if found is not None else Reason.DOWNLOAD_FAILED
+    last = (pod.message or pod.waits).strip().splitlines()[-1:] or ["no output"]
+    text = found.message if found is not None else f"pod {pod.name} on {pod.node} failed: {last[0][:500]}"
+    wait = RETRY.seconds(before.attempts + 1)
+    if found is not None and found.retry_seconds is not None:
+        wait = max(5.0, float(found.retry_seconds))
+    elif reason in SLOW:
+        wait = SLOW_SECONDS
+    until = observed.now + timedelta(seconds=wait)
+    return Download(node=pod.node, attempts=before.attempts + 1, next_time=until, reason=reason, message=text)
+
+
+def _stuck(observed: ObservedCache, pod: FetchPod) -> bool:
+    """Whether a pod will not start soon, or its Mac is away."""
+    node = observed.nodes.get(pod.node)
+    return node is None or (not node.ready and not pod.ended) or pod.waiting_seconds(observed.now) > START_SECONDS
+
+
+def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecision:
+    cache = observed.cache
+    spec, before = cache.spec, cache.status
+    known = resolved_from(spec.repository, spec.revision, spec.token_secret)
+    if before.resolved_from != known:
+        # Another spec: what is known about the last one says nothing about it.
+        before = before.model_copy(update={"download": None, "resolved_from": known, "commit": None, "manifest": None})
+        before = before.model_copy(update={"model": None, "files": None, "bytes": None, "assignments": (), "macs": ()})
+        observed = replace(observed, cache=cache.model_copy(update={"status": before}))
+    wanted = ("--repository", spec.repository, "--revision", spec.revision)
+    mine = [pod for pod in pods if pod.task is Task.RESOLVE and pod.arguments == wanted and not pod.terminating]
+    old = tuple(pod for pod in pods if pod not in mine and not pod.terminating)
+    ended = next((pod for pod in mine if pod.ended), None)
+    if ended is not None:
+        return _resolved(observed, ended, (*old, ended))
+    if mine:
+        stuck = tuple(pod for pod in mine if _stuck(observed, pod))
+        if stuck:
+            failed = before.model_copy(update={"download": _failed(observed, stuck[0])})
+            return CacheDecision(failed, None, (*old, *stuck), RETRY.first)
+        return CacheDecision(before, None, old, RECHECK_SECONDS)
+    wait = _due(observed)
+    if wait is not None:
+        return CacheDecision(before, None, old, wait)
+    able = [name for name in observed.nodes if _usable(observed, name)]
+    failed_on = before.download.node if before.download is not None else None
+    node = min(
+        able, key=lambda name: (name == failed_on, not _selected(observed, name), -_free(observed, name), name), default=None
+    )
+    if node is None:
+        return CacheDecision(before, None, old, RECHECK_SECONDS)
+    attempt = before.download.attempts if before.download is not None else 0
+    return CacheDecision(before, NewPod(Task.RESOLVE, node, attempt), old, RECHECK_SECONDS)
+
+
+def _resolved(observed: ObservedCache, pod: FetchPod, delete: tuple[FetchPod, ...]) -> CacheDecision:
+    before, found = observed.cache.status, FetchResult.parse(pod.message)
+    if pod.phase != "Succeeded" or found is None or found.reason != Reason.RESOLVED or found.model is None:
+        failed = _failed(observed, pod)
+        return CacheDecision(before.model_copy(update={"download": failed}), None, delete, 1.0)
+    spec = observed.cache.spec
+    known = before.model_copy(
+        update={
+            "commit": found.commit,
+            "manifest": found.manifest,
+            "files": found.files,
+            "bytes": found.bytes,
+            "model": found.model,
+            "token_accepted": spec.token_secret if found.token_used else None,
+            "download": None,
+        }
+    )
+    return CacheDecision(known, None, delete, 0.5)
+
+
+def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecision:
+    cache, before = observed.cache, observed.cache.status
+    names = holders(observed)
+    source = _source(observed, names)
+    sources = {name: CopySource.HUB if name == source else CopySource.PEER for name in names}
+    known = before.model_copy(update={"assignments": tuple(Assignment(node=name, source=sources[name]) for name in names)})
+    wanted = ("--repository", cache.spec.repository, "--commit", before.commit, "--manifest", before.manifest)
+    mine = [
+        pod
+        for pod in pods
+        if pod.task is Task.DOWNLOAD and pod.arguments == wanted and pod.node == source and not pod.terminating
+    ]
+    old = tuple(pod for pod in pods if pod not in mine and not pod.terminating)
+    ended = next((pod for pod in mine if pod.ended), None)
+    if ended is not None and ended.phase != "Succeeded":
+        failed = _failed(observed, ended)
+        return CacheDecision(known.model_copy(update={"download": failed}), None, (*old, ended), 1.0)
+    stuck = tuple(pod for pod in mine if _stuck(observed, pod))
+    if stuck:
+        failed = _failed(observed, stuck[0])
+        return CacheDecision(known.model_copy(update={"download": failed}), None, (*old, *stuck), RETRY.first)
+    if source is None:
+        waiting = any(not _is_complete(observed, name) for name in names)
+        return CacheDecision(known.model_copy(update={"download": None}), None, old, RECHECK_SECONDS if waiting else None)
+    if ended is not None:
+        # The agent's report that it is complete is on its way; if not, another pod fetches what was lost.
+        lost = ended.created is None or age_seconds(ended.created, observed.now) > LOST_SECONDS
+        return CacheDecision(known, None, (*old, ended) if lost else old, RECHECK_SECONDS)
+    if mine:
+        return CacheDecision(known, None, old, RECHECK_SECONDS)
+    wait = _due(observed)
+    if wait is not None:
+        return CacheDecision(known, None, old, wait)
+    profile = observed.profiles[source]
+    store = profile.status.store.folder if profile is not None and profile.status.store is not None else ""
+    attempt = before.download.attempts if before.download is not None else 0
+    return CacheDecision(known, NewPod(Task.DOWNLOAD, source, attempt, store), old, RECHECK_SECONDS)

@@ -1,0 +1,112 @@
+"""The ModelCache of a ModelDeployment: whether it needs one, and what the status says about it."""
+
+from dataclasses import dataclass
+
+from thunderfleet_crds.conditions import find_condition
+from thunderfleet_crds.copies import MacCopy
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionType
+from thunderfleet_lib.modelstore.manifest import InvalidManifest, check_repository
+
+from thunderfleet_operator.decide.manifests import Manifest
+from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.weights import manifests
+from thunderfleet_operator.decide.weights.manifests import HubSettings
+from thunderfleet_operator.decide.weights.status import short, summary
+from thunderfleet_operator.observe.weights import Weights, is_resolved
+from thunderfleet_operator.placement import Fleet
+from thunderfleet_operator.placement.eligibility import wanted_model
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What to do about the ModelCache. ``apply``: to create it, or to make it follow the spec."""
+
+    apply: Manifest | None = None
+
+
+def needed(
+    deployment: ModelDeployment, fleet: Fleet, weights: Weights, hub: HubSettings, *, found: bool, unplaced: bool, taken: bool
+) -> Needed:
+    """Whether to create or change the ModelCache.
+
+    ``found``: whether a Mac has the model already. ``unplaced``: whether a group has no place. ``taken``: whether another
+    ModelCache has the ModelDeployment's name.
+    """
+    model, cache = deployment.spec.model, weights.cache
+    if model.repository is None or not hub.enabled or not _may_be_fetched(model.repository):
+        return Needed()
+    own = cache is not None and any(owner.uid == deployment.metadata.uid for owner in cache.metadata.owner_references)
+    if cache is not None and own:
+        same = (model.repository, model.revision, model.token_secret)
+        if (cache.spec.repository, cache.spec.revision, cache.spec.token_secret) == same:
+            return Needed()
+        return Needed(manifests.model_cache(deployment, cache.metadata.name))
+    if cache is not None or not deployment.spec.replicas or not _reported(fleet):
+        return Needed()
+    asked = request(deployment.spec)
+    lacking = any(mac.store and not any(one.complete for one in wanted_model(mac, asked)) for mac in fleet.macs.values())
+    if not lacking or (found and not unplaced):
+        return Needed()
+    return Needed(manifests.model_cache(deployment, manifests.cache_name(deployment, taken=taken)))
+
+
+def _may_be_fetched(repository: str) -> bool:
+    try:
+        check_repository(repository)
+    except InvalidManifest:
+        return False
+    return True
+
+
+def _reported(fleet: Fleet) -> bool:
+    """Whether all Macs that are up have said which models they have."""
+    up = [mac for mac in fleet.macs.values() if mac.ready]
+    return any(mac.store for mac in up) and all(mac.profiled and (mac.store or mac.models) for mac in up)
+
+
+def waits(weights: Weights, plan: Plan | None) -> tuple[str, ...]:
+    """The Macs of a plan whose files have not arrived."""
+    return weights.waits_for({rank.node: plan.model_path for rank in plan.ranks}) if plan is not None else ()
+
+
+def copies_of(weights: Weights, nodes: tuple[str, ...]) -> tuple[MacCopy, ...]:
+    """The copies on these Macs, as the ModelCache shows them."""
+    return tuple(copy for copy in weights.cache.status.macs if copy.node in nodes) if weights.cache is not None else ()
+
+
+def waiting_message(weights: Weights, nodes: tuple[str, ...]) -> str:
+    """What a group waits for on these Macs."""
+    known = copies_of(weights, nodes)
+    there = {copy.node for copy in known}
+    rest = [name for name in nodes if name not in there]
+    parts = [summary(known), f"{', '.join(rest)} will fetch it" if rest else ""]
+    return "fetching the model: " + "; ".join(part for part in parts if part)
+
+
+def resolution(weights: Weights, found: Resolution) -> Resolution:
+    """The condition ModelResolved of a ModelDeployment with a ModelCache. ``found``: without it."""
+    cache = weights.cache
+    if cache is None or (found.found and found.reason == Reason.FOUND and weights.missing is None):
+        return found
+    resolved = find_condition(cache.status.conditions, ConditionType.RESOLVED)
+    name = f"ModelCache {cache.metadata.name}"
+    if is_resolved(cache):
+        message = resolved.message if resolved is not None else f"commit {cache.status.commit}"
+        return Resolution(True, Reason.RESOLVED, f"{name}: {message}")
+    if found.found:
+        return found
+    if resolved is None or resolved.reason == Reason.RESOLVED:
+        return Resolution(False, Reason.RESOLVING, f"{name} was created; no Mac has the model, so it is fetched from the hub")
+    return Resolution(False, resolved.reason, f"{name}: {resolved.message}")
+
+
+def shown(weights: Weights) -> dict[str, object]:
+    """The fields of the status of a ModelDeployment that are about its weights."""
+    cache = weights.cache
+    if cache is None or not is_resolved(cache):
+        return {}
+    return {"commit": cache.status.commit, "copies": cache.status.macs[:256], "weights": short(cache.status.macs)}

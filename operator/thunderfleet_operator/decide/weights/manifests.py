@@ -1,0 +1,175 @@
+"""The pods that read from the hub, and the ModelCache of a ModelDeployment."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from thunderfleet_crds.fetching import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER
+from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import (
+    ANNOTATION_SIGNATURE,
+    API_VERSION,
+    FETCHER_NAME,
+    LABEL_CACHE,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    MANAGED_BY,
+    MAX_NAME_LENGTH,
+    MODELCACHE_KIND,
+    MODELDEPLOYMENT_KIND,
+)
+
+from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.observe.fetchpods import Task, statement
+from thunderfleet_operator.observe.proofs import Keyring, Purpose
+
+Manifest = dict[str, Any]
+MEMORY = "256Mi"
+GRACE_SECONDS = 5
+TOKEN_MODE = 0o440
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """How pods reach the hub. ``enabled`` False: ModelDeployments get no ModelCache."""
+
+    endpoint: str = ""
+    proxy: str = ""
+    no_proxy: str = ""
+    enabled: bool = False
+
+
+NO_HUB = HubSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class NewPod:
+    """A pod to create."""
+
+    task: Task
+    node: str
+    attempt: int
+    store: str = ""
+    """Folder of the Mac's model store, for a download."""
+
+
+def environment(settings: HubSettings) -> list[Manifest]:
+    """The variables by which huggingface_hub finds the hub."""
+    named = {
+        "HF_ENDPOINT": settings.endpoint,
+        "HTTPS_PROXY": settings.proxy,
+        "HTTP_PROXY": settings.proxy,
+        "NO_PROXY": settings.no_proxy,
+    }
+    return [{"name": name, "value": value} for name, value in named.items() if value]
+
+
+def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, keys: Keyring) -> Manifest:
+    """A signed pod. It mounts the token; neither the operator nor an agent reads it."""
+    meta, spec, status = cache.metadata, cache.spec, cache.status
+    volumes, mounts = list[Manifest](), list[Manifest]()
+    if spec.token_secret:
+        # A Secret that is missing is the pod's to report.
+        secret = {"secretName": spec.token_secret, "optional": True, "defaultMode": TOKEN_MODE}
+        volumes.append({"name": "token", "secret": secret})
+        mounts.append({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True})
+    if new.task is Task.RESOLVE:
+        what = ["--repository", spec.repository, "--revision", spec.revision]
+    else:
+        what = ["--repository", spec.repository, "--commit", status.commit or "", "--manifest", status.manifest or ""]
+        staging = f"{new.store}/.thunderfleet/staging/{meta.uid}"
+        volumes.append({"name": "store", "hostPath": {"path": new.store, "type": "Directory"}})
+        volumes.append({"name": "owned-staging", "hostPath": {"path": staging}})
+        mounts.append({"name": "store", "mountPath": STORE_FOLDER, "readOnly": True})
+        mounts.append({"name": "owned-staging", "mountPath": STAGING_FOLDER})
+    inputs = "/".join([str(meta.uid), new.task, new.node, str(new.attempt), *what])
+    name = f"{meta.name}-{new.task}-{hashlib.sha256(inputs.encode()).hexdigest()[:8]}"
+    metadata: Manifest = {
+        "name": name,
+        "namespace": meta.namespace,
+        "labels": {LABEL_CACHE: meta.name, LABEL_MANAGED_BY: MANAGED_BY, LABEL_NAME: FETCHER_NAME},
+        "ownerReferences": [owner(cache)],
+    }
+    affinity = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [new.node]}]}
+    manifest: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {
+            "runtimeClassName": pods.runtime_class,
+            "hostNetwork": True,
+            "dnsPolicy": "Default",
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [affinity]}}},
+            # Models are fetched for groups whose taints they tolerate.
+            "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
+            "containers": [
+                {
+                    "name": "fetcher",
+                    "image": pods.image,
+                    "imagePullPolicy": pods.pull_policy,
+                    "command": ["thunderfleet-runner", str(new.task), *what],
+                    "env": environment(hub),
+                    "resources": {"requests": {"memory": MEMORY}},
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": volumes,
+        },
+    }
+    metadata["annotations"] = {ANNOTATION_SIGNATURE: keys.sign(Purpose.FETCH, statement(manifest))}
+    return manifest
+
+
+def owner(cache: ModelCache) -> Manifest:
+    """The owner reference of a child of a ModelCache."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": MODELCACHE_KIND,
+        "name": cache.metadata.name,
+        "uid": cache.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def model_cache(deployment: ModelDeployment, name: str) -> Manifest:
+    """The ModelCache with the weights of a ModelDeployment, which goes with it."""
+    meta, model = deployment.metadata, deployment.spec.model
+    spec: Manifest = {"repository": model.repository, "revision": model.revision, "copies": 0}
+    if model.token_secret:
+        spec["tokenSecret"] = model.token_secret
+    return {
+        "apiVersion": API_VERSION,
+        "kind": MODELCACHE_KIND,
+        "metadata": {
+            "name": name,
+            "namespace": meta.namespace,
+            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": MODELDEPLOYMENT_KIND,
+                    "name": meta.name,
+                    "uid": meta.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        },
+        "spec": spec,
+    }
+
+
+def cache_name(deployment: ModelDeployment, *, taken: bool) -> str:
+    """The name of its ModelCache. ``taken``: whether another ModelCache has the ModelDeployment's name."""
+    name = deployment.metadata.name
+    if not taken:
+        return name
+    suffix = hashlib.sha256(str(deployment.metadata.uid).encode()).hexdigest()[:8]
+    return f"{name[: MAX_NAME_LENGTH - 9]}-{suffix}"

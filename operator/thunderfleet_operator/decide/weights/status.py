@@ -1,0 +1,155 @@
+"""What the status of a ModelCache shows."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from thunderfleet_crds.conditions import set_condition
+from thunderfleet_crds.copies import MacCopy
+from thunderfleet_crds.fields import binary_size
+from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
+
+from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
+from thunderfleet_operator.observe.nodes import Node
+
+LISTED = 4
+"""Copies that a summary names."""
+
+
+def duration(seconds: int) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+def progress(copy: MacCopy) -> str:
+    """One copy in words."""
+    if copy.phase is CopyPhase.COMPLETE:
+        return f"{copy.node} has it"
+    share = copy.bytes_done * 100 // copy.bytes if copy.bytes else 0
+    parts = [f"{copy.node} {share} % of {binary_size(copy.bytes)}"]
+    if copy.source is CopySource.PEER and copy.peer:
+        parts.append(f"from {copy.peer}" + (f" over {copy.link}" if copy.link else " over the LAN"))
+    elif copy.source is CopySource.HUB:
+        parts.append("from the hub")
+    if copy.bytes_per_second:
+        parts.append(f"{copy.bytes_per_second / 1e6:.1f} MB/s")
+    if copy.seconds_left is not None:
+        parts.append(f"{duration(copy.seconds_left)} left")
+    if copy.message:
+        parts.append(copy.message)
+    return ", ".join(parts)
+
+
+def summary(copies: Sequence[MacCopy]) -> str:
+    """The copies that have not ended, in words."""
+    moving = [copy for copy in copies if copy.phase is not CopyPhase.COMPLETE]
+    more = [f"and {len(moving) - LISTED} more Macs"] if len(moving) > LISTED else []
+    return joined([*(progress(copy) for copy in moving[:LISTED]), *more])
+
+
+def short(copies: Sequence[MacCopy]) -> str | None:
+    """The progress of all copies together, for a column."""
+    total, done = sum(copy.bytes for copy in copies), sum(copy.bytes_done for copy in copies)
+    if not total or all(copy.phase is CopyPhase.COMPLETE for copy in copies):
+        return None
+    rate = sum(copy.bytes_per_second or 0 for copy in copies)
+    speed = f" {rate / 1e6:.1f} MB/s" if rate else ""
+    left = max((copy.seconds_left for copy in copies if copy.seconds_left is not None), default=None)
+    return f"{done * 100 // total}% of {binary_size(total)}{speed}" + (f" {duration(left)} left" if left is not None else "")
+
+
+def _copies(
+    status: ModelCacheStatus, nodes: Mapping[str, Node], profiles: Mapping[str, NodeProfile | None]
+) -> tuple[MacCopy, ...]:
+    found = []
+    for assigned in status.assignments:
+        profile, node = profiles.get(assigned.node), nodes.get(assigned.node)
+        reported = profile.status.copies if profile is not None else ()
+        known = next((one for one in reported if one.manifest == status.manifest), None)
+        if known is None:
+            copy = MacCopy(node=assigned.node, bytes=status.bytes or 0, source=assigned.source)
+        else:
+            shared = {name: getattr(known, name) for name in MacCopy.model_fields if name != "node"}
+            copy = MacCopy(node=assigned.node, **shared)
+        if copy.phase is not CopyPhase.COMPLETE:
+            copy = copy.model_copy(update=_waits(status, assigned.source, copy, node, profile))
+        found.append(copy)
+    return tuple(found)
+
+
+def _waits(
+    status: ModelCacheStatus, source: CopySource, copy: MacCopy, node: Node | None, profile: NodeProfile | None
+) -> dict[str, object]:
+    """What a copy waits for, if its own agent cannot say."""
+    store = profile.status.store if profile is not None else None
+    if node is None or not node.ready:
+        return {"message": "waits for the Mac, which is not Ready", "bytes_per_second": None, "seconds_left": None}
+    if store is None:
+        return {"message": "waits for the agent of the Mac, which reports no model store (chart value agent.modelStore)"}
+    if store.problem:
+        return {"reason": Reason.NO_MAC_TO_FETCH, "message": f"the model store cannot be used: {store.problem}"}
+    download = status.download
+    if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
+        when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
+        return {"reason": download.reason, "message": f"{download.message}{when}"[:MESSAGE_LENGTH]}
+    return {}
+
+
+def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, Node]) -> Verdict:
+    what = f"{cache.spec.repository}, revision {cache.spec.revision}"
+    if status.commit is not None and status.manifest is not None:
+        size = binary_size(status.bytes or 0)
+        return Verdict(True, Reason.RESOLVED, f"{what} is commit {status.commit}: {status.files} files, {size}")
+    download = status.download
+    if download is not None and download.reason is not None:
+        when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
+        return Verdict(False, download.reason, f"{download.message}{when}")
+    if not any(node.mac and node.ready and node.schedulable for node in nodes.values()):
+        return Verdict(
+            False, Reason.NO_MAC_TO_FETCH, f"{what}: no Mac is Ready and schedulable, so no pod can read from the hub"
+        )
+    return Verdict(False, Reason.RESOLVING, f"{what}: a pod asks the hub for its commit, files and sizes")
+
+
+def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy]) -> Verdict:
+    if status.commit is None:
+        return Verdict(False, Reason.NOT_RESOLVED, f"see condition {ConditionType.RESOLVED}")
+    if not macs:
+        return Verdict(False, Reason.NOTHING_TO_FETCH, "no Mac shall hold the model")
+    if all(copy.phase is CopyPhase.COMPLETE for copy in macs):
+        return Verdict(True, Reason.FETCHED, f"on {', '.join(copy.node for copy in macs)}")
+    reason = next((copy.reason for copy in macs if copy.reason and copy.phase is not CopyPhase.COMPLETE), None)
+    return Verdict(False, reason or Reason.FETCHING, summary(macs))
+
+
+def complete(
+    cache: ModelCache,
+    status: ModelCacheStatus,
+    nodes: Mapping[str, Node],
+    profiles: Mapping[str, NodeProfile | None],
+    now: datetime,
+) -> ModelCacheStatus:
+    """``status`` with everything that follows from it."""
+    macs = _copies(status, nodes, profiles)
+    there = sum(copy.phase is CopyPhase.COMPLETE for copy in macs)
+    found = cache.status.conditions
+    verdicts = {ConditionType.RESOLVED: _resolved(cache, status, nodes), ConditionType.FETCHED: _fetched(status, macs)}
+    for kind, verdict in verdicts.items():
+        message = verdict.message[:MESSAGE_LENGTH]
+        found = set_condition(
+            found, kind, verdict.status, verdict.reason, message, now=now, observed_generation=cache.metadata.generation
+        )
+    return status.model_copy(
+        update={
+            "observed_generation": cache.metadata.generation,
+            "macs": macs,
+            "size": binary_size(status.bytes) if status.bytes is not None else None,
+            "copies": f"{there}/{len(macs)}" if status.commit is not None else None,
+            "progress": short(macs),
+            "conditions": found,
+        }
+    )

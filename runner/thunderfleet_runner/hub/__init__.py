@@ -1,0 +1,9 @@
+"""Reads models from the hub: what runs in pods that the operator makes for a ModelCache.
+
+command   the commands ``resolve`` and ``download``; the termination message
+resolve   a revision: its commit, its files, and the sizes of the model from the headers of its weights
+download  the files of a manifest, into the staging folder of this Mac's model store
+client    requests to the hub with `huggingface_hub`
+errors    what the hub's refusals mean; pure
+selection which files of a repository belong to a model; pure
+"""

@@ -1,0 +1,102 @@
+"""The commands ``resolve`` and ``download``. Their result is the pod's termination message."""
+
+import argparse
+import contextlib
+import errno
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from thunderfleet_crds.fetching import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER, TOKEN_KEY, FetchResult
+from thunderfleet_crds.group import TERMINATION_LOG
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.sandbox import mounted
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+    "HF_HUB_OFFLINE": "0",
+}
+"""Read by huggingface_hub when it is imported."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, download: bool) -> None:
+    """The options of a command."""
+    parser.add_argument("--repository", required=True, help="repository, as owner/name")
+    parser.add_argument("--token-folder", type=Path, default=mounted(TOKEN_FOLDER), help="folder with the token, if any")
+    if not download:
+        parser.add_argument("--revision", required=True, help="branch, tag or commit")
+        return
+    parser.add_argument("--commit", required=True, help="full hash of the commit")
+    parser.add_argument("--manifest", required=True, help="SHA-256 of the manifest that the commit must have")
+    parser.add_argument("--store", type=Path, default=mounted(STORE_FOLDER), help="model store of this Mac")
+    parser.add_argument("--staging", type=Path, default=mounted(STAGING_FOLDER), help="folder for the files")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Runs a command. Returns the exit code: 0 success, 1 failure."""
+    os.environ.update(ENVIRONMENT)
+    result = _guarded(lambda: _resolve(arguments) if arguments.command == "resolve" else _download(arguments))
+    try:
+        text = result.text
+    except ValueError as error:
+        result = FetchResult(Reason.FILES_REFUSED, f"the sizes of {arguments.repository} cannot be reported: {error}")
+        text = result.text
+    _write(text)
+    failed = result.reason not in (Reason.RESOLVED, Reason.FETCHED)
+    log.log(logging.ERROR if failed else logging.INFO, "%s %s", result.reason, result.message)
+    return 1 if failed else 0
+
+
+def _guarded(run: Callable[[], FetchResult]) -> FetchResult:
+    from thunderfleet_runner.hub.errors import HubFault
+
+    try:
+        return run()
+    except HubFault as fault:
+        return FetchResult(fault.reason, fault.message, fault.retry_seconds)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return FetchResult(Reason.DISK_FULL if full else Reason.DOWNLOAD_FAILED, " ".join(str(error).split()))
+    except Exception as error:
+        log.exception("unexpected")
+        return FetchResult(Reason.DOWNLOAD_FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _resolve(arguments: argparse.Namespace) -> FetchResult:
+    from thunderfleet_runner.hub.client import Hub, read_token
+    from thunderfleet_runner.hub.resolve import resolve
+
+    hub = Hub(arguments.repository, arguments.revision, read_token(arguments.token_folder, TOKEN_KEY))
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-resolve-") as folder:
+        return resolve(hub, Path(folder))
+
+
+def _download(arguments: argparse.Namespace) -> FetchResult:
+    from thunderfleet_lib.modelstore.store import Store
+
+    from thunderfleet_runner.hub.client import Hub, read_token
+    from thunderfleet_runner.hub.download import Download
+    from thunderfleet_runner.hub.errors import HubFault
+
+    hub = Hub(arguments.repository, arguments.commit, read_token(arguments.token_folder, TOKEN_KEY))
+    manifest = hub.manifest(arguments.commit)
+    if manifest.digest != arguments.manifest:
+        raise HubFault(Reason.HUB_FAILED, f"{hub.endpoint} lists other files for commit {arguments.commit} than before")
+    return Download(hub, manifest, Store(arguments.store), arguments.staging).run()
+
+
+def _write(text: str) -> None:
+    """Writes the pod's termination message; outside a pod there is no such file, and none is created."""
+    path = mounted(TERMINATION_LOG)
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+    print(text)

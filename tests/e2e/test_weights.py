@@ -1,0 +1,105 @@
+"""Models that are on no Mac: from a repository of the hub to tokens, with two Macs whose model stores are empty.
+
+The hub is a real server on a Linux machine of the cluster's network.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from thunderfleet_localcluster.models import tinymodel
+
+from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Line, chat
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = "fresh/tiny"
+LATER = "later/tiny"
+"""The same files under another name, which no Mac has."""
+PORT = 18080
+AGENT_METRICS_PORT = 9441
+PROMPT, TOKENS = "Hello", 8
+
+
+@pytest.fixture(scope="module")
+def line(desk: Line) -> Line:
+    return desk
+
+
+@pytest.fixture(scope="module")
+def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a hub that has the model, which the operator uses."""
+    machine = line.cluster.machines["linux-1"]
+    folder = machine.folder / "hub"
+    tinymodel.make(folder / "model")
+    address = machine.address
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.hub",
+        address,
+        str(PORT),
+        *(f"{name}={folder / 'model'}" for name in (REPOSITORY, LATER)),
+    ]
+    script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
+    machine.run(["sh", "-c", script])
+    until(lambda: "ready" in (folder / "log").read_text(), "the hub serves", describe=lambda: (folder / "log").read_text())
+    url = f"http://{address}:{PORT}"
+    configure(line, "true", url)
+    yield url
+    machine.run(["kill", (folder / "pid").read_text().strip()])
+    configure(line, "false", "")
+
+
+def configure(line: Line, enabled: str, endpoint: str) -> None:
+    line.cluster.helm(
+        *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values", "--wait"),
+        *("--set", f"hub.enabled={enabled}", "--set", f"hub.endpoint={endpoint}", "--timeout", f"{INSTALL_SECONDS}s"),
+        seconds=INSTALL_SECONDS + 30,
+    )
+
+
+def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
+    line: Line, hub: str, deploy: Deploy, alone: Alone
+) -> None:
+    deployment = deploy("fetched", model={"repository": REPOSITORY}, parallelism="Pipeline", transport="Ring").until_ready()
+    status = deployment.status
+    assert {copy["node"]: copy["phase"] for copy in status["copies"]} == dict.fromkeys(line.macs, "Complete")
+    assert deployment.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    cache = line.json("get", "mc", deployment.name, "-n", deployment.namespace)
+    assert cache["status"]["copies"] == "2/2"
+    assert cache["metadata"]["ownerReferences"][0]["name"] == deployment.name
+    wanted = {path.name: path.read_bytes() for path in (line.cluster.models / MODEL).iterdir()}
+    for name in line.macs:
+        store = line.cluster.machines[name].folder / "disk/Library/Thunderfleet/models/models--fresh--tiny"
+        snapshot = store / "snapshots" / status["commit"]
+        assert {path.name: (store / "blobs" / path.readlink().name).read_bytes() for path in snapshot.iterdir()} == wanted
+
+
+def over_cables(line: Line, name: str) -> float:
+    """Bytes of models that a Mac's agent has received over cables, by its metrics."""
+    answer = line.request(f"http://{line.cluster.machines[name].address}:{AGENT_METRICS_PORT}/metrics")
+    series = 'thunderfleet_agent_copy_received_bytes_total{way="cable"}'
+    return next((float(text.split()[-1]) for text in answer.body.splitlines() if text.startswith(series)), 0.0)
+
+
+# The last one: it ends the hub.
+def test_a_mac_that_is_needed_later_copies_the_model_over_the_cable_without_the_hub(
+    line: Line, hub: str, deploy: Deploy, alone: Alone
+) -> None:
+    deployment = deploy("later", model={"repository": LATER}, nodes={"max": 1}).until_ready()
+    first = deployment.status["groups"][0]["ranks"][0]["node"]
+    (second,) = set(line.macs) - {first}
+    machine = line.cluster.machines["linux-1"]
+    machine.run(["kill", (machine.folder / "hub" / "pid").read_text().strip()])
+    before = over_cables(line, second)
+    deployment.patch({"replicas": 2})
+    deployment.until(lambda: deployment.status.get("ready") == "2/2", "two groups serve")
+    assert {copy["node"]: copy["phase"] for copy in deployment.status["copies"]} == dict.fromkeys(line.macs, "Complete")
+    assert over_cables(line, second) > before
+    expected = alone(PROMPT, TOKENS)
+    for group in deployment.status["groups"]:
+        answer = line.request(f"{group['endpoint']}/chat/completions", {**chat(PROMPT, TOKENS), "model": LATER})
+        assert answer.json["choices"][0]["token_ids"] == expected
