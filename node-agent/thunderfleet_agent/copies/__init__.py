@@ -8,7 +8,7 @@ board      what is still to fetch, and what each connection fetches next; pure
 rates      progress: bytes per second, time left, main source; pure
 shelf      what this Mac gives to others, from its model store
 server     answers other agents, one thread per connection
-connection one connection to another agent
+connection  one connection to another agent
 transfer   fetches one model over several connections at once
-controller starts and stops transfers as ModelCaches assign them, and reports them
+controller  starts and stops transfers as ModelCaches assign them, and reports them
 """
