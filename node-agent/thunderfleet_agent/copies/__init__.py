@@ -11,4 +11,14 @@ server     answers other agents, one thread per connection
 connection  one connection to another agent
 transfer   fetches one model over several connections at once
 controller  starts and stops transfers as ModelCaches assign them, and reports them
+controller  starts and stops transfers as they are wanted, and reports them
+transfer    fetches one model over several connections at once
+server      answers other agents, one thread per connection
+board       what is still to fetch, and what each connection fetches next; pure
+shelf       what this Mac gives to others, from its model store
+paths       the ways to another Mac, best first; pure
+pace        limits the rate of a way; pure
+rates       progress: bytes per second, time left, main source; pure
+wire        requests and answers between two agents, with bounds; pure
+chunks      the pieces of a file, and their hashes; pure
 """

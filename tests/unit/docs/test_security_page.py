@@ -39,6 +39,7 @@ HOSTILE = "unit/runner/test_hostile_bodies.py"
 REQUESTS = "unit/runner/test_openai_requests.py"
 FORMATS = "unit/runner/test_structured_output.py"
 MODEL = "unit/runner/test_model_files.py"
+COPIES = "unit/agent/test_copies.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "What Thunderfleet protects": ADVICE,
@@ -130,6 +131,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "e2e/test_kubelet.py::test_strangers_are_refused",
     ),
     "agent | `agent.port`": ("agent-peers",),
+    "agent: copies of models |": (
+        f"{COPIES}::test_strangers_and_wrong_names_get_nothing",
+        f"{COPIES}::test_what_is_not_in_the_store_is_not_given",
+    ),
     "agent: throughput |": ("unit/agent/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",),
     "agent: ring |": UNPROTECTED,
     "agent | `agent.metricsPort`": ("agent-metrics", "agent-healthz"),
