@@ -61,13 +61,23 @@ def configure(line: Line, enabled: str, endpoint: str) -> None:
     )
 
 
+def requests(line: Line) -> list[str]:
+    """What the hub was asked for, as METHOD PATH."""
+    return (line.cluster.machines["linux-1"].folder / "hub" / "log").read_text().splitlines()
+
+
 def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
     line: Line, hub: str, deploy: Deploy, alone: Alone
 ) -> None:
     deployment = deploy("fetched", model={"repository": REPOSITORY}, parallelism="Pipeline", transport="Ring").until_ready()
     status = deployment.status
     assert {copy["node"]: copy["phase"] for copy in status["copies"]} == dict.fromkeys(line.macs, "Complete")
-    assert deployment.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": REPOSITORY})
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
+    # One Mac asked the hub for the weights, the other one that Mac.
+    asked = [text for text in requests(line) if text.startswith("GET /cdn/")]
+    assert len(asked) == 2, "the header, then the file"
     cache = line.json("get", "mc", deployment.name, "-n", deployment.namespace)
     assert cache["status"]["copies"] == "2/2"
     assert cache["metadata"]["ownerReferences"][0]["name"] == deployment.name

@@ -107,6 +107,7 @@ class Keeper:
             try:
                 busy = await self._round()
             except OSError as error:
+                busy = False
                 self._tell(self.about.model_copy(update={"problem": _said(error)}), self.copies)
                 log.warning("model store %s: %s", self.store.root, _said(error))
             except Exception:

@@ -26,6 +26,7 @@ from thunderfleet_lib.quantity import parse_quantity
 
 Json = dict[str, Any]
 ROOT = KubeletUser(0, 0)
+PRIVILEGED = os.geteuid() == 0
 IMAGE = Image("i:1", Path("/images/i"), env=(("LANG", "C"), ("PATH", "/image/path")), entrypoint=("run",), command=("it",))
 
 
@@ -362,6 +363,41 @@ def test_host_path_types(tmp_path: Path) -> None:
         check(tmp_path / "file", "Directory")
     with pytest.raises(VolumeError, match="is not of type Socket"):
         check(tmp_path / "file", "Socket")
+
+
+def test_an_owned_folder_goes_to_the_next_user_with_what_the_last_one_had(tmp_path: Path) -> None:
+    store = tmp_path / "new" / "store"
+    volume: Json = {"name": "owned-store", "hostPath": {"path": str(store)}}
+    first, second = user.ContainerUser(70001, 70001), user.ContainerUser(70002, 70002)
+    assert volumes.own_host_path(volume, {first if PRIVILEGED else me()}) is None
+    assert store.is_dir()
+    if not PRIVILEGED:
+        return
+    (store / "mine").mkdir()
+    (store / "mine" / "file").write_text("x")
+    (store / "others").write_text("x")
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    (store / "link").symlink_to(secret)
+    os.link(secret, store / "hard")
+    for path in (store / "mine", store / "mine" / "file", store / "link"):
+        os.chown(path, first.uid, first.gid, follow_symlinks=False)
+    os.chown(store / "others", 70003, 70003)
+    assert volumes.own_host_path(volume, {second}) is None
+    owners = {path.name: path.lstat().st_uid for path in (store, *store.rglob("*"))}
+    assert owners == {"store": 70002, "mine": 70002, "file": 70002, "link": 70002, "others": 70003, "hard": 0}
+    assert secret.stat().st_uid == 0
+
+
+def test_an_owned_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    volume: Json = {"name": "owned-store", "hostPath": {"path": str(tmp_path / "file" / "store")}}
+    problem = volumes.own_host_path(volume, {me()})
+    assert problem is not None and "owned-store" in problem
+    (tmp_path / "link").symlink_to("/tmp")
+    assert (
+        not ROOT or volumes.own_host_path({"name": "owned-x", "hostPath": {"path": str(tmp_path / "link")}}, {me()}) is not None
+    )
 
 
 def test_mounts_are_links_and_lead_nowhere_else(tmp_path: Path) -> None:

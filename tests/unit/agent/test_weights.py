@@ -1,0 +1,179 @@
+"""What the agent does with its model store: real files, as pods leave them, and ModelCaches as the API server has them."""
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from thunderfleet_agent.weights import keeper as keepers
+from thunderfleet_agent.weights.keeper import Keeper
+from thunderfleet_agent.weights.progress import Rate
+from thunderfleet_agent.weights.wanted import wanted_of
+from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
+
+Json = dict[str, Any]
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+def contents(name: str) -> dict[str, bytes]:
+    return {"config.json": b"{}", "model.safetensors": name.encode() * 1000}
+
+
+def manifest(name: str) -> Manifest:
+    files = (FileEntry(path, len(data), sha256=hashlib.sha256(data).hexdigest()) for path, data in contents(name).items())
+    return Manifest(f"owner/{name}", hashlib.sha1(name.encode()).hexdigest(), tuple(files))
+
+
+def cache(name: str, source: str = "Hub", uid: str = UID, namespace: str = "ns") -> Json:
+    wanted = manifest(name)
+    status = {
+        "commit": wanted.commit,
+        "manifest": wanted.digest,
+        "bytes": wanted.total_bytes,
+        "assignments": [{"node": "mac", "source": source}],
+    }
+    return {
+        "metadata": {"name": name, "namespace": namespace, "uid": uid},
+        "spec": {"repository": f"owner/{name}"},
+        "status": status,
+    }
+
+
+class Mac:
+    """A model store and its keeper."""
+
+    def __init__(self, folder: Path) -> None:
+        self.published = 0
+        self.used: list[str] = []
+        self.now = 0.0
+        self.keeper = Keeper(
+            cast(Kube, None), "mac", folder, self._changed, lambda: None, lambda: self.used, clock=lambda: self.now
+        )
+        self.store = self.keeper.store
+        self.store.prepare()
+
+    def _changed(self) -> None:
+        self.published += 1
+
+    def wants(self, *caches: Json) -> None:
+        self.keeper._caches.items = {f"{one['metadata']['namespace']}/{one['metadata']['name']}": one for one in caches}
+
+    def round(self) -> dict[str, tuple[CopyPhase, str | None]]:
+        """One round; by repository, what the NodeProfile shows then."""
+        self.now += 10
+        asyncio.run(self.keeper._round())
+        return {copy.repository.removeprefix("owner/"): (copy.phase, copy.reason) for copy in self.keeper.copies}
+
+    def download(self, name: str, uid: str = UID, **changed: bytes) -> Path:
+        """What a pod leaves in its staging folder."""
+        folder = self.store.layout.staged(uid)
+        folder.mkdir(exist_ok=True)
+        (folder / "manifest.json").write_bytes(manifest(name).canonical)
+        for entry in manifest(name).files:
+            (folder / entry.blob).write_bytes(changed.get(entry.path.partition(".")[0], contents(name)[entry.path]))
+        return folder
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Mac:
+    return Mac(tmp_path / "store")
+
+
+def test_a_download_becomes_a_model(mac: Mac) -> None:
+    mac.wants(cache("tiny"))
+    assert mac.round() == {"tiny": (CopyPhase.WAITING, None)}
+    mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    folder = mac.store.layout.snapshot("owner/tiny", manifest("tiny").commit)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents("tiny")
+    published = mac.published
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    assert mac.published == published
+
+
+def test_progress_counts_what_is_staged_and_is_no_model_yet(mac: Mac) -> None:
+    mac.wants(cache("tiny"))
+    folder = mac.download("tiny")
+    weights = next(entry for entry in manifest("tiny").files if entry.path == "model.safetensors")
+    os.rename(folder / weights.blob, folder / f"{weights.blob}.incomplete")
+    assert mac.round()["tiny"][0] in (CopyPhase.COPYING, CopyPhase.CHECKING)
+    assert mac.keeper.copies[0].source is CopySource.HUB
+    assert not mac.store.layout.snapshot("owner/tiny", manifest("tiny").commit).exists()
+
+
+def test_wrong_bytes_are_removed_and_reported_until_right_ones_come(mac: Mac) -> None:
+    mac.wants(cache("tiny"))
+    folder = mac.download("tiny", model=b"y" * 4000)
+    assert mac.round()["tiny"][1] == Reason.WRONG_BYTES
+    assert len(list(folder.iterdir())) == 1
+    mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+
+
+def test_a_forged_manifest_is_not_used(mac: Mac) -> None:
+    mac.wants(cache("tiny"))
+    folder = mac.download("tiny")
+    (folder / "manifest.json").write_bytes(manifest("other").canonical)
+    assert mac.round() == {"tiny": (CopyPhase.WAITING, None)}
+    assert mac.store.kept() == ()
+
+
+def test_what_no_cache_wants_stays_until_the_disk_is_needed(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    for age, name in enumerate(("old", "served", "young")):
+        mac.wants(cache(name))
+        mac.download(name)
+        mac.round()
+        os.utime(mac.store.layout.manifest(manifest(name).digest), (age, age))
+    own = mac.store.root / "models--user--own" / "snapshots" / ("e" * 40)
+    own.mkdir(parents=True)
+    (own / "config.json").write_text("{}")
+    mac.used = [str(mac.store.layout.snapshot("owner/served", manifest("served").commit))]
+    mac.wants()
+    assert set(mac.round()) == {"old", "served", "young"}
+    # One byte is missing for the next model.
+    monkeypatch.setattr(mac.store, "free_bytes", lambda: keepers.RESERVE_BYTES + manifest("new").total_bytes - 1)
+    mac.wants(cache("new"))
+    mac.download("new")
+    monkeypatch.setattr(mac.keeper, "_staged_bytes", lambda one, wanted: 0)
+    assert set(mac.round()) == {"served", "young", "new"}
+    monkeypatch.setattr(mac.store, "free_bytes", lambda: 0)
+    mac.wants(cache("new"), cache("newer", uid=UID.replace("1", "9")))
+    mac.download("newer", uid=UID.replace("1", "9"))
+    assert set(mac.round()) == {"served", "new", "newer"}
+    assert (own / "config.json").exists()
+
+
+def test_two_caches_share_one_model_and_each_has_its_download(mac: Mac) -> None:
+    other = UID.replace("1", "9")
+    both = [cache("tiny", "Peer"), cache("tiny", "Hub", uid=other, namespace="other")]
+    (found,) = wanted_of([ModelCache.load(one) for one in both], "mac").values()
+    assert (found.source, found.downloads) == (CopySource.HUB, (other,))
+    mac.wants(*both)
+    mac.download("tiny", uid=other)
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    assert len(mac.store.kept()) == 1
+
+
+def test_staging_folders_of_caches_that_are_gone_are_removed(mac: Mac) -> None:
+    mac.wants(cache("tiny"))
+    mac.download("tiny", uid="gone")
+    mac.round()
+    assert not mac.store.layout.staged("gone").exists()
+
+
+def test_rates_and_times_left() -> None:
+    rate = Rate()
+    assert rate.bytes_per_second is None and rate.seconds_left(100) is None
+    for second in range(40):
+        rate.add(float(second), second * 10)
+    assert rate.bytes_per_second == 10
+    assert rate.seconds_left(490) == 10
+    # Bytes that were refused start again.
+    rate.add(41.0, 0)
+    assert rate.bytes_per_second is None
