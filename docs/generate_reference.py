@@ -293,8 +293,11 @@ def permissions() -> str:
 
 def _operator_metrics() -> CollectorRegistry:
     from thunderfleet_operator.metrics import Metrics
+    from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 
-    return Metrics().registry
+    registry = Metrics().registry
+    registry.register(ObjectMetrics(Objects, lambda: False))
+    return registry
 
 
 def _agent_metrics() -> CollectorRegistry:
@@ -313,7 +316,8 @@ def _runner_metrics() -> CollectorRegistry:
     registry = CollectorRegistry()
     GroupMetrics(registry, dict)
     memory = SimpleNamespace(concurrent_requests=1, context_tokens=1)
-    Gateway(cast(Any, SimpleNamespace(registry=registry, memory=memory)), cast(Any, SimpleNamespace()))
+    service = SimpleNamespace(registry=registry, memory=memory, plan=SimpleNamespace(router=None))
+    Gateway(cast(Any, service), cast(Any, SimpleNamespace()))
     return registry
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -19,10 +20,16 @@ from thunderfleet_cli.model import arguments as model
 from thunderfleet_cli.parsers import Parsers
 from thunderfleet_cli.run import arguments as run
 from thunderfleet_cli.support import arguments as support
+from thunderfleet_cli.view import arguments as view
 
 INTERRUPTED = 130
 NOT_MOVED = {("token", word) for word in ("create", "-h", "--help")}
 """`thunderfleet token create` is another command than the earlier `thunderfleet token`."""
+STATUS = "status"
+"""The earlier command of this name showed a local cluster. It had these options:"""
+LOCAL_OPTIONS = ("--name", "--dir")
+PLUGIN = "kubectl thunderfleet"
+"""How users call the program `kubectl-thunderfleet`."""
 
 
 def _add_demo(commands: Parsers) -> None:
@@ -37,14 +44,23 @@ def _demo(arguments: argparse.Namespace) -> int:
     return demo.main(keep=arguments.keep)
 
 
-COMMANDS: Sequence[Callable[[Parsers], None]] = (install.add, local.add, doctor.add, run.add, model.add, support.add, _add_demo)
+COMMANDS: Sequence[Callable[[Parsers], None]] = (
+    install.add,
+    doctor.add,
+    run.add,
+    model.add,
+    view.add,
+    support.add,
+    local.add,
+    _add_demo,
+)
 """Each adds a command, or several, with what they call."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(program: str = "thunderfleet") -> argparse.ArgumentParser:
+    """The command line of ``thunderfleet``, or of the plugin of kubectl, which has the same commands."""
     top = argparse.ArgumentParser(
-        prog="thunderfleet",
+        prog=program,
         description="Run models on Macs wired by Thunderbolt, with Kubernetes. Use kubectl for everything else in a cluster.",
         formatter_class=HelpFormatter,
     )
@@ -58,6 +74,8 @@ def moved(arguments: Sequence[str]) -> str | None:
     """The new spelling of a command line of an earlier version, in which the commands of ``local`` had no such prefix."""
     if not arguments or arguments[0] not in LOCAL_COMMANDS or tuple(arguments[:2]) in NOT_MOVED:
         return None
+    if arguments[0] == STATUS and not any(one.partition("=")[0] in LOCAL_OPTIONS for one in arguments):
+        return None
     return shlex.join(["thunderfleet", "local", *arguments])
 
 
@@ -67,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (new := moved(given)) is not None:
         print(f"thunderfleet: `thunderfleet {given[0]}` is now `thunderfleet local {given[0]}`; run: {new}", file=sys.stderr)
         return 2
-    parsed = parser().parse_args(given)
+    parsed = parser(PLUGIN if Path(sys.argv[0]).name == "kubectl-thunderfleet" else "thunderfleet").parse_args(given)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

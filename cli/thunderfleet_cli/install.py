@@ -94,8 +94,8 @@ def add(commands: Parsers) -> None:
         "reset",
         "remove what init or join installed on this Mac",
         "End this Mac's pods and LaunchDaemons, and remove what init or join installed, with etcd's data and the certificates. "
-        "It prints what it leaves. If other Macs have a control plane too, this one leaves them first; `reset` is refused if "
-        "they would not work without it. Example: `sudo thunderfleet reset`",
+        "It prints what it does not remove. If other Macs have a control plane too, this Mac is removed from their etcd first; "
+        "`reset` is refused if they would not work without this Mac. Example: `sudo thunderfleet reset`",
     )
     reset.add_argument(
         "--force",

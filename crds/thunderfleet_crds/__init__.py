@@ -13,6 +13,7 @@ names            API group, kinds, labels, annotations, limits
 nodeprofile      NodeProfile: what one Mac is and can do
 plan             the plan of one group, from the operator to its runners
 reasons          every reason, with its meaning and remedy
+routing          what the operator and the routers exchange: keys, routes, demand
 thunderboltlink  ThunderboltLink: a cable between two Macs
 vocabulary       every enumeration
 """

@@ -246,7 +246,7 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str,
     }
     if required := node.get("required"):
         out["required"] = list(required)
-    elif defaults and "default" in node:
+    elif defaults and node.get("default") is not None:
         out["default"] = {name: child["default"] for name, child in properties.items() if "default" in child}
 
 

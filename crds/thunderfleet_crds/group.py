@@ -19,8 +19,11 @@ STATE_PATH = "/v1/state"
 
 With ``?wait=SECONDS&phase=PHASE&attempt=N`` the response comes as soon as the group leaves that phase or attempt, and after
 that many seconds (at most WAIT_LIMIT_SECONDS) in any case. So a failure shorter than the polling interval is not missed.
+With ``&connections=TEXT`` (at most CONNECTIONS_CHARACTERS) the operator says what identifies the connections of the group's
+cables. When the text changes, a cable was interrupted, and rank 0 checks the group's answers again while it is idle.
 """
 WAIT_LIMIT_SECONDS = 30.0
+CONNECTIONS_CHARACTERS = 64
 DRAIN_PATH = "/v1/drain"
 """``POST`` to rank 0: admits no new requests, lets running ones finish within the grace period, then stops all ranks."""
 
@@ -136,6 +139,10 @@ class GroupState(_Value):
     ranks: tuple[RankReport, ...] = ()
     requests: int | None = None
     """Number of requests that rank 0 works on; None from a runner of an earlier version."""
+    in_flight: int | None = None
+    """Number of requests that run or wait at the gateway; None from a runner of an earlier version."""
+    idle_seconds: float | None = None
+    """Seconds since the gateway last had a request, or since it began to serve; None from a runner of an earlier version."""
     benchmark: BenchmarkReport | None = None
     verified: VerifiedReport | None = None
     """None from a runner of an earlier version."""

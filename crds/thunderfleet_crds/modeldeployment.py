@@ -34,6 +34,7 @@ from thunderfleet_crds.fields import (
     Word,
 )
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
+from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
     ConditionType,
@@ -73,6 +74,7 @@ MAX_PROVEN_LENGTHS: Final = 8
 MAX_WEIGHTS_COPIES: Final = 64
 MAX_RECORDED_ANSWERS: Final = 4
 MAX_RECORDED_TOKENS: Final = 64
+MAX_ENDPOINTS: Final = 256
 
 
 class ModelSource(ApiModel):
@@ -160,6 +162,10 @@ class Nodes(ApiModel):
     )
 
 
+LEAST_CACHED_TOKENS = 65536
+"""Capacity of the prompt cache, unless spec.memory says otherwise. Earlier versions wrote it into every ModelDeployment."""
+
+
 class Memory(ApiModel):
     """Memory reserved in addition to the weights. The gateway admits requests within these limits."""
 
@@ -169,22 +175,60 @@ class Memory(ApiModel):
     concurrent_requests: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=4, description="Maximum number of requests that run at the same time; further requests wait."
     )
-    cached_tokens: Count = Field(default=65536, description="Capacity of the prompt cache in tokens.")
+    cached_tokens: Count | None = Field(
+        default=None,
+        description="Capacity of the prompt cache in tokens. If unset, contextTokens, but at least 65536. With less than "
+        "contextTokens only the beginning of a long conversation is reused, or nothing of it.",
+    )
     headroom_percent: Percent = Field(
         default=10, description="Safety margin in percent of everything that a rank reserves, including its weights."
     )
 
+    @property
+    def cache_capacity(self) -> int:
+        """Capacity of the prompt cache in tokens: the longest conversation has room, unless the spec says otherwise."""
+        return max(LEAST_CACHED_TOKENS, self.context_tokens) if self.cached_tokens is None else self.cached_tokens
+
 
 class Server(ApiModel):
     """The OpenAI-compatible HTTP endpoint."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "size(self.?apiKeys.orValue([])) == 0 || has(self.apiKeySecret)",
+                    "message": "server.apiKeys sets limits of keys in a Secret: set server.apiKeySecret too",
+                }
+            ]
+        }
+    )
 
     port: Port | None = Field(
         default=None, description="Port of the endpoint on the Node of rank 0. If unset, the operator picks a free one."
     )
     api_key_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Name of a Secret in the namespace; each value in it is an accepted API key. The values are read when a "
-        "pod of the group starts: after a change, delete the pods. If unset, no key is required.",
+        description="Name of a Secret in the namespace; each value in it is an accepted API key. Routers follow a change "
+        "within seconds. Groups read the values when their pods start: after a change, delete the pods. If unset, no key is "
+        "required.",
+    )
+    aliases: Annotated[tuple[Alias, ...], Field(max_length=MAX_ALIASES)] = Field(
+        default=(),
+        description="Other names under which routers serve the model, such as gpt-4o. A ModelDeployment or repository of the "
+        "same name comes first. A caller with an API key sees only the aliases in the namespaces of the key, which come before "
+        "those of the chart's value router.aliases. Other callers see all, after those of router.aliases. A change restarts "
+        "no group.",
+        json_schema_extra={
+            "x-rule": "self.all(a, self.exists_one(b, b == a))",
+            "x-message": "server.aliases must be different from each other",
+        },
+    )
+    api_keys: Annotated[tuple[ApiKey, ...], Field(max_length=MAX_KEYS)] = Field(
+        default=(),
+        description="Limits of API keys in the Secret that apiKeySecret names, for requests to routers. Keys without an entry "
+        "have no limits. A change restarts no group.",
+        json_schema_extra={"x-list-keys": ["name"]},
     )
 
 
@@ -223,8 +267,8 @@ class Recovery(ApiModel):
     max_restarts: Count = Field(
         default=10,
         description="Maximum number of restarts of a group; after them its state is GaveUp. To start it again, raise this "
-        "number, or change any field of spec outside of replicas, recovery and placement. The count is reset when the group "
-        "has been Ready for 10 minutes.",
+        "number; a change of spec.model, nodes, parallelism, transport, memory or runtime starts it again too. The count is "
+        "reset when the group has been Ready for 10 minutes.",
     )
     backoff_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         default=10, description="Delay before the first restart in seconds; it doubles with every restart."
@@ -297,12 +341,66 @@ class RuntimeSpec(ApiModel):
     )
 
 
+class Autoscaling(ApiModel):
+    """How the number of groups follows the requests."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "self.maxReplicas >= self.minReplicas",
+                    "message": "autoscaling.maxReplicas must be at least autoscaling.minReplicas",
+                }
+            ]
+        }
+    )
+
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(
+        default=1,
+        description="Minimum number of groups. With 0, the last group is stopped after scaleToZeroAfterSeconds without a "
+        "request, and a request to a router starts it again.",
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = Field(default=1, description="Maximum number of groups.")
+    target_in_flight_requests: Annotated[int, Field(ge=1, le=100000)] | None = Field(
+        default=None,
+        description="Number of requests in progress, those that wait included, that one group should have. If there "
+        "are more for 15 seconds, groups are added. If fewer groups are enough for 2 minutes, groups are removed when their "
+        "requests have ended. If unset, memory.concurrentRequests.",
+    )
+    scale_to_zero_after_seconds: Annotated[int, Field(ge=1, le=2592000)] = Field(
+        default=600, description="With minReplicas 0: time without a request after which the last group is stopped, in seconds."
+    )
+
+
 class ModelDeploymentSpec(ApiModel):
-    """The desired state. Every change rolls out to the groups one after the other."""
+    """The desired state. A change of what the ranks are started with rolls out to the groups one after the other."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
+                    "message": "replicas cannot be changed while autoscaling is set: change autoscaling.minReplicas or "
+                    "autoscaling.maxReplicas, or remove autoscaling",
+                }
+            ]
+        }
+    )
 
     model: ModelSource = Field(description="The model to serve. Exactly one of repository and path is required.")
     replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(
-        default=1, description="Number of groups that serve the model independently of each other."
+        default=1,
+        description="Number of groups that serve the model independently of each other. With autoscaling, the number to start "
+        "with, which cannot be changed.",
+    )
+    autoscaling: Autoscaling | None = Field(
+        default=None,
+        description="How the number of groups follows the requests. If unset, there are as many as replicas says. A change "
+        "restarts no group.",
+    )
+    suspend: bool = Field(
+        default=False,
+        description="Stop all groups, when their requests have ended, until this is false again. No request starts them.",
     )
     nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
     placement: PlacementSpec = Field(default=PlacementSpec(), description="How a placement is chosen among the possible ones.")
@@ -322,15 +420,15 @@ class ModelDeploymentSpec(ApiModel):
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="How the ranks form a group.")
     verify: Verify = Field(
         default=Verify.FULL,
-        description="What a group checks. Quick: each time its ranks have connected, and before they load the model, they "
-        "exchange known values over each connection and compare every bit. Full: in addition, products and layers that the "
-        "ranks compute are checked (reasons KernelWrong and SplitWrong), their logits and earlier answers are compared "
-        "(Diverged and OutputWrong), and the group must continue passages of 300, 2,600 and 9,000 tokens: the prompt is a "
-        "passage and then a part of it again, and the answer must be what follows that part in the passage. The first time, a "
-        "length is checked while the group is idle, and a wrong answer is no failure: some models cannot do it. A length that "
-        "was right once is checked again whenever the group forms, and a wrong answer is then a failure; lengths up to 2,600, "
-        "and one that was wrong in the last attempt, are checked before the group serves. None: nothing. See the condition "
-        "Verified.",
+        description="What a group checks. None: nothing. Quick: its connections; before the ranks load the model, they "
+        "exchange known values over each connection and compare every bit. Full: also the model. The ranks check products and "
+        "layers that they compute (reasons KernelWrong and SplitWrong), compare their logits (Diverged), and compare the "
+        "answer to a test prompt with earlier answers (OutputWrong). The group must also continue passages of 300, 2,600 and "
+        "9,000 tokens: the prompt is a passage, followed by a part of it, and the right answer is what follows that part in "
+        "the passage. Some models cannot do that, so a wrong answer is a failure (OutputWrong) only for a length that was "
+        "right before. Whenever the group forms, it is asked again for these lengths: for those up to 2,600, and for one "
+        "whose last answer was wrong, before it serves. Everything else is asked while it is idle. The condition Verified has "
+        "the result.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -609,6 +707,29 @@ class BenchmarkResult(ApiModel):
     measured_at: Time | None = Field(default=None, description="Time of the measurement.")
 
 
+class RouterEndpoint(ApiModel):
+    """A router, at which clients reach all models."""
+
+    url: Url = Field(description="URL of the OpenAI-compatible API.")
+    node: Name = Field(description="Name of the Node that the router runs on.")
+
+
+class AutoscalingStatus(ApiModel):
+    """What autoscaling has decided."""
+
+    replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(description="Number of groups.")
+    draining_to: Annotated[int, Field(ge=0, le=MAX_GROUPS)] | None = Field(
+        default=None,
+        description="Number of groups that stay. Routers send no more requests to the others, which are stopped when their "
+        "requests have ended. Unset if no group is about to be stopped.",
+    )
+    last_scale_time: Time | None = Field(default=None, description="Time at which the number of groups last changed.")
+    last_request_time: Time | None = Field(
+        default=None, description="Time of the last request before the number of groups was last decreased, as far as known."
+    )
+    message: Message = Field(default="", description="Human-readable reason for the number of groups.")
+
+
 class ModelDeploymentStatus(ApiModel):
     """The observed state. Only the operator writes it."""
 
@@ -625,7 +746,19 @@ class ModelDeploymentStatus(ApiModel):
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the serving pods, for the scale subresource."
     )
-    endpoint: Url | None = Field(default=None, description="URL of the OpenAI-compatible API of the first Ready group.")
+    endpoint: Url | None = Field(
+        default=None,
+        description="URL of the OpenAI-compatible API: the chart's value router.externalURL, else that of a router; without "
+        "routers, that of the first Ready group. Unset while no group is Ready, unless a request would start one.",
+    )
+    endpoints: Annotated[tuple[RouterEndpoint, ...], Field(max_length=MAX_ENDPOINTS)] = Field(
+        default=(),
+        description="Routers that are ready, those on Nodes of Ready groups first.",
+        json_schema_extra={"x-list-keys": ["url"]},
+    )
+    autoscaling: AutoscalingStatus | None = Field(
+        default=None, description="What autoscaling has decided, if spec.autoscaling is set."
+    )
     model: Token | None = Field(default=None, description="Name of the model, for display.")
     commit: Token | None = Field(
         default=None, description="Commit of the repository that is fetched; unset if the Macs have the model already."
@@ -688,6 +821,22 @@ class ModelDeployment(ApiModel):
     metadata: ObjectMeta
     spec: ModelDeploymentSpec = Field(description="Desired state of the ModelDeployment.")
     status: ModelDeploymentStatus = Field(default=ModelDeploymentStatus(), description="Observed state of the ModelDeployment.")
+
+    @property
+    def wanted_groups(self) -> int:
+        """The number of groups that should exist: none while suspended, else as autoscaling or ``spec.replicas`` says."""
+        spec, scaled = self.spec, self.status.autoscaling
+        if spec.suspend:
+            return 0
+        if spec.autoscaling is None:
+            return spec.replicas
+        found = scaled.replicas if scaled is not None else spec.replicas
+        return min(max(found, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
+
+    @property
+    def wakes(self) -> bool:
+        """Whether a request starts a group if there is none."""
+        return not self.spec.suspend and self.spec.autoscaling is not None and self.spec.autoscaling.min_replicas == 0
 
 
 def duration_seconds(text: str) -> int:

@@ -63,3 +63,8 @@ def short_hash(node: str) -> str:
 def end_label(node: str) -> str:
     """The label of every ThunderboltLink that has an end at this node."""
     return LABEL_END_PREFIX + short_hash(node)
+
+
+def served_name(repository: str | None, path: str | None) -> str:
+    """The name of a model for clients: the repository, or the last two parts of the path."""
+    return repository or "/".join((path or "").rstrip("/").split("/")[-2:])

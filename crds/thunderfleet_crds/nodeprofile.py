@@ -283,6 +283,9 @@ class Model(ApiModel):
     bytes: Int64 = Field(default=0, description="Size on disk in bytes.")
     complete: bool = Field(default=False, description="Whether all files and tensors of the model are present.")
     problem: Message | None = Field(default=None, description="Description of what is missing or cannot be read.")
+    unsupported: Message | None = Field(
+        default=None, description="Why the installed mlx-lm cannot run the model, if that is known. No group is placed with it."
+    )
     architecture: Token | None = Field(default=None, description="Model type in mlx-lm, such as qwen2.")
     quantized: bool | None = Field(default=None, description="Whether the weights are quantized.")
     bits: Annotated[int, Field(ge=1, le=64)] | None = Field(
@@ -298,11 +301,11 @@ class Model(ApiModel):
     experts: Count | None = Field(default=None, description="Number of experts of each layer; unset for dense models.")
     prefill_workspace_bytes: Int64 | None = Field(
         default=None,
-        description="Peak working memory of one full step of reading a prompt (prefill; 2,048 tokens) at the start of a "
-        "sequence in bytes.",
+        description="Peak working memory in bytes of one full prefill step (which reads 2,048 tokens of a prompt) at the start "
+        "of a sequence.",
     )
     prefill_workspace_bytes_per_token: Int64 | None = Field(
-        default=None, description="Additional working memory of a prefill step per token of preceding context in bytes."
+        default=None, description="Additional working memory in bytes of a prefill step for each token of preceding context."
     )
     sizes: Annotated[tuple[TensorSize, ...], Field(max_length=MAX_WORLD_SIZE)] = Field(
         default=(),

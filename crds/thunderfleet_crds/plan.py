@@ -126,6 +126,15 @@ class RuntimePlan(_Value):
     wired_limit: WiredLimit = WiredLimit.AUTO
 
 
+class RouterPlan(_Value):
+    """How the gateway of rank 0 recognizes routers; see ``routing``."""
+
+    key_id: str
+    """The routing key from which the credential is derived."""
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the credential, in hexadecimal digits."""
+
+
 class ProvenLengths(_Value):
     """What groups with the same weights have proved before, from the status."""
 
@@ -182,6 +191,8 @@ class Plan(_Value):
     runtime: RuntimePlan = RuntimePlan()
     verify: Verify = Verify.FULL
     """What the group checks, from ``spec.verify``."""
+    router: RouterPlan | None = None
+    """Null from an operator without a routing key. Routers then have no credential for the group."""
     proven_lengths: ProvenLengths | None = None
     known_weights: tuple[KnownWeights, ...] = ()
     recorded_answers: tuple[RecordedAnswer, ...] = ()

@@ -242,9 +242,9 @@ class Reason(StrEnum):
     )
     MODEL_UNSUPPORTED = (
         "ModelUnsupported",
-        "The installed mlx-lm does not support the architecture of the model.",
+        "The installed mlx-lm does not support the architecture of the model, or is known to run this model wrong.",
         "Use another model, or an image with a newer mlx-lm.",
-        (FAILURE,),
+        (On.MODEL_RESOLVED, On.READY, FAILURE),
     )
     MODEL_CANNOT_SPLIT = (
         "ModelCannotSplit",
@@ -406,6 +406,20 @@ class Reason(StrEnum):
         (On.PLACED,),
     )
     SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY))
+    SUSPENDED = (
+        "Suspended",
+        "spec.suspend is true, so no group runs, and no request starts one.",
+        "",
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+    )
+    ASLEEP = (
+        "Asleep",
+        "Autoscaling has stopped the last group, because there was no request, or another model had its turn. A request to a "
+        "router starts it again.",
+        "",
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+    )
+    SCALED = ("Scaled", "Autoscaling has changed the number of groups; the message says why.", "", (EVENT,))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
         "No Mac has a complete copy of the model that spec.model names.",
@@ -528,9 +542,9 @@ class Reason(StrEnum):
     )
     LENGTH_NOT_PROVED = (
         "LengthNotProved",
-        "In the check of its answers, a group continues a short passage correctly, but not a long one. The same weights have "
-        "never continued one of that length, so it is not known whether the model can.",
-        "Compare long answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
+        "In the check of its answers, a group does not continue a passage correctly. The same weights have never continued one "
+        "of that length, so it is not known whether the model can.",
+        "Compare answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
         (On.VERIFIED,),
     )
     VERIFICATION_DISABLED = (
@@ -773,7 +787,7 @@ class Reason(StrEnum):
     )
     SPLIT_WRONG = (
         "SplitWrong",
-        "The Macs of the group together compute other values than one Mac with the whole layer of the model.",
+        "Macs that divide a layer of the model among them compute other values together than one Mac with the whole layer.",
         "Set spec.parallelism to Pipeline, or change spec.nodes.min and spec.nodes.max. Report a bug.",
         (On.VERIFIED, FAILURE),
     )

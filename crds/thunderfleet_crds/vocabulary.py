@@ -284,6 +284,14 @@ class TaintEffect(StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
+class KeyPriority(StrEnum):
+    """Order of the waiting requests of API keys."""
+
+    HIGH = "High"
+    NORMAL = "Normal"
+    LOW = "Low"
+
+
 class CopyPhase(StrEnum):
     """State of a model's files on one Mac."""
 

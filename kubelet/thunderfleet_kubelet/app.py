@@ -96,7 +96,7 @@ def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
 class Kubelet:
     """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one.
 
-    ``host``: runs the commands that change the network settings of a Mac; None on other machines.
+    ``ports``: the Thunderbolt ports of a Mac; None on other machines.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Kubelet:
         reader: Reader,
         addresses: NodeAddresses,
         awake: Awake,
-        host: BlockingHost | None = None,
+        ports: ThunderboltPorts | None = None,
     ) -> None:
         self.awake = awake
         self.root = root
@@ -174,15 +174,9 @@ class Kubelet:
             on_change=lambda _: self._pods_changed.set(),
         )
         self._last_certificate_error: str | None = None
-        self.ports = self._thunderbolt_ports(host) if host is not None else None
-
-    def _thunderbolt_ports(self, host: BlockingHost) -> ThunderboltPorts:
-        servers, config = _servers(self.identity, self.config)(), self.config
-        # That of this machine has no interface for others.
-        others = [one for one in servers if one not in self.addresses.current]
-        server = next(iter((*others, *servers)), parse_server(self.identity.server).host)
-        wanted = Wanted(config.node_name, server, config.thunderbolt_ports == "Managed", config.cable_network)
-        return ThunderboltPorts(wanted, host, self.root, self.kube, self._report_ports, time.monotonic)
+        self.ports = ports
+        if ports is not None:
+            ports.attach(self.kube, self._report_ports)
 
     def _report_ports(self, reason: str, message: str, kind: Literal["Normal", "Warning"]) -> None:
         self._background(self._event(reason, message, kind))
@@ -358,11 +352,37 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     )
     read = AddressReader(commands, _servers(identity, config), mac=machine.is_mac).read
     addresses = NodeAddresses(config.addresses, read)
-    if await _before(stop, addresses.wait()):
+    ports = _thunderbolt_ports(root, identity, config, addresses, commands.blocking()) if machine.is_mac else None
+    if await _before(stop, _until_address(addresses, ports)):
         awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
         reader = Reader(commands, machine.is_mac, gpu)
-        host = commands.blocking() if machine.is_mac else None
-        await Kubelet(root, identity, config, machine, reader, addresses, awake, host).run(stop)
+        await Kubelet(root, identity, config, machine, reader, addresses, awake, ports).run(stop)
+
+
+async def _until_address(addresses: NodeAddresses, ports: ThunderboltPorts | None) -> None:
+    """Waits until the machine has an address, which on a Mac may be that of a Thunderbolt port outside of its bridge."""
+    if await addresses.look() or ports is None:
+        return await addresses.wait()
+    found = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ports.run(found))
+        await addresses.wait()
+        found.set()
+
+
+def _thunderbolt_ports(
+    root: Path, identity: NodeIdentity, config: Config, addresses: NodeAddresses, host: BlockingHost
+) -> ThunderboltPorts:
+    known, url = _servers(identity, config), parse_server(identity.server).host
+
+    def server() -> str:
+        servers = known()
+        # That of this machine has no interface for others.
+        others = [one for one in servers if one not in addresses.current]
+        return next(iter((*others, *servers)), url)
+
+    wanted = Wanted(config.node_name, server, config.thunderbolt_ports == "Managed", config.cable_network)
+    return ThunderboltPorts(wanted, host, root, time.monotonic)
 
 
 def _servers(identity: NodeIdentity, config: Config) -> Callable[[], Sequence[str]]:

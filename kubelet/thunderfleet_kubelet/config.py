@@ -68,8 +68,8 @@ class Config(_Settings):
     port: Annotated[int, Field(ge=1, le=65535)] = 10250
     """The port of the kubelet's server."""
     api_servers_file: Path | None = None
-    """The file in which the balancer of this Mac keeps the addresses of the API servers. The kubelet reaches them through
-    127.0.0.1 then, and the file says which interface leads to them. `thunderfleet init` and `join` set it."""
+    """The file in which the balancer of this Mac keeps the addresses of the API servers. The kubelet connects to the balancer,
+    so it needs these addresses to find the interface that reaches the API servers. `thunderfleet init` and `join` set it."""
     operating_system: Literal["darwin", "linux"] | None = None
     """The operating system that the Node reports. Default: ``darwin`` if the machine has ``sw_vers``. A local
     cluster on a Mac has Linux Nodes too."""

@@ -1,6 +1,7 @@
 """The format of ``--help``: a default is shown unless it is empty or the text already names it."""
 
 import argparse
+import textwrap
 
 EMPTY = (None, False, "", "{}")
 
@@ -13,3 +14,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         if action.default in EMPTY or action.default == [] or "default" in text:
             return text
         return super()._get_help_string(action)
+
+    # A name that is broken at a hyphen, such as mlx-community/…, cannot be copied.
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        words = " ".join(text.split())
+        return textwrap.fill(words, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

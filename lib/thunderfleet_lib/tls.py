@@ -7,6 +7,8 @@ ask for: basic constraints, key identifiers and, where the names matter, subject
 import contextlib
 import hashlib
 import os
+import ssl
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -177,3 +179,22 @@ def write_private(file: Path, data: bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def pinned(certificate: str, key: str, *, server: bool) -> ssl.SSLContext:
+    """TLS 1.3 between two sides that have the same pair (PEM): each presents the certificate and trusts no other one.
+
+    Raises OSError or ValueError for a pair that cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=certificate)
+    # The ssl module loads a certificate chain from files only.
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-") as folder:
+        files = Path(folder, "tls.crt"), Path(folder, "tls.key")
+        for file, text in zip(files, (certificate, key), strict=True):
+            file.touch(mode=0o600)
+            file.write_text(text)
+        context.load_cert_chain(*files)
+    return context

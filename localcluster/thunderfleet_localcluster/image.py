@@ -46,6 +46,7 @@ PACKAGES = (
     "thunderfleet_operator",
     "thunderfleet_agent",
     "thunderfleet_runner",
+    "thunderfleet_router",
     "thunderfleet_kubelet",
     "thunderfleet_controlplane",
     "thunderfleet_localcluster",
@@ -54,9 +55,11 @@ PACKAGES = (
 SHIPPED = ("charts/thunderfleet", "examples")
 SCRIPTS = {
     "thunderfleet": "thunderfleet_cli.cli",
+    "kubectl-thunderfleet": "thunderfleet_cli.cli",
     "thunderfleet-kubelet": "thunderfleet_kubelet.cli",
     "thunderfleet-agent": "thunderfleet_agent.cli",
     "thunderfleet-operator": "thunderfleet_operator.cli",
+    "thunderfleet-router": "thunderfleet_router.cli",
     "thunderfleet-runner": "thunderfleet_runner.cli",
 }
 # Parts of the standard library that our programs do not import.

@@ -82,7 +82,8 @@ async def _serve(
     try:
         port, metrics_port = await server.start(settings.listen_port, settings.metrics_port, certificate.server)
     except OSError as error:
-        log.error("cannot listen on %s: %s (set --host-ip, --listen-port, --metrics-port)", settings.host_ip, error)
+        text = "if a port is in use, end the program that uses it, or set agent.port and agent.metricsPort of the chart"
+        log.error("cannot listen on %s: %s; %s", settings.host_ip, error, text)
         await server.close()
         return 1
     rounds.listen, rounds.move = server.listen_on, server.move

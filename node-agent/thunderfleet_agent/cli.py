@@ -153,6 +153,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("rdma", "ring"),
         help="transport over cables (only with link); must be the chart value agent.measure.rdma.transport",
     )
+    measure.add_argument(
+        "--test",
+        action="store_true",
+        help="only show that each cable to PEER works: connect over it, and let two processes add numbers (only with link)",
+    )
     measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac ($HOST_IP)")
     measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")
     measure.add_argument(
@@ -300,6 +305,9 @@ async def _measure(arguments: argparse.Namespace) -> int:
     from thunderfleet_agent.measure import measure_cli
     from thunderfleet_agent.measure.schedule.settings import MeasureSettings, Rdma
 
+    if arguments.test and arguments.what != "link":
+        print("thunderfleet-agent measure: --test is allowed only with link", file=sys.stderr)
+        return 2
     if (arguments.what == "link") != (arguments.peer is not None):
         print("thunderfleet-agent measure: PEER is required with link, and not allowed with gpu and memory", file=sys.stderr)
         return 2
@@ -308,6 +316,6 @@ async def _measure(arguments: argparse.Namespace) -> int:
     own = measure_cli.LocalAgent(
         arguments.node_name, arguments.host_ip, state if state.is_dir() else None, arguments.kubeconfig
     )
-    return await measure_cli.run(
-        arguments.what, arguments.peer, own, MeasureSettings(rdma=Rdma(transport=transport)), arguments.output
-    )
+    usual = MeasureSettings(rdma=Rdma(transport=transport))
+    settings = measure_cli.settings_for_test(transport) if arguments.test else usual
+    return await measure_cli.run(arguments.what, arguments.peer, own, settings, arguments.output, only_cables=arguments.test)

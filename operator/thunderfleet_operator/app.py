@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from aiohttp import web
+from thunderfleet_crds.routing import DemandReport
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 from thunderfleet_lib.listener import allow_descriptors
 
@@ -20,16 +22,21 @@ from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.link_controller import LinkController
 from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.operator_key import KEY_SECRET, operator_keys
+from thunderfleet_operator.act.routers.demand import DemandServer
+from thunderfleet_operator.act.routers.publisher import Publisher
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.deployment import Settings
+from thunderfleet_operator.decide.status.group import host_port
 from thunderfleet_operator.health import Health
 from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.concerns import concerned, work_key
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
+from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
 from thunderfleet_operator.watch.leader import Leader
@@ -53,6 +60,7 @@ class Configuration:
     identity: str
     host: str
     metrics_port: int
+    demand_port: int
     kubeconfig: Path | None = None
 
 
@@ -82,9 +90,32 @@ class Operator:
         settings = configuration.settings
         caches = CacheController(self._index, writer, settings.pods, settings.hub, lambda: self._keys, _now)
         executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
+        self._scaling = ScalingMemory(time.monotonic)
+        address = host_port(configuration.host, configuration.demand_port)
+        self._publisher = Publisher(
+            kube,
+            self._index,
+            writer,
+            lambda: self._keys,
+            self.leading,
+            configuration.namespace,
+            address,
+            time.monotonic,
+        )
+        self._demand = DemandServer(self._reported, lambda: self._index.deployments, self.leading, time.monotonic)
         self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
         self.reconciler = Reconciler(
-            self._index, self.groups, drains, executor, self.metrics, settings, self.planner, _now, time.monotonic
+            self._index,
+            self.groups,
+            drains,
+            executor,
+            self.metrics,
+            settings,
+            self.planner,
+            _now,
+            time.monotonic,
+            self._scaling,
+            lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
         )
         rounds = {
             DEPLOYMENTS.name: self.reconciler.deployment,
@@ -96,11 +127,17 @@ class Operator:
         self._worker = Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill)
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None
+        self._demands: web.AppRunner | None = None
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()
         self._stop = asyncio.Event()
         self.metrics.queue.set_function(lambda: len(self.queue))
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
+        self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
+
+    def _objects(self) -> Objects:
+        index = self._index
+        return Objects(index.deployments.values(), index.links.values(), index.profiles.values(), index.live_nodes.values())
 
     # --- events in, keys out -----------------------------------------------------------------------------------------
 
@@ -117,6 +154,15 @@ class Operator:
         """Puts what an object's change concerns on the queue."""
         for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced):
             self.queue.add(concern)
+
+    def _reported(self, report: DemandReport) -> None:
+        """A router has reported. Rounds of those that are not woken, or that run anyway, come by themselves."""
+        self._scaling.reported(report)
+        for demand in report.demands:
+            key = f"{demand.namespace}/{demand.deployment}"
+            found = self._index.deployments.get(key)
+            if demand.wake and found is not None and found.wakes and not found.wanted_groups:
+                self.queue.add(work_key(DEPLOYMENTS, key))
 
     def leading(self) -> bool:
         """Whether this replica may act: it is the leader and has read the keys since it became that."""
@@ -170,6 +216,10 @@ class Operator:
             "worker": self._worker.run,
             "lists": self.lists.run,
         }
+        if self._configuration.settings.routers is not None:
+            parts["publisher"] = self._publisher.run
+            configuration = self._configuration
+            self._demands = await self._demand.serve(configuration.host, configuration.demand_port, self._publisher.pair)
         for name, part in parts.items():
             tasks.append(asyncio.create_task(part(), name=name))
 
@@ -216,6 +266,8 @@ class Operator:
         for task in (*others, waiter):
             task.cancel()
         await asyncio.gather(*others, waiter, return_exceptions=True)
+        if self._demands is not None:
+            await self._demands.cleanup()
         await self.groups.close()
         await self.leader.release()
         self._stop.set()

@@ -9,11 +9,15 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thunderfleet_lib.helpformat import HelpFormatter
 
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
 from thunderfleet_operator.plan_cli.arguments import add_arguments
+
+if TYPE_CHECKING:
+    from thunderfleet_operator.decide.routing.endpoints import RouterSettings
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,12 @@ def parser() -> argparse.ArgumentParser:
         help="ports of each Mac for the connections that MLX opens among ranks, FIRST-LAST",
     )
     run.add_argument(
+        "--router-port", type=_port, default=None, help="port of the routers on their nodes (default: there are no routers)"
+    )
+    run.add_argument("--router-tls", action="store_true", help="routers serve HTTPS")
+    run.add_argument("--router-url", default=None, help="URL under which clients outside of the cluster reach the routers")
+    run.add_argument("--demand-port", type=_port, default=9402, help="port of --host for reports of routers, with TLS")
+    run.add_argument(
         "--hub",
         choices=("enabled", "disabled"),
         default="enabled",
@@ -102,6 +112,16 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _routers(arguments: argparse.Namespace) -> "RouterSettings | None":
+    """The settings of routers; None if there are none."""
+    from thunderfleet_operator.decide.routing.endpoints import RouterSettings
+
+    if arguments.router_port is None:
+        return None
+    url = (arguments.router_url or "").rstrip("/") or None
+    return RouterSettings(arguments.namespace, arguments.router_port, arguments.router_tls, url)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status."""
     arguments = parser().parse_args(argv)
@@ -127,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings=Settings(
             pods=PodSettings(arguments.runner_image, arguments.runner_pull_policy),
             ports=PortSettings(lasting, ring),
+            routers=_routers(arguments),
             hub=HubSettings(
                 arguments.hub_endpoint, arguments.hub_proxy, arguments.hub_no_proxy, enabled=arguments.hub == "enabled"
             ),
@@ -136,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         identity=f"{arguments.identity or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         host=arguments.host,
         metrics_port=arguments.metrics_port,
+        demand_port=arguments.demand_port,
         kubeconfig=arguments.kubeconfig,
     )
     try:

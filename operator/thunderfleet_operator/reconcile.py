@@ -6,6 +6,7 @@ again.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
@@ -18,12 +19,14 @@ from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.decide.deployment import Decision, Settings, decide
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.load import Candidate
 from thunderfleet_operator.observe.observed import Advice, Observed
 from thunderfleet_operator.observe.reader import groups_of, observe_deployment
 from thunderfleet_operator.observe.steadiness import Steadiness
 from thunderfleet_operator.observe.weights import WeightsFleets
 from thunderfleet_operator.placement import Fleet, WhatIsBetter
 from thunderfleet_operator.planning.planner import Planner
+from thunderfleet_operator.scaling import ScalingMemory
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,10 @@ def _epoch(observed: Observed, group: int) -> int:
 
 
 class Reconciler:
-    """``clock`` is UTC now, ``monotonic`` a clock in seconds for how long cables have worked."""
+    """``clock`` is UTC now, ``monotonic`` a clock in seconds.
+
+    ``yields`` is called with a ModelDeployment (``namespace/name``) that is to make room for another one.
+    """
 
     def __init__(
         self,
@@ -52,7 +58,11 @@ class Reconciler:
         planner: Planner,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
+        scaling: ScalingMemory | None = None,
+        yields: Callable[[str], None] = lambda key: None,
     ) -> None:
+        self._scaling = scaling if scaling is not None else ScalingMemory(monotonic)
+        self._yields = yields
         self._steadiness = Steadiness()
         self._monotonic = monotonic
         self._index = index
@@ -85,6 +95,8 @@ class Reconciler:
             if left > 0:
                 return left
         self._waiting.pop(key, None)
+        for other in self._scaling.keep(key, decision.scaling):
+            self._yields(other)
         done = await self._executor.carry_out(key, decision)
         self._planner.keep(key, {group.view.index for group in decision.groups if group.placement is None})
         if done.unplaced:
@@ -117,11 +129,11 @@ class Reconciler:
         deployment = self._deployment(key)
         if deployment is None:
             return None
-        self._executor.listen(key, groups_of(self._index, deployment))
+        self._executor.listen(key, groups_of(self._index, deployment), self._index.fleet)
         await self._groups.first_answers(key, FIRST_ANSWER_SECONDS)
         decision: Decision | None = None
         # One group is placed at a time, and each place decides what is left for the next group.
-        for _ in range(deployment.spec.replicas + 1):
+        for _ in range(deployment.wanted_groups + 1):
             observed = self._observe(key)
             if observed is None:
                 return None
@@ -139,7 +151,7 @@ class Reconciler:
         deployment = self._deployment(key)
         if deployment is None:
             return None
-        now = self._clock()
+        now, routing = self._clock(), self._settings.routers
         advice = self._advice.setdefault(key, {})
         for index, text in self._planner.take_better(key).items():
             about = self._asked.pop((key, index), None)
@@ -156,8 +168,25 @@ class Reconciler:
             settling_seconds={index: self._monotonic() - at for (of, index), at in self._settling.items() if of == key},
             advice=dict(advice),
             steadiness=self._steadiness,
+            signals=replace(self._scaling.signals(key, deployment), can_wake=routing is not None),
+            candidates=self._candidates(key, deployment),
+            routers=self._index.routers(routing.namespace) if routing is not None else (),
             fleets=self._fleets,
         )
+
+    def _candidates(self, key: str, deployment: ModelDeployment) -> tuple[Candidate, ...]:
+        """ModelDeployments of the same namespace that could make room for one that a request has woken."""
+        if not deployment.wakes or not deployment.wanted_groups:
+            return ()
+        found = []
+        for name, other in self._index.deployments.items():
+            same = other is not None and other.metadata.namespace == deployment.metadata.namespace and name != key
+            if other is None or not same or not other.wakes or not other.wanted_groups:
+                continue
+            views = groups_of(self._index, other).values()
+            groups = [(v, self._groups.report(name, v.index, v.epoch.number if v.epoch else 0)) for v in views]
+            found.append(self._scaling.candidate(name, other, groups))
+        return tuple(found)
 
     def _deployment(self, key: str) -> ModelDeployment | None:
         """The ModelDeployment; None, and everything about it is forgotten, if it has been deleted."""
@@ -175,6 +204,7 @@ class Reconciler:
             self._settling = {of: at for of, at in self._settling.items() if of[0] != key}
             self._asked = {asked: about for asked, about in self._asked.items() if asked[0] != key}
             self._planner.forget(key)
+            self._scaling.forget(key)
             self.unplaced.discard(key)
             self._count_groups()
             return None

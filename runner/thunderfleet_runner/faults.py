@@ -78,6 +78,9 @@ def _rule(
 _CANNOT_SPLIT = "this model cannot be split this way; change spec.parallelism or the number of Macs"
 _MODEL_FILES = "files of the model are missing or inconsistent: download it again"
 _NO_QUEUE_PAIR = "the RDMA device has no free queue pair (it supports about ten): end other programs on this Mac that use RDMA"
+_KILLED = (
+    " (out of memory, or killed manually); if this repeats, end other programs on this Mac or raise spec.memory.headroomPercent"
+)
 _STACK_STUCK = "this Mac's RDMA stack does not work until the next boot: reboot the Mac"
 _CONNECTED = frozenset({Stage.INIT, Stage.PROVE, Stage.LOAD, Stage.CHECK, Stage.SERVE})
 _LOADING = frozenset({Stage.LOAD, Stage.CHECK})
@@ -93,9 +96,10 @@ _RULES: tuple[_Rule, ...] = (
           "the peer's address cannot be reached: check that the peer is on and the cable is plugged in; if so, macOS denies "
           "access: allow the runner on this Mac in System Settings > Privacy & Security > Local Network"),
     _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, Reason.PEER_REFUSED,
-          "the peer did not listen in time", echo=True),
+          "the peer did not listen in time; if this repeats, read the log of its pod", echo=True),
     _rule(r"connect.*error: (110|60|113|101|51|64)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
-          Reason.PEER_UNREACHABLE, "the peer's address did not answer", echo=True),
+          Reason.PEER_UNREACHABLE, "the peer's address did not answer: check that its Mac is on, and the cables with "
+          "`kubectl get tbl`", echo=True),
     _rule(r"couldn't (create socket|enable reuse\w+|listen)|accept failed|too many open files", FaultClass.RETRY,
           Reason.SOCKET_REFUSED, "the system could not create a socket: close programs with many open files on this Mac"),
     _rule(r"\[ring\].*(connection to a peer was lost|closed by the peer|too many send/recv errors)"
@@ -158,7 +162,8 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"GPU address fault|CallbackErrorPageFault", FaultClass.RETRY, Reason.GPU_FAILED,
           "the GPU accessed memory that is not mapped, a defect of MLX or macOS; if this repeats, update both"),
     _rule(r"innocent ?victim", FaultClass.RETRY, Reason.GPU_FAILED,
-          "macOS reset the GPU because of another command, maybe of another program on this Mac"),
+          "macOS reset the GPU because of another command, maybe of another program on this Mac; if this repeats, end other "
+          "programs that use the GPU"),
     _rule(r"resource limit \(\d+\) exceeded", FaultClass.RETRY, Reason.GPU_BUFFERS_SPENT,
           "MLX reached its limit of GPU buffers: lower spec.memory.concurrentRequests or spec.memory.contextTokens"),
     _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
@@ -213,7 +218,7 @@ def from_exit(stage: Stage, returncode: int, tail: str, *, rdma: bool = False) -
         return Fault(FaultClass.RETRY, Reason.RDMA_FAILED, text)
     if returncode < 0:
         kind = FaultClass.RETRY if -returncode in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) else FaultClass.BUG
-        hint = " (out of memory, or killed manually)" if -returncode == signal.SIGKILL else ""
+        hint = _KILLED if -returncode == signal.SIGKILL else ""
         return Fault(kind, Reason.RANK_KILLED, f"the rank {how} {stage.during}{hint}{said}")
     return Fault(FaultClass.BUG, Reason.RANK_EXITED, f"the rank {how} {stage.during}{said}")
 
@@ -229,17 +234,21 @@ def _ending(returncode: int) -> str:
 
 def init_deadline(seconds: int, missing: str) -> Fault:
     """MLX's init has no time limit; ``missing`` names the ranks that did not form."""
-    return Fault(FaultClass.RETRY, Reason.INIT_DEADLINE, f"the group did not form within {seconds} s: no answer from {missing}")
+    check = "if this repeats, check the cables of these Macs with `kubectl get tbl`"
+    text = f"the group did not form within {seconds} s: no answer from {missing}; {check}"
+    return Fault(FaultClass.RETRY, Reason.INIT_DEADLINE, text)
 
 
 def frozen(seconds: float) -> Fault:
     """The rank's process runs but sends no heartbeats."""
-    return Fault(FaultClass.RETRY, Reason.RANK_FROZEN, f"the rank has not sent a heartbeat for {seconds:g} s")
+    text = f"the rank has not sent a heartbeat for {seconds:g} s; if this repeats, check the load of its Mac"
+    return Fault(FaultClass.RETRY, Reason.RANK_FROZEN, text)
 
 
 def stalled(seconds: float, stage: Stage) -> Fault:
     """All ranks send heartbeats but none makes progress."""
-    return Fault(FaultClass.RETRY, Reason.STALLED, f"no rank has completed a step for {seconds:g} s {stage.during}")
+    check = "if this repeats, check the cables with `kubectl get tbl`"
+    return Fault(FaultClass.RETRY, Reason.STALLED, f"no rank has completed a step for {seconds:g} s {stage.during}; {check}")
 
 
 def link_corrupts(where: str, what: str, peer: int | None = None) -> Fault:

@@ -1,7 +1,7 @@
 """Messages between a supervisor and its intake process, which checks, renders and tokenizes requests (see ``intake``).
 
 Each is one frame of JSON (see ``framing``). The intake sends ``Up`` when it can work, then one answer to each question.
-``Prepare`` and ``Examine`` are followed by one more frame: the body as the client sent it.
+``Prepare``, ``Examine`` and ``Embed`` are followed by one more frame: the body as the client sent it.
 """
 
 from typing import Annotated, Any, Literal
@@ -84,7 +84,14 @@ class Examine(Message):
     limits: ModelLimits
 
 
-Question = Annotated[Prepare | ParseTools | Examine, Field(discriminator="type")]
+class Embed(Message):
+    """Check and tokenize the texts in the next frame. Answered by ``Texts`` or ``Rejected``."""
+
+    type: Literal["embed"] = "embed"
+    limits: ModelLimits
+
+
+Question = Annotated[Prepare | ParseTools | Examine | Embed, Field(discriminator="type")]
 
 # --- intake -> supervisor -------------------------------------------------------------------------------------------
 
@@ -132,7 +139,20 @@ class Examined(Message):
     """JSON."""
 
 
-Answer = Annotated[Up | Prepared | Rejected | ToolsParsed | Examined, Field(discriminator="type")]
+class Texts(Message):
+    """Texts whose vectors a client asks for, in tokens."""
+
+    type: Literal["texts"] = "texts"
+    texts: Prompt
+    """A segment for each text."""
+    size: int
+    """Values of a vector."""
+    packed: bool = False
+    """Whether the client wants base64, not lists of numbers."""
+    ignored: tuple[str, ...] = ()
+
+
+Answer = Annotated[Up | Prepared | Rejected | ToolsParsed | Examined | Texts, Field(discriminator="type")]
 
 _QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
 _ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)

@@ -30,6 +30,10 @@ HEARTBEAT_SECONDS = 1.0
 """Interval of a rank's heartbeats, from ``Formed`` to its exit."""
 
 
+EMBED_TOKENS = 2048
+"""Tokens of a request's texts, each padded to the longest, if it has several: they are computed in one step."""
+
+
 class Message(BaseModel):
     """A message of this program's own processes: immutable, and without unknown fields."""
 
@@ -87,7 +91,7 @@ class Prompt(Message):
 
 
 class Request(Message):
-    """One generation."""
+    """One generation, or some vectors."""
 
     id: str
     prompt: Prompt
@@ -103,6 +107,8 @@ class Request(Message):
     """A format that the answer must have, in llguidance's form; empty for none."""
     no_end: bool = False
     """True: only ``max_tokens`` ends the answer, not the model's end token (benchmark)."""
+    embed: int = Field(default=0, ge=0)
+    """Not 0: instead of an answer, the first so many values of a vector for each of the prompt's segments."""
 
 
 # --- supervisor -> rank ---------------------------------------------------------------------------------------------
@@ -327,6 +333,8 @@ class Done(Message):
     """Of the generated ones."""
     stop: str = ""
     """The stop string that ended the answer."""
+    vectors: str = ""
+    """Of a request for vectors: one after the other, each of ``Request.embed`` float32 in little-endian order, base64."""
     peak_memory_bytes: int = 0
 
 

@@ -191,6 +191,7 @@ class Supervisor:
             drain=lambda: leader.feed(events.Drain(for_good=True)) if leader is not None else None,
             changes=self._changes,
             relay=self.member.relay,
+            connections=self._connected,
         )
         listening.append(await self._lasting("control", lambda: _once_free(lambda: server.listen(self._server_tls))))
         if self.settings.gateway:
@@ -292,6 +293,9 @@ class Supervisor:
         self._was_ready = ready
         self._metrics.observe(state)
         self._changes.notify()
+
+    def _connected(self, connections: str) -> None:
+        self.service.connections = connections
 
     def _ages(self) -> dict[int, float]:
         if isinstance(self.role, Leader):

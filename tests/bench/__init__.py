@@ -17,7 +17,7 @@ copies      models from Mac to Mac
 copymac     one Mac of these
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
-installing  init and join on Macs, and their boot
+installing  init and join on Macs, their boot, and an upgrade
 measure     what probes find and cost
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.bench import (
     cables,
     copies,
+    dialects,
     discovery,
     formation,
     installing,
@@ -20,7 +21,9 @@ from tests.bench import (
     placement,
     processes,
     proofs,
+    routing,
     serving,
+    speculation,
 )
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
@@ -233,6 +236,13 @@ ALL = (
     Benchmark(
         "masks", "what a forced format costs on a rank, over 150,000 tokens", lambda line, repeats, say: masks.figures(say)
     ),
+    Benchmark("dialects", "a second turn with 30 tools from the cache; Anthropic's messages against chats", dialects.run),
+    Benchmark("speculation", "drafts of a small model against decoding one token at a time", speculation.run),
+    Benchmark(
+        "routing",
+        "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
+        lambda line, repeats, say: routing.figures(say),
+    ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(
         "discovery",
@@ -240,7 +250,11 @@ ALL = (
         discovery.discovery,
     ),
     Benchmark("measure", "probes against loops and iperf3 by hand; what measuring costs a Mac a day", measure.measure),
-    Benchmark("install", "Macs from nothing: init, join, and all Macs booted until a group serves", installing.installing),
+    Benchmark(
+        "install",
+        "Macs from nothing: init, join, all Macs booted until a group serves, and an upgrade while it does",
+        installing.installing,
+    ),
     Benchmark("copies", "models from Mac to Mac: one and two cables against iperf3, a chain, memory, many files", copying),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

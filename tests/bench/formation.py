@@ -63,8 +63,8 @@ def _plan(size: int, model: Path) -> Plan:
 class Group:
     """Supervisors of one group, in this process."""
 
-    def __init__(self, folder: Path, size: int, model: Path) -> None:
-        self.plan, self._folder = _plan(size, model), folder
+    def __init__(self, folder: Path, size: int, model: Path, *, gateway: bool = False) -> None:
+        self.plan, self._folder, self._gateway = _plan(size, model), folder, gateway
         pair = keys.group_keys(b"k" * 32, self.plan)
         (folder / "keys").mkdir()
         (folder / "keys" / "tls.crt").write_text(pair.certificate)
@@ -75,7 +75,7 @@ class Group:
     def start(self, rank: int) -> None:
         settings = SupervisorSettings(
             plan=self.plan, pod=f"bench-{rank}", node=f"mac-{rank}", keys_folder=self._folder / "keys",
-            state_folder=self._folder / f"state-{rank}", gateway=False, benchmark=False,
+            state_folder=self._folder / f"state-{rank}", gateway=self._gateway, benchmark=False,
         )  # fmt: skip
         self.supervisors[rank] = Supervisor(settings)
         self._tasks.append(asyncio.create_task(self.supervisors[rank].run()))

@@ -1,4 +1,4 @@
-"""Macs from nothing to a cluster, and back after a loss of power: `thunderfleet init`, `join`, and a boot of all Macs."""
+"""Macs from nothing to a cluster and on: `thunderfleet init`, `join`, a boot of all Macs, `upgrade` while a group serves."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from thunderfleet_localcluster.models import tinymodel
 
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import POLL_SECONDS, BenchFailed, manifest
+from tests.support.upgrading import ASKER, next_version
 
 if TYPE_CHECKING:
     from tests.bench.line import Line
@@ -26,14 +27,15 @@ cables:
   - {a: "studio-1:1", b: "studio-2:1", speed: 80}
 """
 MODEL = "nobody/tiny"
+NEWER = "0.9.0"
 COMMAND_SECONDS = 300.0
 READY_SECONDS = 180.0
 
 
 def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[Figure]:
     """A cluster of its own, whose control plane is that of a recorded Mac. ``line`` is not used."""
-    samples: tuple[list[float], ...] = ([], [], [], [])
-    init, join, fresh, booted = samples
+    samples: tuple[list[float], ...] = ([], [], [], [], [], [])
+    init, join, fresh, booted, upgraded, failed = samples
     for number in range(repeats):
         cluster = Cluster.start(FLEET, name=f"bench-install-{os.getpid()}", control_plane_mac="studio-1")
         try:
@@ -43,6 +45,7 @@ def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[F
             cluster.stop()
             remove(cluster.folder, everything=True)
         took = f"init {init[-1]:.1f} s, join {join[-1]:.1f} s, run {fresh[-1]:.1f} s, boot to serving {booted[-1]:.1f} s"
+        took += f", upgrade {upgraded[-1]:.1f} s with {failed[-1]:.0f} failed requests"
         say(f"install {number + 1}/{repeats}: {took}")
     return [
         Figure("init", "s", tuple(init), bound=Bound("<=", 30), note="to the end of the command: Node Ready, chart installed"),
@@ -51,11 +54,22 @@ def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[F
             *("boot to serving", "s", tuple(booted), tuple(fresh), "fresh run", Bound("<=", 1.3)),
             note="two Macs switched on together until a group of both is Ready, against apply to Ready",
         ),
+        Figure(
+            "upgrade",
+            "s",
+            tuple(upgraded),
+            note="kubelets, agents and operator of two Macs, until all pods of the chart are new",
+        ),
+        Figure(
+            *("failed requests during the upgrade", "", tuple(failed)),
+            bound=Bound("<=", 0),
+            note="of a client that asks the group all the time",
+        ),
     ]
 
 
-def _once(cluster: Cluster) -> tuple[float, float, float, float]:
-    """Seconds of init, join, a fresh run, and from power to serving."""
+def _once(cluster: Cluster) -> tuple[float, float, float, float, float, float]:
+    """Seconds of init, join, a fresh run, from power to serving, of an upgrade, and how many requests failed meanwhile."""
     first, second = cluster.machines.values()
     for machine in (first, second):
         tinymodel.make(machine.models / MODEL)
@@ -75,7 +89,34 @@ def _once(cluster: Cluster) -> tuple[float, float, float, float]:
         machine.on()
     # What status said before the loss of power stays until the operator runs again.
     _until(lambda: _answers(cluster), "served after the boot")
-    return init, join, fresh, time.monotonic() - began
+    booted = time.monotonic() - began
+    return init, join, fresh, booted, *_upgraded(cluster, first, second)
+
+
+def _upgraded(cluster: Cluster, first: Machine, second: Machine) -> tuple[float, float]:
+    """Seconds of an upgrade, and the number of requests that failed. The Mac with the control plane is the last."""
+    newer = next_version(cluster, NEWER)
+    endpoint = cluster.kubectl("get", "md", "installed", "-o", "jsonpath={.status.endpoint}").stdout
+    python, result = cluster.image_folder / "bin" / "python3", first.folder / "asked"
+    first.run(["sh", "-c", f"{python} -c '{ASKER}' {endpoint} {result} > /dev/null 2>&1 &"])
+    began = time.monotonic()
+    for machine in (second, first):
+        done = machine.run([str(newer / "bin/thunderfleet"), "upgrade"], "", COMMAND_SECONDS)
+        if done.returncode:
+            raise BenchFailed(f"thunderfleet upgrade on {machine.name}: {done.stdout}{done.stderr}")
+    _until(lambda: _images(cluster) == {f"thunderfleet/thunderfleet:{NEWER}"}, "operator and agents have the new version")
+    seconds = time.monotonic() - began
+    (first.folder / "asked.stop").touch()
+    _until(result.exists, "the client has ended")
+    asked, failed = json.loads(result.read_text())
+    if not asked:
+        raise BenchFailed("the client has asked nothing")
+    return seconds, float(len(failed))
+
+
+def _images(cluster: Cluster) -> set[str]:
+    path = "{.items[*].spec.containers[*].image}"
+    return set(cluster.kubectl("get", "pods", "-n", "thunderfleet-system", "-o", f"jsonpath={path}").stdout.split())
 
 
 def _timed(cluster: Cluster, machine: Machine, *words: str, text: str = "") -> tuple[str, float]:

@@ -29,6 +29,7 @@ VOCABULARY = 1000
 PASSAGE = 300
 CORRUPTIONS = (
     "tests/unit/runner/test_corruptions.py",
+    "tests/unit/runner/test_changed_messages.py",
     "tests/unit/runner/test_lockstep_group.py",
     "tests/unit/runner/test_weight_values.py",
 )

@@ -26,6 +26,8 @@ from tests.support.proxy import proxy_headers
 Json = dict[str, Any]
 
 SAMPLE_SECONDS = 0.4
+SHORTEST_SECONDS = 5
+"""The shortest time over which a rate of writes is judged."""
 MANAGED = "app.kubernetes.io%2Fmanaged-by%3Dthunderfleet-operator"
 EPOCH_LABEL = "thunderfleet.io/epoch"
 OURS = (f"system:serviceaccount:{SYSTEM}:", "system:node:mac-")
@@ -160,11 +162,14 @@ class Writes:
 
 
 def rate(events: Sequence[Json]) -> float:
-    """The median over all seconds, from the first event to the last, of the number of writes by our programs."""
+    """The median over all seconds, from the first event to the last, of the number of writes by our programs.
+
+    Less than SHORTEST_SECONDS count as that long: what the deletion of a deployment writes at once is no rate.
+    """
     seconds = [datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp() for event in events]
     if not seconds:
         return 0.0
-    counts = [0] * (int(max(seconds) - min(seconds)) + 1)
+    counts = [0] * max(SHORTEST_SECONDS, int(max(seconds) - min(seconds)) + 1)
     for event, second in zip(events, seconds, strict=True):
         # A request that was not authenticated has no user.
         ours = event["user"].get("username", "").startswith(OURS)

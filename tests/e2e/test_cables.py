@@ -6,7 +6,7 @@ Two Macs, one Thunderbolt 5 cable with a recorded JACCL, and a LAN.
 import json
 import re
 import threading
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,14 +77,14 @@ def named(seen: list[Json], *reasons: str) -> Json | None:
     return next((one for one in ready if one.get("status") == "False" and one.get("reason") in reasons), None)
 
 
+def usable(line: Line) -> None:
+    """Waits until RDMA works on the cable."""
+    until(lambda: condition(line.json("get", "tbl", LINK), "RDMAUsable").get("status") == "True", "the cable can be used")
+
+
 def rested(line: Line) -> None:
     """The link is usable. A restarted operator takes every cable that works as steady; the one before must have ended."""
-
-    def usable() -> bool:
-        found = condition(line.json("get", "tbl", LINK), "RDMAUsable")
-        return found.get("status") == "True"
-
-    until(usable, "the cable can be used")
+    usable(line)
     line.kubectl("rollout", "restart", "deployment/thunderfleet-operator", "-n", "thunderfleet-system")
     line.cluster.kubectl(
         "rollout", "status", "deployment/thunderfleet-operator", "-n", "thunderfleet-system", "--timeout=90s", seconds=100
@@ -93,13 +93,77 @@ def rested(line: Line) -> None:
     until(lambda: len(line.items(*operators)) == 1, "the operator before has ended")
 
 
-@pytest.mark.parametrize("transport", quick(["Auto"], ["Auto", "Ring"]))
-def test_a_pulled_cable_is_left_and_taken_again(line: Line, deploy: Deploy, alone: Alone, transport: str) -> None:
+@pytest.fixture(scope="class")
+def one(line: Line) -> Iterator[Deployment]:
+    """The group of ``TestOneGroup``."""
+    usable(line)
+    served = line.deploy("one")
+    yield served
+    line.forget(served)
+
+
+class TestOneGroup:
+    """One group over JACCL, to which one thing happens after the other."""
+
+    @pytest.fixture
+    def served(self, one: Deployment) -> Deployment:
+        return one.until_ready()
+
+    def test_a_frozen_supervisor_of_rank_0_is_restarted(self, line: Line, served: Deployment, alone: Alone) -> None:
+        hit = served.ranks()[0]
+        done = line.run(hit["node"], "pkill", "-STOP", "-f", SUPERVISOR)
+        assert done.returncode == 0, done.stderr
+
+        def restarted() -> bool:
+            pod = next(pod for pod in served.children() if pod["metadata"]["name"] == hit["pod"])
+            return bool(pod["status"]["containerStatuses"][0]["restartCount"])
+
+        served.until(restarted, "its container was restarted")
+        served.until(served.serves, "the group serves")
+        assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+    def test_a_link_that_somebody_edits_or_deletes_moves_no_group(self, line: Line, served: Deployment, alone: Alone) -> None:
+        before = served.group()
+        assert links(served) == {LINK}
+
+        def connected() -> Json:
+            return condition(line.json("get", "tbl", LINK), "Connected")
+
+        conditions = line.json("get", "tbl", LINK)["status"]["conditions"]
+        wrong = [one | ({"status": "False", "reason": "Unplugged"} if one["type"] == "Connected" else {}) for one in conditions]
+        edits: tuple[Json, ...] = ({"conditions": wrong}, {"conditions": []}, {"endpoints": []})
+        for edit in edits:
+            patch = json.dumps({"status": edit})
+            line.kubectl("patch", "tbl", LINK, "--subresource=status", "--type=merge", "-p", patch)
+            until(lambda: connected().get("status") == "True", "the link says what its agents see")
+        uid = line.json("get", "tbl", LINK)["metadata"]["uid"]
+        line.kubectl("delete", "tbl", LINK, "--wait=false")
+
+        def made_again() -> bool:
+            found = line.items("tbl")
+            return any(one["metadata"]["uid"] != uid and condition(one, "Connected").get("status") == "True" for one in found)
+
+        until(made_again, "the agents report the cable again")
+        served.until_ready()
+        now = served.group()
+        assert (now["epoch"], now["restarts"], links(served)) == (before["epoch"], before["restarts"], {LINK})
+        assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+    def test_a_pulled_cable_is_left_and_taken_again(self, line: Line, served: Deployment, alone: Alone) -> None:
+        rested(line)
+        check_a_pulled_cable(line, served.until_ready(), "JACCL", alone(PROMPT, TOKENS))
+
+
+@pytest.mark.soak
+def test_a_pulled_cable_under_a_ring(line: Line, deploy: Deploy, alone: Alone) -> None:
     rested(line)
-    served = deploy("pulled", transport=transport).until_ready()
+    check_a_pulled_cable(line, deploy("pulled", transport="Ring").until_ready(), "Ring", alone(PROMPT, TOKENS))
+
+
+def check_a_pulled_cable(line: Line, served: Deployment, transport: str, expected: list[int]) -> None:
+    """It is named, the group serves over the LAN, and is back on the cable soon after that is plugged in."""
     before = served.group()
-    assert links(served) == {LINK} and served.status["transport"] == ("Ring" if transport == "Ring" else "JACCL")
-    expected = alone(PROMPT, TOKENS)
+    assert links(served) == {LINK} and served.status["transport"] == transport
     with Client(served, expected) as client, line.api.watched(served.path) as seen:
         line.cluster.cable("pull", END)
         try:
@@ -119,10 +183,13 @@ def test_a_pulled_cable_is_left_and_taken_again(line: Line, deploy: Deploy, alon
         answered = client.answers
         served.until(lambda: client.answers > answered, "the client gets answers again")
     assert client.wrong == []
-    assert served.group()["restarts"] == 0 and "lostPlace" not in served.group()
+    assert served.group()["restarts"] == before["restarts"] and "lostPlace" not in served.group()
 
 
-def test_a_cable_that_changes_a_bit_is_left_until_it_is_plugged_in_again(line: Line, deploy: Deploy, alone: Alone) -> None:
+@pytest.mark.parametrize("back", quick([False], [False, True]))
+def test_a_cable_that_changes_a_bit_is_left_until_it_is_plugged_in_again(
+    line: Line, deploy: Deploy, alone: Alone, *, back: bool
+) -> None:
     rested(line)
     macs = ("studio-1", "studio-2")
     for mac in macs:
@@ -149,9 +216,12 @@ def test_a_cable_that_changes_a_bit_is_left_until_it_is_plugged_in_again(line: L
         line.cluster.cable("pull", END)
         until(lambda: condition(line.json("get", "tbl", LINK), "Connected").get("status") == "False", "the cable is out")
         line.cluster.cable("plug", END)
-    served.until(lambda: links(served) == {LINK} and served.is_ready(), "it is back on the cable", BACK_SECONDS)
-    assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
-    assert "avoidedLinks" not in served.group()
+    served.until(lambda: "avoidedLinks" not in served.group(), "the cable is not avoided any more")
+    # That the group goes back then, a pulled cable shows too.
+    served.until(lambda: "counts as steady" in condition(served.get(), "Placed")["message"], "it waits for a steady cable")
+    if back:
+        served.until(lambda: links(served) == {LINK} and served.is_ready(), "it is back on the cable", BACK_SECONDS)
+        assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
 def test_rdma_that_is_switched_off_leaves_the_cable_for_tcp(line: Line, deploy: Deploy, alone: Alone) -> None:
@@ -187,22 +257,4 @@ def test_with_nowhere_to_go_nothing_starts_until_the_cable_is_back(line: Line, d
         line.cluster.cable("plug", END)
     served.until_ready()
     assert served.group()["restarts"] == 0
-    assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
-
-
-def test_a_frozen_supervisor_of_rank_0_is_restarted(line: Line, deploy: Deploy, alone: Alone) -> None:
-    rested(line)
-    served = deploy("frozen", transport="Ring").until_ready()
-    hit = served.ranks()[0]
-    done = line.run(hit["node"], "pkill", "-STOP", "-f", SUPERVISOR)
-    assert done.returncode == 0, done.stderr
-    began = time.monotonic()
-
-    def restarted() -> bool:
-        pod = next(pod for pod in served.children() if pod["metadata"]["name"] == hit["pod"])
-        return bool(pod["status"]["containerStatuses"][0]["restartCount"])
-
-    served.until(restarted, "its container was restarted")
-    served.until(served.serves, "the group serves")
-    print(f"frozen supervisor: serves after {time.monotonic() - began:.1f} s")
     assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)

@@ -1,6 +1,6 @@
 """Three recorded Macs with a control plane: each is switched off in turn, and everything goes on.
 
-The tests follow the Macs in this order. No chart is installed: what runs models does not matter here.
+The tests follow the Macs in this order. What runs models does not matter here.
 """
 
 import json
@@ -76,6 +76,11 @@ def works(mac: Mac, *arguments: str) -> str:
     return until(said, f"kubectl {' '.join(arguments)} on {mac.machine.name}").stdout
 
 
+def replicas(mac: Mac) -> int:
+    """The chart's value for the operator."""
+    return int(json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["operator"]["replicas"])
+
+
 def known_servers(mac: Mac) -> str:
     """The list of API servers that a Mac keeps for its next boot."""
     return mac.run("cat", "/var/lib/thunderfleet/api-servers.json")
@@ -108,7 +113,7 @@ class Planes:
 def planes(macs: tuple[Mac, Mac, Mac]) -> Planes:
     """The second joins undisturbed; the third is killed after its line was used, and when its etcd has no vote yet."""
     first, second, third = macs
-    first.init("--no-chart")
+    first.init()
     line = line_of(first)
     said_second, again = joins(second, line), joins(third, line, code=1)
     line = line_of(second)
@@ -122,6 +127,7 @@ def test_two_control_planes_are_warned_about_and_three_are_not(planes: Planes) -
     assert "WARNING: 2 control planes do not survive the loss of one" in planes.second
     assert "The cluster has 3 control planes" in planes.third and "WARNING" not in planes.third
     assert all(planes.macs[0].node_ready(mac.machine.name) for mac in planes.macs)
+    assert "[chart] setting operator.replicas=2" in planes.second and replicas(planes.macs[0]) == 2
 
 
 def test_a_line_works_once_and_leaves_nothing(planes: Planes) -> None:
@@ -214,7 +220,8 @@ def test_a_mac_leaves_if_the_others_work_without_it(planes: Planes) -> None:
     assert second.answers(), "nothing was changed"
     said = first.run(first.program, "reset", "--member", "studio-3")
     assert "removing member-studio-3" in said
-    assert "removing member-studio-2" in second.run(second.program, "reset")
+    said = second.run(second.program, "reset")
+    assert "removing member-studio-2" in said and "[chart] setting operator.replicas=1" in said and replicas(first) == 1
     assert works(first, "get", "nodes", "-o", "name").split() == ["node/studio-1"]
     third.machine.on()
     assert "[reset]" in third.run(third.program, "reset", "--force")

@@ -25,9 +25,10 @@ def line(desk: Line) -> Line:
     return desk
 
 
-def doctor(line: Line, machine: str, *options: str) -> tuple[int, dict[tuple[str, str], Json]]:
+def doctor(line: Line, machine: str, *options: str, test: bool = False) -> tuple[int, dict[tuple[str, str], Json]]:
     """Exit code of the command on a machine, and its checks by subject and name."""
     kubeconfig = str(line.cluster.folder.inner_kubeconfig)
+    options = options if test else (*options, "--no-test")
     command = (sys.executable, "-m", "thunderfleet_cli", "doctor", "-o", "json", "--kubeconfig", kubeconfig, *options)
     done = line.run(machine, *command, seconds=SECONDS)
     assert done.stdout, done.stderr
@@ -64,8 +65,10 @@ def told(line: Line) -> dict[tuple[str, str], Json] | None:
 def test_a_pulled_cable_and_rdma_that_is_off(line: Line) -> None:
     checks = until(lambda: passed(line), "doctor finds no fault")
     assert {checks[LINK, one]["state"] for one in ("Connected", "Symmetric", "RDMAUsable", "dial")} == {"ok"}
-    # Agents of this fleet measure nothing.
+    # Agents of this fleet measure nothing, also when doctor asks for it.
     assert checks[LINK, "all-reduce"]["state"] == checks["studio-1", "BenchmarksFresh"]["state"] == "unknown"
+    code, tested = doctor(line, "studio-1", test=True)
+    assert code == 0 and "benchmarks are disabled" in tested[LINK, "pair"]["finding"]
     assert checks["studio-2", "RDMAReady"]["state"] == checks["this Mac", "rdma"]["state"] == "ok"
     try:
         line.cluster.rdma("off", "studio-2")

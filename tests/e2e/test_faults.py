@@ -22,7 +22,8 @@ Json = dict[str, Any]
 PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16
 SYSTEM = "thunderfleet-system"
 OPERATORS = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
-AWAY_SECONDS = 30.0
+AWAY_SECONDS = 20.0
+"""Longer than the operator's Lease lasts."""
 GONE_SECONDS = 30.0
 """Seconds within which everything of a deleted ModelDeployment must be gone."""
 MAC_LOST_SECONDS = 150.0

@@ -8,7 +8,6 @@ import ipaddress
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,8 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.network.namespaces import program
 
 from tests.support.installed import DAEMONS, SECONDS, Mac
+from tests.support.tiers import quick
+from tests.support.upgrading import ASKER, next_version, version_of
 from tests.support.waiting import until
 
 FLEET = """
@@ -30,11 +31,13 @@ machines:
     memory: 96 GB
     rdma: true
     bridge: [1, 2, 3, 4, 5, 6]
+    bridgeAddress: 169.254.7.1
   - name: studio-2
     model: Mac Studio (M3 Ultra)
     memory: 96 GB
     rdma: true
     bridge: [1, 2, 3, 4, 5, 6]
+    bridgeAddress: 169.254.7.2
 cables:
   - {a: "studio-1:1", b: "studio-2:2"}
 """
@@ -50,6 +53,8 @@ STEPS = (
     "[kubelet] starting",
     "[chart]",
 )
+# Each leaves something else behind: programs, files, daemons, a Node.
+FEW_STEPS = ("[programs] installing", "[certificates] new", "[daemons] io.thunderfleet.kube-scheduler", "[chart]")
 # Prints the program of every LaunchDaemon.
 PROGRAMS = """
 import glob, plistlib
@@ -117,45 +122,21 @@ spec: {model: {repository: nobody/has-it}}
 """
 
 
-# Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON.
-ASKER = """
-import json, os, sys, urllib.request
-url, result = sys.argv[1] + "/completions", sys.argv[2]
-asked, failed = 0, []
-while not os.path.exists(result + ".stop"):
-    asked += 1
-    body = json.dumps({"model": "nobody/tiny", "prompt": "one", "max_tokens": 4}).encode()
-    try:
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=30).read()
-    except OSError as error:
-        failed.append(str(error))
-with open(result + ".part", "w") as file:
-    json.dump([asked, failed], file)
-os.rename(result + ".part", result)
+BOTH = """
+apiVersion: thunderfleet.io/v1alpha1
+kind: ModelDeployment
+metadata: {name: both}
+spec:
+  model: {repository: nobody/tiny}
+  nodes: {min: 2}
+  transport: Ring
 """
-
-
-def version_of(cluster: Cluster) -> str:
-    """The version in the image of the cluster."""
-    (metadata,) = cluster.image_folder.glob("lib/python3*/site-packages/thunderfleet-*.dist-info")
-    return metadata.name.removeprefix("thunderfleet-").removesuffix(".dist-info")
-
-
-def next_version(cluster: Cluster, version: str) -> Path:
-    """An installation like the image of the cluster, with another version: what a newer wheel would install."""
-    source, target = cluster.image_folder, cluster.folder.root / version
-    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
-    (metadata,) = target.glob("lib/python3*/site-packages/thunderfleet-*.dist-info")
-    site, own = metadata.parent, version_of(cluster)
-    metadata.rename(site / f"thunderfleet-{version}.dist-info")
-    changed = [site / f"thunderfleet-{version}.dist-info/METADATA", target / "config.json", *target.glob("bin/thunderfleet*")]
-    for path in (*changed, site / "thunderfleet_localcluster/shipped/charts/thunderfleet/Chart.yaml"):
-        text, mode = path.read_text(), path.stat().st_mode
-        path.unlink()
-        path.write_text(text.replace(str(source), str(target)).replace(own, version))
-        path.chmod(mode)
-    return target
+ASK = """
+import json, sys, urllib.request
+body = json.dumps({"model": "nobody/tiny", "prompt": "one", "max_tokens": 4}).encode()
+request = urllib.request.Request(sys.argv[1] + "/completions", body, {"Content-Type": "application/json"})
+print(urllib.request.urlopen(request, timeout=30).read())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -233,10 +214,13 @@ def test_what_is_wrong_is_said_before_anything_is_done(cluster: Cluster, macs: t
     assert "copy all of it" in said
 
 
-def test_init_that_is_killed_at_any_step_is_completed_by_the_next(macs: tuple[Mac, Mac]) -> None:
+@pytest.mark.parametrize("step", quick(FEW_STEPS, STEPS))
+def test_init_is_killed_at_any_step(macs: tuple[Mac, Mac], step: str) -> None:
+    macs[0].killed_at(step, "init", "--config", macs[0].config)
+
+
+def test_init_completes_what_killed_ones_have_left(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
-    for step in STEPS:
-        mac.killed_at(step, "init", "--config", mac.config)
     said = mac.init()
     assert "Node studio-1 is Ready" in said and "| sudo thunderfleet join -" in said
     assert mac.answers() and mac.node_ready("studio-1")
@@ -503,7 +487,43 @@ def test_reset_leaves_no_file_and_no_process(
     assert "ended" not in macs[0].run(macs[0].program, "reset")
 
 
-def test_init_after_reset_is_another_cluster(macs: tuple[Mac, Mac]) -> None:
-    mac = macs[0]
-    assert "Node studio-1 is Ready" in mac.init("--no-chart")
-    assert "not found" in mac.kubectl("get", "configmap", "plain", code=1)
+def test_init_after_reset_is_another_cluster_which_needs_only_a_cable(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    """The bridge carries the only route between the Macs, and its address moves to the port with the cable."""
+    first, second = macs
+    for mac in macs:
+        cluster.lan("pull", mac.machine.name)
+    said = first.init()
+    assert "Node studio-1 is Ready" in said
+    assert "not found" in first.kubectl("get", "configmap", "plain", code=1)
+    (line,) = re.findall(r"tf1-[\w-]+", said)
+    assert "is Ready" in second.run(second.program, "join", "-", "--config", second.config, text=line)
+    until(lambda: first.has_separate_ports() and second.has_separate_ports(), "no port is in a bridge", 180)
+    for mac, interface, number in ((first, "en2", 1), (second, "en3", 2)):
+        assert f"inet 169.254.7.{number} netmask 0xffff0000" in mac.run("ifconfig", interface)
+
+
+def test_two_macs_with_only_a_cable_serve_again_after_a_loss_of_power(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    """The ports are back in their bridge when a Mac starts, and without the service of the bridge nothing has an address."""
+    first, second = macs
+    values = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"
+    chart = str(Path(__file__).resolve().parents[2] / "charts/thunderfleet")
+    first.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", values)
+    tinymodel.make(cluster.models / "nobody/tiny")
+    first.kubectl("apply", "-f", "-", text=BOTH)
+
+    def answers() -> bool:
+        endpoint = first.field(".status.groups[0].endpoint", "md", "both")
+        return bool(endpoint) and first.machine.run([first.python, "-c", ASK, endpoint], seconds=SECONDS).returncode == 0
+
+    until(answers, "the group answers", 180)
+    for mac in macs:
+        mac.machine.off()
+    for mac in (second, first):
+        mac.machine.on()
+    until(first.answers, "the API server answers again")
+    both = ("studio-1", "studio-2")
+    until(lambda: all(first.node_ready(name) for name in both), "both Macs are back over their cable", 120)
+    assert [mac.members() for mac in macs] == [[], []]
+    address = '.status.addresses[?(@.type=="InternalIP")].address'
+    assert [first.field(address, "node", name) for name in both] == ["169.254.7.1", "169.254.7.2"]
+    until(answers, "the group answers again", 180)

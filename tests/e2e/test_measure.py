@@ -127,6 +127,26 @@ def test_a_group_of_two_measures_each_cable_over_jaccl(line: Line) -> None:
     until(lambda: not any(ranks(line, mac) for mac in line.macs), "nothing of them is left", pause=CENSUS_PAUSE_SECONDS)
 
 
+def test_doctor_tests_each_cable(line: Line) -> None:
+    """It connects over each, forms a group of two and has it add numbers; what agents measure meanwhile goes first."""
+    kubeconfig = str(line.cluster.folder.inner_kubeconfig)
+    command = (sys.executable, "-m", "thunderfleet_cli", "doctor", "-o", "json", "--kubeconfig", kubeconfig)
+
+    def tested() -> dict[tuple[str, str], Json]:
+        done = line.run("studio-1", *command, seconds=WAIT_SECONDS)
+        assert "testing 3 cables" in done.stderr, done.stderr
+        return {(one["subject"], one["name"]): one for one in json.loads(done.stdout)["checks"]}
+
+    def worked(found: dict[tuple[str, str], Json]) -> bool:
+        steps = ("dial", "pair", "all-reduce")
+        return all(found[str(link["metadata"]["name"]), step]["state"] == "ok" for link in line.items("tbl") for step in steps)
+
+    found = until(lambda: found if worked(found := tested()) else None, "every cable works", WAIT_SECONDS)
+    one = "studio-1.tb1--studio-2.tb1"
+    assert "two processes of MLX formed a group over RDMA now" in found[one, "pair"]["finding"]
+    assert "the sum was right" in found[one, "all-reduce"]["finding"] and "round trip" in found[one, "dial"]["finding"]
+
+
 def test_profiles_show_what_the_gpu_does(line: Line) -> None:
     def whole() -> bool:
         found = [item["status"].get("benchmarks", {}) for item in line.items("np")]

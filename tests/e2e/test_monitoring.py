@@ -152,48 +152,6 @@ def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest
         machine.run(["kill", pid.read_text().strip()])
 
 
-def test_alerts_are_valid(programs: Path, rules: Path) -> None:
-    assert "SUCCESS" in promtool(programs, "check", "rules", "--lint=all", str(rules))
-
-
-def firing(alert: str, severity: str, at: str) -> Json:
-    """An expectation of promtool that an alert fires ``at`` some time."""
-    labels = f'alertname="{alert}",alertstate="firing"'
-    sample = {"labels": f'ALERTS{{{labels},severity="{severity}"}}', "value": 1}
-    return {"expr": f"ALERTS{{{labels}}}", "eval_time": at, "exp_samples": [sample]}
-
-
-def test_alerts_fire_when_they_should(programs: Path, rules: Path, tmp_path: Path) -> None:
-    leading, groups = "thunderfleet_operator_leading", "thunderfleet_operator_groups"
-    test = {
-        "rule_files": [str(rules)],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [
-                    {"series": f'{leading}{{instance="a"}}', "values": "1x40 0x20"},
-                    {"series": f'{leading}{{instance="b"}}', "values": "0x60"},
-                    {"series": f'{groups}{{instance="a",state="Loading"}}', "values": "1x60"},
-                    # A replica that is not the leader has no data.
-                    {"series": f'{groups}{{instance="b",state="Loading"}}', "values": "7x60"},
-                ],
-                "alert_rule_test": [
-                    {"alertname": "ThunderfleetGroupNotReady", "eval_time": "29m", "exp_alerts": []},
-                    {"alertname": "ThunderfleetOperatorWithoutLeader", "eval_time": "40m", "exp_alerts": []},
-                ],
-                "promql_expr_test": [
-                    firing("ThunderfleetGroupNotReady", "warning", "31m"),
-                    firing("ThunderfleetOperatorWithoutLeader", "critical", "45m"),
-                ],
-            }
-        ],
-    }
-    path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump(test))
-    promtool(programs, "test", "rules", str(path))
-
-
 def test_the_alert_about_requests_names_the_deployment(programs: Path, rules: Path, tmp_path: Path) -> None:
     """By the labels of the PodMonitor, and without them by the address."""
     runner = 'namespace="team",pod="qwen-0-0",thunderfleet_io_deployment="qwen"'

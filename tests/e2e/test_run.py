@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,40 @@ def test_a_chat_ends_with_ctrl_d_and_the_model_keeps_serving(line: Line, there: 
     assert status["endpoint"] in terminal.said
     ready = next(one for one in status["conditions"] if one["type"] == "Ready")
     assert ready["status"] == "True"
+
+
+def view(line: Line, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kubectl thunderfleet …`: kubectl finds the plugin on PATH."""
+    folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    command = [str(line.cluster.tool("kubectl")), "thunderfleet", *arguments]
+    env = {**environment(line), "PATH": folders}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_kubectl_shows_the_fleet_and_what_serves(line: Line, there: tuple[str, ...]) -> None:
+    within = ("-n", NAMESPACE)
+    shown = view(line, "status", *within)
+    assert shown.returncode == 0 and re.search(rf"{NAME} +{MODEL} +1/1 ", shown.stdout), shown.stdout + shown.stderr
+    explained = view(line, "why", NAME, *within)
+    assert explained.returncode == 0 and "it serves and nothing is wrong" in explained.stdout, explained.stdout
+    drawn = json.loads(view(line, "topology", "-o", "json", *within).stdout)
+    (mac,) = (mac["name"] for mac in drawn["macs"] if mac["ranks"])
+    assert [cable["name"] for cable in drawn["cables"]] == [
+        cable["name"] for cable in json.loads(view(line, "cables", "-o", "json").stdout)
+    ]
+    said = view(line, "logs", NAME, "--tail", "20", *within).stdout.splitlines()
+    assert said and all(f"group 0 rank 0 {mac}" in text for text in said)
+    happened = view(line, "events", NAME, *within).stdout
+    assert f"modeldeployment/{NAME}" in happened
+    limited = view(line, "top")
+    assert limited.returncode == 0 and "install metrics-server" in limited.stdout and mac in limited.stdout
+
+
+def test_why_names_what_keeps_a_model_from_serving(line: Line, there: tuple[str, ...]) -> None:
+    assert run(line, "nobody/absent", "-n", NAMESPACE, text="Hello").returncode == 3
+    explained = view(line, "why", "absent", "-n", NAMESPACE)
+    line.kubectl("delete", "md", "absent", "-n", NAMESPACE, "--wait=false")
+    assert explained.returncode == 1 and "cause: ModelDeployment" in explained.stdout and "ModelNotFound" in explained.stdout
 
 
 def test_a_model_that_no_mac_has_ends_with_three(line: Line, there: tuple[str, ...]) -> None:

@@ -1,7 +1,6 @@
 """Helpers that several folders of tests share.
 
 hub          a Hugging Face Hub, with everything that can go wrong there
-copies       agents that copy models between each other
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
@@ -10,10 +9,14 @@ mac_network  the network settings of a recorded Mac, and the commands that read 
 connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
+embeddingmodel  a small random model for embeddings
+routing      small gateways and ModelDeployments, for the router
+router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 line         a fleet with the chart and the model installed
 installed    a recorded Mac on which `thunderfleet` installs
+upgrading    a newer version to upgrade to, and a client that asks meanwhile
 trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs

@@ -18,3 +18,10 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
+
+{{/* The annotation runbook_url of an alert, if alerts.runbookURL is set: (list $ "heading-of-docs/troubleshoot.md"). */}}
+{{- define "thunderfleet.runbook" -}}
+{{- with (index . 0).Values.alerts.runbookURL -}}
+runbook_url: {{ printf "%s#%s" . (index $ 1) | quote }}
+{{- end -}}
+{{- end -}}

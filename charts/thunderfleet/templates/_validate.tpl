@@ -50,8 +50,18 @@ this once; all problems are reported together.
 {{- $taken = append $taken (dict "name" (printf "operator.%s" $name) "first" $first "last" $last) }}
 {{- end }}
 {{- $ports := dict "agent.port" .Values.agent.port "agent.metricsPort" .Values.agent.metricsPort "the kubelet's port" 10250 }}
+{{- $router := .Values.router | default dict }}
+{{- if $router.enabled }}
+{{- $_ := set $ports "router.port" $router.port }}
+{{- if not .Values.operator.demandPort }}
+{{- $problems = append $problems "operator.demandPort is not set: routers report requests there; use a port such as 9402" }}
+{{- end }}
+{{- end }}
 {{- if .Values.operator.runtimeClassName }}
 {{- $_ := set $ports "operator.metricsPort" .Values.operator.metricsPort }}
+{{- if $router.enabled }}
+{{- $_ := set $ports "operator.demandPort" .Values.operator.demandPort }}
+{{- end }}
 {{- end }}
 {{- range $name, $port := $ports }}
 {{- $taken = append $taken (dict "name" $name "first" (int $port) "last" (int $port)) }}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from thunderfleet_cli.doctor.command import doctor
+from thunderfleet_cli.doctor.limit import megabytes
 from thunderfleet_cli.parsers import Parsers
 
 
@@ -21,6 +22,19 @@ def add(commands: Parsers) -> None:
         action="store_true",
         help="make the repairs on this Mac that can be undone, print how to undo them, and print the commands for other Macs "
         "(needs root)",
+    )
+    parser.add_argument(
+        "--gpu-memory",
+        type=megabytes,
+        metavar="MB",
+        help="with --fix: set the memory that the GPU may wire, now and after each restart: a number of MB, max (all that "
+        "macOS can spare), or default (the limit that macOS chooses)",
+    )
+    parser.add_argument(
+        "--no-test",
+        action="store_true",
+        help="do not test the cables now (connect over each, form a group of two, add numbers), but show the last results "
+        "of the agents",
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
     parser.add_argument(

@@ -5,12 +5,13 @@ A condition's message says what is wrong and what to do; it is shown as it is.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
+from thunderfleet_cli.doctor.cabletests import Tried
 from thunderfleet_cli.doctor.check import Check, State
 from thunderfleet_cli.doctor.selftest import self_test
 from thunderfleet_cli.doctor.system import OPTIONAL
@@ -39,6 +40,13 @@ class Objects:
     nodes: Sequence[Json]
     profiles: Sequence[Json]
     links: Sequence[Json]
+    tried: Mapping[str, Tried] = field(default_factory=dict)
+    """What tests of this moment gave, by cable."""
+
+
+def testable(objects: Objects) -> list[Json]:
+    """The cables of which both ends see each other, so that a test says more than their condition."""
+    return [one for one in objects.links if (_conditions(one).get(ConditionType.CONNECTED) or {}).get("status") == "True"]
 
 
 def checks(objects: Objects) -> list[Check]:
@@ -48,7 +56,7 @@ def checks(objects: Objects) -> list[Check]:
     for node in objects.nodes:
         found += _node(node, profiles.get(_name(node)))
     for link in objects.links:
-        found += _link(link, profiles)
+        found += _link(link, profiles, objects.tried.get(_name(link)))
     return found
 
 
@@ -65,7 +73,9 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
     ready = _conditions(node).get("Ready")
     if ready is None or ready.get("status") != "True":
         text = str((ready or {}).get("message") or "the kubelet has not reported yet").rstrip(".")
-        text = f"{text}: check that the machine is on and that its kubelet runs"
+        if ready is None or ready.get("status") != "False":
+            # A kubelet that reports False says itself what is wrong.
+            text = f"{text}: check that the machine is on and that its kubelet runs"
         yield Check("Ready", State.FAILURE, text, reason=str((ready or {}).get("reason") or ""), subject=name)
         return
     if (node["metadata"].get("labels") or {}).get("kubernetes.io/os") == LINUX:
@@ -82,7 +92,7 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
             yield check if check.state is State.OK else replace(check, fix=" && ".join(_COMMAND.findall(check.finding)))
 
 
-def _link(link: Json, profiles: Mapping[str, Json]) -> Iterator[Check]:
+def _link(link: Json, profiles: Mapping[str, Json], tried: Tried | None) -> Iterator[Check]:
     conditions = _conditions(link)
     for kind in LINK_CONDITIONS:
         if kind not in conditions:
@@ -97,7 +107,7 @@ def _link(link: Json, profiles: Mapping[str, Json]) -> Iterator[Check]:
         yield check
         if kind is ConditionType.CONNECTED and check.state is State.FAILURE:
             return
-    yield from self_test(link, conditions, profiles)
+    yield from self_test(link, conditions, profiles, tried)
 
 
 def _condition(subject: str, kind: ConditionType, condition: Json, good: str) -> Check:

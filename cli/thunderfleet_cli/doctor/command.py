@@ -7,12 +7,14 @@ import os
 import sys
 from pathlib import Path
 
+from thunderfleet_controlplane.install.mac import gpu_memory
 from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
 from thunderfleet_lib.privilege import ROOT, take_own_environment
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from thunderfleet_cli.connection import connect
-from thunderfleet_cli.doctor import host, installed, mac, page
+from thunderfleet_cli.doctor import host, installed, limit, mac, page
+from thunderfleet_cli.doctor.apiservers import api_servers
 from thunderfleet_cli.doctor.check import Check, State
 from thunderfleet_cli.doctor.objects import cluster_checks
 from thunderfleet_cli.doctor.system import VERSION
@@ -23,6 +25,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     take_own_environment()
     if arguments.fix and os.geteuid() != 0:
         raise LocalClusterError("--fix changes settings of this Mac: run it as root, with sudo", usage=True)
+    if arguments.gpu_memory is not None and not arguments.fix:
+        raise LocalClusterError("--gpu-memory changes a setting of this Mac: use it together with --fix", usage=True)
     python = installed.kubelets_python(installed.layout()) or os.path.realpath(sys.executable)
     checks, repairs = asyncio.run(_examine(arguments, python))
     if arguments.output == "json":
@@ -37,10 +41,12 @@ async def _examine(arguments: argparse.Namespace, python: str) -> tuple[list[Che
     # A kubeconfig that is wrong ends the command before anything is changed.
     here, elsewhere = await asyncio.gather(_here(machine, python), _cluster(arguments))
     repairs = await host.repair(machine, here) if arguments.fix else []
+    if arguments.gpu_memory is not None:
+        repairs.append(await asyncio.to_thread(limit.put, arguments.gpu_memory, installed.layout()))
     if repairs:
         here = await _here(machine, python)
         after = {check.name: check for check in here}
-        repairs = [host.judged(one, after[one.name]) for one in repairs]
+        repairs = [host.judged(one, after[one.name]) if one.name in after else one for one in repairs]
     return here + elsewhere, repairs
 
 
@@ -50,7 +56,10 @@ async def _here(machine: Host, python: str) -> list[Check]:
     version = answers[VERSION]
     if isinstance(version, Failure) and version.kind is FailureKind.ABSENT:
         return [Check("macos", State.UNKNOWN, "this machine is not a Mac: it has no sw_vers", subject="this machine")]
-    return mac.checks(answers, python, installed.manages_ports(installed.layout()))
+    where = installed.layout()
+    found = mac.checks(answers, python, installed.manages_ports(where), gpu_memory.is_kept(where))
+    seen = await installed.balanced(where)
+    return found if seen is None else [*found, api_servers(seen)]
 
 
 def _for_root() -> Path | None:
@@ -66,11 +75,17 @@ def _for_root() -> Path | None:
     return own
 
 
+def _announce(cables: int) -> None:
+    """Say what takes long. Standard output has the result only."""
+    print(f"testing {cables} cable{'s' if cables != 1 else ''}, some seconds for each …", file=sys.stderr, flush=True)
+
+
 async def _cluster(arguments: argparse.Namespace) -> list[Check]:
     """The checks of the cluster; without a kubeconfig, one that says so."""
     given: Path | None = arguments.kubeconfig
     try:
-        return await cluster_checks(connect(given or _for_root(), arguments.context, None))
+        connection = connect(given or _for_root(), arguments.context, None)
+        return await cluster_checks(connection, None if arguments.no_test else _announce)
     except LocalClusterError as error:
         if given or arguments.context:
             raise

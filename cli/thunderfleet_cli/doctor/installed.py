@@ -1,4 +1,4 @@
-"""What is installed on this Mac: the Python that runs the kubelet, and a kubeconfig that root may use."""
+"""What is installed on this Mac: the Python that runs the kubelet, the balancer, and a kubeconfig that root may use."""
 
 import os
 import plistlib
@@ -6,8 +6,10 @@ from pathlib import Path
 from xml.parsers.expat import ExpatError
 
 import yaml
+from thunderfleet_controlplane.balancer.look import Look, look
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.daemons.plan import KUBELET, label
+from thunderfleet_controlplane.daemons.plan import BALANCER, BALANCER_PORT, KUBELET, label
+from thunderfleet_controlplane.install.mac.facts import own_server
 from thunderfleet_localcluster.image import version
 
 
@@ -37,6 +39,13 @@ def manages_ports(where: HostLayout) -> bool:
         return False
     named = config.get("thunderboltPorts") if isinstance(config, dict) else None
     return where.plist(label(KUBELET)).is_file() and named != "Unmanaged"
+
+
+async def balanced(where: HostLayout) -> Look | None:
+    """What the balancer of this Mac knows and reaches; None if there is no balancer."""
+    if not where.plist(label(BALANCER)).is_file():
+        return None
+    return await look(where.api_servers, BALANCER_PORT, own_server(where))
 
 
 def own_kubeconfig(where: HostLayout) -> Path | None:

@@ -39,10 +39,11 @@ def questions(python: str) -> Mapping[Argv, float]:
     return {**dict.fromkeys(quick, SECONDS), system.CLOCK: SLOW_SECONDS}
 
 
-def checks(answers: Answers, python: str, managed: bool = False) -> list[Check]:
+def checks(answers: Answers, python: str, managed: bool = False, kept: bool = False) -> list[Check]:
     """Every check; one whose commands failed or printed something unknown is ``unknown``.
 
-    ``managed``: the kubelet of this Mac keeps Thunderbolt ports out of bridges.
+    ``managed``: the kubelet of this Mac keeps Thunderbolt ports out of bridges. ``kept``: the limit of GPU memory is set again
+    after each restart.
     """
     looks: Mapping[str, Callable[[Answers], Check]] = {
         "macos": system.macos,
@@ -56,7 +57,7 @@ def checks(answers: Answers, python: str, managed: bool = False) -> list[Check]:
         "local-network": security.local_network,
         "clock": system.clock,
         "disk": system.disk,
-        "gpu-memory": system.gpu_memory,
+        "gpu-memory": partial(system.gpu_memory, kept=kept),
         "thermal": power.thermal,
     }
     return [_looked(name, look, answers) for name, look in looks.items()]

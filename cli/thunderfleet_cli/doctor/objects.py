@@ -1,24 +1,41 @@
-"""Reads what a cluster says about its Macs and cables."""
+"""Reads what a cluster says about its Macs and cables, and has agents test cables."""
 
 import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from thunderfleet_crds.names import GROUP, VERSION
 from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube.execution import run_in_pod
 
 from thunderfleet_cli.connection import Connection
+from thunderfleet_cli.doctor import cabletests
 from thunderfleet_cli.doctor.check import Check, State
-from thunderfleet_cli.doctor.cluster import Objects, checks
+from thunderfleet_cli.doctor.cluster import Objects, checks, testable
 
 SECONDS = 30.0
+TEST_SECONDS = 90.0
+"""For one cable. It takes a few seconds, and waits for a Mac that measures something else."""
+TESTS_SECONDS = 240.0
 OURS = f"/apis/{GROUP}/{VERSION}"
 
 
-async def cluster_checks(connection: Connection) -> list[Check]:
-    """The checks of a cluster; one that says why, if it cannot be read. Raises LocalClusterError for a wrong kubeconfig."""
+async def cluster_checks(connection: Connection, test: Callable[[int], None] | None) -> list[Check]:
+    """The checks of a cluster; one that says why, if it cannot be read. Raises LocalClusterError for a wrong kubeconfig.
+
+    ``test``: called with the number of cables before they are tested; None: they are not tested.
+    """
     async with await connection.kube() as kube:
         try:
             async with asyncio.timeout(SECONDS):
-                return checks(await _read(kube))
+                objects = await _read(kube)
+            links = testable(objects) if test is not None else []
+            if test is not None and links:
+                test(len(links))
+                objects = replace(objects, tried=await _test(kube, links))
+            return checks(objects)
         except TimeoutError:
             return [_unread(State.FAILURE, f"{kube.host} did not answer within {SECONDS:g} s")]
         except ApiError as error:
@@ -30,6 +47,37 @@ async def cluster_checks(connection: Connection) -> list[Check]:
 
 def _unread(state: State, finding: str) -> Check:
     return Check("api-server", state, finding, subject="cluster")
+
+
+async def _test(kube: Kube, links: Sequence[Mapping[str, Any]]) -> dict[str, cabletests.Tried]:
+    """Has agents test cables, those of different Macs at the same time."""
+    try:
+        pods, _ = await kube.list("/api/v1/pods", labelSelector=cabletests.AGENT_PODS)
+    except ApiError as error:
+        return {
+            str(one["metadata"]["name"]): cabletests.Tried(problem=f"cannot list the agents' pods: {error}") for one in links
+        }
+    wanted, problems = cabletests.tests(links, cabletests.agents(pods))
+    found = {name: cabletests.Tried(problem=why) for name, why in problems.items()}
+    late = f"the tests of all cables took longer than {TESTS_SECONDS:g} s; run `thunderfleet doctor` again"
+    for test in wanted:
+        found |= cabletests.unanswered(test, late)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TESTS_SECONDS):
+            for together in cabletests.rounds(wanted):
+                for answers in await asyncio.gather(*(_ask(kube, test) for test in together)):
+                    found |= answers
+    return found
+
+
+async def _ask(kube: Kube, test: cabletests.Test) -> dict[str, cabletests.Tried]:
+    agent = test.agent
+    try:
+        seconds = TEST_SECONDS * len(test.links)
+        ran = await run_in_pod(kube, agent.namespace, agent.pod, agent.container, test.argv, seconds=seconds)
+    except ApiError as error:
+        return cabletests.unanswered(test, f"the agent of {agent.node} cannot be asked: {error}")
+    return cabletests.read(test, ran.code, ran.output, ran.error)
 
 
 async def _read(kube: Kube) -> Objects:

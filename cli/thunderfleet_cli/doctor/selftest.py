@@ -1,7 +1,8 @@
-"""The test of each cable, from what the agents have tried and measured on it. Pure.
+"""The checks of each cable's test: connect over it, let two processes of MLX form a group, and let them add numbers. Pure.
 
-Agents dial each other over every cable all the time. When no group uses a cable, they form a group of two over it; it gives
-figures only if its all-reduce returned the right sum. So figures that are newer than the last change of the cable prove it.
+Where ``doctor`` could not test a cable, what the agents have tried and measured on it counts. They dial each other over every
+cable all the time. When no group uses a cable, they form a group of two over it; it gives figures only if its all-reduce
+returned the right sum. So figures that are newer than the last change of the cable prove it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
 from thunderfleet_lib.macnet import advice
 
+from thunderfleet_cli.doctor.cabletests import Tried, microseconds, readable
 from thunderfleet_cli.doctor.check import Check, State
 
 Json = Mapping[str, Any]
@@ -19,8 +21,75 @@ WORDS = {MeasurementTransport.RDMA: "RDMA", MeasurementTransport.RING: "TCP"}
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
-def self_test(link: Json, conditions: Mapping[str, Json], profiles: Mapping[str, Json]) -> Iterator[Check]:
-    """The checks of a cable that is connected: ``dial``, and ``all-reduce`` if there is or should be a result."""
+def self_test(
+    link: Json, conditions: Mapping[str, Json], profiles: Mapping[str, Json], tried: Tried | None = None
+) -> Iterator[Check]:
+    """The checks of a cable that is connected: ``dial``, and ``pair`` and ``all-reduce`` if there is or should be a result.
+
+    ``tried``: what a test of this moment gave; None: there was none.
+    """
+    if tried is None:
+        yield from _evidence(link, conditions, profiles)
+        return
+    earlier = {check.name: check for check in _evidence(link, conditions, profiles)}
+    name = str(link["metadata"]["name"])
+    if tried.problem:
+        yield Check("test", State.UNKNOWN, f"this cable was not tested now: {tried.problem}", subject=name)
+    found = {check.name: check for check in (*_dialled(name, tried), *_grouped(name, tried))}
+    # What an agent did not begin says nothing of the cable. What it has seen before may.
+    for kind in ("dial", "pair", "all-reduce"):
+        check = found.get(kind) or earlier.get(kind)
+        if check is not None:
+            yield check
+
+
+def _dialled(name: str, tried: Tried) -> Iterator[Check]:
+    """The connection over the cable."""
+    answer = tried.answers.get("socket")
+    if answer is None or answer.get("refused"):
+        return
+    if error := answer.get("error"):
+        finding = (
+            f"{_sentence(error)}: check the addresses of both ends of the cable; `thunderfleet doctor` on both Macs checks "
+            "their firewalls"
+        )
+        yield Check("dial", State.FAILURE, finding, subject=name)
+    else:
+        finding = f"both agents connected over this cable now; a round trip took {microseconds(answer, 'rttMicroseconds')}"
+        yield Check("dial", State.OK, finding, subject=name)
+
+
+def _grouped(name: str, tried: Tried) -> Iterator[Check]:
+    """The group of two processes, and its all-reduce."""
+    answer, over = tried.answers.get("rdma"), WORDS[tried.transport]
+    if answer is None:
+        return
+    error, formed = str(answer.get("error") or ""), f"two processes of MLX formed a group over {over} now"
+    if answer.get("refused"):
+        yield Check("pair", State.UNKNOWN, f"no group of two was tried over {over} now: {_sentence(error)}", subject=name)
+    elif not error:
+        yield Check("pair", State.OK, formed, subject=name)
+        finding = f"they added numbers over {over} and the sum was right; it took {microseconds(answer, 'allSumMicroseconds')}"
+        yield Check("all-reduce", State.OK, finding, subject=name)
+    elif answer.get("wrongSum"):
+        yield Check("pair", State.OK, formed, subject=name)
+        yield Check("all-reduce", State.FAILURE, _sentence(error), subject=name)
+    else:
+        finding = (
+            f"two processes of MLX could not form a group over {over}: {_sentence(error)}; if neither the "
+            "conditions of the cable nor the logs of both agents name the cause, replug the cable, then replace it"
+        )
+        yield Check("pair", State.FAILURE, finding, "kubectl describe tbl " + name, subject=name)
+        finding = "nothing was added: the two processes did not form a group"
+        yield Check("all-reduce", State.UNKNOWN, finding, subject=name)
+
+
+def _sentence(error: object) -> str:
+    return readable(str(error).removeprefix("not measured: ")).rstrip(".")
+
+
+def _evidence(link: Json, conditions: Mapping[str, Json], profiles: Mapping[str, Json]) -> Iterator[Check]:
+    """What the agents have tried and measured."""
     name, status = str(link["metadata"]["name"]), link.get("status") or {}
     ends = [str(link["spec"][end]["node"]) for end in ("a", "b")]
     yield _dials(name, ends, {str(end["node"]): end for end in status.get("endpoints") or ()}, profiles)

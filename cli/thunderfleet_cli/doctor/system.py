@@ -118,8 +118,13 @@ def clock(answers: Answers) -> Check:
     return Check("clock", state, finding, f"sudo sntp -sS {CLOCK[1]}")
 
 
-def gpu_memory(answers: Answers) -> Check:
-    """The limit of memory that the GPU may keep, and how to raise it."""
+def most_gpu_memory(memory_mb: int) -> int:
+    """The highest limit that leaves macOS enough, in MB."""
+    return memory_mb - max(2 * SYSTEM_MB, memory_mb // 10)
+
+
+def memory_of(answers: Answers) -> tuple[int, int]:
+    """The limit that is set (0: the default of macOS) and the memory of this Mac, in MB. Raises ParseError."""
     text = printed(answers, MEMORY)
     lines = text.split()
     if len(lines) != 2 or not all(re.fullmatch(r"\d{1,18}", line) for line in lines):
@@ -127,12 +132,20 @@ def gpu_memory(answers: Answers) -> Check:
     limit, memory = int(lines[0]), int(lines[1]) >> 20
     if memory <= 0:
         raise ParseError(" ".join(MEMORY), "shows no memory")
+    return limit, memory
+
+
+def gpu_memory(answers: Answers, kept: bool = False) -> Check:
+    """The limit of memory that the GPU may keep, and how to raise it. ``kept``: it is set again after each restart."""
+    limit, memory = memory_of(answers)
     if limit > memory - SYSTEM_MB:
         finding = f"the GPU may wire {limit} MB of {memory} MB, which leaves macOS less than {SYSTEM_MB} MB"
-        return Check("gpu-memory", State.WARNING, finding, "sudo sysctl iogpu.wired_limit_mb=0")
+        return Check("gpu-memory", State.WARNING, finding, "sudo thunderfleet doctor --fix --gpu-memory default")
     if limit:
-        return Check("gpu-memory", State.OK, f"the GPU may wire {limit} MB of {memory} MB")
-    default = gpu_memory_limit(int(lines[1]), 0, parse(printed(answers, GPU_MEMORY))) >> 20
-    more = memory - max(2 * SYSTEM_MB, memory // 10)
-    offer = f"; `sudo sysctl iogpu.wired_limit_mb={more}` raises it until the next restart" if more > default else ""
+        until = "after each restart too" if kept else "until the next restart"
+        keep = "" if kept else f"; `sudo thunderfleet doctor --fix --gpu-memory {limit}` keeps that"
+        return Check("gpu-memory", State.OK, f"the GPU may wire {limit} MB of {memory} MB, {until}{keep}")
+    default = gpu_memory_limit(memory << 20, 0, parse(printed(answers, GPU_MEMORY))) >> 20
+    more = most_gpu_memory(memory)
+    offer = f"; `sudo thunderfleet doctor --fix --gpu-memory max` raises it to {more} MB" if more > default else ""
     return Check("gpu-memory", State.OK, f"the GPU may wire {default} MB of {memory} MB, the default of macOS{offer}")

@@ -137,13 +137,14 @@ def _fault_commands(commands: Parsers) -> None:
     jaccl.add_argument(
         "points",
         metavar="JSON",
-        help='list of failures, such as [{"at": "rtr", "errno": 96}]; []: none. Keys: at (the point of '
+        help='list of failures, such as [{"at": "rtr", "errno": 96}]; [] removes all. Keys: at (the point of '
         "failure), errno, device (only this RDMA device), attempts (a list: only these attempts of the group), delaySeconds "
         "(wait this long first), hang (true: never return), fail (false: only wait). "
-        f"Points: {', '.join(POINTS)}; wire, which needs the key flipAfterBytes, loseAfterBytes, swapAfterBytes or "
-        "repeatAfterBytes: after so many bytes, it changes a bit of what arrives over the cable, loses what follows, swaps two "
-        "parts, or repeats one; and values, which needs aboveBytes and belowBytes: results of collectives of a size between "
-        "them are wrong",
+        f"Points that fail or wait: {', '.join(POINTS)}. Points that change data: wire and values. wire changes what arrives "
+        "over the cable after so many bytes: flipAfterBytes changes a bit, loseAfterBytes loses the rest, swapAfterBytes swaps "
+        "two parts, repeatAfterBytes repeats one; set one of these keys. values makes results of collectives wrong that have "
+        "more bytes than aboveBytes and fewer than belowBytes; set both keys. It changes their sign, or, with how: stale, "
+        "gives the result of the previous collective",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
     rdma.add_argument(

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 
@@ -111,6 +112,12 @@ def _node(arguments: argparse.Namespace) -> int:
 
 
 def _machine(arguments: argparse.Namespace) -> int:
+    if arguments.action != "exec" and arguments.argv:
+        # Everything after MACHINE is the command of exec, also an option.
+        given = shlex.join(arguments.argv)
+        raise LocalClusterError(
+            f"`machine {arguments.action}` takes no command; write options before MACHINE: {given}", usage=True
+        )
     cluster = _attach(arguments)
     machine = cluster.machines.get(arguments.machine)
     if machine is None:

@@ -13,8 +13,9 @@ def add(commands: Parsers) -> None:
         "serve a model in any cluster, and chat with it",
         "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
         "afterwards. A MODEL that is in no model folder of the Macs (the chart's value agent.modelFolders) is fetched from the "
-        "Hugging Face Hub, unless the chart's value hub.enabled is false. "
-        "Exit code 3: the model cannot be placed now, or a group has used all its restarts. "
+        "Hugging Face Hub, unless the chart's value hub.enabled is false. If the model requires an API key, set "
+        "$THUNDERFLEET_API_KEY. Exit code 3: the model cannot be placed now, or a group has failed and does not restart any "
+        "more. "
         "Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
         call=run,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes.aio.config.config_exception import ConfigException
+from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -19,9 +20,10 @@ from thunderfleet_localcluster.paths import DEFAULT_NAME, users_kubeconfig
 from thunderfleet_cli.support.archive import Archive
 from thunderfleet_cli.support.redact import redact_object, redact_text
 from thunderfleet_cli.support.requests import OBJECTS, LogRequest, ObjectRequest, pod_logs, trimmed
+from thunderfleet_cli.support.tail import LOG_BYTES, tail
+from thunderfleet_cli.support.thismac import add_this_mac, is_installed
 
 ARCHIVE_BYTES = 128 << 20
-LOG_BYTES = 1 << 20
 LOG_LINES = 10_000
 MAX_OBJECTS = 5000
 PAGE = 500
@@ -37,6 +39,8 @@ objects/         Kubernetes objects; no Secrets
 logs/pods/       logs of Thunderfleet's pods, at most {megabytes} MiB each
 logs/local/      logs of the local cluster's programs, if it is one
 local/           state of the local cluster, if it is one
+mac/             on a Mac of a cluster: the API servers that its balancer knows and reaches
+logs/mac/        logs of its LaunchDaemons
 problems.txt     what could not be collected
 
 Tokens, keys and passwords are replaced by [redacted]. Logs and objects still contain names and addresses of machines: read
@@ -74,6 +78,10 @@ def write_archive(
         if cluster is not None:
             tell("local cluster")
             _add_local(archive, cluster)
+        layout = HostLayout(version())
+        if is_installed(layout):
+            tell("this Mac")
+            add_this_mac(archive, layout)
         asyncio.run(_collect(archive, kubeconfig, context, tell))
         archive.add_problems()
     return path, archive.problems
@@ -88,20 +96,9 @@ def _add_local(archive: Archive, cluster: Cluster) -> None:
     for log in (cluster.folder.spec, *sorted(cluster.logs.glob("*.log"))):
         name = "local/up.json" if log == cluster.folder.spec else f"logs/local/{log.name}"
         try:
-            archive.add(name, redact_text(_end(log)))
+            archive.add(name, redact_text(tail(log)))
         except OSError as error:
             archive.problems.append(f"{name}: {error.strerror}")
-
-
-def _end(path: Path) -> str:
-    """The last LOG_BYTES of a file, from the beginning of a line."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - LOG_BYTES))
-        data = file.read(LOG_BYTES)
-    if size > LOG_BYTES:
-        data = data.partition(b"\n")[2]
-    return data.decode("utf-8", "replace")
 
 
 def _json(value: Any) -> str:

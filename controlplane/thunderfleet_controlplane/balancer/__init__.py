@@ -7,4 +7,5 @@ servers  the API servers: file, what the cluster says, order in which they are t
 proxy    connections, with bounds
 health   asks every API server whether it is ready
 learn    reads from the cluster where its API servers are
+look     what the balancer knows and which API servers accept connections, for people
 """

@@ -53,7 +53,7 @@ class Health:
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
                 # Until the kubelet has another certificate.
                 while used == _stamp(self._identity):
-                    works = await (_accepts(server) if context is None else _is_ready(session, server, context))
+                    works = await (accepts(server) if context is None else _is_ready(session, server, context))
                     failures = 0 if works else failures + 1
                     self._report(server, failures)
                     await asyncio.sleep(self._seconds * (1 if is_address(server.host) else NAME_PERIODS))
@@ -93,7 +93,8 @@ async def _is_ready(session: aiohttp.ClientSession, server: ApiServer, context: 
         return False
 
 
-async def _accepts(server: ApiServer) -> bool:
+async def accepts(server: ApiServer) -> bool:
+    """Whether it accepts a connection."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             _, writer = await asyncio.open_connection(server.host, server.port)

@@ -11,6 +11,7 @@ backup/       `thunderfleet backup` and `restore`: the control plane in one file
 mac/          a Mac: facts and preflight, files, LaunchDaemons
 machine       this Mac and what is shipped, for all steps
 kubelet       joins the kubelet of this Mac, and its daemon
+chart         the chart, and its values that follow the number of control planes
 cluster       requests to the API server: objects, Nodes, tokens
 certificates  certificates, keys and kubeconfigs of the control plane
 programs      where the programs that launchd runs are, and who can change them

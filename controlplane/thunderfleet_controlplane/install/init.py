@@ -5,24 +5,19 @@ once more changes nothing.
 """
 
 import asyncio
-import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure
 from thunderfleet_lib.kube import Kube
 
 from thunderfleet_controlplane.balancer import learn
 from thunderfleet_controlplane.balancer.servers import ApiServer, entry, is_address
 from thunderfleet_controlplane.daemons.job import Daemon
-from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import API_PORT, BALANCED, KUBELET, ORDER, HostConfig, daemons, from_state, label
-from thunderfleet_controlplane.install import cluster
+from thunderfleet_controlplane.install import chart, cluster
 from thunderfleet_controlplane.install.access import put_balancer
 from thunderfleet_controlplane.install.certificates import inputs_of, put_certificates
-from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import ADDRESSES, NAME_LENGTH, NAMES, JoinLine
 from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, why_not
@@ -35,9 +30,6 @@ from thunderfleet_controlplane.install.programs import put_control_plane, put_py
 from thunderfleet_controlplane.pki_files import ClusterPki
 
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
-HELM_SECONDS = 180.0
-CHART_VALUES = ("operator.replicas=1", "operator.runtimeClassName=macos")
-"""Of the first installation, when one Mac is the only Node that can run the operator."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,7 @@ def install(
     started = f"{mac.shipped.version}-{programs}"
     asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
     if wanted.chart:
-        _install_chart(mac, mac.shipped.chart(python))
+        chart.install(mac, mac.shipped.chart(python))
     return pki
 
 
@@ -177,35 +169,6 @@ async def _join_self(mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: Kub
         await asyncio.to_thread(kubelet.join, config.name, target, token, replace=True)
     finally:
         await cluster.remove_token(kube, token)
-
-
-def release(layout: HostLayout) -> str:
-    """The revision of the chart's release; empty if the chart is not installed."""
-    program = next(iter(sorted(layout.programs_root.glob("control-plane-*/helm"))), None)
-    if program is None:
-        return ""
-    options = ("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig))
-    said = BlockingHost().run([str(program), "status", "thunderfleet", "-o", "json", *options], HELM_SECONDS)
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(int(json.loads(said.text)["version"]))
-    return ""
-
-
-def _install_chart(mac: Mac, chart: Path) -> None:
-    mac.step("chart", f"installing the chart into {cluster.SYSTEM_NAMESPACE}")
-    layout = mac.layout
-    # Values that somebody has set since stay, such as more replicas.
-    values = [] if release(layout) else [word for value in CHART_VALUES for word in ("--set", value)]
-    said = BlockingHost().run(
-        [
-            *(str(layout.control_plane_programs / "helm"), "upgrade", "--install", "thunderfleet", str(chart)),
-            *("--namespace", cluster.SYSTEM_NAMESPACE, "--kubeconfig", str(layout.local_kubeconfig)),
-            *("--reset-then-reuse-values", *values),
-        ],
-        HELM_SECONDS,
-    )
-    if isinstance(said, Failure):
-        raise InstallError(f"the chart cannot be installed: {said}")
 
 
 def join_line(config: HostConfig, token: str, ca_hash: str, key: bytes = b"") -> JoinLine:

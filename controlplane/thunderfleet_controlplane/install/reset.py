@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from thunderfleet_lib.macnet.keeper import undo
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import API_PORT, EXIT_SECONDS, KUBELET, LOCAL, ORDER, label
-from thunderfleet_controlplane.install import cluster, kubelet
+from thunderfleet_controlplane.install import chart, cluster, kubelet
 from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.mac import gpu_memory
 from thunderfleet_controlplane.install.mac.daemons import remove_daemon
 from thunderfleet_controlplane.install.mac.facts import changeable, folders
 from thunderfleet_controlplane.install.mac.files import only_one, read_json, remove, remove_empty, with_leftovers
@@ -53,7 +55,8 @@ def reset(mac: Mac, wanted: Wanted | None = None) -> None:
         raise InstallError("this Mac has no control plane: run this on one that has", usage=True)
     with only_one(mac.layout.lock):
         if wanted.member is not None:
-            remove_member(mac, wanted.member, force=wanted.force)
+            left = remove_member(mac, wanted.member, force=wanted.force)
+            chart.follow_control_planes(mac, _chart(mac), left + 1, left)
         else:
             _remove(mac, force=wanted.force)
 
@@ -68,11 +71,14 @@ def _remove(mac: Mac, *, force: bool) -> None:
     # A kubelet that runs would create its Node again, and an API server without etcd ends late.
     _end_daemons(mac, (KUBELET,))
     if going is not None:
+        # While the API server of this Mac still works.
+        chart.follow_control_planes(mac, _chart(mac), going.left + 1, going.left)
         forget_own(mac)
         _end_daemons(mac, [name for name in ORDER if name != "etcd"])
         leave(mac, going)
     _end_daemons(mac, ORDER)
     _undo_ports(mac)
+    _forget_gpu_memory(mac)
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")
@@ -84,6 +90,10 @@ def _remove(mac: Mac, *, force: bool) -> None:
     mac.step("reset", "left: models, the cache of built programs, kubeconfigs in home folders, this program")
 
 
+def _chart(mac: Mac) -> Path:
+    return mac.shipped.chart(Path(sys.prefix))
+
+
 def _end_daemons(mac: Mac, names: Sequence[str]) -> None:
     layout = mac.layout
     for name in reversed(names):
@@ -92,6 +102,15 @@ def _end_daemons(mac: Mac, names: Sequence[str]) -> None:
             mac.step("reset", f"ended {label(name)}")
         if name == KUBELET:
             _end_containers(mac.host, layout.kubelet)
+
+
+def _forget_gpu_memory(mac: Mac) -> None:
+    """Use the default of macOS again, if `doctor` has set another limit."""
+    try:
+        if gpu_memory.forget(mac.host, mac.layout):
+            mac.step("reset", "removed the limit of GPU memory that `doctor` has set")
+    except InstallError as error:
+        mac.step("reset", f"left: the limit of GPU memory, until the next restart ({error})")
 
 
 def _undo_ports(mac: Mac) -> None:

@@ -22,9 +22,11 @@ from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, KUBELET, NODE, 
 from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.backup import archive
 from thunderfleet_controlplane.install.backup.save import contents
+from thunderfleet_controlplane.install.chart import SECONDS as HELM_SECONDS
+from thunderfleet_controlplane.install.chart import release
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.init import HELM_SECONDS, install, release
 from thunderfleet_controlplane.install.init import Wanted as Init
+from thunderfleet_controlplane.install.init import install
 from thunderfleet_controlplane.install.join import start_kubelet, until_own_node_ready
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon
 from thunderfleet_controlplane.install.mac.facts import other_names

@@ -20,6 +20,8 @@ from thunderfleet_kubelet.node.commands import Commands
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
+WAIT_SECONDS = 1.0
+"""The pause while a kubelet that starts has no address."""
 CONFIRM_SECONDS = 1.0
 """A change counts when it is read again after this time: one command may print half of an interface that is being set up."""
 REMIND_SECONDS = 300.0
@@ -57,7 +59,8 @@ class AddressReader:
     """Reads the address of the interface that reaches one of the hosts ``servers``, else of the one with the default route.
 
     API servers open connections to the kubelet, so the way to them counts, also when a VPN takes the default route. ``servers``
-    are asked for each time, and tried in their order: that of this machine itself has no interface for others.
+    are asked for each time, and tried in their order. The way to that of this machine itself is the loopback interface. Its
+    address counts last: other machines reach the API server there, over a cable if there is no default route.
     """
 
     def __init__(self, commands: Commands, servers: Callable[[], Sequence[str]], *, mac: bool) -> None:
@@ -82,7 +85,7 @@ class AddressReader:
                 return None
             if found:
                 return next(((one,) for one in found if one in current), found[:1])
-        return ()
+        return next(((one,) for one in servers if _is_ours(one)), ())
 
     async def _towards(self, destination: str) -> Reading:
         """The addresses of the interface that reaches ``destination``; none without a route."""
@@ -132,20 +135,22 @@ class NodeAddresses:
         self.current = tuple(fixed)
         self.missing = False
 
+    async def look(self) -> bool:
+        """Reads the address of a machine that has none yet; whether it has one."""
+        if not self.current and (found := await self._read(())):
+            self.current = found
+            log.info("the address of this machine is %s", ", ".join(found))
+        return bool(self.current)
+
     async def wait(self) -> None:
         """Waits until there is an address."""
         left = 0.0
-        while not self.current:
-            found = await self._read(())
-            if found:
-                self.current = found
-                log.info("the address of this machine is %s", ", ".join(found))
-                return
+        while not await self.look():
             if left <= 0:
                 log.warning("the Node waits for an address: %s", MISSING)
                 left = REMIND_SECONDS
-            await asyncio.sleep(POLL_SECONDS)
-            left -= POLL_SECONDS
+            await asyncio.sleep(WAIT_SECONDS)
+            left -= WAIT_SECONDS
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Calls ``changed`` whenever ``current`` or ``missing`` has changed, until cancelled."""

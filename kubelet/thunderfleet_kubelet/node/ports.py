@@ -1,7 +1,8 @@
 """Keeps this Mac's Thunderbolt ports out of bridges, each with a network service and an address of its own.
 
 What is done next is decided in ``thunderfleet_lib.macnet``. Here are the clocks: whether the API server answers, for how long,
-and how soon to look again.
+and how soon to look again. On a Mac whose only network is a cable, the port has to leave the bridge before the Mac has any
+address: so this runs, without an API server, also while the kubelet waits for one.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ WAIT_SECONDS: Final = 3.0
 PROBE_SECONDS: Final = 3.0
 CABLE_SECONDS: Final = 60.0
 """How long ports stay in their bridge until their cables are known, so that addresses do not change under groups later."""
+NOT_SEPARATED: Final = "ThunderboltPortsNotSeparated"
 RETRY: Final = Backoff(first=2.0, limit=120.0)
 
 Report = Callable[[str, str, Literal["Normal", "Warning"]], None]
@@ -43,10 +45,10 @@ Report = Callable[[str, str, Literal["Normal", "Warning"]], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is configured. ``server``: the host of the API server's URL."""
+    """What is configured. ``server``: returns the host of the API server as it is known now."""
 
     node: str
-    server: str
+    server: Callable[[], str]
     managed: bool
     network: IPv4Network
 
@@ -73,19 +75,21 @@ def cable_addresses(links: list[Json], node: str, network: IPv4Network) -> Mappi
 
 
 class ThunderboltPorts:
-    """``folder``: the kubelet's. ``kube``: returns the current client. ``clock``: seconds that only grow."""
+    """``folder``: the kubelet's. ``clock``: seconds that only grow."""
 
     def __init__(
         self,
         wanted: Wanted,
         host: BlockingHost,
         folder: Path,
-        kube: Callable[[], Kube],
-        report: Report,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._wanted, self._kube, self._report = wanted, kube, report
+        self._wanted = wanted
+        self._kube: Callable[[], Kube] | None = None
+        self._report: Report = self._keep_event
+        self._events: dict[str, tuple[str, Literal["Normal", "Warning"]]] = {}
+        """Events from before there was an API server, by reason."""
         self._clock, self._sleep = clock, sleep
         self._keeper = Keeper(host.run, folder / FILE_NAME)
         self._addresses: Mapping[str, IPv4Interface] = {}
@@ -96,14 +100,27 @@ class ThunderboltPorts:
         """Since when the API server answers, or does not."""
         self._answers = False
 
-    async def run(self) -> None:
-        """Runs until cancelled, or until everything is undone on a Mac where ports are not managed."""
+    def attach(self, kube: Callable[[], Kube], report: Report) -> None:
+        """From now on there is an API server. ``kube``: returns the current client."""
+        self._kube, self._report = kube, report
+        self._began = self._clock()
+        # What is still wrong is reported by the next round.
+        self._reported = ""
+        self._events.pop(NOT_SEPARATED, None)
+
+    def _keep_event(self, reason: str, message: str, kind: Literal["Normal", "Warning"]) -> None:
+        self._events[reason] = (message, kind)
+
+    async def run(self, until: asyncio.Event | None = None) -> None:
+        """Runs until cancelled, until ``until`` is set, or until all is undone on a Mac where ports are not managed."""
         if os.geteuid() != 0:
             log.info("the Thunderbolt ports are left as they are: only root can change network services")
             return
         if self._keeper.problem:
             log.warning("%s; ports that it lists are not put back into their bridges", self._keeper.problem)
-        while not await self._turn():
+        for reason in list(self._events) if self._kube is not None else ():
+            self._report(reason, *self._events.pop(reason))
+        while not (until is not None and until.is_set()) and not await self._turn():
             pass
 
     async def _turn(self) -> bool:
@@ -123,14 +140,15 @@ class ThunderboltPorts:
         except OSError as error:
             self._failures += 1
             delay = RETRY.seconds(self._failures)
-            log.warning("the Thunderbolt ports stay as they are: cannot write what would be changed: %s", error)
+            log.warning("the Thunderbolt ports stay as they are: the record of the changes cannot be written: %s", error)
         await self._sleep(delay)
         return False
 
     async def _goal(self) -> Goal:
         wanted = self._wanted
-        if not wanted.managed:
-            return Goal(wanted.server, managed=False)
+        server = await asyncio.to_thread(wanted.server)
+        if not wanted.managed or self._kube is None:
+            return Goal(server, managed=wanted.managed)
         try:
             links, _ = await self._kube().list(LINKS, labelSelector=end_label(wanted.node))
             self._addresses = cable_addresses(links, wanted.node, wanted.network)
@@ -138,7 +156,7 @@ class ThunderboltPorts:
             log.debug("cannot read the cables of this Mac: %s", error)
         ports = self._keeper.ports if self._clock() - self._began < CABLE_SECONDS else ()
         waiting = frozenset(name for name in ports if name not in self._addresses)
-        return Goal(wanted.server, addresses=self._addresses, waiting=waiting)
+        return Goal(server, addresses=self._addresses, waiting=waiting)
 
     async def _reach(self) -> Reach:
         """Asks the API server, where the answer matters."""
@@ -147,20 +165,25 @@ class ThunderboltPorts:
             self._trial_since = now
         if not self._wanted.managed or not self._keeper.undecided:
             return Reach(answers=True)
-        try:
-            await self._kube().request("GET", "/version", seconds=PROBE_SECONDS)
-            answers = True
-        except ApiError as error:
-            # An answer that refuses is one too.
-            answers = error.status != 0
+        answers = await self._answer()
         now = self._clock()
         if answers != self._answers:
             self._answers, self._changed = answers, now
-        if not answers and self._keeper.record.trial:
+        if not answers and self._keeper.record.trial and self._kube is not None:
             # A connection from before may hang where a new one would not.
             await self._kube().reconnect()
         lasted = now - max(self._changed, self._trial_since)
         return Reach(answers, lasted if answers else 0.0, 0.0 if answers else lasted, now - self._trial_since)
+
+    async def _answer(self) -> bool:
+        if self._kube is None:
+            return False
+        try:
+            await self._kube().request("GET", "/version", seconds=PROBE_SECONDS)
+        except ApiError as error:
+            # An answer that refuses is one too.
+            return error.status != 0
+        return True
 
     def _delay(self, done: Round) -> float:
         """Seconds until the next round."""
@@ -169,7 +192,8 @@ class ThunderboltPorts:
             return WORK_SECONDS
         if done.failures:
             return RETRY.seconds(self._failures)
-        if done.decision.commands or done.decision.outcome:
+        if done.decision.commands or done.decision.outcome or self._kube is None:
+            # Before there is an API server, an address is what everything waits for.
             return WORK_SECONDS
         return WAIT_SECONDS if done.decision.waiting else POLL_SECONDS
 
@@ -193,4 +217,4 @@ class ThunderboltPorts:
             self._reported = problem
             if problem:
                 log.warning("%s", problem)
-                self._report("ThunderboltPortsNotSeparated", problem, "Warning")
+                self._report(NOT_SEPARATED, problem, "Warning")

@@ -1,6 +1,7 @@
 """Access to the API server.
 
 client     requests, typed errors, paged lists, watch connections
+execution  runs a command in a container
 plugin     credential plugins of kubeconfigs, with a time limit
 reflector  list and watch: a local cache of one collection
 names      names and keys of objects

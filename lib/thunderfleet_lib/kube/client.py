@@ -6,7 +6,8 @@ credentials that are read again when they rotate, a time limit on every request,
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 REQUEST_SECONDS = 30.0
 WATCH_SECONDS = 300
+LINE_BYTES = 1 << 20
 PAGE = 100
 """Objects of one page of a list. A NodeProfile with many models takes hundreds of kilobytes while it is read."""
 
@@ -207,6 +209,32 @@ class Kube:
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Unreachable", f"{method} {path}: cannot reach {self.host}: {error}") from error
 
+    @asynccontextmanager
+    async def websocket(
+        self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket connection, for ``exec``. Raises ApiError. The caller sets a limit on the time."""
+        url = f"{self.host}{path}?{urlencode(query)}"
+        headers = {}
+        self.requests += 1
+        try:
+            token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            if token:
+                headers["Authorization"] = token
+            if self._rest.pool_manager is None:
+                self._rest.pool_manager = self._rest._create_pool_manager()
+            socket = await self._rest.pool_manager.ws_connect(url, protocols=protocols, headers=headers, max_msg_size=1 << 20)
+        except aiohttp.WSServerHandshakeError as error:
+            raise ApiError(
+                error.status, f"HTTP{error.status}", f"{path}: {self.host} does not start it: {error.message}"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "Unreachable", f"{path}: cannot reach {self.host}: {error}") from error
+        try:
+            yield socket
+        finally:
+            await socket.close()
+
     async def request(
         self,
         method: str,
@@ -308,8 +336,38 @@ class Kube:
                 return None
             raise
 
-    async def watch(self, path: str, resource_version: str, **query: object) -> AsyncIterator[tuple[str, Json]]:
-        """One watch connection: (type, object) pairs until the server closes it. Raises ApiError (410: list again)."""
+    async def lines(self, path: str, query: Mapping[str, object]) -> AsyncIterator[str]:
+        """The lines of a text that grows, such as a log that is followed, until the server ends it. Raises ApiError.
+
+        A part of LINE_BYTES without a line break counts as a line. Nothing limits the time between two lines.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        response = await self._send("GET", path, query, None, JSON, timeout)
+        try:
+            if response.status >= 400:
+                raise _error(response.status, (await response.read()).decode("utf-8", "replace"))
+            rest = b""
+            async for part in response.response.content.iter_any():
+                *whole, rest = (rest + part).split(b"\n")
+                for line in whole:
+                    yield line.decode("utf-8", "replace")
+                if len(rest) > LINE_BYTES:
+                    yield rest.decode("utf-8", "replace")
+                    rest = b""
+            if rest:
+                yield rest.decode("utf-8", "replace")
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "Unreachable", f"GET {path}: {self.host} closed the connection: {error}") from error
+        finally:
+            response.response.close()
+
+    async def watch(
+        self, path: str, resource_version: str, *, opened: Callable[[], None] | None = None, **query: object
+    ) -> AsyncIterator[tuple[str, Json]]:
+        """One watch connection: (type, object) pairs until the server closes it. Raises ApiError (410: list again).
+
+        ``opened`` is called when the server has accepted it; the first object may take long.
+        """
         full = {
             **query,
             "watch": True,
@@ -325,6 +383,8 @@ class Kube:
         try:
             if response.status >= 400:
                 raise _error(response.status, (await response.read()).decode("utf-8", "replace"))
+            if opened is not None:
+                opened()
             async for line in content:
                 if not line.strip():
                     continue

@@ -57,7 +57,7 @@ class Reflector:
 
     async def _watch(self) -> None:
         """Follows one watch connection to its end."""
-        async for kind, item in self.kube.watch(self.path, self._version, **self.query):
+        async for kind, item in self.kube.watch(self.path, self._version, opened=self._opened, **self.query):
             self._failures = 0
             self._version = str(item["metadata"]["resourceVersion"])
             if kind == "BOOKMARK":
@@ -68,6 +68,9 @@ class Reflector:
             else:
                 self.items[key] = item
             await self._changed(key)
+
+    def _opened(self) -> None:
+        self.connected = True
 
     async def _relist(self) -> None:
         items, version = await self.kube.list(self.path, **self.query)

@@ -33,7 +33,7 @@ def next_step(network: Network, record: Record, goal: Goal, reach: Reach) -> Dec
     if not goal.managed:
         return _release(network, record, "thunderboltPorts is Unmanaged")
     if record.undoing:
-        return switch.undo(network, record, "the API server was not reached without the bridge")
+        return switch.undo(network, record, switch.why_undoing(record))
     if record.trial:
         return switch.judge(network, record, reach)
     blocked = switch.obstacle(network, record, goal.server) if network.members and not record.confirmed else ""

@@ -79,8 +79,8 @@ def obstacle(network: Network, record: Record, server: str) -> str:
     """Why the ports must stay in their bridge; empty if they may leave it."""
     if record.refused and record.refused == situation(network):
         return (
-            "the Thunderbolt ports are back in their bridge: without it the API server was not reached. Connect this Mac to a "
-            "LAN, or set thunderboltPorts: Unmanaged in the configuration of the kubelet"
+            "the Thunderbolt ports are back in their bridge: without it the API server was not reached, or the ports were not "
+            "ready in time. Connect this Mac to a LAN, or set thunderboltPorts: Unmanaged in the configuration of the kubelet"
         )
     bridge = carrier(network, server)
     if bridge is not None and not kept_addresses(network, server):
@@ -104,7 +104,7 @@ def judge(network: Network, record: Record, reach: Reach) -> Decision:
     if reach.lost_seconds >= LOST_SECONDS:
         return undo(network, _refuse(network, record), f"the API server was not reached for {LOST_SECONDS:.0f} s")
     if reach.trial_seconds >= UNVERIFIED_SECONDS:
-        return undo(network, _refuse(network, record), f"the ports were not as set within {UNVERIFIED_SECONDS:.0f} s")
+        return undo(network, _refuse(network, record), f"the ports were not ready within {UNVERIFIED_SECONDS:.0f} s")
     if any(port.name in record.members for port in network.members):
         # Interrupted between the record and the commands, or a command failed.
         return leave(network, record, trial=True)
@@ -126,6 +126,13 @@ def _refuse(network: Network, record: Record) -> Record:
         network, ports=tuple(replace(port, bridge=record.members.get(port.name, port.bridge)) for port in network.ports)
     )
     return replace(record, trial=False, confirmed=False, undoing=True, refused=situation(again))
+
+
+def why_undoing(record: Record) -> str:
+    """Why ports that are managed are being put back: the record keeps that it is so, not why."""
+    if record.refused:
+        return "the API server was not reached without the bridge, or the ports were not ready in time"
+    return "undoing had started before thunderboltPorts was Managed again"
 
 
 def undo(network: Network, record: Record, why: str) -> Decision:

@@ -51,7 +51,7 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path, launchc
         "ibv_devices": script('show "$here/ibv_devices"\n'),
         "ibv_devinfo": script(_ibv_devinfo(devices)),
         "rdma_ctl": script(_RDMA_CTL),
-        "sysctl": script(_sysctl(hardware.sysctl(machine.machine, machine.boots))),
+        "sysctl": script(_sysctl(hardware.sysctl(machine.machine, machine.boots), machine.boots)),
         "caffeinate": script(_CAFFEINATE),
         "pmset": script(_PMSET),
         "fdesetup": script(_FDESETUP),
@@ -268,9 +268,14 @@ def _route(layout: Layout, machine: MachineLayout) -> str:
     if default is not None:
         gateway = f"net=default mask=default gateway={layout.control_plane.ip} device={default}"
         cases += f"  default) {gateway} flags='<UP,GATEWAY,DONE,STATIC,PRCLONING,GLOBAL>' ;;\n"
-    for address, device in network.routes(machine):
+    direct = network.routes(machine)
+    # The way of a Mac to an address of its own is the loopback interface.
+    own = "|".join(str(address.ip) for address, _ in direct)
+    if own:
+        cases += f"  {own}) net=$2 mask=255.255.255.255 device=lo0 flags='<UP,HOST,DONE,LLINFO,WASCLONED,LOCAL>' ;;\n"
+    for address, device in direct:
         hosts = address.network.hosts() if address.prefix > 24 else None
-        octets = str(address.ip).rsplit(".", 1)[0]
+        octets = ".".join(str(address.ip).split(".")[: address.prefix // 8])
         pattern = "|".join(str(host) for host in hosts) if hosts else f"{octets}.*"
         cases += f"  {pattern}) net={address.network.network_address} mask={address.network.netmask} device={device} ;;\n"
     return f"""\
@@ -329,7 +334,11 @@ exit 64
 """
 
 
-def _sysctl(values: Mapping[str, str]) -> str:
+WIRED_LIMIT = "iogpu.wired_limit_mb"
+
+
+def _sysctl(values: Mapping[str, str], boots: int) -> str:
+    # What is set is lost when the Mac starts again.
     cases = "".join(f"    {key}) value={shlex.quote(value)} ;;\n" for key, value in values.items())
     return f"""\
 names= bare=
@@ -343,10 +352,15 @@ for word in "$@"; do
 done
 [ -n "$names" ] || {{ echo "usage: sysctl [-n] name ..." >&2; exit 1; }}
 code=0
+set=$here/sysctl.set boot= limit=
+[ -f "$set" ] && read -r boot limit < "$set"
 for name in $names; do
   case $name in
+    {WIRED_LIMIT}=*[!0-9]*|{WIRED_LIMIT}=) echo "sysctl: invalid integer: '${{name#*=}}'" >&2; code=1; continue ;;
+    {WIRED_LIMIT}=*) echo "{boots} ${{name#*=}}" > "$set" || exit 1; echo "{WIRED_LIMIT}: 0 -> ${{name#*=}}"; continue ;;
 {cases}    *) echo "sysctl: unknown oid '$name'" >&2; code=1; continue ;;
   esac
+  [ "$name $boot" = "{WIRED_LIMIT} {boots}" ] && value=$limit
   if [ -n "$bare" ]; then echo "$value"; else echo "$name: $value"; fi
 done
 exit $code

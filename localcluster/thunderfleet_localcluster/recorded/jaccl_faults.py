@@ -26,7 +26,10 @@ WIRE_KEYS = ("flipAfterBytes", "loseAfterBytes", "swapAfterBytes", "repeatAfterB
 VALUES = "values"
 """What a collective of this rank gives, which is wrong for results of some sizes: with VALUES_KEYS."""
 VALUES_KEYS = ("aboveBytes", "belowBytes")
-POINT_KEYS = ("at", "errno", "device", "attempts", "delaySeconds", "hang", "fail", *WIRE_KEYS, *VALUES_KEYS)
+HOW = "how"
+HOWS = ("negated", "stale")
+"""In which way such results are wrong: of the other sign, or those of the collective before."""
+POINT_KEYS = ("at", "errno", "device", "attempts", "delaySeconds", "hang", "fail", *WIRE_KEYS, *VALUES_KEYS, HOW)
 
 
 def checked_points(points: object) -> Sequence[Mapping[str, object]]:
@@ -40,6 +43,8 @@ def checked_points(points: object) -> Sequence[Mapping[str, object]]:
             allowed = ", ".join((*POINTS, WIRE, VALUES))
             raise LocalClusterError(f"unknown point {point.get('at')!r}; allowed: {allowed}", usage=True)
         _check_bytes(point)
+        if HOW in point and (point["at"] != VALUES or point[HOW] not in HOWS):
+            raise LocalClusterError(f'"{HOW}" is {" or ".join(HOWS)}, and for the point "{VALUES}" only', usage=True)
         if unknown := set(point) - set(POINT_KEYS):
             names = ", ".join(sorted(map(str, unknown)))
             raise LocalClusterError(f"unknown keys of a point: {names}; allowed: {', '.join(POINT_KEYS)}", usage=True)

@@ -58,7 +58,9 @@ def problems(status: NodeProfileStatus, facts: Facts) -> list[str]:
             found += [f"port {port.receptacle}: {text}" for text in port_problems(port, status)]
         elif port.connected:
             found.append(f"port {port.receptacle}: the connected device is not a computer; connect a Mac to make a link")
-    return found + [f"{model.path}: {model.problem}" for model in status.models if model.problem]
+    for model in status.models:
+        found += [f"{model.path}: {why}" for why in (model.problem, model.unsupported) if why]
+    return found
 
 
 def port_problems(port: ThunderboltPort, status: NodeProfileStatus) -> Iterator[str]:

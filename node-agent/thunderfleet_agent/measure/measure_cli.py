@@ -12,25 +12,27 @@ import random
 import ssl
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.vocabulary import MeasurementTransport
 from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.prober import Preempted, Prober
 from thunderfleet_agent.measure.schedule.figures import Figures
 from thunderfleet_agent.measure.schedule.probes import Probe, ProbeKind
-from thunderfleet_agent.measure.schedule.settings import MeasureSettings
+from thunderfleet_agent.measure.schedule.settings import MeasureSettings, Rdma, Sockets
 from thunderfleet_agent.measure.schedule.view import View, notes, view, wanted
 from thunderfleet_agent.measure.session import channel
 from thunderfleet_agent.measure.session import lease as leases
 from thunderfleet_agent.measure.session.probe_lock import MacBusy
 from thunderfleet_agent.measure.session.result import ProbeRefused, SessionFailed
 from thunderfleet_agent.measure.worker import parent
+from thunderfleet_agent.measure.worker.pair import WRONG_SUM
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 from thunderfleet_agent.publish.publisher import Publisher
@@ -43,8 +45,41 @@ PATIENCE_SECONDS = 60.0
 SOON_SECONDS = 5.0
 
 
+# A test of a cable moves as little as the settings allow.
+TEST_BYTES = 2**20
+TEST_SECONDS = 10
+
+
 class CannotMeasure(Exception):
     """Why there is no result."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one probe gave: figures, or why there are none.
+
+    ``refused``: it did not begin, which says nothing of the cable. ``wrong_sum``: two processes formed a
+    group, and added wrong.
+    """
+
+    probe: str
+    figures: Figures | None = None
+    error: str = ""
+    kind: str = ""
+    link: str = ""
+    refused: bool = False
+    wrong_sum: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether what was to be measured was not."""
+        return self.figures is None and bool(self.kind)
+
+
+def settings_for_test(transport: MeasurementTransport) -> MeasureSettings:
+    """Probes that are as short as possible: they show that a cable works, and not how fast."""
+    sockets = Sockets(bytes=TEST_BYTES, cable_bytes=TEST_BYTES, streams=1)
+    return MeasureSettings(sockets=sockets, rdma=Rdma(bytes=TEST_BYTES, seconds=TEST_SECONDS, transport=transport))
 
 
 @dataclass(frozen=True)
@@ -121,8 +156,13 @@ async def device(what: ProbeKind, settings: MeasureSettings, progress: Progress)
     return Figures.model_validate(found)
 
 
-async def link(peer: str, own: LocalAgent, settings: MeasureSettings, progress: Progress) -> list[tuple[str, Figures | str]]:
-    """Measures every cable and address to ``peer``; each with its figures, or why there are none. Raises CannotMeasure."""
+async def link(
+    peer: str, own: LocalAgent, settings: MeasureSettings, progress: Progress, *, only_cables: bool = False
+) -> list[Answer]:
+    """Measures every cable and address to ``peer``; each with its figures, or why there are none. Raises CannotMeasure.
+
+    ``only_cables``: without its addresses on other networks.
+    """
     context = _identity(own)
     assert own.node is not None and own.host_ip is not None
     if peer == own.node:
@@ -147,24 +187,30 @@ async def link(peer: str, own: LocalAgent, settings: MeasureSettings, progress: 
     prober.set_groups(mine.status.groups)
     lease = AgentLease(own.node, PeerAddress(own.node, agent.address, agent.port, agent.certificate_sha256, None), context)
     probes = [probe for probe in wanted(found, settings) if probe.target.node == peer]
+    if only_cables:
+        probes = [probe for probe in probes if probe.target.link]
     if not probes:
+        where = "of a cable to" if only_cables else "of"
         raise CannotMeasure(
-            f"{own.node} cannot reach any address of {peer}; see status.reachability in `kubectl get np {own.node} -o yaml`"
+            f"{own.node} cannot reach any address {where} {peer}; see status.reachability in "
+            f"`kubectl get np {own.node} -o yaml`"
         )
-    answers: list[tuple[str, Figures | str]] = []
+    answers: list[Answer] = []
     for probe in probes:
         progress.show(f"{probe.key} (at most {probe.seconds:.0f} s)")
         showing = asyncio.create_task(progress.keep_showing())
+        about = Answer(str(probe.key), kind=probe.kind.value, link=probe.target.link)
         try:
-            answers.append((str(probe.key), await _patiently(prober, lease, probe, progress)))
-        except (MacBusy, Preempted, ProbeRefused, SessionFailed, parent.WorkerFailed, OSError) as error:
-            answers.append((str(probe.key), f"not measured: {error}"))
+            answers.append(replace(about, figures=await _patiently(prober, lease, probe, progress)))
+        except (MacBusy, Preempted, ProbeRefused) as error:
+            answers.append(replace(about, error=f"not measured: {error}", refused=True))
+        except (SessionFailed, parent.WorkerFailed, OSError) as error:
+            answers.append(replace(about, error=f"not measured: {error}", wrong_sum=WRONG_SUM in str(error)))
         finally:
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
     progress.end()
-    answers += [("rdma", f"not measured: {note}") for note in notes(found, settings)]
-    return answers
+    return answers + [Answer("rdma", error=f"not measured: {note}") for note in notes(found, settings)]
 
 
 async def _patiently(prober: Prober, lease: AgentLease, probe: Probe, progress: Progress) -> Figures:
@@ -218,21 +264,23 @@ async def _view(kube: Kube, own: LocalAgent, peer: str, settings: MeasureSetting
     return found, mine
 
 
-def lines(answers: Mapping[str, Figures | str] | list[tuple[str, Figures | str]], output: str) -> str:
+def lines(answers: Sequence[Answer], output: str) -> str:
     """The results as human-readable text or JSON."""
-    pairs = list(answers.items()) if isinstance(answers, Mapping) else answers
     if output == "json":
-        values = [
-            {
-                "probe": name,
-                **(
-                    {"error": each} if isinstance(each, str) else each.model_dump(mode="json", by_alias=True, exclude_none=True)
-                ),
-            }
-            for name, each in pairs
-        ]
-        return json.dumps(values, indent=2)
-    return "\n".join(f"{name}: {each if isinstance(each, str) else each.words() + _by(each)}" for name, each in pairs)
+        return json.dumps([_values(each) for each in answers], indent=2)
+    return "\n".join(f"{one.probe}: {one.figures.words() + _by(one.figures) if one.figures else one.error}" for one in answers)
+
+
+def _values(answer: Answer) -> dict[str, Any]:
+    about = {
+        "kind": answer.kind,
+        "link": answer.link,
+        "error": answer.error,
+        "refused": answer.refused,
+        "wrongSum": answer.wrong_sum,
+    }
+    found = answer.figures.model_dump(mode="json", by_alias=True, exclude_none=True) if answer.figures else {}
+    return {"probe": answer.probe, **{name: value for name, value in about.items() if value}, **found}
 
 
 def _by(figures: Figures) -> str:
@@ -241,18 +289,20 @@ def _by(figures: Figures) -> str:
     return f" ({figures.device}, mlx {figures.mlx_version}, {figures.os_version})"
 
 
-async def run(what: str, peer: str | None, own: LocalAgent, settings: MeasureSettings, output: str) -> int:
+async def run(
+    what: str, peer: str | None, own: LocalAgent, settings: MeasureSettings, output: str, *, only_cables: bool = False
+) -> int:
     """Returns 0 if everything was measured, otherwise 1."""
     progress = Progress(sys.stderr)
     try:
         if what == "link":
-            answers = await link(peer or "", own, settings, progress)
+            answers = await link(peer or "", own, settings, progress, only_cables=only_cables)
         else:
             kinds = [ProbeKind.GPU, ProbeKind.MEMORY] if what == "all" else [ProbeKind(what)]
-            answers = [(kind.value, await device(kind, settings, progress)) for kind in kinds]
+            answers = [Answer(kind.value, await device(kind, settings, progress), kind=kind.value) for kind in kinds]
     except CannotMeasure as error:
         progress.end()
         print(f"thunderfleet-agent measure: {error}", file=sys.stderr)
         return 1
     print(lines(answers, output))
-    return 1 if any(isinstance(each, str) and name != "rdma" for name, each in answers) else 0
+    return 1 if any(each.failed for each in answers) else 0

@@ -62,6 +62,7 @@ SIZE_FIELDS = frozenset(
         "sizedBy",
         "activeBytes",
         "experts",
+        "unsupported",
     )
 )
 

@@ -7,6 +7,7 @@ cache_controller  one round for one ModelCache
 certificate_controller  one round for the certificate requests of a Node
 group_client     polls rank 0 of each group, and asks it to drain
 drains           groups that are draining, and since when
+routers          what routers get to know, and their reports
 writer           server-side apply, deletes and Events
 events           Events, as objects of the API server
 keys             the TLS keys of a group, derived from the operator's key

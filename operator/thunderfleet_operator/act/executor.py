@@ -3,6 +3,7 @@
 A round may be cut short or repeated: what it finds undone it does, what it finds done it leaves alone.
 """
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, uns
 from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide import manifests
+from thunderfleet_operator.decide.cables import connections
 from thunderfleet_operator.decide.deployment import (
     BLOCKED_SECONDS,
     Decision,
@@ -35,7 +37,8 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
 from thunderfleet_operator.observe.pods import Pod, read_pod
 from thunderfleet_operator.observe.proofs import Keyring, Proof
-from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, PODS, SECRETS, SERVICES
+from thunderfleet_operator.placement import Fleet
+from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +76,8 @@ class Executor:
         self._settings = settings
         self._keys = keys
         self._secrets: set[str] = set()
+        self._slices: dict[str, str] = {}
+        """The EndpointSlices that this process has written, by ModelDeployment."""
 
     async def carry_out(self, key: str, decision: Decision) -> Done:
         """Everything that was decided."""
@@ -88,9 +93,11 @@ class Executor:
         unverified = [epoch for epoch in replaced if epoch is not None and not epoch.proven]
         await self._collect(deployment, (*decision.collect, *unverified))
         service = await self._service(deployment, decision)
+        if service is None and decision.endpoint_slice is not None:
+            await self._endpoint_slice(key, decision.endpoint_slice)
         await self._cache(decision)
         views = views_after(decision, results)
-        self.listen(key, views)
+        self.listen(key, views, decision.observed.fleet)
         await self._status(deployment, status_after(decision, results, service))
         rechecks = [*self._drain(key, decision), decision.recheck_seconds]
         await self._macs.settle(decision.nodes.union(*(view.nodes for view in views.values())))
@@ -103,19 +110,22 @@ class Executor:
         recheck = min((seconds for seconds in rechecks if seconds is not None), default=None)
         return Done(recheck, blocked or any(group.unplaceable or group.planning for group in decision.groups))
 
-    def listen(self, key: str, views: Mapping[int, GroupView]) -> None:
+    def listen(self, key: str, views: Mapping[int, GroupView], fleet: Fleet) -> None:
         """Polls every group that has a rank 0, also while its pods terminate: it reports when it has drained."""
         plans: dict[int, tuple[Plan, KeyPair]] = {}
+        cables: dict[int, str] = {}
         for index, view in views.items():
             pair = self._pair(view.epoch) if view.epoch is not None else None
             if view.plan is not None and pair is not None and any(pod.rank == 0 for pod in view.pods):
                 plans[index] = (view.plan, pair)
-        self._groups.listen(key, plans)
+                cables[index] = connections(view.plan, fleet)
+        self._groups.listen(key, plans, cables)
 
     def forget(self, key: str) -> None:
         """Stops polling the groups of a ModelDeployment that has been deleted."""
         self._groups.listen(key, {})
         self._drains.keep(key, frozenset())
+        self._slices.pop(key, None)
 
     def _pair(self, epoch: Epoch) -> KeyPair | None:
         """The keys of a placement; None if they cannot be derived any more."""
@@ -175,7 +185,8 @@ class Executor:
         """Writes the plan under the next epoch whose name is free. Raises ApiError (409) if too many are taken."""
         plan = placement.plan
         while True:
-            manifest = manifests.config_map(deployment, plan, placement.spec_hash, placement.reason, self._keys())
+            admitted = manifests.admitting(plan, self._keys())
+            manifest = manifests.config_map(deployment, admitted, placement.spec_hash, placement.reason, self._keys())
             try:
                 answer = await self._writer.create(CONFIGMAPS, manifest)
             except ApiError as error:
@@ -249,7 +260,7 @@ class Executor:
             return taken if decision.service_taken else None
         try:
             if "uid" in manifest["metadata"]:
-                await self._writer.apply(SERVICES, manifest)
+                await self._update_service(manifest)
             else:
                 await self._writer.create(SERVICES, manifest)
         except ApiError as error:
@@ -259,6 +270,30 @@ class Executor:
                 raise
             return Blocked(Reason.FORBIDDEN, f"the API server rejected Service {meta.namespace}/{meta.name}: {error.message}")
         return None
+
+    async def _update_service(self, manifest: Json) -> None:
+        """A Service cannot get an address once it is headless, or lose it, except by way of the type ExternalName."""
+        try:
+            await self._writer.apply(SERVICES, manifest)
+        except ApiError as error:
+            if error.status != 422:
+                raise
+            between = {"type": "ExternalName", "externalName": "kubernetes.default.svc"}
+            await self._writer.apply(SERVICES, {**manifest, "spec": between})
+            await self._writer.apply(SERVICES, manifest)
+
+    async def _endpoint_slice(self, key: str, manifest: Json) -> None:
+        """Writes where the Service leads, unless it has been written."""
+        text = json.dumps(manifest, sort_keys=True)
+        if self._slices.get(key) == text:
+            return
+        try:
+            await self._writer.apply(ENDPOINT_SLICES, manifest)
+        except ApiError as error:
+            if error.status not in (403, 422):
+                raise
+            log.warning("cannot write the EndpointSlice of Service %s: %s", key, error)
+        self._slices[key] = text
 
     async def _cache(self, decision: Decision) -> None:
         """Creates or changes the ModelCache of the deployment."""
@@ -294,7 +329,7 @@ class Executor:
         ending = [group.view for group in decision.ending if group.drain]
         replaced = [group.view for group in decision.groups if group.drain]
         rechecks: list[float | None] = [*self._drains.start(key, ending, notice=True)]
-        rechecks += self._drains.start(key, replaced, notice=decision.deployment.spec.replicas > 1)
+        rechecks += self._drains.start(key, replaced, notice=decision.deployment.wanted_groups > 1)
         self._drains.keep(key, {view.index for view in replaced} | {group.view.index for group in decision.ending})
         return rechecks
 

@@ -36,8 +36,13 @@ def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
+def _without_requests(state: GroupState) -> GroupState:
+    """What is worth a round of the operator at once: requests come and go."""
+    return state.model_copy(update={"requests": None, "in_flight": None, "idle_seconds": None})
+
+
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """The body. Raises ``ValueError`` if it is too long: whoever has the keys of a group can answer in place of rank 0."""
+    """The body. Raises ``ValueError`` if it is too long: anyone with the keys of a group can answer in place of rank 0."""
     found = bytearray()
     async for chunk in answer.content.iter_any():
         found += chunk
@@ -59,6 +64,8 @@ class _Poller:
     ) -> None:
         self.plan = plan
         self.state: GroupState | None = None
+        self.connections = ""
+        """What identifies the connections of its cables."""
         self.asked = asyncio.Event()
         self._answered = self._phase_since = time.monotonic()
         self._draining: asyncio.Task[None] | None = None
@@ -116,11 +123,12 @@ class _Poller:
         """The group's state: at once if it differs from ``known``, else when it changes or after ``seconds``."""
         url = self._url(STATE_PATH)
         wait = {} if known is None else {"wait": f"{seconds:g}", "phase": known.phase.value, "attempt": str(known.attempt)}
+        about = {"connections": self.connections} if self.connections else {}
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS + (seconds if wait else 0))
         try:
             async with self._session.get(
                 url,
-                params=wait,
+                params=wait | about,
                 ssl=self._context,
                 server_hostname=GROUP_TLS_NAME,
                 timeout=timeout,
@@ -151,7 +159,7 @@ class _Poller:
                 self._answered = now
                 if self.state is None or self.state.phase is not state.phase:
                     self._phase_since = now
-                news = self.state is None or state != self.state.model_copy(update={"requests": state.requests})
+                news = self.state is None or _without_requests(state) != _without_requests(self.state)
                 self.state = state
                 if news or back:
                     self._changed()
@@ -178,8 +186,8 @@ class GroupClient:
         self._pollers: dict[tuple[str, int], _Poller] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def listen(self, key: str, plans: Mapping[int, tuple[Plan, KeyPair]]) -> None:
-        """Polls exactly these groups of one ModelDeployment."""
+    def listen(self, key: str, plans: Mapping[int, tuple[Plan, KeyPair]], connections: Mapping[int, str] | None = None) -> None:
+        """Polls exactly these groups of one ModelDeployment. ``connections``: what identifies those of a group's cables."""
         if self._session is None and plans:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
@@ -190,6 +198,8 @@ class GroupClient:
         for index, (plan, pair) in plans.items():
             if (key, index) not in self._pollers and self._session is not None:
                 self._pollers[key, index] = _Poller(plan, pair, self._session, lambda: self._changed(key), self._leading)
+            if (poller := self._pollers.get((key, index))) is not None:
+                poller.connections = (connections or {}).get(index, "")
 
     def drain(self, key: str, index: int, epoch: int) -> None:
         """Asks rank 0 to admit no new requests, and to stop the ranks when the running ones have ended."""

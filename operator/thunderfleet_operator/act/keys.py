@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.routing import OPERATOR_TLS_NAME
 from thunderfleet_lib import tls
 
 # Fixed, so that the certificate is the same every time it is derived. It is used as long as its placement exists.
@@ -42,7 +43,7 @@ def _info(purpose: str, plan: Plan) -> str:
     return json.dumps(["thunderfleet/v2", purpose, plan.namespace, plan.deployment, plan.uid, plan.index, plan.epoch])
 
 
-def _pair(seed: bytes, serial: bytes, common_name: str) -> KeyPair:
+def _pair(seed: bytes, serial: bytes, common_name: str, dns_name: str = GROUP_TLS_NAME) -> KeyPair:
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = tls.subject(common_name)
     certificate = tls.build_certificate(
@@ -55,7 +56,7 @@ def _pair(seed: bytes, serial: bytes, common_name: str) -> KeyPair:
         ca=True,
         key_usages=("digital_signature", "key_cert_sign"),
         extended_usages=(tls.SERVER_AUTH, tls.CLIENT_AUTH),
-        alternative_names=(GROUP_TLS_NAME,),
+        alternative_names=(dns_name,),
     )
     return KeyPair(certificate=tls.certificate_pem(certificate).decode(), key=tls.key_pem(key).decode())
 
@@ -68,6 +69,12 @@ def group_keys(master: bytes, plan: Plan) -> KeyPair:
     """
     seed, serial = _derive(master, _info("key", plan), 32), _derive(master, _info("serial", plan), 19)
     return _pair(seed, serial, f"group-{_derive(master, _info('name', plan), 16).hex()}")
+
+
+def router_pair(master: bytes) -> KeyPair:
+    """The pair with which routers and the operator recognize each other. Raises ``ValueError`` as ``group_keys`` does."""
+    seed, serial = _derive(master, "thunderfleet/router/key/v1", 32), _derive(master, "thunderfleet/router/serial/v1", 19)
+    return _pair(seed, serial, "thunderfleet-router", OPERATOR_TLS_NAME)
 
 
 def secret_name(master: bytes, plan: Plan) -> str:

@@ -7,6 +7,8 @@ trouble               why a group cannot go on
 cables                what is known to be wrong with the cables of a group
 avoided               cables that changed data, which are avoided for a while
 failback              whether a group goes back to a better placement
+scaling               how many groups a ModelDeployment has
+routing               what routers get to know, and where clients find them
 rollout               which group a changed spec replaces next
 port_aware_placement  a place for one group, with its ports
 ports                 the allocation of ports

@@ -4,9 +4,12 @@ The conditions of the ThunderboltLinks decide, for placements that exist as for 
 known reason ends a group that uses it. What is unknown, such as a cable whose Macs do not report, ends nothing.
 """
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from thunderfleet_crds.group import CONNECTIONS_CHARACTERS
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend
@@ -45,6 +48,15 @@ def _hops(plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
     pairs = [(i, (i + 1) % size) for i in range(size)] if ring else [(i, j) for i in range(size) for j in range(i + 1, size)]
     # Plans of earlier versions do not name their cables.
     yield from ((name, pair) for name, pair in zip(plan.links, pairs, strict=False) if name)
+
+
+def connections(plan: Plan, fleet: Fleet) -> str:
+    """What identifies the connections of a placement's cables; it changes when one is interrupted. Empty without cables."""
+    cables = sorted({name for name, _ in _hops(plan)})
+    known = [fleet.cables.get(name) for name in cables]
+    rdma = plan.backend is Backend.JACCL
+    seen = [[cable.name, cable.connection, rdma and cable.rdma_fault is None] for cable in known if cable is not None]
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:CONNECTIONS_CHARACTERS] if seen else ""
 
 
 def cable_between(plan: Plan, one: int, other: int) -> str | None:

@@ -3,7 +3,7 @@
 Each group that is placed takes memory, ports and queue pairs from those after it; ``Account`` keeps the sums.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, LostPlace, ModelDeployment, ModelDeploymentStatus
@@ -24,16 +24,32 @@ from thunderfleet_operator.decide.model import Resolution, resolve
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.decide.request import request, spec_hash
 from thunderfleet_operator.decide.rollout import next_to_roll
+from thunderfleet_operator.decide.routing import endpoints
+from thunderfleet_operator.decide.routing.endpoints import RouterSettings
+from thunderfleet_operator.decide.scaling.autoscaling import Scaling, scale, staying
+from thunderfleet_operator.decide.scaling.turns import yielding
 from thunderfleet_operator.decide.status import deployment as status
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_speed
 from thunderfleet_operator.decide.weights.deployment import needed, resolution, shown, waiting_message, waits
 from thunderfleet_operator.decide.weights.manifests import NO_HUB, HubSettings
+from thunderfleet_operator.observe.fleet import occupied
+from thunderfleet_operator.observe.load import Candidate
 from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.observed import Observed
 from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
 from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.placement import Answers, Fleet, Question, Speed, Unplaceable, WhatIsBetter, WherePlaced
+from thunderfleet_operator.placement import (
+    Answers,
+    Fleet,
+    Placement,
+    Question,
+    Speed,
+    Unplaceable,
+    WhatIsBetter,
+    WherePlaced,
+)
+from thunderfleet_operator.placement import plan as plan_at_once
 
 UNPLACED_SECONDS = 30.0
 """A group without a placement is retried after this many seconds even if nothing has changed."""
@@ -47,6 +63,8 @@ ADVICE_SECONDS = 30.0
 SETTLE_SECONDS = 15.0
 """How long a first placement over TCP waits for the agents to report whether a cable of its Macs carries RDMA. A group that is
 applied seconds after the installation would else stay on TCP."""
+TURN_STEPS = 3000
+"""Steps of a search for a placement after other ModelDeployments have made room: milliseconds."""
 LOST_ADVICE_SECONDS = 3.0
 """The same for a group that has lost its place."""
 
@@ -57,6 +75,8 @@ class Settings:
 
     pods: PodSettings
     ports: PortSettings
+    routers: RouterSettings | None = None
+    """None without routers."""
     hub: HubSettings = NO_HUB
 
 
@@ -120,6 +140,8 @@ class Decision:
     """Old placements without pods: their ConfigMaps and Secrets are deleted."""
     service: Manifest | None
     """The Service to create, or, with its UID, to update; None if it is up to date, or if the operator did not create it."""
+    endpoint_slice: Manifest | None
+    """Where the Service leads; None if it selects the pods itself, or is not the operator's."""
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
@@ -129,6 +151,9 @@ class Decision:
     """Cables that the answers to ``questions`` leave out because they changed data."""
     questions: Mapping[int, Question]
     """Questions to the planner, by group. At most one asks for a place, because the next one depends on its answer."""
+    routers: RouterSettings | None
+    scaling: Scaling | None
+    """What autoscaling does; None without it."""
     recheck_seconds: float | None
 
     @property
@@ -171,7 +196,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
     deployment = observed.deployment
     name = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
     wanted_hash = spec_hash(deployment.spec)
-    wanted = {index: view for index, view in observed.groups.items() if index < deployment.spec.replicas}
+    wanted = {index: view for index, view in observed.groups.items() if index < deployment.wanted_groups}
     links = {index: _avoided(observed, view) for index, view in observed.groups.items()}
     avoids = counted((link for known in links.values() for link in known), observed.fleet, observed.now)
     fleet = without(observed.fleet, avoids, observed.now)
@@ -223,6 +248,10 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         unplaced = group.unplaceable or group.planning
         rechecks.append(UNPLACED_SECONDS if unplaced else PLACED_SECONDS if group.placement else None)
         groups.append(group)
+    scaling = scale(deployment, {index: observed.reports[index] for index in wanted}, wanted, observed.signals, observed.now)
+    if scaling is not None:
+        scaling = replace(scaling, yields=_turns(observed, deployment, groups, account))
+        rechecks.append(scaling.recheck_seconds)
     ending = tuple(_ending(observed, view) for index, view in observed.groups.items() if index not in wanted)
     rechecks += [ENDING_SECONDS if group.drain else UNPLACED_SECONDS for group in ending]
     found = resolve(observed.base, request(deployment.spec))
@@ -241,14 +270,38 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         groups=tuple(groups),
         ending=ending,
         collect=_collect(observed),
-        service=_service(observed),
+        service=_service(observed, settings.routers),
+        endpoint_slice=_endpoint_slice(observed, settings.routers),
+        routers=settings.routers,
         service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
         resolution=resolution(observed.weights, found),
         cache=cache.apply,
         avoids=names,
         questions=questions,
+        scaling=scaling,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
     )
+
+
+def _turns(
+    observed: Observed, deployment: ModelDeployment, groups: Sequence[GroupDecision], account: Account
+) -> tuple[str, ...]:
+    """The ModelDeployments that are to be stopped because a request waits for this one and there is no room."""
+    stuck = next((group for group in groups if group.unplaceable is not None and not group.planning), None)
+    if stuck is None or not deployment.wakes or observed.signals.asked.wake_seconds is None:
+        return ()
+    asked = request(deployment.spec, corrections=observed.corrections)
+    base, taken = account.without(_key(deployment, stuck.view.index))
+
+    def fits(gone: Sequence[Candidate]) -> bool:
+        usage = account.usage.without(_key(deployment, stuck.view.index))
+        for one in gone:
+            for index in one.groups:
+                usage = usage.without((one.uid, index))
+        fleet = occupied(base, taken, usage.taken())
+        return isinstance(plan_at_once(fleet, asked, max_steps=TURN_STEPS, explained=False), Placement)
+
+    return yielding(observed.candidates, fits)
 
 
 def _key(deployment: ModelDeployment, index: int) -> GroupKey:
@@ -388,7 +441,7 @@ def _collect(observed: Observed) -> tuple[Epoch, ...]:
     """Plans that are of no use any more."""
     found: list[Epoch] = []
     for index, view in observed.groups.items():
-        wanted = index < observed.deployment.spec.replicas
+        wanted = index < observed.deployment.wanted_groups
         past = view.past if wanted or view.epoch is None else (*view.past, view.epoch)
         left = {pod.epoch for pod in view.all_pods}
         # A plan that cannot be verified is the operator's only as long as the status records it: it is deleted at once.
@@ -396,17 +449,26 @@ def _collect(observed: Observed) -> tuple[Epoch, ...]:
     return tuple(found)
 
 
-def _service(observed: Observed) -> Manifest | None:
+def _service(observed: Observed, routers: RouterSettings | None) -> Manifest | None:
     """The Service, unless it exists as it should. The API server refuses EndpointSlices with loopback addresses."""
     known = observed.service
     if observed.loopback or (known is not None and not _own_service(observed)):
         return None
     manifest = manifests.service(observed.deployment)
+    if routers is not None:
+        manifest = endpoints.service(manifest, routers)
     if known is None:
         return manifest
     # With the UID the API server refuses the update if another Service has the name by now.
     manifest["metadata"]["uid"] = known.uid
     return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != known.hash else None
+
+
+def _endpoint_slice(observed: Observed, routers: RouterSettings | None) -> Manifest | None:
+    if routers is None or observed.loopback or (observed.service is not None and not _own_service(observed)):
+        return None
+    deployment = observed.deployment
+    return endpoints.endpoint_slice(deployment, manifests.owner(deployment), observed.routers, routers)
 
 
 def _own_service(observed: Observed) -> bool:
@@ -489,10 +551,11 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
             avoided=group.avoided,
             lost=group.lost,
             predicted=_predicted(decision, views[group.view.index].plan),
+            leaving=group.view.index >= staying(decision.deployment, decision.scaling),
             fetching=waiting_message(decision.observed.weights, group.fetching) if group.fetching else None,
         )
         outcomes.append(outcome)
-    wanted = decision.deployment.spec.replicas
+    wanted = decision.deployment.wanted_groups
     terminating = [
         pod
         for index, view in sorted(views.items())
@@ -508,5 +571,8 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
         decision.observed.now,
         highest=highest,
         service=service,
+        scaling=decision.scaling,
+        routers=decision.observed.routers,
+        routing=decision.routers,
         weights=shown(decision.observed.weights),
     )

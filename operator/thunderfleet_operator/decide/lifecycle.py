@@ -27,7 +27,7 @@ DRAIN_RECHECK_SECONDS = 1.0
 CABLE_SECONDS = 3.0
 """How long a cable of a group must have had a fault before the group is placed elsewhere. A plug that is reseated, a port that
 comes up again after sleep and an agent that reads two reports a moment apart take less, and a group whose connections survive
-goes on. Until then the group is not Ready."""
+goes on. Until then the group is not Ready. A cable that was interrupted again and again gets no such moment."""
 SILENT_LEADER_SECONDS = 6.0
 """A group that serves is asked every five seconds. If rank 0 does not answer, its Mac may be off, not only its cable out."""
 PROVEN_SECONDS = 600.0
@@ -123,7 +123,7 @@ def next_step(
     status = view.status if view.status is not None and view.status.epoch == view.plan.epoch else None
     failure = found.failure
     if failure is not None and by_cable(failure) and not _given_up(view, status, recovery):
-        return _leave_cable(view, report, failure, status, now)
+        return _leave_cable(view, report, failure, status, fleet, now)
     if failure is None and report.state is None and status is not None and _waits(status):
         # A restarted operator may have no report of rank 0 yet. The status counts until rank 0 reports.
         failure = status.last_failure
@@ -145,13 +145,17 @@ def _given_up(view: GroupView, status: Group | None, recovery: Recovery) -> bool
     return status is not None and status.state is GroupPhase.GAVE_UP and restarts >= recovery.max_restarts
 
 
-def _leave_cable(view: GroupView, report: Report, failure: Failure, status: Group | None, now: datetime) -> NextStep:
+def _leave_cable(
+    view: GroupView, report: Report, failure: Failure, status: Group | None, fleet: Fleet, now: datetime
+) -> NextStep:
     """A cable is out: soon another placement, which does not count as a restart. Nothing can drain over it."""
     known = status.last_failure if status is not None and status.next_restart_time is not None else None
     if status is not None and known is not None and (known.link, known.reason) == (failure.link, failure.reason):
         failure = failure.model_copy(update={"time": known.time})
+    cable = fleet.cables.get(failure.link or "")
     # What changes data does not pass within a moment, and no rank runs any more.
-    until = now + timedelta(seconds=0.0 if failure.reason == Reason.LINK_CORRUPTS else CABLE_SECONDS)
+    at_once = failure.reason == Reason.LINK_CORRUPTS or (cable is not None and cable.unreliable)
+    until = now + timedelta(seconds=0.0 if at_once else CABLE_SECONDS)
     pending = status.next_restart_time if status is not None else None
     until = until if pending is None else min(until, pending)
     if now < until:

@@ -73,7 +73,7 @@ def _active(placement: MacPlacement) -> bool:
     if deployment is None or plan is None or placement.epoch != placement.newest_epoch:
         return False
     meta = deployment.metadata
-    if meta.uid != plan.uid or meta.deletion_timestamp is not None or plan.index >= deployment.spec.replicas:
+    if meta.uid != plan.uid or meta.deletion_timestamp is not None or plan.index >= deployment.wanted_groups:
         return False
     status = next((group for group in deployment.status.groups if group.index == plan.index), None)
     return status is None or status.epoch != plan.epoch or status.state not in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)

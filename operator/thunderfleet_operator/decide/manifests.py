@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds import modeldeployment
+from thunderfleet_crds import modeldeployment, names
 from thunderfleet_crds.modeldeployment import ModelDeployment, RuntimeSpec, duration_seconds
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
@@ -48,6 +48,7 @@ from thunderfleet_crds.plan import (
 )
 from thunderfleet_crds.vocabulary import Backend, FastSynch, PlacedSplit, PlacedTransport, Split, Transport
 
+from thunderfleet_operator.decide.routing.keys import router_plan
 from thunderfleet_operator.observe import plans, pods
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.proofs import Keyring, Purpose
@@ -101,8 +102,7 @@ def serving_selector(deployment: str) -> dict[str, str]:
 
 def served_name(deployment: ModelDeployment) -> str:
     """The model name that clients use: the repository, or the last two parts of the path."""
-    model = deployment.spec.model
-    return model.repository or "/".join((model.path or "").rstrip("/").split("/")[-2:])
+    return names.served_name(deployment.spec.model.repository, deployment.spec.model.path)
 
 
 def owner(deployment: ModelDeployment) -> Manifest:
@@ -148,7 +148,10 @@ def make_plan(
     ports: Sequence[RankPorts],
     status: modeldeployment.Group | None = None,
 ) -> Plan:
-    """The plan that every supervisor of the group reads. ``status``: what is known from earlier placements."""
+    """The plan that every supervisor of the group reads, before routers are admitted (``admitting``).
+
+    ``status``: what is known from earlier placements.
+    """
     meta, spec = deployment.metadata, deployment.spec
     name = group_name(meta.name, index, epoch)
     ranks = tuple(
@@ -185,7 +188,7 @@ def make_plan(
         memory=MemoryPlan(
             context_tokens=spec.memory.context_tokens,
             concurrent_requests=spec.memory.concurrent_requests,
-            cached_tokens=spec.memory.cached_tokens,
+            cached_tokens=spec.memory.cache_capacity,
         ),
         bootstrap=BootstrapPlan(
             attempts=spec.bootstrap.attempts, attempt_timeout_seconds=spec.bootstrap.attempt_timeout_seconds
@@ -199,6 +202,11 @@ def make_plan(
         verify=spec.verify,
         **_known(status, {rank.node for rank in ranks}),
     )
+
+
+def admitting(plan: Plan, keys: Keyring) -> Plan:
+    """The plan of a group whose gateway recognizes routers. The credential is that of this placement."""
+    return plan.model_copy(update={"router": router_plan(plan, keys)})
 
 
 def _known(status: modeldeployment.Group | None, nodes: set[str]) -> dict[str, Any]:

@@ -39,9 +39,14 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     what = f"path {request.path}" if request.path else f"repository {request.repository}"
     macs = sorted(fleet.macs.values(), key=lambda mac: mac.name)
     found = {mac.name: wanted_model(mac, request) for mac in macs}
-    whole = [name for name, models in found.items() if any(model.complete for model in models)]
+    complete = {name: [model for model in models if model.complete] for name, models in found.items()}
+    whole = [name for name, models in complete.items() if models]
+    whys = [model.unsupported for models in complete.values() for model in models]
+    if whole and all(whys):
+        advice = "choose another model, or install an image with a newer mlx-lm"
+        return Resolution(False, Reason.MODEL_UNSUPPORTED, f"{what} is on {_names(whole)}, but {whys[0]}; {advice}")
     if whole:
-        folders = sorted({model.path for models in found.values() for model in models if model.complete})
+        folders = sorted({model.path for models in complete.values() for model in models})
         return Resolution(True, Reason.FOUND, f"{what} is at {', '.join(folders[:3])} on {_names(whole)}")
     partial = [(name, model) for name, models in found.items() for model in models]
     if partial:

@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
-from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_crds.modeldeployment import LEAST_CACHED_TOKENS, ModelDeploymentSpec
 from thunderfleet_crds.names import TAINT_MACOS
 
 from thunderfleet_operator.placement import Lengths, MemoryRequest, Request, Toleration
@@ -18,10 +19,27 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     Fields with their default value are left out, so that a field which a later version adds rolls out no group.
     """
     relevant = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
-    # The policy decides about new placements only.
-    for name in ("replicas", "recovery", "placement"):
+    # The policy decides about new placements only; the others are about the number of groups, and who finds them.
+    for name in ("replicas", "recovery", "placement", "autoscaling", "suspend"):
         relevant.pop(name, None)
+    _forget_former_default(relevant)
+    server = relevant.pop("server", {})
+    server = {name: value for name, value in server.items() if name not in ("aliases", "apiKeys")}
+    if server:
+        relevant["server"] = server
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _forget_former_default(relevant: dict[str, Any]) -> None:
+    """Leaves out a cache of 65536 tokens, the default of earlier versions, which the API server stored in every object.
+
+    So neither a new version nor unsetting the field rolls out a group.
+    """
+    memory = relevant.get("memory", {})
+    if memory.get("cachedTokens") == LEAST_CACHED_TOKENS:
+        del memory["cachedTokens"]
+        if not memory:
+            del relevant["memory"]
 
 
 def request(
@@ -48,7 +66,7 @@ def request(
         ),
         split=spec.parallelism,
         transport=spec.transport,
-        memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cached_tokens, memory.headroom_percent),
+        memory=MemoryRequest(memory.context_tokens, memory.concurrent_requests, memory.cache_capacity, memory.headroom_percent),
         lengths=Lengths(spec.benchmark.prompt_tokens, spec.benchmark.generation_tokens),
         corrections=corrections or {},
         policy=spec.placement.policy,

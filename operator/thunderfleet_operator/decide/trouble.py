@@ -205,7 +205,7 @@ def _unready_macs(plan: Plan, report: Report, nodes: Mapping[str, Node], now: da
             continue
         if entry.rank in absent or silent:
             why = "rank 0 has lost the connection to it" if entry.rank in absent else "rank 0 has not answered for a minute"
-            text = f"Node {entry.node} is not Ready and {why}"
+            text = f"Node {entry.node} is not Ready and {why}: switch it on, or check its kubelet"
             return Trouble(_failure(now, Reason.NODE_NOT_READY, text, entry.node, entry.rank))
         recheck = NOT_READY_RECHECK_SECONDS
     return Trouble(recheck_seconds=recheck)

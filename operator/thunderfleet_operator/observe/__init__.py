@@ -13,6 +13,9 @@ usage     what pods and plans take on each Mac
 plans     placements that were made, and the groups that they belong to
 pods      a pod as a value
 fetchpods  pods that read from the hub
+routers   routers, and the pods that are routers
+load      how much a ModelDeployment has been asked for
+demands   what routers report of their requests
 requests  certificate requests of kubelets
 nodes     a Node as a value
 proofs    which objects the operator has made

@@ -10,6 +10,7 @@ from thunderfleet_operator.observe.nodes import read_node
 from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
 from thunderfleet_operator.observe.plans import read_plan
 from thunderfleet_operator.observe.pods import ENDED, pod_node
+from thunderfleet_operator.observe.routers import router_state
 from thunderfleet_operator.watch.cache import (
     CACHES,
     CONFIGMAPS,
@@ -99,14 +100,20 @@ def concerned(
     if collection in (NODES, NODEPROFILES, LINKS):
         yield from _fleet_keys(index, collection, key)
         return
-    if collection is DEPLOYMENTS and before is not None and _benchmarked(before) != _benchmarked(after):
-        # The predictions of all ModelDeployments are corrected by benchmarks.
+    if _concerns_all(collection, before, after):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
     owner = owner_key(item) if item else None
     if owner is not None:
         yield work_key(DEPLOYMENTS, owner)
     if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)
+
+
+def _concerns_all(collection: Collection, before: Json | None, after: Json | None) -> bool:
+    """Whether a change concerns all ModelDeployments: benchmarks correct their predictions, and routers are their endpoints."""
+    if collection is DEPLOYMENTS:
+        return before is not None and _benchmarked(before) != _benchmarked(after)
+    return collection is PODS and router_state(before) != router_state(after)
 
 
 def _benchmarked(deployment: Json | None) -> object:

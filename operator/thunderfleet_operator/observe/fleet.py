@@ -124,6 +124,7 @@ def model_facts(model: Model) -> ModelFacts:
         bytes=model.bytes,
         complete=model.complete,
         problem=_text(model.problem),
+        unsupported=_text(model.unsupported),
         sized=any(size.tensor_bytes_per_rank for size in model.sizes) and bool(model.kv),
         tensor=tuple(TensorFacts(size.world_size, size.tensor_bytes_per_rank, _text(size.refusal)) for size in model.sizes),
         layer_bytes=pipeline.layer_bytes if pipeline else (),

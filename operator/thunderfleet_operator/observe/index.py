@@ -25,6 +25,7 @@ from thunderfleet_operator.observe.pods import Pod, proven, read_pod
 from thunderfleet_operator.observe.profiles import ProfileReader
 from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.requests import SentRequest, read_request
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.watch.cache import (
@@ -191,6 +192,25 @@ class Index:
     def deployments(self) -> Mapping[str, ModelDeployment | None]:
         """All ModelDeployments."""
         return self._objects(DEPLOYMENTS, _model(ModelDeployment))
+
+    def named_config_maps(self, namespace: str, prefix: str) -> dict[str, str]:
+        """UIDs by name of the ConfigMaps of ours in a namespace whose name begins with ``prefix``."""
+        items = self._cache[CONFIGMAPS].items
+        start = f"{namespace}/{prefix}"
+        return {key.partition("/")[2]: str(items[key]["metadata"].get("uid")) for key in items if key.startswith(start)}
+
+    def routers(self, namespace: str) -> tuple[Router, ...]:
+        """The routers in the namespace of the release that are ready."""
+        return self._table(
+            f"routers in {namespace}",
+            (PODS, DEPLOYMENTS, NODES),
+            lambda: tuple(
+                Router(pod.node, node.address)
+                for pod in self.pods.values()
+                if pod.router and pod.ready and pod.terminating is None and pod.deployment[0] == namespace and pod.node
+                if (node := self.live_nodes.get(pod.node)) is not None and node.address is not None
+            ),
+        )
 
     @property
     def caches(self) -> Mapping[str, ModelCache | None]:

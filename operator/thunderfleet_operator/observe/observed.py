@@ -11,9 +11,11 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
 from thunderfleet_operator.observe.fetchpods import FetchPod
+from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.objects import PlacementKey
 from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.observe.weights import Weights
 from thunderfleet_operator.placement import Fleet
@@ -87,6 +89,12 @@ class Observed:
     """Seconds until a cable of ``fleet`` counts as steady."""
     loopback: bool
     """Whether any Node's address is in 127.0.0.0/8."""
+    signals: Signals = NO_SIGNALS
+    """What is known of its requests."""
+    routers: tuple[Router, ...] = ()
+    """Routers that are ready."""
+    candidates: tuple[Candidate, ...] = ()
+    """ModelDeployments of its namespace that could make room for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ def counts(epoch: Epoch, deployment: ModelDeployment | None) -> bool:
     """Whether a placement reserves memory and ports for pods that do not exist yet. Otherwise only its running pods count."""
     if deployment is None or deployment.metadata.uid != epoch.owner or deployment.metadata.deletion_timestamp is not None:
         return False
-    return epoch.proven and epoch.current and epoch.group < deployment.spec.replicas
+    return epoch.proven and epoch.current and epoch.group < deployment.wanted_groups
 
 
 def _newest(epochs: Sequence[Epoch], pods: Iterable[Pod], status: Group | None) -> Epoch | None:
@@ -262,7 +262,7 @@ def group_views(deployment: ModelDeployment, epochs: Iterable[Epoch], pods: Iter
     own_pods = [pod for pod in named_pods if pod.owner == uid]
     status = deployment.status
     statuses = {group.index: group for group in status.groups}
-    indexes = set(range(deployment.spec.replicas)) | {epoch.group for epoch in own} | {pod.group for pod in own_pods}
+    indexes = set(range(deployment.wanted_groups)) | {epoch.group for epoch in own} | {pod.group for pod in own_pods}
     views: dict[int, GroupView] = {}
     for index in sorted(indexes - {-1}):
         mine = sorted((epoch for epoch in own if epoch.group == index), key=lambda epoch: epoch.number)

@@ -20,6 +20,7 @@ from thunderfleet_operator.observe.objects import (
     rank_number,
 )
 from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose, Statement
+from thunderfleet_operator.observe.routers import is_router
 
 ENDED = ("Succeeded", "Failed")
 NO_PORTS = frozenset[int]()
@@ -78,6 +79,8 @@ class Pod:
     evicted: bool = False
     """Whether it was deleted by an eviction."""
     proof: Proof = Proof.NONE
+    router: bool = False
+    """Whether its labels say that it is a router."""
 
     @property
     def ended(self) -> bool:
@@ -263,4 +266,5 @@ def read_pod(pod: Json, keys: Keyring) -> Pod:
         last_words=next((words for c in containers if (words := _last_words(c))), ""),
         evicted=any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in conditions),
         proof=_proof(pod, keys),
+        router=is_router(pod),
     )

@@ -11,6 +11,7 @@ from thunderfleet_lib.csr.parse import parse
 
 from thunderfleet_operator.observe.corrections import corrections
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
 from thunderfleet_operator.observe.objects import annotation, owner_uid
 from thunderfleet_operator.observe.observed import (
     Advice,
@@ -24,6 +25,7 @@ from thunderfleet_operator.observe.observed import (
 from thunderfleet_operator.observe.plans import GroupView, Report, group_views
 from thunderfleet_operator.observe.proofs import Proof
 from thunderfleet_operator.observe.requests import ObservedRequests, ReadRequest, SentRequest
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.steadiness import Steadiness
 from thunderfleet_operator.observe.weights import WeightsFleets, of_deployment, snapshot
 
@@ -76,8 +78,14 @@ def observe_deployment(
     advice: Mapping[int, Advice],
     steadiness: Steadiness,
     fleets: WeightsFleets,
+    signals: Signals = NO_SIGNALS,
+    candidates: tuple[Candidate, ...] = (),
+    routers: tuple[Router, ...] = (),
 ) -> Observed:
-    """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each; ``steadiness`` is of now."""
+    """One ModelDeployment. ``report`` and ``draining_seconds`` answer for one group each; ``steadiness`` is of now.
+
+    ``signals``: what is known of its requests. ``candidates``: ModelDeployments that could make room for it.
+    """
     groups = groups_of(index, deployment)
     meta = deployment.metadata
     key = f"{meta.namespace}/{meta.name}"
@@ -104,6 +112,9 @@ def observe_deployment(
         corrections=corrections(index.deployments.values(), index.fleet),
         service=_service(index, f"{deployment.metadata.namespace}/{deployment.metadata.name}"),
         loopback=index.loopback,
+        signals=signals,
+        candidates=candidates,
+        routers=routers,
     )
 
 

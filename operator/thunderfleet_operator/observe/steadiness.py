@@ -3,7 +3,7 @@
 A cable that was interrupted counts as steady when it has worked for 30 s, and after each further interruption for twice as
 long, half an hour at most. After half an hour of work its interruptions are forgotten. So a group that follows a cable that
 comes and goes moves less and less often. Where nothing else will do, a cable is used earlier by one step: after its first
-interruption at once.
+interruption at once. A group leaves a cable that was interrupted three times without waiting whether it works again.
 
 Only here and in memory: an operator that restarts takes every cable that works as steady. The clock is monotonic, because steps
 of the wall clock must not make a cable steady. What is unknown is neither an interruption nor its end.
@@ -17,6 +17,8 @@ from thunderfleet_operator.placement import Cable, Fleet, Unsteady
 
 STEADY_SECONDS = 30.0
 STEADY_LIMIT_SECONDS = 1800.0
+UNRELIABLE = 3
+"""Interruptions of a cable, none of them forgotten, after which it is not expected to work again in a moment."""
 
 
 class Key(NamedTuple):
@@ -43,6 +45,8 @@ class Steadiness:
     marked: Fleet = field(default_factory=Fleet)
     """The fleet, in which cables that are not steady yet say so."""
     marks: tuple[tuple[Key, Unsteady], ...] = ()
+    unreliable: frozenset[str] = frozenset()
+    """Cables that were interrupted again and again."""
     next_seconds: float | None = None
     """Seconds until a mark changes if nothing else does."""
 
@@ -53,10 +57,11 @@ class Steadiness:
             known |= _seen(self.fleet, fleet, known, now)
         known = {key: past for key, past in known.items() if past.since is None or now - past.since < STEADY_LIMIT_SECONDS}
         marks = tuple((key, mark) for key, past in sorted(known.items()) if (mark := _mark(past, now)) is not None)
-        same = fleet is self.fleet and marks == self.marks
-        marked = self.marked if same else _marked(fleet, marks)
+        unreliable = frozenset(key.name for key, past in known.items() if past.count >= UNRELIABLE)
+        same = fleet is self.fleet and (marks, unreliable) == (self.marks, self.unreliable)
+        marked = self.marked if same else _marked(fleet, marks, unreliable)
         left = min((left for past in known.values() for left in _left(past, now)), default=None)
-        return Steadiness(fleet, tuple(sorted(known.items())), marked, marks, left)
+        return Steadiness(fleet, tuple(sorted(known.items())), marked, marks, unreliable, left)
 
 
 def needed_seconds(count: int) -> float:
@@ -108,8 +113,8 @@ def _left(past: Interruptions, now: float) -> Iterator[float]:
                 yield past.since + needed - now
 
 
-def _marked(fleet: Fleet, marks: tuple[tuple[Key, Unsteady], ...]) -> Fleet:
-    changed: dict[str, Cable] = {}
+def _marked(fleet: Fleet, marks: tuple[tuple[Key, Unsteady], ...], unreliable: frozenset[str]) -> Fleet:
+    changed = {name: replace(fleet.cables[name], unreliable=True) for name in sorted(unreliable) if name in fleet.cables}
     for key, mark in marks:
         cable = changed.get(key.name) or fleet.cables.get(key.name)
         if cable is not None and _works(cable, key.rdma):

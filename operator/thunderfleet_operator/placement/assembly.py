@@ -1,7 +1,11 @@
 """A placement made from the chosen candidate: ranks, addresses, RDMA devices, and the reason in words."""
 
+from collections.abc import Callable
+
 from thunderfleet_crds.vocabulary import Transport
 
+from thunderfleet_operator.placement.chips import generation
+from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.graph.hops import RELAY_COST, rdma_problem
 from thunderfleet_operator.placement.memory import Division
 from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, allowed_splits
@@ -113,20 +117,35 @@ def _reason(candidate: Candidate, request: Request, divided: Division, basis: st
         _kind(candidate, request),
         _layers(divided),
         "" if alone else f"slowest hop {candidate.score.speed}",
-        "" if candidate.transport not in RDMA_TRANSPORTS else _builds(candidate),
+        *([_builds(candidate), _generations(candidate)] if candidate.transport in RDMA_TRANSPORTS else []),
     )
     return "; ".join(part for part in parts if part)
 
 
 def _builds(candidate: Candidate) -> str:
     """A warning about Macs whose RDMA stacks may not fit together: those of different builds of macOS."""
-    macs = candidate.found.graph.members(candidate.found.order)
-    known = {mac.name: mac.build for mac in macs if mac.build}
+    named = _different(candidate, lambda mac: mac.build)
+    return f"the Macs run different builds of macOS ({named}): RDMA is safer with the same on all" if named else ""
+
+
+def _generations(candidate: Candidate) -> str:
+    """A warning about Macs of different generations, between which messages of models with experts have been lost."""
+    named = _different(candidate, lambda mac: generation(mac.chip)) if candidate.cohort.model.mixture else ""
+    return (
+        f"the Macs have chips of different generations ({named}): over RDMA, groups of models with experts have stalled on "
+        "such Macs; if this one does, restrict spec.nodes.selector to one generation, or set spec.transport to Ring"
+        if named
+        else ""
+    )
+
+
+def _different(candidate: Candidate, value: Callable[[Mac], str]) -> str:
+    """The Macs and their known values, if these are not all the same."""
+    known = {mac.name: value(mac) for mac in candidate.found.graph.members(candidate.found.order) if value(mac)}
     if len(set(known.values())) < 2:
         return ""
-    named = ", ".join(f"{name} {build}" for name, build in sorted(known.items())[:NAMED])
-    more = " …" if len(known) > NAMED else ""
-    return f"the Macs run different builds of macOS ({named}{more}): RDMA is safer with the same on all"
+    named = ", ".join(f"{name} {value}" for name, value in sorted(known.items())[:NAMED])
+    return f"{named}{' …' if len(known) > NAMED else ''}"
 
 
 def _kind(candidate: Candidate, request: Request) -> str:

@@ -51,3 +51,9 @@ def chip(name: str, gpu_cores: int = 0) -> Chip | None:
     cores = gpu_cores or _CORES[variant]
     bandwidth = max(rate for least, rate in rows if cores >= least)
     return Chip(bandwidth, cores * _GFLOPS_PER_CORE[generation])
+
+
+def generation(name: str) -> str:
+    """The generation of a chip, such as ``M3``; empty if the chip is not in the table."""
+    short = name.removeprefix("Apple ").strip()
+    return short.partition(" ")[0] if short in _BANDWIDTHS else ""

@@ -50,7 +50,7 @@ def cohorts(macs: Mapping[str, Mac], request: Request) -> list[Cohort]:
     known: dict[tuple[int, str, str], dict[str, Mac]] = {}
     for name, mac in macs.items():
         for model in wanted_model(mac, request):
-            if model.complete and model.sized:
+            if model.usable:
                 mlx = mlx_versions(mac)
                 quick = (id(model), *mlx)
                 if quick not in known:

@@ -72,11 +72,17 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
         where = "there" if request.path is not None else f"to {request.model} below a folder of agent.modelFolders"
         return f"does not have {request.model} on disk; copy it {where}"
     for model in found:
-        if model.complete and model.sized:
+        if model.usable:
             return None
     broken = next((model for model in found if not model.complete), None)
     if broken is not None:
         return f"has an incomplete copy of the model at {broken.path} (copy it again): {broken.problem or 'files are missing'}"
+    unsupported = next((model for model in found if model.unsupported is not None), None)
+    if unsupported is not None:
+        return (
+            f"cannot run the model at {unsupported.path} (install an image with a newer mlx-lm, or choose another model): "
+            f"{unsupported.unsupported}"
+        )
     path, problem = found[0].path, found[0].problem
     if problem:
         return f"does not know how much memory {path} needs (its agent tries again every 5 minutes): {problem}"

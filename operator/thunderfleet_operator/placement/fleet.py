@@ -217,6 +217,8 @@ class Cable:
     unsteady: Unsteady | None = None
     rdma_unsteady: Unsteady | None = None
     """The same for RDMA alone."""
+    unreliable: bool = False
+    """Whether it was interrupted again and again."""
     connection: str = ""
     """Changes when the cable is unplugged and plugged in again."""
 

@@ -42,6 +42,8 @@ class ModelFacts:
     bytes: int = 0
     complete: bool = True
     problem: str | None = None
+    unsupported: str | None = None
+    """Why the mlx-lm of its Mac cannot run it, if that is known."""
     sized: bool = True
     tensor: tuple[TensorFacts, ...] = ()
     layer_bytes: tuple[int, ...] = ()
@@ -59,6 +61,11 @@ class ModelFacts:
     """Workspace of one prefill step at the start of a sequence."""
     prefill_bytes_per_token: int = 0
     """Additional workspace per token of context."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a rank can be placed with it."""
+        return self.complete and self.sized and self.unsupported is None
 
     def __hash__(self) -> int:
         """Without the caches of hundreds of layers, which take long: thousands of Macs may have files of their own."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import combinations
 
-from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, Group, ModelDeployment
+from thunderfleet_crds.modeldeployment import AutoscalingStatus, AvoidedLink, Failure, Group, ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.decide import avoided, manifests, port_aware_placement
@@ -247,7 +247,7 @@ class _Simulation:
 
     def groups(self) -> list[Planned]:
         """Plans all groups. Those that back off have a place when the others have theirs."""
-        numbers = range(self._deployment.spec.replicas)
+        numbers = range(self._deployment.wanted_groups)
         planned = {number: self._group(number) for number in sorted(numbers, key=lambda number: self._next[number].waits)}
         if any(self._next[number].waits for number in numbers):
             # What they leave may be room for others.
@@ -309,4 +309,12 @@ def plan_groups(
     cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int, now: datetime
 ) -> list[Planned]:
     """Plans all groups of a deployment, as the operator would at ``now``."""
-    return _Simulation(cache, deployment, settings, runners_up, now).groups()
+    return _Simulation(cache, _awake(deployment), settings, runners_up, now).groups()
+
+
+def _awake(deployment: ModelDeployment) -> ModelDeployment:
+    """A deployment that a request would start is planned as if one had come."""
+    if not deployment.wakes or deployment.wanted_groups:
+        return deployment
+    status = deployment.status.model_copy(update={"autoscaling": AutoscalingStatus(replicas=1)})
+    return deployment.model_copy(update={"status": status})

@@ -51,7 +51,8 @@ PODS = Collection("pods", "/api/v1")
 CONFIGMAPS = Collection("configmaps", "/api/v1", _OURS)
 SERVICES = Collection("services", "/api/v1", _OURS)
 SECRETS = Collection("secrets", "/api/v1", _OURS)
-"""Written, never read, and so not cached."""
+ENDPOINT_SLICES = Collection("endpointslices", "/apis/discovery.k8s.io/v1", _OURS)
+"""Both are written, never read, and so not cached."""
 NODEPROFILES = Collection("nodeprofiles", _API)
 LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)

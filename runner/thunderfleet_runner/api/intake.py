@@ -68,6 +68,13 @@ class Intake:
             return answer.body
         raise Unavailable("the intake process gave no answer to a request")
 
+    async def embed(self, raw: bytes, limits: ModelLimits) -> intakeprotocol.Texts:
+        """The texts in a body. Raises like ``prepare``."""
+        answer = await self._about(intakeprotocol.Embed(limits=limits), raw)
+        if isinstance(answer, intakeprotocol.Texts):
+            return answer
+        raise Unavailable("the intake process gave no answer to a request")
+
     async def parse_tools(self, tools: str, texts: tuple[str, ...]) -> intakeprotocol.ToolsParsed:
         """The tool calls in what the model wrote; what cannot be parsed within the limits is no tool call."""
         question = intakeprotocol.ParseTools(tools=tools, texts=texts).model_dump_json().encode()
@@ -95,7 +102,9 @@ class Intake:
 
     # --- inside ---
 
-    async def _about(self, question: intakeprotocol.Prepare | intakeprotocol.Examine, raw: bytes) -> intakeprotocol.Answer:
+    async def _about(
+        self, question: intakeprotocol.Prepare | intakeprotocol.Examine | intakeprotocol.Embed, raw: bytes
+    ) -> intakeprotocol.Answer:
         """The answer about a body. Raises ApiError for one that is refused."""
         asked = question.model_dump_json().encode()
         if len(raw) > LARGE_BYTES:

@@ -18,6 +18,7 @@ from thunderfleet_crds.plan import MemoryPlan, Plan
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.passages import Answers, fitting
+from thunderfleet_runner.api.visits import Visits
 from thunderfleet_runner.faults import GRACE_IS_OVER
 
 MOVED_SECONDS = 30
@@ -36,6 +37,10 @@ class Unavailable(Exception):
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class GroupFailed(Unavailable):
+    """The group failed while it worked on the request: the request may be the cause."""
 
 
 class Refused(Exception):
@@ -109,6 +114,8 @@ class Service:
         """Set by the benchmark; the supervisor reports it in its state."""
         self.answers = Answers()
         """What became of the passages that the group was asked to continue; the supervisor reports it in its state."""
+        self.connections = ""
+        """What identifies the connections of the group's cables, from the operator: another one after an interruption."""
         self.draining = False
         self.private = False
         """Whether the group only works for itself: clients' requests are not admitted yet."""
@@ -131,6 +138,8 @@ class Service:
         self._between.set()
         self.used_at = time.monotonic()
         """When a request was last submitted or ended."""
+        self.visits = Visits(time.monotonic)
+        """Requests of clients at the gateway; the supervisor reports their number in its state."""
 
     # --- for the gateway ---
 
@@ -250,6 +259,7 @@ class Service:
         self._end_streams()
         self.private = private
         self._link = link
+        self.visits.opened()
         self._measured = None
         self.vocabulary = vocabulary
         self._turn = 0
@@ -277,7 +287,7 @@ class Service:
             self._pending_end.cancel()
             self._pending_end = None
         for stream in self._streams.values():
-            stream.put(Unavailable(self._away))
+            stream.put(Unavailable(self._away) if self.draining else GroupFailed(self._away))
         measured, self._measured = self._measured, None
         if measured is not None and not measured.done():
             measured.set_exception(Unavailable(self._away))

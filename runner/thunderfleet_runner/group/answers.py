@@ -13,7 +13,7 @@ MOST = 1_000_000
 
 
 def key(plan: Plan, digest: str, weights: str, kinds: Mapping[int, int], versions: Sequence[str]) -> str:
-    """Of everything that an answer depends on. ``kinds``: of the Macs, by rank; ``versions``: of mlx and mlx-lm."""
+    """Of everything that an answer depends on. ``kinds``: of the Macs, by rank; ``versions``: of mlx, mlx-lm and others."""
     told = [
         digest, weights, plan.split, plan.backend, [entry.layers for entry in plan.ranks],
         [kinds[rank] for rank in sorted(kinds)], list(versions), sorted(plan.runtime.environment.items()),

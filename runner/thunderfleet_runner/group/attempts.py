@@ -94,6 +94,8 @@ class Limits:
     compare_seconds: float = 120.0
     prove_seconds: float = 120.0
     """After this long the group serves; what is not checked by then is checked when it is idle."""
+    still_seconds: float = 5.0
+    """How much later a group that makes no step then is looked at again: it would serve nobody."""
     end_seconds: float = 20.0
     drain_seconds: float = DRAIN_SECONDS
     stop_seconds: float = 6.0
@@ -102,6 +104,9 @@ class Limits:
     """Between attempts while a person must change something."""
     steady_seconds: float = 60.0
     """After this long in Ready, the back-off is reset."""
+    trusted_seconds: float = 7200.0
+    """After this long in Ready, a wrong answer is the first again. Longer than between two checks of the longest passage, so
+    that a fault which only some answers show does not restart the group for ever."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,9 @@ class StateMachine:
     proves: bool = False
     """Whether there is anything to check between the test prompt and Ready."""
     wrong: bool = False
-    """Whether the last failure that counts was a wrong answer: the next one ends the attempts."""
+    """Whether an answer was wrong since the group last served for a long time: the next one ends the attempts."""
+    steady: bool = False
+    """Whether the group has been Ready for a while."""
     diverged: bool = False
     """Whether ranks have diverged since the group last served for a while."""
     present: frozenset[int] = frozenset()
@@ -174,8 +181,8 @@ class StateMachine:
                 return replace(self, present=self.present | {rank})._start_attempt()
             case Left(rank, why):
                 return self._left(rank, why)
-            case Timer(number, late) if self.timer_on and number == self.timer:
-                return replace(self, timer_on=False)._expired(late)
+            case Timer(number, late, still) if self.timer_on and number == self.timer:
+                return replace(self, timer_on=False)._expired(late, still=still)
             case Drain(for_good):
                 return self._drain(for_good)
             case Quiet() if self.phase is Phase.DRAINING:
@@ -431,26 +438,32 @@ class StateMachine:
 
     # --- time ---
 
-    def _expired(self, late: tuple[int, ...]) -> tuple["StateMachine", list[Action]]:
+    def _expired(self, late: tuple[int, ...], *, still: bool) -> tuple["StateMachine", list[Action]]:
         waited_for = late or tuple(rank for rank in range(self.size) if rank not in self.done)
         missing = self.names(waited_for)
         slow = next(iter(waited_for), None)
         match self.phase:
             case Phase.CHECKING:
-                text = f"the preflight checks did not complete within {self.limits.check_seconds:g} s on {missing}"
+                text = (
+                    f"the preflight checks did not complete within {self.limits.check_seconds:g} s on {missing}; if this "
+                    "repeats, check that the model's disk there responds"
+                )
                 fault = Fault(FaultClass.RETRY, Reason.PREFLIGHT_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.PREFLIGHT, fault))
             case Phase.FORMING:
                 fault = faults.init_deadline(int(self.limits.form_seconds), missing)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.INIT, fault))
             case Phase.COMPARING:
-                text = f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}"
+                text = (
+                    f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}; if this repeats, "
+                    "end other programs that use the GPU there"
+                )
                 fault = Fault(FaultClass.RETRY, Reason.CHECK_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.CHECK, fault))
             case Phase.PROVING:
-                return self._serve()
+                return self._enter(Phase.PROVING, self.limits.still_seconds) if still else self._serve()
             case Phase.READY:
-                return replace(self, failures=0, wrong=False, diverged=False), []
+                return self._steady()
             case Phase.BACKOFF | Phase.GAVE_UP:
                 state, timer = self._enter(Phase.WAITING, None)
                 state, actions = state._start_attempt()
@@ -467,8 +480,15 @@ class StateMachine:
             case _:
                 return self, []
 
+    def _steady(self) -> tuple["StateMachine", list[Action]]:
+        """The group has been Ready for a while, or for a long time."""
+        if self.steady or not self.wrong:
+            return replace(self, failures=0, diverged=False, wrong=False), []
+        state, timer = self._enter(Phase.READY, max(0.0, self.limits.trusted_seconds - self.limits.steady_seconds))
+        return replace(state, failures=0, diverged=False, steady=True), timer
+
     def _enter(self, phase: Phase, seconds: float | None) -> tuple["StateMachine", list[Action]]:
-        state = replace(self, phase=phase, done=frozenset(), timer=self.timer + 1, timer_on=seconds is not None)
+        state = replace(self, phase=phase, done=frozenset(), timer=self.timer + 1, timer_on=seconds is not None, steady=False)
         return state, [] if seconds is None else [SetTimer(state.timer, seconds)]
 
     def _rejoin(self) -> tuple["StateMachine", list[Action]]:

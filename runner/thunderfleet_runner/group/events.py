@@ -102,10 +102,14 @@ class RankEnded:
 
 @dataclass(frozen=True)
 class Timer:
-    """A timer has fired. ``late``: the ranks that others wait for, when more is known than which ranks are not done."""
+    """A timer has fired. ``late``: the ranks that others wait for, when more is known than which ranks are not done.
+
+    ``still``: the ranks should work and have completed no step for a while.
+    """
 
     number: int
     late: tuple[int, ...] = ()
+    still: bool = False
 
 
 @dataclass(frozen=True)

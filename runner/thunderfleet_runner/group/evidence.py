@@ -1,4 +1,4 @@
-"""What the ranks have told of their model and their Macs in the present attempt, and whether it fits together.
+"""What the ranks have reported about their model and their Macs in the present attempt, and whether it fits together.
 
 Pure but for its state; the leader asks and acts.
 """
@@ -18,11 +18,16 @@ from thunderfleet_runner.net import peers
 
 
 class Evidence:
-    """``recorded``: answers to the test prompt from before, of this placement and of earlier ones."""
+    """``recorded``: answers to the test prompt from before, of this placement and of earlier ones.
 
-    def __init__(self, plan: Plan, identity: Identity, recorded: tuple[RecordedAnswer, ...]) -> None:
+    ``others``: versions, beside those of mlx and mlx-lm, of what makes the test prompt and its tokens.
+    """
+
+    def __init__(
+        self, plan: Plan, identity: Identity, recorded: tuple[RecordedAnswer, ...], others: tuple[str, ...] = ()
+    ) -> None:
         self._plan = plan
-        self._versions = (identity.mlx, identity.mlx_lm)
+        self._versions = (identity.mlx, identity.mlx_lm, *others)
         self._before: dict[str, RecordedAnswer] = {one.key: one for one in (*recorded, *plan.recorded_answers)}
         self.recorded: RecordedAnswer | None = None
         """The answer to the test prompt with the present weights, once it is known what it depends on."""

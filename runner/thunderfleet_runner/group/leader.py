@@ -71,7 +71,7 @@ class Leader:
         self._reports = {
             entry.rank: RankReport(rank=entry.rank, node=entry.node, phase=RankPhase.ABSENT) for entry in plan.ranks
         }
-        self._evidence = Evidence(plan, identity, past.recorded)
+        self._evidence = Evidence(plan, identity, past.recorded, preflight.prompt_versions())
         self._vocabulary = Vocabulary(0, True)
         self._pulses: dict[int, peers.Pulse] = {}
         self._stall = StallDetector()
@@ -108,6 +108,8 @@ class Leader:
                 for rank in range(self.plan.world_size)
             ),
             requests=self._service().running,
+            in_flight=self._service().visits.inside,
+            idle_seconds=round(self._service().visits.idle_seconds, 1),
             benchmark=self._service().benchmark,
             verified=self._evidence.report(machine, self._service().answers, self._service().lengths),
         )
@@ -263,7 +265,9 @@ class Leader:
     def _entered(self, before: Phase) -> None:
         phase = self.machine.phase
         log.info("%s -> %s (attempt %d)", before, phase, self.machine.attempt)
-        self._stall.reset()
+        if (before, phase) != (Phase.PROVING, Phase.READY):
+            # There the same work goes on.
+            self._stall.reset()
         if phase is Phase.READY:
             self._ready_since = datetime.now(UTC)
         elif phase is not Phase.DRAINING:
@@ -422,7 +426,7 @@ class Leader:
 
     def _time_is_up(self, number: int) -> None:
         late = self._exchange.missing if self.machine.phase is Phase.FORMING else ()
-        self.feed(events.Timer(number, late))
+        self.feed(events.Timer(number, late, self._stall.still))
 
     def _order(self, order: peers.Order) -> None:
         for connection in self._links.values():

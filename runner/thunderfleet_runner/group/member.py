@@ -74,6 +74,8 @@ class Member:
         self.heartbeats = heartbeats.Heartbeats()
         self._folder = state_folder
         self._weights = weightvalues.Known(state_folder / "weights.json")
+        self._loads = ""
+        """The signature of the weight files that this attempt's rank loads; empty if it is not known."""
         self._report = report
         self._on_rank = on_rank
         self._coordinates = jaccl_environment and rank == 0 and jaccl.wants_coordinator(plan)
@@ -233,23 +235,31 @@ class Member:
         except OSError as error:
             self._fail(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
+            # Before the rank loads them: an answer is that of the files that are there now.
+            self._loads = await asyncio.to_thread(self._signature)
             known = await asyncio.to_thread(self._known_weights)
             signature, weights = known if known is not None else ("", "")
             self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest, weights=weights, signature=signature))
 
     def _known_weights(self) -> tuple[str, str] | None:
         """Signature and hash of the copy of the model, from this pod or from an earlier placement."""
-        folder = Path(self.plan.model_path)
-        if (found := self._weights.of(folder)) is not None:
+        if (found := self._weights.of(Path(self.plan.model_path))) is not None:
             return found
         told = next((one for one in self.plan.known_weights if one.node == self.entry.node), None)
+        return (told.signature, told.digest) if told and told.signature == self._signature() else None
+
+    def _signature(self) -> str:
+        """Of the weight files; empty if they cannot be read."""
         try:
-            return (told.signature, told.digest) if told and told.signature == weightvalues.signature(folder) else None
+            return weightvalues.signature(Path(self.plan.model_path))
         except OSError:
-            return None
+            return ""
 
     async def read_weights(self) -> None:
-        """Hashes the weights once, unless it is known, and reports them. Until cancelled, or the files change."""
+        """Hashes the weights once, unless it is known, and reports them. Until cancelled, or the files change.
+
+        Nothing is reported of files that were replaced after this attempt's rank had loaded them.
+        """
         if await asyncio.to_thread(self._known_weights) is not None:
             return
         end = threading.Event()
@@ -262,6 +272,12 @@ class Member:
             # The thread goes on when this task is cancelled.
             end.set()
         await asyncio.to_thread(self._weights.save, found)
+        if found[0] != self._loads:
+            log.warning(
+                "the weight files in %s were replaced while the group serves; it keeps the earlier ones until it restarts",
+                self.plan.model_path,
+            )
+            return
         self._report(peers.WeightsRead(signature=found[0], weights=found[1]))
 
     def _check(self) -> preflight.Passed:

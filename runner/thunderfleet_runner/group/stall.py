@@ -18,6 +18,8 @@ STALL_UNKNOWN_SECONDS = 120.0
 STALL_MOST_SECONDS = 900.0
 """A step that was slow for a reason of its own, such as a Mac that slept, does not make the limit longer than this."""
 STALL_LOADING_SECONDS = 120.0
+STILL_SECONDS = 30.0
+"""A group that makes no step for this long does not begin to serve, although it may still go on."""
 PROBE_SECONDS = 2.0
 """How long a group over JACCL may make no step before its RDMA devices are probed, once."""
 
@@ -53,6 +55,11 @@ class StallDetector:
             self.steps, self.still_ticks = steps, 0
         else:
             self.still_ticks += 1
+
+    @property
+    def still(self) -> bool:
+        """Whether ranks that should work have completed no step for a while."""
+        return self.still_ticks * TICK_SECONDS >= STILL_SECONDS
 
     @property
     def probe_due(self) -> bool:

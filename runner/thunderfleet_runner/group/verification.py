@@ -75,11 +75,12 @@ def _verified(plan: Plan, machine: StateMachine, proofs: Proofs) -> VerifiedRepo
         when = "when the group is idle" if machine.phase in _SERVING else "before the group serves"
         text = f"{connections}; answers: a passage of {answers.suspect} tokens will be checked {when}"
         return _unknown(Reason.NOT_VERIFIED, text)
-    unlike = [text for length, text in answers.failed if length != CONTROL]
-    if unlike:
+    if answers.failed:
+        length, wrong = answers.failed[0]
+        longer = " Longer passages are not asked." if length == CONTROL and len(fit) > 1 else ""
         text = (
-            f"{connections}; answers: {unlike[0]}. These weights have never continued a passage of this length, so it is not "
-            "known whether they can"
+            f"{connections}; answers: {wrong}. These weights have never continued a passage of this length, so it is not "
+            f"known whether they can, or whether something is wrong.{longer}"
         )
         return _unknown(Reason.LENGTH_NOT_PROVED, text)
     return _true(f"{connections}; {_continued(machine, answers, fit)}")
@@ -104,13 +105,11 @@ def _right(products: Mapping[int, Products]) -> str:
 
 
 def _continued(machine: StateMachine, answers: Answers, fit: Sequence[int]) -> str:
-    """What is known of the passages of this attempt, of which none has failed but perhaps the shortest."""
+    """What is known of the passages of this attempt, of which none has failed."""
     if machine.phase not in _SERVING:
         return LATER
     if not fit:
         return f"answers: not checked, because the context or the vocabulary is too small for a passage of {CONTROL} tokens"
-    if not answers.able:
-        return f"answers: not checked, because this model cannot continue a passage of {CONTROL} tokens"
     done = ", ".join(str(length) for length in sorted(answers.passed))
     left = ", ".join(str(length) for length in fit if length not in answers.passed)
     parts = [f"passages of {done} tokens continued correctly"] if done else []

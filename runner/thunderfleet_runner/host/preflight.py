@@ -164,6 +164,11 @@ def _digest(folder: Path, tensors: tuple[weightfiles.Tensor, ...]) -> str:
     return state.hexdigest()
 
 
+def prompt_versions() -> tuple[str, ...]:
+    """Versions of what makes the test prompt and its tokens: this program, and the libraries that read tokenizers."""
+    return tuple(version(distribution) for distribution in ("thunderfleet", "transformers", "tokenizers"))
+
+
 def version(distribution: str) -> str:
     """An installed distribution's version without importing it; "" when it is not installed."""
     try:

@@ -6,6 +6,7 @@ more fails and ends the process; the supervisor starts the next.
 
 __main__   ``python -m thunderfleet_runner.intake``
 limits     CPU time and memory of the process
+pooling    whether the model makes vectors of texts; pure
 tokenizer  the model's tokenizer and chat template
 answering  questions and their answers
 """

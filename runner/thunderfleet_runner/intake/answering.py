@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from thunderfleet_runner import framing
-from thunderfleet_runner.api import examine, prepare
+from thunderfleet_runner.api import embed, examine, prepare
 from thunderfleet_runner.intake import limits
-from thunderfleet_runner.intakeprotocol import Examine, Prepare, Up, decode_question
+from thunderfleet_runner.intakeprotocol import Embed, Examine, Prepare, Up, decode_question
 
 
 def serve(end: socket.socket, tokenizer: Any) -> None:
@@ -18,7 +18,7 @@ def serve(end: socket.socket, tokenizer: Any) -> None:
     try:
         while True:
             question = decode_question(framing.receive_frame(end))
-            if isinstance(question, Prepare | Examine):
+            if isinstance(question, Prepare | Examine | Embed):
                 raw = framing.receive_frame(end)
                 with limits.cpu(limits.cpu_seconds(question.limits.context_tokens)):
                     answer: BaseModel = _about(question, raw, tokenizer)
@@ -34,9 +34,11 @@ def serve(end: socket.socket, tokenizer: Any) -> None:
         os._exit(limits.EXIT_MEMORY)
 
 
-def _about(question: Prepare | Examine, raw: bytes, tokenizer: Any) -> BaseModel:
+def _about(question: Prepare | Examine | Embed, raw: bytes, tokenizer: Any) -> BaseModel:
     if isinstance(question, Prepare):
         return prepare.prepare(question, raw, tokenizer)
+    if isinstance(question, Embed):
+        return embed.embed(question, raw, tokenizer)
     return examine.examine(question, raw, tokenizer)
 
 

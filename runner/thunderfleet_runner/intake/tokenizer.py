@@ -8,27 +8,33 @@ from typing import Any
 
 from thunderfleet_lib import jsonbounds
 
-from thunderfleet_runner.api.errors import refused
+from thunderfleet_runner.api.errors import ApiError, refused
 from thunderfleet_runner.api.request.call import Call
 from thunderfleet_runner.api.request.constraints import Constraint
 from thunderfleet_runner.api.request.sampling import model_defaults
+from thunderfleet_runner.intake import limits
 from thunderfleet_runner.intake.limits import EXIT_MEMORY
+from thunderfleet_runner.intake.pooling import POOLING_FILE, vector_size
 from thunderfleet_runner.intakeprotocol import ParseTools, ToolsParsed
 from thunderfleet_runner.protocol import Prompt, Sampling
 from thunderfleet_runner.rank import grammar, mlxlm
 from thunderfleet_runner.rank.mlxlm import vocabulary
 
+TABLE_SECONDS = 20.0
+"""CPU seconds to make the table of tokens for formats, once: a second for 150,000 tokens."""
 CONFIG_BYTES = 1 << 20
-"""Maximum bytes of a generation_config.json."""
+"""Maximum bytes of a generation_config.json, or of POOLING_FILE."""
 
 
 class Tokenizer:
     """A model's tokenizer and chat template, used as mlx-lm's server uses them."""
 
-    def __init__(self, tokenizer: Any, defaults: Sampling) -> None:
+    def __init__(self, tokenizer: Any, defaults: Sampling, config: dict[str, Any], pooling: dict[str, Any] | None) -> None:
         self._tokenizer = tokenizer
+        self._config = config
+        self._pooling = pooling
         self._tokenizing = mlxlm.Tokenizing(tokenizer)
-        self._formats = grammar.Formats.of(tokenizer)
+        self._formats = grammar.Formats(tokenizer)
         self._harmony = tokenizer.tool_parser is mlxlm.families.harmony
         self.calls = mlxlm.call_format(tokenizer)
         """How the model writes tool calls."""
@@ -38,7 +44,8 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> "Tokenizer":
         """The tokenizer in ``folder``. Raises whatever the library raises."""
-        return cls(mlxlm.load_tokenizer(folder, config), _defaults(folder, vocabulary(config)))
+        pooling = _object(folder / POOLING_FILE)
+        return cls(mlxlm.load_tokenizer(folder, config), _defaults(folder, vocabulary(config)), config, pooling)
 
     def warm_up(self) -> None:
         """Renders and tokenizes something: libraries import and compile on first use. A bad template may end the process."""
@@ -80,6 +87,13 @@ class Tokenizer:
         """The text of tokens."""
         return str(self._tokenizer.decode(list(tokens)))
 
+    def vector_size(self, name: str) -> int:
+        """Values of the model's vectors. Raises ApiError when it makes none."""
+        found = vector_size(self._config, self._pooling, name)
+        if isinstance(found, str):
+            raise ApiError(404, found, param="model", code="model_not_found")
+        return found
+
     def _segments(self, call: Call, template: Mapping[str, Any]) -> tuple[list[list[int]], list[str], str]:
         try:
             return self._tokenizing.segments(
@@ -96,12 +110,13 @@ class Tokenizer:
 
     def grammar(self, constraint: Constraint) -> str:
         """A format that the ranks can force. Raises ApiError when it is invalid or takes too much."""
-        if self._formats is None:
-            raise refused(constraint.param, f"{constraint.param} is not supported for this model's tokenizer")
         words = json.loads(constraint.source) if constraint.kind == "choice" else ()
         try:
             # Schemas of tools describe; most say more than a grammar can.
             lenient = constraint.param == "tools"
+            if not self._formats.made:
+                with limits.apart(TABLE_SECONDS):
+                    self._formats.make()
             found = grammar.compiled(constraint.kind, constraint.source, words, lenient=lenient)
             self._formats.check(found)
         except grammar.Unusable as error:
@@ -128,9 +143,15 @@ def _thinking(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _defaults(folder: Path, vocabulary: int) -> Sampling:
     """The model's sampling; greedy when it says none, or nothing that can be read."""
+    config = _object(folder / "generation_config.json")
+    return model_defaults(config, vocabulary) if config is not None else Sampling()
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None when there is none that can be read."""
     try:
-        with (folder / "generation_config.json").open("rb") as file:
-            config = jsonbounds.loads(file.read(CONFIG_BYTES), values=10_000, depth=16)
+        with path.open("rb") as file:
+            found = jsonbounds.loads(file.read(CONFIG_BYTES), values=10_000, depth=16)
     except (OSError, ValueError):
-        return Sampling()
-    return model_defaults(config, vocabulary) if isinstance(config, dict) else Sampling()
+        return None
+    return found if isinstance(found, dict) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, GroupState
+from thunderfleet_crds.group import CONNECTIONS_CHARACTERS, DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, GroupState
 from thunderfleet_crds.plan import Plan
 from thunderfleet_lib.listener import Listener
 
@@ -82,7 +82,8 @@ class ControlServer:
     """The control port of one rank: the group's state, drain, join and relay.
 
     ``join`` decides on a claim; when it returns None it has run the member's connection to its end. ``changes`` is notified of
-    every change of the state. ``relay`` answers a peer that opens a relay for a hop of the ring.
+    every change of the state. ``relay`` answers a peer that opens a relay for a hop of the ring. ``connections`` gets what
+    identifies the connections of the group's cables, with each poll of the operator that has it.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ControlServer:
         drain: Callable[[], None],
         changes: Changes,
         relay: Callable[[web.Request], Awaitable[web.StreamResponse]],
+        connections: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -103,6 +105,7 @@ class ControlServer:
         self._drain = drain
         self._changes = changes
         self._relay = relay
+        self._connections = connections
         self._ending = False
 
     async def listen(self, tls: ssl.SSLContext) -> web.AppRunner:
@@ -152,6 +155,8 @@ class ControlServer:
             seconds, phase, attempt = _requested_wait(request.query)
         except ValueError as error:
             return web.json_response({"message": str(error)}, status=400)
+        if 0 < len(connections := request.query.get("connections", "")) <= CONNECTIONS_CHARACTERS:
+            self._connections(connections)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._ending and ((now := self._state()).phase.value, str(now.attempt)) == (phase, attempt):

@@ -206,7 +206,8 @@ class Relays:
                     failures += 1
                     await asyncio.sleep(RETRY.seconds(failures))
         except TimeoutError as error:
-            raise RelayLost(f"cannot open the relay to {where} within {OPEN_SECONDS:g} s: {why}") from error
+            check = "check that these Macs reach each other over the LAN"
+            raise RelayLost(f"cannot open the relay to {where} within {OPEN_SECONDS:g} s: {why}; {check}") from error
 
     def refusal(self, query: Mapping[str, str]) -> tuple[int, str] | None:
         """Status and reason when a peer's relay is refused; None when it is accepted."""

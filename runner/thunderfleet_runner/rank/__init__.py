@@ -10,6 +10,7 @@ layers        whether the ranks together compute what the whole layers do
 loading       loads this rank's part of the model
 engine        turns, requests and cancels
 answer        one request's tokens as messages
+vectors       one request's vectors as a message
 grammar       formats that answers must have
 mlxlm         mlx-lm as we use and patch it
 stops         stop strings in streamed text; pure

@@ -108,6 +108,9 @@ class Answer:
         if self._cancelled and not self.over:
             self._stop()
             self._done("cancelled")
+        if self.over and isinstance(event, Admitted):
+            # It has failed before the loop could be asked to end it.
+            self._stop()
         if self.over:
             self.ending = True
             return

@@ -19,6 +19,7 @@ from thunderfleet_runner.rank.answer import Answer, NullSink, Recorder, Send
 from thunderfleet_runner.rank.grammar import Formats
 from thunderfleet_runner.rank.mlxlm import Work
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
+from thunderfleet_runner.rank.vectors import Vectors
 
 CHECK_ID = "check"
 CHECK_PROMPT = "The quick brown fox jumps over the lazy dog."
@@ -49,14 +50,15 @@ class Engine:
         self._rank = 0 if group is None else group.rank()
         self._vocabulary = vocabulary
         self._context = context
+        self._pipeline = share_tokens
         self._stoppable = group is None or provider.is_batchable
         self._tokenizer = provider.tokenizer
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._current: Command | None = None
         self._lock = threading.Lock()
-        self._inbox: deque[tuple[Work, Answer | Recorder]] = deque()
-        self._answers: dict[str, Answer] = {}
-        self._begun: dict[str, Answer | Recorder] = {}
+        self._inbox: deque[tuple[Work, Answer | Vectors | Recorder]] = deque()
+        self._answers: dict[str, Answer | Vectors] = {}
+        self._begun: dict[str, Answer | Vectors | Recorder] = {}
         self._recorder = Recorder()
         cache = mlxlm.PromptCache(tokens=memory_tokens, trimmable=trimmable)
         self._formats = formats
@@ -89,7 +91,8 @@ class Engine:
         if problem is not None:
             self._send(protocol.RequestError(id=request.id, text=problem))
             return
-        answer = Answer(request, self._say, self._text_of, self._stoppable)
+        answer: Answer | Vectors
+        answer = Vectors(request, self._say) if request.embed else Answer(request, self._say, self._text_of, self._stoppable)
         with self._lock:
             self._answers[request.id] = answer
             self._inbox.append((_work(request, segments), answer))
@@ -120,6 +123,8 @@ class Engine:
         count = request.prompt.count
         if count == 0:
             return "the prompt has no tokens"
+        if request.embed:
+            return self._unembeddable(segments)
         if request.grammar and self._formats is None:
             return "a format cannot be forced with this model's tokenizer"
         if count + request.max_tokens > self._context:
@@ -133,6 +138,16 @@ class Engine:
                 return f"logit_bias token ids must be from 0 to {self._vocabulary - 1}"
             if sampling.top_k >= self._vocabulary or request.top_logprobs >= self._vocabulary:
                 return f"top_k and top_logprobs must be less than the vocabulary size of {self._vocabulary}"
+        return None
+
+    def _unembeddable(self, texts: Sequence[Sequence[int]]) -> str | None:
+        longest = max(map(len, texts))
+        if self._pipeline:
+            return "the layers of this model are divided among Macs: it makes no embeddings"
+        if not all(texts) or longest > self._context or (len(texts) > 1 and longest * len(texts) > protocol.EMBED_TOKENS):
+            return f"the texts must have tokens, at most {self._context} each, and {protocol.EMBED_TOKENS} together"
+        if self._vocabulary and max(map(max, texts)) >= self._vocabulary:
+            return f"token ids must be from 0 to {self._vocabulary - 1}"
         return None
 
     def _text_of(self, token: int) -> str:
@@ -239,4 +254,5 @@ def _work(request: protocol.Request, segments: tuple[tuple[int, ...], ...]) -> W
         cache=request.cache,
         grammar=request.grammar,
         ends=not request.no_end,
+        embed=request.embed,
     )

@@ -93,22 +93,25 @@ def _matrices(model: Any) -> Iterator[_Matrix]:
             yield _Matrix(path, module, False)
 
 
-def check(model: Any, step: Callable[[], None], limit: float = LIMIT_SECONDS) -> Checked:
+def check(model: Any, step: Callable[[], None], limit: float = LIMIT_SECONDS, first: int = 0) -> Checked:
     """Checks one matrix of each kind until the time is over. Raises KernelWrong.
 
-    ``step`` is called after each.
+    ``step`` is called after each. ``first``: a number that chooses the first kind and the rows. Another one for each attempt
+    checks in time what one attempt leaves out.
     """
     began = time.monotonic()
     distinct: dict[tuple[object, ...], _Matrix] = {}
     for matrix in _matrices(model):
         distinct.setdefault(matrix.kind, matrix)
     done, kind = 0, _activations(model)
-    for matrix in distinct.values():
+    matrices = list(distinct.values())
+    begin = first % max(1, len(matrices))
+    for matrix in matrices[begin:] + matrices[:begin]:
         if done and time.monotonic() - began > limit:
             break
         try:
             for tokens in TOKENS:
-                _compare(matrix, tokens, kind)
+                _compare(matrix, tokens, kind, first)
             done += 1
         except KernelWrong:
             raise
@@ -130,7 +133,7 @@ def _activations(model: Any) -> Any:
     return mx.bfloat16
 
 
-def _compare(matrix: _Matrix, tokens: int, kind: Any) -> None:
+def _compare(matrix: _Matrix, tokens: int, kind: Any, first: int) -> None:
     """Raises KernelWrong if the product for this many tokens is wrong."""
     values = mx.random.normal((tokens, matrix.inputs), key=mx.random.key(_KEY)).astype(kind)
     experts = matrix.module["weight"].shape[0] if matrix.many else 1
@@ -139,7 +142,7 @@ def _compare(matrix: _Matrix, tokens: int, kind: Any) -> None:
     product = _gathered(matrix, values, chosen) if matrix.many else _product(matrix, values)[:, None]
     mx.eval(product, values)
     sampled = _spread(tokens, SAMPLED_TOKENS)
-    rows = _spread(product.shape[-1], SAMPLED_ROWS)
+    rows = (_spread(product.shape[-1], SAMPLED_ROWS) + first) % product.shape[-1]
     with mx.stream(mx.cpu):
         found = product[sampled][..., rows].astype(mx.float32)
         weights = _rows(matrix, chosen[sampled], rows)

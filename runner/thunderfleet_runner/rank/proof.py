@@ -24,6 +24,8 @@ from thunderfleet_crds.vocabulary import Split
 ROUNDS = 20
 SIZES = (4096, 32 * 1024 - 2, 32 * 1024, 32 * 1024 + 2, 512 * 1024, 100_002)
 """Bytes. JACCL sends messages up to 32 KiB in another way than longer ones; the last one is a multiple of nothing."""
+SMALL = 24
+"""Bytes of what ranks tell each other in every step: a flag and a digest, and as short as some tokens."""
 SKEW_SECONDS = 0.002
 PROMPT_TOKENS = 2048
 """Tokens of a full step of a prompt, whose activations are the largest message."""
@@ -44,12 +46,12 @@ class Kind(Enum):
 
 
 def rounds() -> list[tuple[Kind, int]]:
-    """Every kind with every size, in an order that is the same on every rank. Messages come first: they tell who sent them."""
+    """Every kind with every size, in an order that is the same on every rank. Messages come first: they show who sent them."""
     shuffled = random.Random(ROUNDS).sample
     messages = [(Kind.MESSAGES, size) for size in shuffled(SIZES, len(SIZES))]
     every = list(itertools.product((Kind.GATHER, Kind.SUM), SIZES))
     others = shuffled(every, len(every))
-    return (messages + others + others)[:ROUNDS]
+    return [*messages, *others, (Kind.GATHER, SMALL), (Kind.SUM, SMALL)]
 
 
 @dataclass(frozen=True)

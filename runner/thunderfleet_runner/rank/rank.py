@@ -12,11 +12,11 @@ import json
 import logging
 import os
 import queue
+import random
 import sys
 import threading
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -29,7 +29,6 @@ from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
 
 if TYPE_CHECKING:
     from thunderfleet_runner.rank.engine import Engine
-    from thunderfleet_runner.rank.grammar import Formats
     from thunderfleet_runner.rank.proof import Wrong
 
 log = logging.getLogger("thunderfleet.rank")
@@ -200,6 +199,7 @@ class Rank:
 
         from thunderfleet_runner.rank import loading, mlxlm
         from thunderfleet_runner.rank.engine import Engine
+        from thunderfleet_runner.rank.grammar import Formats
 
         mlxlm.forget_wired_limit()
         if start.wired and mx.metal.is_available():
@@ -209,9 +209,6 @@ class Rank:
             self._clock.step()
             self.send(protocol.Progress(loaded_bytes=loaded, total_bytes=total, layers=layers))
 
-        # The weights are read meanwhile, which takes longer.
-        formats: Future[Formats | None] = Future()
-        threading.Thread(target=_make_formats, args=(Path(start.model_path), formats), name="formats", daemon=True).start()
         loaded = loading.load(Path(start.model_path), split=start.split, group=group, ranges=start.pipeline, report=report)
         trimmable = mlxlm.always_trimmable(loaded.model)
         alike, kind = 1, machine_kind()
@@ -237,7 +234,7 @@ class Rank:
             equal_logits=start.equal_logits and bool(alike),
             trimmable=trimmable,
             kind=kind,
-            formats=formats.result(),
+            formats=Formats(loaded.tokenizer),
         )
         self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=peak, products=products))
         return engine
@@ -248,7 +245,7 @@ class Rank:
 
         from thunderfleet_runner.rank import kernels, layers, loading
 
-        found = kernels.check(model, self._clock.step)
+        found = kernels.check(model, self._clock.step, first=random.randrange(1 << 16))
         told = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)
         if group is not None and start.split is Split.TENSOR:
             # The ranks have checked their kernels in different times.
@@ -265,20 +262,6 @@ class Rank:
         # The peak that counts is that of the model at work.
         mx.reset_peak_memory()
         return told
-
-
-def _make_formats(folder: Path, result: "Future[Formats | None]") -> None:
-    """Reads the tokenizer a second time: the first one is of the thread that loads the model."""
-    from thunderfleet_runner.rank import mlxlm
-    from thunderfleet_runner.rank.grammar import Formats
-
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        result.set_result(Formats.of(mlxlm.load_tokenizer(folder, config)))
-    except Exception as error:
-        # Loading the model fails with the same error.
-        log.warning("formats of answers cannot be forced: %s", error)
-        result.set_result(None)
 
 
 Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]

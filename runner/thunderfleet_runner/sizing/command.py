@@ -10,8 +10,8 @@ from typing import Any
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_lib import jsonbounds
 
-from thunderfleet_runner.host import weightfiles
-from thunderfleet_runner.host.weightfiles import IncompleteModel
+from thunderfleet_runner.host import broken_models, preflight, weightfiles
+from thunderfleet_runner.host.weightfiles import IncompleteModel, Tensor
 from thunderfleet_runner.sizing import arithmetic, bounded
 from thunderfleet_runner.sizing.bounded import Limits
 
@@ -30,7 +30,14 @@ def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None)
     """
     tensors = weightfiles.read(folder)
     config = _config(folder)
-    facts = bounded.run(folder, world_sizes, limits or Limits())
+    found = _sized(folder, config, tensors, world_sizes, limits or Limits())
+    return found.model_copy(update={"unsupported": broken_models.why_broken(config, preflight.version("mlx-lm"))})
+
+
+def _sized(
+    folder: Path, config: dict[str, Any], tensors: Sequence[Tensor], world_sizes: Sequence[int], limits: Limits
+) -> Model:
+    facts = bounded.run(folder, world_sizes, limits)
     if facts.total_bytes is None:
         log.warning("%s: %s; using the sizes of its files instead", folder, facts.ended)
         return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm printed nothing")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_agent import cli
 from thunderfleet_agent.measure import measure_cli
+from thunderfleet_agent.measure.measure_cli import Answer
 from thunderfleet_agent.measure.schedule.figures import Figures
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 from thunderfleet_agent.peers import identity
@@ -22,7 +23,7 @@ def test_a_link_without_what_it_needs_says_what_that_is(capsys: pytest.CaptureFi
     assert "kubectl -n thunderfleet-system exec" in said
 
 
-@pytest.mark.parametrize("words", [["link"], ["gpu", "studio-2"], ["disk"]])
+@pytest.mark.parametrize("words", [["link"], ["gpu", "studio-2"], ["disk"], ["gpu", "--test"]])
 def test_wrong_words_are_bad_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = cli.main(["measure", *words])
@@ -47,14 +48,23 @@ async def test_a_link_to_itself_is_none(tmp_path: Path) -> None:
 def test_figures_for_people_and_for_programs() -> None:
     found = Figures(flops=27_300_000_000_000, device="gpu: Apple M3 Ultra", mlx_version="0.32.4", os_version="26.3")
     link = Figures(received_mbps=38_000, sent_mbps=9_000, rtt_microseconds=36, jitter_microseconds=2)
-    text = measure_cli.lines([("gpu", found), ("socket: b at 10.0.0.2", link), ("rdma", "not measured: no JACCL")], "text")
+    answers = [
+        Answer("gpu", found, kind="gpu"),
+        Answer("socket: b at 10.0.0.2", link, kind="socket", link="a.tb1--b.tb1"),
+        Answer("rdma", error="not measured: no JACCL"),
+        Answer("rdma: b over a.tb1--b.tb1", error="not measured: in use", kind="rdma", link="a.tb1--b.tb1", refused=True),
+    ]
+    text = measure_cli.lines(answers, "text")
     assert text.splitlines() == [
         "gpu: fp16 27300 GFLOPS (gpu: Apple M3 Ultra, mlx 0.32.4, 26.3)",
         "socket: b at 10.0.0.2: received 38000 Mbit/s, sent 9000 Mbit/s, round trip 36 µs, jitter 2 µs",
         "rdma: not measured: no JACCL",
+        "rdma: b over a.tb1--b.tb1: not measured: in use",
     ]
-    said = json.loads(measure_cli.lines({"gpu": found, "rdma": "no"}, "json"))
-    assert said[0]["flops"] == 27_300_000_000_000 and said[1] == {"probe": "rdma", "error": "no"}
+    said = json.loads(measure_cli.lines(answers, "json"))
+    assert said[0]["flops"] == 27_300_000_000_000 and said[1]["link"] == said[3]["link"] == "a.tb1--b.tb1"
+    assert said[2] == {"probe": "rdma", "error": "not measured: no JACCL"} and said[3]["refused"] is True
+    assert [one.failed for one in answers] == [False, False, False, True], "that RDMA is not to be had is no failure"
 
 
 def test_the_progress_line_is_written_over_on_a_terminal_only() -> None:

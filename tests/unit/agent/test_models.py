@@ -121,6 +121,13 @@ def test_sizes_come_from_the_runner_and_the_rest_from_the_disk() -> None:
     assert Model.load(found.dump()) == found
 
 
+def test_what_mlx_lm_cannot_run_is_published_and_goes_with_the_next_version() -> None:
+    model = Model(path="/models/a/b", complete=True)
+    found = sized(model, json.dumps({**SIZE, "unsupported": "mlx-lm 1 does not support this model"}))
+    assert (found.unsupported, found.complete) == ("mlx-lm 1 does not support this model", True)
+    assert sized(model, json.dumps(SIZE)).unsupported is None
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sizedBy": "Guess"}', '{"sizedBy": "MLX", "layers": -1}', "[" * 9999])
 def test_a_size_that_cannot_be_read_is_a_problem_of_the_model(text: str) -> None:
     found = sized(Model(path="/m", complete=True), text)

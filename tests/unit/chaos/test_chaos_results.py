@@ -128,10 +128,13 @@ def event(second: float, user: str = "system:node:mac-1", verb: str = "patch", r
     [
         ([], 0.0),
         ([event(1.5), event(1.6), event(2.6), event(3.6)], 1.0),
+        ([event(second) for second in (1.5, 1.6, 2.6, 3.6, 4.6, 5.6)], 1.0),
         ([event(0), event(0.1), event(0.2), event(9)], 0.0),
         ([event(1, "system:admin"), event(1, verb="get"), event(1, resource="leases")], 0.0),
-        ([{**event(1), "user": {}}, event(1)], 1.0),
-        ([event(1, "system:serviceaccount:thunderfleet-system:thunderfleet-agent")], 1.0),
+        ([event(1), event(1.1), event(1.2)], 0.0),
+        ([{**event(second), "user": {}} for second in range(5)] + [event(second) for second in range(5)], 1.0),
+        ([event(second, "system:serviceaccount:thunderfleet-system:thunderfleet-agent") for second in range(5)], 1.0),
+        ([event(second / 2) for second in range(10)], 2.0),
     ],
 )
 def test_the_rate_of_writes_is_that_of_the_median_second(events: list[dict[str, Any]], rate: float) -> None:

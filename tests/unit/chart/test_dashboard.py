@@ -14,6 +14,7 @@ from thunderfleet_agent.metrics import Metrics as AgentMetrics
 from thunderfleet_kubelet.pods.queries import PodCounts
 from thunderfleet_kubelet.serving.metrics import Metrics as KubeletMetrics
 from thunderfleet_operator.metrics import Metrics as OperatorMetrics
+from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_runner.api.http.admission import Admission
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.group.metrics import GroupMetrics
@@ -26,15 +27,16 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 TARGET_LABELS = {"instance", "le"}
 # Labels that the PodMonitor of runners adds.
 POD_LABELS = {"namespace", "pod", "thunderfleet_io_deployment"}
-# Of kube-state-metrics, in the one alert that needs it.
-FOREIGN = {"kube_node_status_condition": {"node", "condition", "status"}, "kube_node_spec_taint": {"node", "key"}}
-METRIC = re.compile(r"\b((?:thunderfleet|kube)_[a-z0-9_]+)\b")
+METRIC = re.compile(r"\b(thunderfleet_[a-z0-9_]+)\b")
 GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
 MATCHED = re.compile(r"\b([a-z_]+)\s*(?:=~|!~|!=|=)\s*\"")
 
 
 def registries() -> Iterator[CollectorRegistry]:
     yield OperatorMetrics().registry
+    objects = CollectorRegistry()
+    objects.register(ObjectMetrics(Objects, lambda: False))
+    yield objects
     yield AgentMetrics().registry
     kubelet = KubeletMetrics("mac", "0", lambda: (0, 0))
     kubelet.text(PodCounts(pods=1, containers=1, restarts=0))
@@ -48,12 +50,12 @@ def registries() -> Iterator[CollectorRegistry]:
 
 def exported() -> dict[str, set[str]]:
     """Names of samples that the programs export, and the labels of each."""
-    found: dict[str, set[str]] = dict(FOREIGN)
+    found: dict[str, set[str]] = {}
     for registry in registries():
         for collector in list(registry._collector_to_names):
             declared = set(getattr(collector, "_labelnames", ()))
             for family in collector.collect():
-                labels = declared.union(*(sample.labels for sample in family.samples))
+                labels = declared.union(getattr(family, "_labelnames", ()), *(sample.labels for sample in family.samples))
                 for suffix in SUFFIXES.get(family.type, ("",)):
                     found[family.name + suffix] = labels
     return found

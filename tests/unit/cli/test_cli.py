@@ -26,7 +26,10 @@ def test_a_command_of_an_earlier_version_names_the_new_one(command: str, capsys:
     assert caught.value.code == 0
 
 
-@pytest.mark.parametrize("line", [[], ["--help"], ["demo"], ["support"], ["local", "up"], ["unknown"], ["token", "create"]])
+@pytest.mark.parametrize(
+    "line",
+    [[], ["--help"], ["demo"], ["support"], ["local", "up"], ["status", "--namespace=a"], ["unknown"], ["token", "create"]],
+)
 def test_other_command_lines_have_not_moved(line: list[str]) -> None:
     assert moved(line) is None
 
@@ -59,3 +62,8 @@ def test_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for command in (["kubeconfig"], ["token"], ["machine", "off", "a"], ["node", "remove", "a"], ["component", "off", "etcd"]):
         assert main(["local", *command[:1], *where, *command[1:]]) == 1
     assert f"start one with `thunderfleet local up --dir {tmp_path / 'c'}`" in capsys.readouterr().err
+
+
+def test_options_behind_a_machine_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "machine", "off", "studio-1", "--name", "demo"]) == 2
+    assert "write options before MACHINE: --name demo" in capsys.readouterr().err

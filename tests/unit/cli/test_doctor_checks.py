@@ -264,13 +264,13 @@ def test_a_healthy_mac_passes_all_checks_but_the_one_that_cannot_be_made() -> No
         ),
         ("clock", {system.CLOCK: "-90.5 +/- 0.1 time.apple.com 17.253.84.253\n"}, State.FAILURE, "90.5 s ahead", "sntp -sS"),
         ("clock", {system.CLOCK: "-90.5 +/- 90.0 time.apple.com 17.253.84.253\n"}, State.OK, "accurate to 180 s", ""),
-        ("gpu-memory", {system.MEMORY: "96000\n103079215104\n"}, State.WARNING, "less than 4096 MB", "wired_limit_mb=0"),
-        ("gpu-memory", {system.MEMORY: "90000\n103079215104\n"}, State.OK, "90000 MB of 98304 MB", ""),
+        ("gpu-memory", {system.MEMORY: "96000\n103079215104\n"}, State.WARNING, "less than 4096 MB", "--gpu-memory default"),
+        ("gpu-memory", {system.MEMORY: "90000\n103079215104\n"}, State.OK, "90000 MB of 98304 MB, until the next", ""),
         (
             "gpu-memory",
             {},
             State.OK,
-            "may wire 80000 MB of 98304 MB, the default of macOS; `sudo sysctl iogpu.wired_limit_mb=88474`",
+            "may wire 80000 MB of 98304 MB, the default of macOS; `sudo thunderfleet doctor --fix --gpu-memory max`",
             "",
         ),
         ("gpu-memory", {GPU_MEMORY: "96636764160\n"}, State.OK, "may wire 92160 MB of 98304 MB, the default of macOS", ""),
@@ -461,6 +461,9 @@ def test_a_node_that_is_not_ready_or_has_no_agent() -> None:
     ]
     (stopped,) = cluster.checks(cluster.Objects([gone], [], []))
     assert stopped.finding == "Kubelet stopped posting node status: check that the machine is on and that its kubelet runs"
+    reported = item("studio-1", ("Ready", "False", "RuntimeNotReady", "the disk cannot be written"))
+    (own,) = cluster.checks(cluster.Objects([reported], [], []))
+    assert own.finding == "the disk cannot be written", "the kubelet runs, and says itself what is wrong"
 
 
 CHANGED, LATER = "2026-03-01T12:00:00Z", "2026-03-01T12:05:00Z"

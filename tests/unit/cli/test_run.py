@@ -253,7 +253,6 @@ def test_one_prompt(run: Run, endpoint: Endpoint, capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     assert said.out == "Hello\n"
     for text in (
-        "models are not downloaded",
         "created ModelDeployment qwen",
         "Bootstrapped: because of Loading",
         "cannot reach it",

@@ -32,6 +32,8 @@ class Recorded:
         self.known = [ONE, TWO, THREE]
         self.down: set[Member] = set()
         self.reachable = True
+        self.stuck = False
+        """etcd has no leader."""
         self.where = {"studio-1": "192.168.64.11 studio-1.local", "studio-2": "192.168.64.12", "studio-3": "192.168.64.13"}
         self.gone: list[str] = []
         self.said: list[str] = []
@@ -60,9 +62,11 @@ class Recorded:
     def step(self, name: str, text: str) -> None:
         self.said.append(text)
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self, *, consistent: bool = True) -> tuple[Member, ...]:
         if not self.reachable:
             raise EtcdError("etcd at 127.0.0.1 does not answer")
+        if consistent and self.stuck:
+            raise EtcdError("etcd at 127.0.0.1: etcdserver: request timed out", refused=True)
         return tuple(self.known)
 
     def alive(self, members: tuple[Member, ...]) -> frozenset[int]:
@@ -96,8 +100,31 @@ def test_the_others_must_work_without_it(mac: Any) -> None:
     ):
         leaving(mac)
     mac.reachable = False
-    with pytest.raises(InstallError, match=r"because etcd does not answer.*--force"):
+    with pytest.raises(InstallError, match=r"the etcd of this Mac does not answer.*--force"):
         leaving(mac)
+
+
+def test_who_does_not_answer_is_named_when_half_are_lost(mac: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac.known, mac.down, mac.stuck = [TWO, THREE], {THREE}, True
+    lost = r"1 of 2 control planes work now, and 2 are needed; not answering: member-studio-3 \(192.168.64.13\)"
+    with pytest.raises(InstallError, match=rf"studio-3 cannot be removed: {lost}.*run this again.*thunderfleet restore FILE"):
+        remove_member(mac, "studio-3", force=True)
+    with pytest.raises(InstallError, match=rf"this Mac cannot be removed from etcd: {lost}.*--force"):
+        leaving(mac)
+    mac.down = set()
+    with pytest.raises(InstallError, match=r"cannot be removed: etcd at 127.0.0.1: etcdserver: request timed out. Switch"):
+        remove_member(mac, "studio-3", force=True)
+    mac.reachable = False
+    with pytest.raises(InstallError, match=r"cannot be removed: the etcd of this Mac does not answer \(etcd at 127.0.0.1"):
+        remove_member(mac, "studio-3", force=True)
+
+    async def fails(path: str) -> None:
+        raise OSError("no API server")
+
+    mac.reachable, mac.stuck = True, False
+    monkeypatch.setattr(mac, "get_or_none", fails)
+    with pytest.raises(InstallError, match=r"the API server of this Mac does not answer: no API server.*kube-apiserver.log"):
+        remove_member(mac, "studio-3", force=True)
 
 
 def test_the_last_one_and_one_that_is_alone_go_without_a_word(mac: Any) -> None:

@@ -71,9 +71,10 @@ class RecordedMac:
         self.said: list[str] = []
         self.kill_at = 10_000
         self.etcd = RecordedEtcd(self)
-        self.shipped: Any = SimpleNamespace(version="0.1.0", find_programs=self.tick, digest=None, build=None)
+        self.shipped: Any = SimpleNamespace(version="0.1.0", find_programs=self.tick, digest=None, build=None, chart=Path)
         self.host: Any = None
         self.configs: list[HostConfig] = []
+        self.planes: list[int] = []
         for name, fake in {
             "find_ca": lambda servers, wanted: theirs.ca_pem,
             "put_python": lambda *_: folder,
@@ -84,6 +85,7 @@ class RecordedMac:
             "tell_kubeconfig": lambda mac: None,
             "Etcd": lambda *_: self.etcd,
             "install": self.install,
+            "chart": SimpleNamespace(follow_control_planes=self.follow),
         }.items():
             monkeypatch.setattr(module, name, fake)
         monkeypatch.setattr(handover, "take", self.take)
@@ -127,6 +129,12 @@ class RecordedMac:
         self.offered = None
         self.tick()
 
+    def follow(self, mac: object, chart: object, before: int, now: int) -> None:
+        self.tick()
+        assert before == now - 1
+        self.planes.append(now)
+        self.tick()
+
     def install(self, mac: object, wanted: object, config: HostConfig, settle: object) -> None:
         write_json(self.layout.state, config.state())
         self.tick()
@@ -157,7 +165,22 @@ def test_a_mac_gets_the_keys_and_a_member(mac: RecordedMac) -> None:
     assert config.shared and config.etcd_initial == (
         f"thunderfleet=https://192.168.64.11:2380,member-studio-2=https://{ADDRESS}:2380"
     )
+    assert mac.planes == [2], "the operator follows"
     assert any("WARNING: 2 control planes do not survive the loss of one" in line for line in mac.said)
+
+
+@pytest.mark.parametrize(
+    ("voters", "says"),
+    [
+        (2, "WARNING: 2 control planes do not survive the loss of one: join one more Mac"),
+        (4, "WARNING: 4 control planes survive the loss of 1, as 3 do: join one more Mac"),
+        (6, "WARNING: 6 control planes survive the loss of 2, as 5 do: join one more Mac"),
+    ],
+)
+def test_an_even_number_of_control_planes_is_a_warning(mac: RecordedMac, voters: int, says: str) -> None:
+    recorded: Any = mac
+    module._farewell(recorded, voters)
+    assert any(line.startswith(says) for line in mac.said)
 
 
 def test_a_join_that_is_killed_anywhere_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +198,7 @@ def test_a_join_that_is_killed_anywhere_is_completed(tmp_path: Path, monkeypatch
         assert len(mac.claims) == 1, "every run is the same Mac"
         assert [one.name for one in mac.etcd.known] == ["thunderfleet", "member-studio-2"]
         assert mac.configs[-1].etcd_initial.count("https://") == 2
-        assert mac.offered is None and not mac.layout.joining.exists()
+        assert mac.offered is None and not mac.layout.joining.exists() and mac.planes[-1] == 2
 
 
 def test_keys_that_were_changed_or_are_of_another_version_are_refused(mac: RecordedMac) -> None:

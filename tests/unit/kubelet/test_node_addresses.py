@@ -100,6 +100,19 @@ async def test_of_several_api_servers_the_first_that_another_interface_reaches_d
     assert await mac.read() == ()
 
 
+async def test_without_a_default_route_the_address_of_the_own_api_server_counts(mac: Mac) -> None:
+    """Two Macs with only a cable: macOS routes an address of its own to lo0."""
+    mac.has("127.9.9.9")
+    mac.routes(**{"127_9_9_8": "lo0"})
+    mac.servers = ["198.51.100.7", "127.9.9.8"]
+    assert await mac.read() == ("127.9.9.8",)
+    mac.routes(default="en0", **{"127_9_9_8": "lo0"})
+    assert await mac.read() == ("127.9.9.9",), "the default route comes first"
+    mac.routes()
+    mac.servers = ["198.51.100.7"]
+    assert await mac.read() == (), "an address that this Mac does not have"
+
+
 def test_what_the_balancer_knows(tmp_path: Path) -> None:
     file = tmp_path / "servers.json"
     assert balanced_servers(file) == ()
@@ -151,6 +164,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(addresses, "POLL_SECONDS", 0.001)
+        monkeypatch.setattr(addresses, "WAIT_SECONDS", 0.001)
         monkeypatch.setattr(addresses, "CONFIRM_SECONDS", 0.001)
         self.readings: list[Reading] = []
         self.now: Reading = ()

@@ -14,7 +14,7 @@ from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK, cable_address
 
-from tests.support.mac_network import SERVER, Mac, persistent
+from tests.support.mac_network import BRIDGED, SERVER, Mac, persistent
 
 
 def link(one: tuple[str, int], other: tuple[str, int], seen: bool = True, by: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
@@ -56,17 +56,19 @@ class Run:
         self.mac, self.now, self.quiet = mac, 0.0, 0
         self.api = Api(mac, links)
         self.events: list[tuple[str, str]] = []
-        wanted = Wanted("a", SERVER, managed, DEFAULT_NETWORK)
+        wanted = Wanted("a", lambda: SERVER, managed, DEFAULT_NETWORK)
         self.ports = ThunderboltPorts(
             wanted,
             cast(BlockingHost, mac),
             folder,
-            lambda: cast(Kube, self.api),
-            lambda reason, message, kind: self.events.append((reason, kind)),
             lambda: self.now,
             self.sleep,
         )
+        self.attach()
         self.each: Callable[[], Awaitable[None]] | None = None
+
+    def attach(self) -> None:
+        self.ports.attach(lambda: cast(Kube, self.api), lambda reason, message, kind: self.events.append((reason, kind)))
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -97,6 +99,69 @@ def test_ports_leave_the_bridge_with_the_address_of_their_cable(tmp_path: Path) 
     assert mac.settings.members == () and mac.address(1) == cable_address(DEFAULT_NETWORK, ("a", 1), ("b", 2))
     assert run.events == [("ThunderboltPortsSeparated", "Normal")]
     assert len(set(run.api.selectors)) == 1 and str(run.api.selectors[0]).startswith("end.thunderfleet.io/"), "its own only"
+
+
+class Booted:
+    """The kubelet of a Mac that boots while its only network is a cable: it waits for an address until the port has one.
+
+    ``seconds``: for how long it waits at least.
+    """
+
+    def __init__(self, mac: Mac, folder: Path, seconds: float = 0) -> None:
+        self.seconds = seconds
+        self.run, self.found = Run(mac, folder, [LINK]), asyncio.Event()
+        self.run.ports = ThunderboltPorts(
+            Wanted("a", lambda: SERVER, True, DEFAULT_NETWORK),
+            cast(BlockingHost, mac),
+            folder,
+            lambda: self.run.now,
+            self.sleep,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        self.run.now += seconds
+        if (self.run.mac.address(1) is not None and self.run.now >= self.seconds) or self.run.now > 120:
+            self.found.set()
+
+    def __call__(self) -> None:
+        asyncio.run(self.run.ports.run(self.found))
+
+
+def test_after_a_boot_the_port_of_the_only_cable_gets_its_address_without_an_api_server(tmp_path: Path) -> None:
+    mac = Mac("1, 2", cables=1, route="bridge0")
+    Run(mac, tmp_path, [LINK])()
+    assert mac.address(1) == BRIDGED
+    mac.restart()
+    assert mac.settings.members and not mac.reached(), "the ports are in a bridge that has no address"
+    booted = Booted(mac, tmp_path)
+    booted()
+    assert mac.address(1) == BRIDGED and mac.reached() and booted.run.now < 10
+    booted.run.attach()
+    booted.run.ports._sleep = booted.run.sleep
+    booted.run()
+    assert mac.settings.members == () and booted.run.events == []
+
+
+def test_a_switch_that_a_boot_interrupted_is_undone_without_an_api_server(tmp_path: Path) -> None:
+    mac = Mac("1, 2", cables=1, route="bridge0", shown="en0")
+    run = Run(mac, tmp_path, [LINK])
+
+    async def power_off(seconds: float) -> None:
+        run.now += seconds
+        if run.ports._keeper.record.trial:
+            raise asyncio.CancelledError
+
+    run.ports._sleep = power_off
+    run()
+    mac.restart()
+    assert mac.settings.members == ("en2", "en3")
+    booted = Booted(mac, tmp_path, 60)
+    booted()
+    assert persistent(mac.settings) == persistent(mac.start)
+    booted.run.attach()
+    booted.run.ports._sleep = booted.run.sleep
+    booted.run()
+    assert ("ThunderboltPortsRestored", "Warning") in booted.run.events, "reported once there is an API server"
 
 
 def test_an_unknown_cable_is_waited_for_and_then_gets_an_automatic_address(tmp_path: Path) -> None:

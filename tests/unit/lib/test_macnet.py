@@ -140,6 +140,19 @@ def test_settings_that_cannot_be_read_confirm_nothing_and_undo_in_time(tmp_path:
     assert kept.record.undoing
 
 
+def test_an_undo_that_continues_claims_no_more_than_the_record_shows(tmp_path: Path) -> None:
+    """The record keeps that a switch was refused, not which of its two limits it exceeded."""
+    mac, path = Mac("1", cables=1), tmp_path / "ports.json"
+    settle(mac, path)
+    stopped = Keeper(mac.run, path)
+    stopped.round(Goal(SERVER, managed=False), Reach(answers=True))
+    assert stopped.record.undoing and not stopped.record.refused
+    note = stopped.round(Goal(SERVER), Reach(answers=True)).decision.note
+    assert "before thunderboltPorts was Managed again" in note and "API server" not in note
+    refused = switch.why_undoing(Record(undoing=True, refused="en0 Thunderbolt 1+"))
+    assert "API server was not reached" in refused and "not ready in time" in refused
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # Killed between the end of its services and their removal.
 @example(bridged="1, 2", cables=2, route="bridge0", honest=False, kills=[(7, False), (2, False), (2, False)], reset=False)

@@ -195,6 +195,8 @@ def test_commands_print_what_they_should(bins: dict[str, Path]) -> None:
         ("netstat", "-ib"): "en2        1500  <Link#",
         ("netstat", "-ib", "-I", "en2"): "Name       Mtu   Network",
         ("route", "-n", "get", "10.64.1.2"): "  interface: en2\n",
+        ("route", "-n", "get", "10.64.1.1"): "  interface: lo0\n",
+        ("route", "-n", "get", "192.168.64.11"): "  interface: lo0\n",
         ("route", "get", "192.168.64.12"): "  interface: en0\n",
         ("route", "-n", "get", "default"): "    gateway: 192.168.64.1\n  interface: en0\n      flags: <UP,GATEWAY,",
     }

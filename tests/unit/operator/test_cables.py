@@ -13,13 +13,14 @@ from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, FaultClass
-from thunderfleet_operator.decide.cables import BrokenCable, broken_cable
+from thunderfleet_operator.decide.cables import BrokenCable, broken_cable, connections
 from thunderfleet_operator.decide.deployment import SETTLE_SECONDS
 from thunderfleet_operator.decide.lifecycle import CABLE_SECONDS
 from thunderfleet_operator.observe.fleet import FleetBuilder
 from thunderfleet_operator.observe.steadiness import (
     STEADY_LIMIT_SECONDS,
     STEADY_SECONDS,
+    UNRELIABLE,
     Key,
     Steadiness,
     needed_seconds,
@@ -65,6 +66,19 @@ def test_a_fault_of_rdma_ends_no_ring() -> None:
     off = cable(rdma_fault=CableFault("RDMADisabled", "RDMA is disabled on b"), rdma_problem="RDMA is disabled on b")
     assert fault(RING, off) is None
     assert fault(JACCL, off) == ("RDMADisabled", "cable ab between a and b: RDMA is disabled on b")
+
+
+def test_what_identifies_the_connections_changes_with_an_interruption_only() -> None:
+    def said(made: Plan, *cables: Cable) -> str:
+        return connections(made, Fleet(cables=cables))
+
+    first = cable(connection="u 1")
+    known = said(JACCL, first)
+    assert known and said(JACCL, replace(first, ring_mbps=1, fault=OUT, in_use=True), cable(name="other")) == known
+    assert said(JACCL, replace(first, connection="u 2")) != known, "unplugged and plugged in again"
+    off = replace(first, rdma_fault=CableFault("RDMADisabled", "RDMA is disabled on b"))
+    assert said(JACCL, off) != known and said(RING, off) == said(RING, first)
+    assert said(JACCL) == "" and said(plan(links=("", "")), first) == ""
 
 
 def test_a_ring_needs_the_addresses_that_it_was_planned_with() -> None:
@@ -206,7 +220,7 @@ def test_a_cable_counts_as_steady_after_twice_as_long_each_time() -> None:
         needed = min(STEADY_SECONDS * 2 ** (count - 1), STEADY_LIMIT_SECONDS)
         assert unsteady(found.with_fleet(found.fleet, now + needed - 0.1)) == ["c0"]
         done = found.with_fleet(found.fleet, now + needed)
-        assert unsteady(done) == [] and done.marked is done.fleet
+        assert unsteady(done) == [] and (done.marked is done.fleet or count >= UNRELIABLE)
         now += 6
     assert needed_seconds(99) == STEADY_LIMIT_SECONDS
 
@@ -217,6 +231,17 @@ def test_the_number_of_interruptions_is_told() -> None:
         found = found.with_fleet(fleet_of(True), 10 * count).with_fleet(fleet_of(False), 10 * count + 1)
         mark = found.marked.cables["c0"].unsteady
         assert mark is not None and f"it was interrupted {times} and counts" in mark.problem
+
+
+def test_a_cable_is_unreliable_whether_it_works_or_not_until_its_interruptions_are_forgotten() -> None:
+    found = Steadiness().with_fleet(fleet_of(False), 0.0)
+    for count in range(1, UNRELIABLE + 1):
+        out = found.with_fleet(fleet_of(True), 0.0)
+        found = out.with_fleet(fleet_of(False), 0.0)
+        for one in (out, found):
+            assert one.marked.cables["c0"].unreliable is (count >= UNRELIABLE), count
+    later = found.with_fleet(found.fleet, STEADY_LIMIT_SECONDS)
+    assert later.marked is later.fleet and not later.fleet.cables["c0"].unreliable
 
 
 def test_interruptions_are_forgotten_after_the_limit_and_kept_until_then() -> None:
@@ -410,6 +435,22 @@ async def test_a_cable_that_is_back_within_the_moment_changes_nothing(lan: World
     lan.later(60)
     await lan.round()
     assert (group(lan).epoch, group(lan).lost_place) == (1, None)
+
+
+async def test_a_cable_that_is_out_for_a_moment_again_and_again_is_left(lan: World) -> None:
+    """At the pace of the damping, a group would otherwise never serve for long, and never leave."""
+    for _ in range(UNRELIABLE - 1):
+        await pulled(lan)
+        lan.later(CABLE_SECONDS - 1)
+        await lan.round()
+        await plugged(lan)
+        lan.later(CABLE_SECONDS)
+        await lan.round()
+        assert (group(lan).epoch, lan.condition("Ready")[0]) == (1, "True")
+    await pulled(lan)
+    assert (group(lan).epoch, group(lan).restarts, group(lan).last_failure.link) == (2, 0, CABLE), "at once"
+    plan_ = Plan.model_validate_json(lan.cache[CONFIGMAPS].items["ns/md-0-e2"]["data"][PLAN_KEY])
+    assert plan_.links == ("", "")
 
 
 async def test_with_nowhere_to_go_the_placement_ends_and_the_message_says_what_helps(world: World) -> None:

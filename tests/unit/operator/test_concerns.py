@@ -79,7 +79,7 @@ async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_o
     world.deploy()
     known = world.cache[DEPLOYMENTS].items["ns/md"]
     world.put(DEPLOYMENTS, {**known, "metadata": {**known["metadata"], "name": "other", "uid": "uid-other"}})
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0)
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
     writer = Writer(kube, world.cache, world.metrics, lambda: True, "operator-0", operator.changed)

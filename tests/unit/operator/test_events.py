@@ -45,7 +45,7 @@ def test_a_move_says_what_ended_the_place_before(waits: bool) -> None:
     evicted = failure("Evicted")
     before = group(1, "a", "b", failed=evicted if waits else None, waits=waits)
     (event,) = told(before, group(2, "b", "c", failed=evicted))
-    text = "group 0, placement (epoch) 2, from a, b to b, c after Evicted (it was Evicted): fewest Macs that fit"
+    text = "group 0 moves from a, b to b, c, placement (epoch) 2, after Evicted (it was Evicted): fewest Macs that fit"
     assert event == ("Moved", text)
 
 
@@ -58,13 +58,16 @@ def test_a_failure_names_its_mac() -> None:
 def test_an_old_failure_is_no_reason() -> None:
     old = failure("NodeNotReady")
     assert told(group(1, "a", failed=old), group(2, "b", failed=old)) == [
-        ("Moved", "group 0, placement (epoch) 2, from a to b: fewest Macs that fit")
+        ("Moved", "group 0 moves from a to b, placement (epoch) 2: fewest Macs that fit")
     ]
 
 
 def test_a_first_place_and_the_same_place_again() -> None:
-    assert told(None, group(1, "a")) == [("Placed", "group 0, placement (epoch) 1, on a: fewest Macs that fit")]
+    assert told(None, group(1, "a")) == [("Placed", "group 0 is placed on a, placement (epoch) 1: fewest Macs that fit")]
     assert told(group(1, "a"), group(1, "a")) == []
     assert told(group(1, "a"), group(2, "a", failed=failure("CrashLoop"))) == [
-        ("Placed", "group 0, placement (epoch) 2, on a after CrashLoop (it was CrashLoop): fewest Macs that fit")
+        (
+            "Placed",
+            "group 0 is placed on a again, placement (epoch) 2, after CrashLoop (it was CrashLoop): fewest Macs that fit",
+        )
     ]

@@ -125,6 +125,25 @@ async def test_the_poll_names_the_known_state_so_that_rank_0_answers_on_change(
         await groups.close()
 
 
+async def test_rank_0_hears_what_identifies_the_connections_of_its_cables(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "QUIET_SECONDS", 0.02)
+    asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    pair = group_keys(MASTER, plan(1))
+    port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "attempt": 2}, asked)
+    groups = GroupClient(lambda key: None, lambda: True)
+    try:
+        async with asyncio.timeout(20):
+            for text in ("one", "two"):
+                groups.listen("ns/md", {0: (plan_at(port), pair)}, {0: text})
+                while (await asked.get()).get("connections") != text:
+                    pass
+            groups.listen("ns/md", {0: (plan_at(port), pair)}, {0: ""})
+            while "connections" in await asked.get():
+                pass
+    finally:
+        await groups.close()
+
+
 async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
     monkeypatch.setattr(listening, "QUIET_SECONDS", 0.01)
@@ -298,3 +317,13 @@ def test_an_incomplete_model_is_not_found_and_a_whole_one_elsewhere_is() -> None
     assert found.reason == "ModelIncomplete" and "weights-2 is missing" in found.message
     found = resolve(Fleet((broken, Mac("b", "2", 1, models=(ModelFacts("/m"),)))), Request(path="/m"))
     assert found.found and "on b" in found.message
+
+
+def test_a_model_that_no_mlx_lm_of_the_fleet_runs_is_not_resolved() -> None:
+    old = Mac("a", "1", 1, models=(ModelFacts("/m", unsupported="mlx-lm 1 does not support this model: why"),))
+    found = resolve(Fleet((old,)), Request(path="/m"))
+    assert (found.found, found.reason) == (False, "ModelUnsupported")
+    assert found.message.startswith("path /m is on a, but mlx-lm 1 does not support this model: why; choose another model")
+    assert resolve(Fleet((old, Mac("b", "2", 1, models=(ModelFacts("/m"),)))), Request(path="/m")).found
+    missing = Mac("b", "2", 1, models=(ModelFacts("/m", complete=False),))
+    assert resolve(Fleet((old, missing)), Request(path="/m")).reason == "ModelUnsupported"

@@ -157,7 +157,7 @@ async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: W
 
 async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: World) -> None:
     world.deploy()
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0)
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
     found = {}

@@ -119,6 +119,24 @@ def test_rdma_between_different_builds_of_macos_is_warned_of() -> None:
         assert "builds of macOS" not in other
 
 
+def test_a_mixture_of_experts_over_rdma_between_generations_of_chips_is_warned_of() -> None:
+    def reason(first: str, second: str, *, mixture: bool = True, rdma: str | None = None) -> str:
+        facts = replace(SPLITS, mixture=mixture)
+        macs = (mac("a", 6, facts, backends=BOTH, chip=first), mac("b", 6, facts, backends=BOTH, chip=second))
+        return placed(plan(Fleet(macs, [cable("a", "b", rdma=rdma)]), Request(path=PATH, memory=NO_KV))).reason
+
+    old, new = "Apple M3 Ultra", "Apple M5 Max"
+    assert "; the Macs have chips of different generations (a M3, b M5): over RDMA, groups of models" in reason(old, new)
+    for other in (
+        reason(old, "Apple M3 Max"),
+        reason(old, ""),
+        reason(old, "Apple M99"),
+        reason(old, new, mixture=False),
+        reason(old, new, rdma="it is Down"),
+    ):
+        assert "generations" not in other
+
+
 def test_no_rank_uses_a_backend_that_its_mlx_does_not_have() -> None:
     macs = (mac("a", 6, SPLITS, backends=BOTH), mac("b", 6, SPLITS))
     found = placed(plan(Fleet(macs, [cable("a", "b")]), Request(path=PATH, memory=NO_KV)))

@@ -76,6 +76,12 @@ def unsized(path: str, problem: str) -> ModelFacts:
             "does not have /n on disk; copy it there",
         ),
         (
+            replace(MAC, models=(replace(MODEL, unsupported="mlx-lm 1 does not support this model: why"),)),
+            REQUEST,
+            "cannot run the model at /m (install an image with a newer mlx-lm, or choose another model): "
+            "mlx-lm 1 does not support this model: why",
+        ),
+        (
             replace(MAC, models=(replace(MODEL, complete=False, problem="x is missing"),)),
             REQUEST,
             "has an incomplete copy of the model at /m (copy it again): x is missing",

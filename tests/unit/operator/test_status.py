@@ -278,6 +278,9 @@ def test_a_group_without_a_place() -> None:
         "no Mac has a complete copy of the model: see condition ModelResolved",
     )
     assert lost["Ready"] == ("False", "ModelNotFound", "nowhere")
+    unsupported = conditions(built(UNPLACED, found=Resolution(False, "ModelUnsupported", "why")))
+    assert unsupported["Placed"][2] == "no Mac can run the model: see condition ModelResolved"
+    assert unsupported["Ready"] == ("False", "ModelUnsupported", "why")
     assert conditions(built(outcome(), found=missing))["Placed"][0] == "True", "what runs has its place"
     waiting = Outcome(unplaced_view(), NextStep(Step.PLACE), report(None))
     assert conditions(built(waiting))["Placed"][:2] == ("False", "Pending")

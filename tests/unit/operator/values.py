@@ -45,7 +45,7 @@ def plan(epoch: int = 1, *, nodes: tuple[str, ...] = ("a", "b"), **more: Any) ->
         "backend": Backend.RING if len(nodes) > 1 else Backend.NONE,
         "split": Split.TENSOR if len(nodes) > 1 else Split.NONE,
         "ranks": ranks,
-        "memory": MemoryPlan(context_tokens=1, concurrent_requests=1, cached_tokens=0),
+        "memory": MemoryPlan(context_tokens=1, concurrent_requests=1, cached_tokens=1),
     }
     return Plan(**{**fields, **more})
 

@@ -18,14 +18,17 @@ from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.routing.endpoints import RouterSettings
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.plans import Report
 from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.routers import is_router
 from thunderfleet_operator.placement import Question
 from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.reconcile import Reconciler
+from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
 Json = dict[str, Any]
@@ -88,12 +91,16 @@ class World:
         self.is_leading = True
         self.keys = Keyring(b"k" * 32)
         """The operator's keys; set it and call ``restarted`` to lose or to rotate them."""
+        self.routers: RouterSettings | None = None
+        """Settings of routers; set it and call ``restarted``."""
         self.reconciler = self.restarted()
 
     def restarted(self) -> Reconciler:
         """A new operator process over the same API server."""
         groups: Any = self
-        settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings())
+        settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings(), self.routers)
+        self.scaling = ScalingMemory(lambda: self.now.timestamp())
+        self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
         writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0", self.changed)
         self.links = LinkController(self.index, writer, lambda: self.now)
@@ -113,7 +120,10 @@ class World:
             planner,
             lambda: self.now,
             lambda: self.now.timestamp(),
+            self.scaling,
+            self.yielding.append,
         )
+        self.writer = writer
         return self.reconciler
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
@@ -225,8 +235,9 @@ class World:
 
     # --- GroupClient ---
 
-    def listen(self, key: str, plans: Any) -> None:
+    def listen(self, key: str, plans: Any, connections: Any = None) -> None:
         self.listened = dict(plans)
+        self.connections = dict(connections or {})
 
     async def first_answers(self, key: str, seconds: float) -> None:
         return
@@ -321,7 +332,8 @@ class World:
         return found.status.value, found.reason, found.message
 
     def pods(self) -> dict[str, Json]:
-        return {item["metadata"]["name"]: item for item in self.cache[PODS]}
+        """Those that are no routers."""
+        return {item["metadata"]["name"]: item for item in self.cache[PODS] if not is_router(item)}
 
     def run_pods(self) -> None:
         """Every pod that does not terminate starts to run on its Node."""

@@ -121,12 +121,33 @@ def test_a_wrong_answer_costs_one_attempt_and_the_second_one_ends_them() -> None
 
 
 def test_a_wrong_answer_after_a_long_time_is_the_first_again() -> None:
+    """Longer than a fault needs that only the hourly check notices."""
     machine, _ = run(proving(joined()), Wrong(1, WRONG))
     machine, _ = run(proving(again(machine)), Proved(2))
-    for served_long in (False, True):
-        steady = run(machine, Timer(machine.timer))[0] if served_long else machine
-        wrong, _ = run(steady, Wrong(2, WRONG), RankEnded(0, 2), RankEnded(1, 2))
-        assert wrong.phase is (Phase.BACKOFF if served_long else Phase.GAVE_UP)
+    while_, timer = run(machine, Timer(machine.timer))
+    assert while_.failures == 0 and timer == [SetTimer(while_.timer, 7200.0 - 60.0)]
+    long, timer = run(while_, Timer(while_.timer))
+    assert long.phase is Phase.READY and not timer
+    for served, phase in ((machine, Phase.GAVE_UP), (while_, Phase.GAVE_UP), (long, Phase.BACKOFF)):
+        wrong, _ = run(served, Wrong(2, WRONG), RankEnded(0, 2), RankEnded(1, 2))
+        assert wrong.phase is phase
+
+
+def test_a_group_whose_answers_were_never_wrong_needs_one_timer_only() -> None:
+    machine, _ = run(proving(joined()), Proved(1))
+    steady, actions = run(machine, Timer(machine.timer))
+    assert not actions and not steady.timer_on
+
+
+def test_a_group_that_makes_no_step_does_not_serve_when_the_time_for_its_checks_is_over() -> None:
+    machine = proving(joined())
+    for _ in range(3):
+        machine, actions = run(machine, Timer(machine.timer, still=True))
+        assert machine.phase is Phase.PROVING and actions == [SetTimer(machine.timer, 5.0)]
+    served, actions = run(machine, Timer(machine.timer))
+    assert served.phase is Phase.READY and Serve(1) in actions
+    stalled, _ = run(machine, Stalled(1, 0, RETRY))
+    assert stalled.phase is Phase.ENDING
 
 
 def test_ranks_that_diverge_again_although_nothing_was_found_are_a_bug() -> None:
@@ -371,7 +392,10 @@ def test_a_group_that_does_not_form_in_time_names_the_macs_that_did_not_answer()
     machine, _ = run(machine, Checked(0, 1, 1), Checked(1, 1, 1), RankFormed(0, 1))
     machine, _ = run(machine, Timer(machine.timer))
     assert machine.cause is not None
-    assert machine.cause.fault.message == "the group did not form within 60 s: no answer from rank 1 (mac-1)"
+    assert machine.cause.fault.message == (
+        "the group did not form within 60 s: no answer from rank 1 (mac-1); if this repeats, check the cables of these Macs "
+        "with `kubectl get tbl`"
+    )
 
 
 def happenings(size: int) -> st.SearchStrategy[list[tuple[str, int, int]]]:

@@ -128,6 +128,20 @@ async def test_the_longest_passage_after_an_hour_and_after_a_sleep(
         assert not group.wrong and not any(group.model.cached)
 
 
+async def test_the_longest_passage_after_a_cable_was_interrupted(idle: Callable[..., Any]) -> None:
+    async with idle(PASSED) as group:
+        group.service.connections = "first"
+        await group.until_asked(SHORT, SHORT)
+        assert LONG not in group.model.asked, "that it is known now is no interruption"
+        group.service.connections = "second"
+        await group.until_asked(LONG, LONG, SHORT, SHORT)
+        for connections in ("", "second"):
+            group.service.connections = connections
+            group.model.asked.clear()
+            await until_async(lambda: len(group.model.asked) > 3, "it asks on", 20)
+            assert LONG not in group.model.asked, "an operator that says nothing is no interruption"
+
+
 async def test_a_wrong_answer_is_reported_and_asked_first_in_the_next_attempt(idle: Callable[..., Any]) -> None:
     async with idle(PASSED) as group:
         await group.until_asked(SHORT)

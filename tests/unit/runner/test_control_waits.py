@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import STATE_PATH, WAIT_LIMIT_SECONDS
+from thunderfleet_crds.group import CONNECTIONS_CHARACTERS, STATE_PATH, WAIT_LIMIT_SECONDS
 from thunderfleet_crds.plan import GROUP_TLS_NAME
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.net import control
@@ -45,6 +45,15 @@ async def test_it_answers_at_once_when_something_else_is_known(make_group: Any) 
         assert (await _get(group, wait="30", phase="Waiting", attempt="7"))[1]["phase"] == "Waiting"
         assert (await _get(group))[1]["phase"] == "Waiting"
         assert (await _get(group, wait="0.01", phase="Waiting", attempt="0"))[1]["phase"] == "Waiting"
+
+
+async def test_the_operator_says_what_identifies_the_connections_of_the_cables(make_group: Any) -> None:
+    group = make_group(1)
+    leader = group.start(0)
+    await group.until_ready()
+    for said, known in (("one", "one"), ("", "one"), ("x" * (CONNECTIONS_CHARACTERS + 1), "one"), ("two", "two")):
+        assert (await _get(group, connections=said))[0] == 200
+        assert leader.service.connections == known
 
 
 @pytest.mark.parametrize("wait", ["-1", "nan", "soon", str(WAIT_LIMIT_SECONDS + 1)])

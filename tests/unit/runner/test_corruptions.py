@@ -5,24 +5,32 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from thunderfleet_crds.plan import MemoryPlan, ProvenLengths
-from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_runner.group import launch
+from thunderfleet_crds.vocabulary import GroupPhase, Split
+from thunderfleet_lib.backoff import Backoff
+from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.api.upkeep import canary
+from thunderfleet_runner.group import attempts, launch, stall
+from thunderfleet_runner.group.attempts import Phase, StateMachine
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 
 from tests.support import copymodel
 from tests.support.tiers import quick
-from tests.unit.runner.test_jaccl_group import Macs, macs
+from tests.unit.runner.test_jaccl_group import Macs, answer, macs
 
 __all__ = ["macs"]
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
+SMALL = 1000
+"""A vocabulary with enough tokens for a passage of 300."""
 LARGE = 6000
 """A vocabulary with enough tokens for a passage of 2,600."""
 IN_CONNECTIONS = {
@@ -66,6 +74,19 @@ def spoil():
             attention.o_proj.weight = attention.o_proj.weight * 2
     loading.split_model = wrong
 """
+LATE = """
+def spoil():
+    import os
+    from pathlib import Path
+    import mlx.core as mx
+    now = Path(os.environ["THUNDERFLEET_TEST_FOLDER"]) / "now"
+    right = mx.distributed.recv_like
+    def wrong(*arguments, **options):
+        found = right(*arguments, **options)
+        return -found if found.shape[1] == 1 and now.exists() else found
+    mx.distributed.recv_like = wrong
+"""
+"""What a stage of a pipeline receives for a token of an answer, and never for a prompt."""
 PROGRAM = """
 import sys
 {spoil}
@@ -116,6 +137,42 @@ async def test_only_in_the_second_step_of_a_prompt(macs: Callable[..., Macs], tm
     assert failure.message.startswith("the prompt was a passage of 2600 tokens and then 32 of these tokens again; token ")
 
 
+@pytest.mark.parametrize("phase", quick([Phase.PROVING], [Phase.COMPARING, Phase.PROVING, Phase.READY]))
+async def test_a_rank_that_hangs_in_a_phase_costs_one_attempt(
+    macs: Callable[..., Macs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    """Also if the time for the check of answers is over meanwhile: the group would serve nobody."""
+    for name, seconds in {"STALL_SECONDS": 6.0, "STALL_UNKNOWN_SECONDS": 6.0, "STILL_SECONDS": 0.5}.items():
+        monkeypatch.setattr(stall, name, seconds)
+    copymodel.make(tmp_path / "copier", SMALL)
+    group = macs()
+    plan = group.group.plan.model_copy(update={"model_path": str(tmp_path / "copier")})
+    proven = ProvenLengths(digest=preflight.digest(plan), lengths=(300,))
+    memory = MemoryPlan(context_tokens=1024, concurrent_requests=2, cached_tokens=1024)
+    group.group.plan = plan.model_copy(update={"proven_lengths": proven, "memory": memory})
+    leader = await group.start()
+    machine = leader.role.machine
+    leader.role.machine = replace(machine, limits=replace(machine.limits, prove_seconds=4.0, still_seconds=0.5))
+    step = StateMachine.step
+
+    def stepped(before: StateMachine, event: Any) -> Any:
+        after, actions = step(before, event)
+        if (after.phase, after.attempt) == (phase, 1):
+            group.fails(1, at="recv", hang=True, attempts=[1])
+        return after, actions
+
+    monkeypatch.setattr(StateMachine, "step", stepped)
+    if phase is Phase.READY:
+        await group.until_ready()
+        with pytest.raises(Unavailable):
+            await answer(leader, "hangs")
+    failure = await group.until_failed(leader)
+    assert (failure.reason, failure.attempt) == ("Stalled", 1), failure.message
+    assert leader.role.machine.was_ready is (phase is Phase.READY), "it has not served"
+    await group.until_ready()
+    assert (leader.state.attempt, leader.state.verified.status) == (2, "True")
+
+
 async def test_a_wrong_offset_of_a_cache(make_group: Callable[..., Any], tmp_path: Path) -> None:
     """The second step of a prompt is written one place too early."""
     copymodel.make(tmp_path / "copier", LARGE)
@@ -144,3 +201,35 @@ async def test_in_the_check_of_products(make_group: Callable[..., Any], tiny: Pa
     await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the group gives up")
     assert (leader.state.failure.reason, leader.state.failure.attempt) == (name, 1), leader.state.failure.message
     assert (leader.state.verified.status, leader.state.verified.reason) == ("False", name)
+
+
+async def test_in_the_answers_of_an_idle_group(
+    make_group: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that begins while the group serves, and comes again after the group was right."""
+    monkeypatch.setattr(canary, "run", partial(canary.run, idle_seconds=0.5))
+    copymodel.make(tmp_path / "copier", SMALL)
+    group = make_group(2)
+    plan = group.plan.model_copy(update={"model_path": str(tmp_path / "copier"), "split": Split.PIPELINE})
+    ranks = tuple(
+        rank.model_copy(update={"memory_bytes": 64 << 20, "layers": (1 - rank.rank, 2 - rank.rank)}) for rank in plan.ranks
+    )
+    proven = ProvenLengths(digest=preflight.digest(plan), lengths=(300,))
+    memory = MemoryPlan(context_tokens=1024, concurrent_requests=2, cached_tokens=1024)
+    group.plan = plan.model_copy(update={"proven_lengths": proven, "memory": memory, "ranks": ranks})
+    limits = attempts.Limits(3, 120.0, backoff=Backoff(0.05, 30.0), steady_seconds=0.1)
+    for rank in range(2):
+        group.start(rank, command=with_program(LATE), limits=limits)
+    leader = group.running[0][0]
+    await group.until_ready()
+    assert leader.service.answers.passed == {300}
+    (group.faults / "now").touch()
+    await group.until(lambda: leader.state.failure is not None, "the idle group notices")
+    (group.faults / "now").unlink()
+    assert leader.state.failure.reason == "OutputWrong"
+    await group.until(lambda: leader.state.phase is GroupPhase.READY and leader.state.recoveries == 1, "it restarts once")
+    await group.until(lambda: leader.role.machine.steady, "it has served for a while")
+    (group.faults / "now").touch()
+    await group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "the second time it gives up")
+    assert leader.state.failure.message.startswith("the prompt was a passage of 300 tokens and then 32 of these tokens again;")
+    assert (leader.state.verified.status, leader.state.verified.reason) == ("False", "OutputWrong")

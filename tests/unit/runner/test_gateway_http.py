@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from thunderfleet_crds import routing
 from thunderfleet_crds.group import GroupState, RankReport
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.plan import Plan, RouterPlan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
+from thunderfleet_lib.httpapi import bodies, routed
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import examine, prepare, service
-from thunderfleet_runner.api.http import bodies, gateway, generation, stream
+from thunderfleet_runner.api.http import gateway, generation, stream
 from thunderfleet_runner.api.http.admission import Admission, Full
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.request.call import Call
@@ -78,8 +80,10 @@ class Script:
             answer: Any = prepare.prepare(question, frames[1], self)
         elif isinstance(question, Examine):
             answer = examine.examine(question, frames[1], self)
-        else:
+        elif isinstance(question, ParseTools):
             answer = self.tools(question)
+        else:
+            raise AssertionError(f"nothing asks for {question}")
         return bytes(answer.model_dump_json().encode())
 
     def prompt(self, call: Call) -> protocol.Prompt:
@@ -251,6 +255,48 @@ async def test_a_key_is_asked_for_when_there_is_one(script: Script) -> None:
         assert (await client.get("/healthz")).status == 200
 
 
+async def test_a_router_has_the_credential_of_the_plan() -> None:
+    credential = routing.group_credential(b"1" * 32, "default", "tiny", "u", 0, 1)
+    router = RouterPlan(key_id="0" * 16, digest=routing.credential_digest(credential))
+    plan = PLAN.model_copy(update={"router": router})
+    async with _client(Script(plan), ("good",)) as client:
+        for key, status in ((credential, 200), (router.digest, 401), (credential[:-1], 401)):
+            assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status == status
+    async with _client(Script(plan)) as client:
+        # Where nobody needs a key, nobody needs the credential either.
+        assert (await client.get("/v1/models")).status == 200
+
+
+async def test_tokens_are_counted_for_routers(client: TestClient[Any, Any]) -> None:
+    asked = {routed.ROUTED: "1"}
+    whole = await client.post("/v1/chat/completions", json=CHAT | {"n": 2}, headers=asked)
+    assert whole.headers[routed.TOKENS] == "3,4"
+    streamed = await client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers=asked)
+    assert (await streamed.text()).endswith(f"data: [DONE]\n\n: {routed.TOKENS}: 3,2\n\n")
+    unasked = await client.post("/v1/chat/completions", json=CHAT)
+    assert routed.TOKENS not in unasked.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_routers_learn_that_a_group_failed_with_their_request(
+    client: TestClient[Any, Any], script: Script, path: str
+) -> None:
+    script.auto = 0
+    body = {"messages": CHAT["messages"]} if path != "/v1/responses" else {"input": "hi"}
+    whole = asyncio.create_task(client.post(path, json=body, headers={routed.ROUTED: "1"}))
+    await until_async(lambda: script.requests)
+    script.service.detach("rank 1 was killed")
+    answer = await whole
+    assert answer.status == 503 and answer.headers[routed.GROUP] == routed.FAILED
+    script.service.attach(script, Vocabulary(256, True))
+    streamed = asyncio.create_task(client.post(path, json=body | {"stream": True}, headers={routed.ROUTED: "1"}))
+    await until_async(lambda: len(script.requests) == 2)
+    script.say(1, done=False)
+    answer = await streamed
+    script.service.detach("rank 1 was killed")
+    assert (await answer.text()).endswith(f"\n\n: {routed.GROUP}: {routed.FAILED}\n\n")
+
+
 async def test_other_ranks_say_where_rank_0_is() -> None:
     async with _client(Script(PLAN_OF_TWO, rank=1)) as client:
         answer = await client.post("/v1/chat/completions", json=CHAT)
@@ -366,10 +412,12 @@ async def test_a_stream_that_has_nothing_to_say_yet_shows_that_it_lives(
     monkeypatch.setattr(stream, "FIRST_EVENT_SECONDS", 0.0)
     script.auto = 0
     answer = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
-    lines = [await answer.content.readline() for _ in range(3)]
-    assert lines[0].startswith(b"data: {") and lines[2] == b": still working\n"
+    assert await answer.content.readline() == b": still working\n"
     script.say(2, done=True)
-    assert (await answer.text()).endswith("data: [DONE]\n\n")
+    # The first event of the answer comes with its first token: a router may repeat a request that has only comments.
+    events = [event for event in (await answer.text()).strip().split("\n\n") if not event.startswith(":")]
+    assert json.loads(events[0][6:])["choices"][0]["delta"]["role"] == "assistant"
+    assert events[-1] == "data: [DONE]"
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(

@@ -238,6 +238,32 @@ async def test_a_cable_that_changes_a_bit_is_named_before_the_model_is_loaded(ma
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
 
 
+DECODED = {"aboveBytes": 4 * tinymodel.HIDDEN - 1, "belowBytes": 4 * tinymodel.HIDDEN + 1}
+"""What ranks exchange for one token of an answer."""
+
+
+@pytest.mark.parametrize("how", quick(["stale"], ["negated", "stale"]))
+async def test_no_wrong_token_leaves_a_mesh_whose_values_change_in_a_later_answer(
+    macs: Callable[..., Macs], yardstick: list[int], how: str
+) -> None:
+    """At one rank only, after all checks, and in messages of one size only."""
+    group = macs()
+    leader = await group.start()
+    await group.until_ready()
+    assert await answer(leader, "first", tinymodel.DEMO_TOKENS) == yardstick
+    group.fails(1, at="values", how=how, attempts=[1], **DECODED)
+    tokens: list[int] = []
+    request = protocol.Request(id="second", prompt=demo_prompt(Path(leader.plan.model_path)), max_tokens=tinymodel.DEMO_TOKENS)
+    with pytest.raises(Unavailable):
+        async with asyncio.timeout(SECONDS):
+            async for event in leader.service.submit(request):
+                tokens += [event.token] if isinstance(event, protocol.Token) else []
+    assert tokens == yardstick[: len(tokens)]
+    assert leader.state.failure.reason == "Diverged", leader.state.failure.message
+    await group.until_ready()
+    assert await answer(leader, "third", tinymodel.DEMO_TOKENS) == yardstick
+
+
 @pytest.mark.parametrize("verify", ["Quick", "None"])
 async def test_what_is_not_to_be_checked_is_not_checked(macs: Callable[..., Macs], verify: str) -> None:
     """A bit changes after more bytes than a test prompt sends."""

@@ -91,3 +91,25 @@ def test_the_time_is_bounded_and_each_shape_is_progress() -> None:
     steps: list[None] = []
     found = check(Model(mx.float32), lambda: steps.append(None), 0.0)
     assert (found.checked, found.shapes, len(steps)) == (1, 3, 1)
+
+
+def test_what_one_attempt_leaves_out_another_one_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def compared(matrix: Any, *_: Any) -> None:
+        seen.append(matrix.path)
+
+    monkeypatch.setattr(kernels, "_compare", compared)
+    for first in range(3):
+        check(Model(mx.float32), lambda: None, 0.0, first)
+    assert len(set(seen)) == 3
+
+
+def test_rows_that_are_wrong_between_those_of_one_attempt_are_found_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_row(product: Any) -> Any:
+        return mx.concatenate([product[..., :1], product[..., 1:2] + 9, product[..., 2:]], axis=-1)
+
+    wrong_for(monkeypatch, "quantized_matmul", one_row)
+    assert check(Model(mode="affine"), lambda: None, 60.0).checked == 3
+    with pytest.raises(KernelWrong):
+        check(Model(mode="affine"), lambda: None, 60.0, 1)

@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx_lm import server
 from mlx_lm.models import cache
@@ -194,8 +195,46 @@ def test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by() -> None:
     assert len(nothing) == 0
 
 
+def _kept(length: int) -> Any:
+    """A cache of this many tokens, of two rows each."""
+    entry = cache.KVCache()
+    entry.update_and_fetch(*(mx.arange(2.0 * length).reshape(1, 1, length, 2) for _ in range(2)))
+    return entry
+
+
+def test_the_newest_sequence_stays_however_long_it_is() -> None:
+    kept = mlxlm.PromptCache(tokens=10, trimmable=True)
+    kept.insert_cache("m", [1] * 4, [_kept(4)], cache_type="user")
+    kept.insert_cache("m", [2] * 9, [_kept(9)])
+    assert len(kept) == 1 and kept.fetch_nearest_cache("m", [2] * 12)[1] == [2] * 3
+    # Longer than all of the cache: its beginning stays, and its arrays are as small.
+    kept.insert_cache("m", [3] * 14, [_kept(14)])
+    (found,), rest = kept.fetch_nearest_cache("m", [3] * 15)
+    assert rest == [3] * 5 and found.offset == 10 and found.keys.shape == found.values.shape == (1, 1, 10, 2)
+    assert found.keys[0, 0, 9].tolist() == [18.0, 19.0] and len(kept) == 1
+    more, _ = found.update_and_fetch(*(mx.ones((1, 1, 1, 2)) for _ in range(2)))
+    assert more[0, 0].tolist()[9:] == [[18.0, 19.0], [1.0, 1.0]]
+
+
+def test_a_sequence_that_cannot_be_cut_leaves_the_others_alone() -> None:
+    kept = mlxlm.PromptCache(tokens=10, trimmable=False)
+    kept.insert_cache("m", [1] * 4, [_KV()])
+    kept.insert_cache("m", [2] * 11, [_KV()])
+    assert len(kept) == 1 and kept.fetch_nearest_cache("m", [1] * 5)[1] == [1]
+
+
+@pytest.mark.parametrize("kind", ["assistant", "user", "system"])
+def test_old_sequences_of_other_kinds_go_before_the_newest(kind: str) -> None:
+    kept = mlxlm.PromptCache(tokens=1000, trimmable=True)
+    others = [other for other in ("assistant", "user", "system") if other != kind]
+    for number in range(30):
+        kept.insert_cache("m", [number, 0], [_kept(2)], cache_type=others[number % 2])
+    kept.insert_cache("m", [99, 0], [_kept(2)], cache_type=kind)
+    assert len(kept) == 10 and kept.fetch_nearest_cache("m", [99, 0, 0])[1] == [0]
+
+
 class _Sum:
-    """A completed all-sum: the flag of rank 0, and the sum of the ranks' digests."""
+    """A completed all-sum: the flag of rank 0, the same negated, and the sum of the ranks' digests."""
 
     def __init__(self, *values: int) -> None:
         self._values = list(values)
@@ -214,12 +253,12 @@ def test_a_digest_that_differs_ends_the_rank_before_another_step() -> None:
     loop = _loop_of_two()
     loop.digest(7, 42, 0)
     mine = loop._digest
-    assert loop.read((_Sum(1, 2 * mine), mine)) is True
-    assert loop.read((_Sum(0, 2 * mine), mine)) is False
+    assert loop.read((_Sum(1, -1, 2 * mine), mine)) is True
+    assert loop.read((_Sum(0, 0, 2 * mine), mine)) is False
     other = _loop_of_two()
     other.digest(7, 43, 0)
     with pytest.raises(mlxlm.Diverged, match="no longer compute the same"):
-        loop.read((_Sum(0, mine + other._digest), mine))
+        loop.read((_Sum(0, 0, mine + other._digest), mine))
 
 
 def test_the_digest_knows_tokens_ends_and_prefixes_in_their_order() -> None:

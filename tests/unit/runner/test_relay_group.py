@@ -219,8 +219,9 @@ class Hop:
         tls = control.client_tls(self.keys)
         self.ends = [relay.Relays(self.plan, rank, 1, tls, self.said.append) for rank in range(2)]
         server = control.ControlServer(
-            self.plan, 1, state=none, join=none, drain=none, changes=control.Changes(), relay=self.ends[1].answer
-        )
+            self.plan, 1, state=none, join=none, drain=none, changes=control.Changes(), relay=self.ends[1].answer,
+            connections=none,
+        )  # fmt: skip
         self.server = await server.listen(control.server_tls(self.keys))
         self.taken: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         listens = self.plan.ranks[1].ring_ports[0]

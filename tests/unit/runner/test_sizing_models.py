@@ -82,3 +82,11 @@ def test_capabilities_are_what_mlx_says(capsys: pytest.CaptureFixture[str]) -> N
     printed = json.loads(capsys.readouterr().out)
     assert set(printed) == {"mlxVersion", "mlxLmVersion", "backends", "device"}
     assert "ring" in printed["backends"] and printed["device"] in ("cpu", "gpu")
+
+
+def test_a_model_that_mlx_lm_is_known_to_fail_with_says_so(tiny: Path) -> None:
+    assert command.size(tiny, range(1, 2)).unsupported is None
+    config = {"model_type": "glm_moe_dsa", "indexer_types": ["shared"]}
+    (tiny / "config.json").write_text(json.dumps(json.loads((tiny / "config.json").read_text()) | config))
+    found = command.size(tiny, range(1, 2))
+    assert "share the indexers of others" in str(found.unsupported) and found.complete

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import pytest
 from thunderfleet_runner.group.attempts import Phase
-from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
+from thunderfleet_runner.group.stall import STILL_SECONDS, TICK_SECONDS, StallDetector
 from thunderfleet_runner.net import peers
+
+CHECK = "if this repeats, check the cables with `kubectl get tbl`"
 
 
 def ticks_until_stalled(
@@ -45,7 +47,7 @@ def ticks_until_stalled(
 def test_a_stall_takes_four_times_what_the_step_should_take(size: int, expected: float, known: bool, seconds: float) -> None:
     # The first tick sees the steps for the first time.
     ticks = round(seconds / TICK_SECONDS) + 2
-    text = f"no rank has completed a step for {seconds:g} s while the group served"
+    text = f"no rank has completed a step for {seconds:g} s while the group served; {CHECK}"
     for phase in (Phase.READY, Phase.DRAINING):
         found = ticks_until_stalled(size, lambda _: 7, working=True, expected=expected, known=known, phase=phase)
         assert found == (ticks, text)
@@ -70,9 +72,9 @@ def test_the_rank_that_expects_the_longest_step_decides_and_idle_ranks_do_not() 
 
 def test_loading_may_take_two_minutes_a_step_and_needs_no_word_that_a_rank_works() -> None:
     found = ticks_until_stalled(2, lambda _: 7, working=False, expected=90.0, phase=Phase.LOADING)
-    assert found == (242, "no rank has completed a step for 120 s while the model was loaded")
+    assert found == (242, f"no rank has completed a step for 120 s while the model was loaded; {CHECK}")
     found = ticks_until_stalled(2, lambda _: 7, working=True, phase=Phase.COMPARING)
-    assert found == (22, "no rank has completed a step for 10 s during the test prompt")
+    assert found == (22, f"no rank has completed a step for 10 s during the test prompt; {CHECK}")
 
 
 def test_a_group_that_makes_steps_or_is_idle_is_not_stalled() -> None:
@@ -109,3 +111,15 @@ def test_ranks_that_never_say_anything_stall_after_the_limit_of_loading() -> Non
         detector.tick(Phase.LOADING, {})
         ticks += 1
     assert (ticks, stalled[0]) == (round(120 / TICK_SECONDS) + 1, 0)
+
+
+def test_a_group_is_still_long_before_it_counts_as_stalled() -> None:
+    detector = StallDetector()
+    pulses = {0: peers.Pulse(attempt=1, steps=3, in_step=True, expected_step_seconds=0.0, step_known=False)}
+    ticks = round(STILL_SECONDS / TICK_SECONDS)
+    for tick in range(ticks + 1):
+        assert detector.still is False, tick
+        detector.tick(Phase.PROVING, pulses)
+    assert detector.still and detector.stalled(Phase.PROVING, pulses) is None
+    detector.tick(Phase.PROVING, {0: pulses[0].model_copy(update={"steps": 4})})
+    assert not detector.still

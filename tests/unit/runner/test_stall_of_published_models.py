@@ -88,7 +88,7 @@ def test_a_group_that_works_is_never_stalled_and_one_that_stops_soon_is(model: M
     for step, seconds in served(model):
         assert group.run(step, seconds) == "", f"{step} of {seconds:.1f} s, after {group.steps} steps"
     began = group.now
-    assert group.run(Step("decode", 1, 100), 1e6) == "no rank has completed a step for 10 s while the group served"
+    assert "no rank has completed a step for 10 s while the group served" in group.run(Step("decode", 1, 100), 1e6)
     assert group.now - began <= STALL_SECONDS + 2 * TICK_SECONDS
 
 

@@ -180,7 +180,7 @@ def test_masks_allow_what_the_format_allows_and_then_only_the_end(tmp_path: Path
     found = grammar.compiled("regex", "a[bc]", (), lenient=False)
     formats.check(found)
     reasons: list[str] = []
-    mask = grammar.Mask(formats.matcher(found), (), reasons.append)
+    mask = grammar.Mask(formats, found, (), reasons.append)
     import mlx.core as mx
 
     def allowed(*tokens: int) -> set[str]:

@@ -104,8 +104,6 @@ def test_what_is_said_of_answers() -> None:
     some = "answers: passages of 300 tokens continued correctly; passages of 2600 tokens will be checked when the group is idle"
     assert said(ABLE) == ("True", "Verified", some)
     assert said(ABLE.right(2600)) == ("True", "Verified", "answers: passages of 300, 2600 tokens continued correctly")
-    unable = "answers: not checked, because this model cannot continue a passage of 300 tokens"
-    assert said(begun.wrong(300, "x")) == ("True", "Verified", unable)
     no_room = "answers: not checked, because the context or the vocabulary is too small for a passage of 300 tokens"
     assert said(begun, fit=()) == ("True", "Verified", no_room)
     assert said(begun, Phase.LOADING) == ("True", "Verified", "answers: will be checked when the model is loaded")
@@ -114,10 +112,14 @@ def test_what_is_said_of_answers() -> None:
 def test_a_long_passage_that_was_never_continued_is_not_known_to_be_right() -> None:
     status, reason, message = said(ABLE.wrong(2600, "number 3 is wrong"))
     assert (status, reason) == ("Unknown", "LengthNotProved")
-    assert message == (
-        "answers: number 3 is wrong. These weights have never continued a passage of this length, so it is not known "
-        "whether they can"
+    text = (
+        "answers: number 3 is wrong. These weights have never continued a passage of this length, so it is not known whether "
+        "they can, or whether something is wrong."
     )
+    assert message == text
+    never = Answers().again("d").wrong(300, "number 3 is wrong")
+    assert said(never) == ("Unknown", "LengthNotProved", f"{text} Longer passages are not asked.")
+    assert said(never, fit=(300,)) == ("Unknown", "LengthNotProved", text)
 
 
 def test_after_a_wrong_answer_nothing_is_known_until_the_same_is_right() -> None:

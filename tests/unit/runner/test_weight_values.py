@@ -122,8 +122,10 @@ def test_numbers_are_bounded() -> None:
 class World:
     """Two ranks' evidence. ``hashed``: the weights that are known at the preflight, by rank."""
 
-    def __init__(self, plan: Any, *, versions: tuple[str, str] = ("1", "2"), recorded: tuple[RecordedAnswer, ...] = ()) -> None:
-        self.evidence = Evidence(plan, Identity(*versions, "d"), recorded)
+    def __init__(
+        self, plan: Any, *, versions: tuple[str, ...] = ("1", "2", "3"), recorded: tuple[RecordedAnswer, ...] = ()
+    ) -> None:
+        self.evidence = Evidence(plan, Identity(versions[0], versions[1], "d"), recorded, versions[2:])
 
     def attempt(self, hashed: tuple[str, str], tokens: tuple[int, ...] = (5, 6), kinds: tuple[int, int] = (1, 1)) -> Any:
         self.evidence.begin()
@@ -158,7 +160,12 @@ def test_an_answer_is_compared_when_all_that_it_depends_on_is_the_same(plan: Any
     assert World(plan, recorded=(first,)).attempt(("w", "w"), (5, 7)).reason == "OutputWrong", "after a restart"
     known = plan.model_copy(update={"recorded_answers": (first,)})
     assert World(known).attempt(("w", "w"), (5, 7)).reason == "OutputWrong", "in a later placement"
-    assert World(known, versions=("1", "3")).attempt(("w", "w"), (5, 7)) is None, "another mlx-lm"
+    for versions in (("1", "3", "3"), ("2", "2", "3"), ("1", "2", "4")):
+        # Another mlx-lm or mlx, or other libraries that make the tokens of the test prompt.
+        newer = World(known, versions=versions)
+        assert newer.attempt(("w", "w"), (5, 7)) is None
+        assert newer.evidence.recorded is not None and newer.evidence.recorded.key != first.key
+        assert newer.attempt(("w", "w"), (5, 8)).reason == "OutputWrong", "from then on it is that version's answer"
     assert World(plan.model_copy(update={"verify": "Quick"})).attempt(("w", "w")) is None
 
 
@@ -192,3 +199,27 @@ async def test_a_serving_group_reads_its_weights_once_and_is_judged_by_its_answe
         failure = leader.state.failure
         assert (failure.reason, leader.state.verified.reason) == ("OutputWrong", "OutputWrong")
         assert " of the answer to the test prompt is " in failure.message
+
+
+async def test_an_answer_is_not_taken_for_that_of_files_that_have_replaced_the_loaded_ones(
+    served: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the right answer of the new files counts as wrong, whenever the group starts again."""
+    hashed: list[str] = []
+
+    def late(folder: Path, end: threading.Event) -> tuple[str, str]:
+        change_value(folder)
+        found = digest(folder, end)
+        hashed.append(found[1])
+        return found
+
+    monkeypatch.setattr(weightvalues, "digest", late)
+    async with served(model, 1, "None", benchmark=True) as (group, _):
+        leader = group.running[0][0]
+        await group.until(lambda: hashed, "the weights are hashed")
+        await group.until(lambda: leader.state.benchmark is not None, "the group has worked on")
+        told = leader.state.verified
+        assert told.weights == () and told.recorded is None
+        os.kill(leader.member.pid, signal.SIGKILL)
+        await group.until(lambda: leader.state.verified.recorded is not None, "the next attempt has loaded these files")
+        assert [copy.digest for copy in leader.state.verified.weights] == hashed

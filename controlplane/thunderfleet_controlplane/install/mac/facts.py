@@ -13,9 +13,10 @@ from thunderfleet_lib.interfaces import inet_addresses, route_interface
 from thunderfleet_lib.privilege import distrust
 
 from thunderfleet_controlplane.assets import FREE_BYTES
+from thunderfleet_controlplane.balancer.servers import ApiServer, api_server
 from thunderfleet_controlplane.daemons.job import PREFIX
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.daemons.plan import label, ports
+from thunderfleet_controlplane.daemons.plan import API_PORT, label, ports
 from thunderfleet_controlplane.install.mac.files import read_json
 from thunderfleet_controlplane.install.mac.launchctl import Launchctl
 from thunderfleet_controlplane.install.mac.preflight import NODE_NAME, Facts
@@ -92,6 +93,11 @@ def default_address(host: BlockingHost) -> str | None:
     shown = host.run(["ifconfig", interface], COMMAND_SECONDS)
     found = inet_addresses(shown.text) if isinstance(shown, Output) else None
     return found[0] if found else None
+
+
+def own_server(layout: HostLayout) -> ApiServer | None:
+    """The API server of this Mac at its address; None if this Mac has no control plane, or for others than root."""
+    return api_server(read_json(layout.state).get("address"), API_PORT)
 
 
 def host_name() -> str:

@@ -14,18 +14,23 @@ from thunderfleet_controlplane.install.mac.facts import addresses
 from thunderfleet_controlplane.install.mac.files import read_json
 from thunderfleet_controlplane.install.machine import Mac
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
-from thunderfleet_controlplane.install.peers.quorum import Member, why_not_without
+from thunderfleet_controlplane.install.peers.quorum import Member, voters, why_not_now, why_not_without
 from thunderfleet_controlplane.install.peers.settle import until
 
+LOST = (
+    "Switch them on, and run this again. If they do not come back, make this Mac the only control plane: `sudo thunderfleet "
+    "backup FILE`, then `sudo thunderfleet restore FILE`, which keeps everything that this Mac knows"
+)
 FORCE = "`--force` removes what is on this Mac all the same"
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """A member that can be removed, and where to say so."""
+    """A member that can be removed, and where to say so. ``left``: how many vote when it has left."""
 
     etcd: Etcd
     member: Member
+    left: int = 0
 
 
 def leaving(mac: Mac) -> Leaving | None:
@@ -43,8 +48,9 @@ def leaving(mac: Mac) -> Leaving | None:
         members = etcd.members()
     except EtcdError as error:
         raise InstallError(
-            f"this Mac cannot leave the other control planes, because etcd does not answer: {error}. Switch the other Macs "
-            f"on, and run this again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on another of these Macs"
+            f"this Mac cannot be removed from etcd: {_why(etcd, error)}. Switch the other Macs on, and run this "
+            f"again. {FORCE}; then run `sudo thunderfleet reset --member NODE` on another of these Macs, once more than half "
+            "of them work"
         ) from None
     own = set(addresses(mac.host)) - {LOCAL, "::1"}
     mine = next((one for one in members if own & set(one.hosts)), None)
@@ -55,7 +61,7 @@ def leaving(mac: Mac) -> Leaving | None:
             f"without this Mac the others would not work: {problem}. Switch them on, or remove one that does not come back "
             f"with `sudo thunderfleet reset --member NODE`. {FORCE}"
         )
-    return Leaving(etcd, mine)
+    return Leaving(etcd, mine, voters(members, mine))
 
 
 def forget_own(mac: Mac) -> None:
@@ -78,15 +84,23 @@ def leave(mac: Mac, one: Leaving) -> None:
     until(step, lambda: "")
 
 
-def remove_member(mac: Mac, node: str, *, force: bool) -> None:
-    """Remove the control plane of another Mac, which does not come back. Raises InstallError."""
+def remove_member(mac: Mac, node: str, *, force: bool) -> int:
+    """Remove the control plane of another Mac, which does not come back; how many are left. Raises InstallError."""
     layout = mac.layout
     config = from_state(read_json(layout.state), layout, ())
     if node == config.name:
         raise InstallError("this is the control plane of this Mac: leave out --member to remove it", usage=True)
     etcd = Etcd(layout.pki, (one.host for one in learn.read(layout.api_servers)))
-    members = etcd.members()
-    known = set(asyncio.run(_where(mac, node)).split())
+    try:
+        members = etcd.members()
+        known = set(asyncio.run(_where(mac, node)).split())
+    except EtcdError as error:
+        raise InstallError(f"the control plane of {node} cannot be removed: {_why(etcd, error)}. {LOST}") from None
+    except (ApiError, OSError) as error:
+        raise InstallError(
+            f"the control plane of {node} cannot be removed: the API server of this Mac does not answer: {error}. `sudo "
+            f"launchctl print system/io.thunderfleet.kube-apiserver` and {layout.log('kube-apiserver')} say why"
+        ) from None
     # One that has never started has no name yet.
     hosts = {*known, node}
     found = next((one for one in members if one.name == f"member-{node}" or hosts & set(one.hosts)), None)
@@ -108,6 +122,17 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> None:
         f"{node} has no control plane any more; if that Mac comes back, run `sudo thunderfleet reset --force` on it before it "
         "is connected to the network again",
     )
+    return voters(members, found)
+
+
+def _why(etcd: Etcd, error: EtcdError) -> str:
+    """Why etcd can change nothing: which of its members do not answer, else what it said."""
+    try:
+        # As the etcd of this Mac knows them, which needs no other.
+        members = etcd.members(consistent=False)
+    except EtcdError:
+        return f"the etcd of this Mac does not answer ({error})"
+    return why_not_now(members, etcd.alive(members)) or str(error)
 
 
 async def _where(mac: Mac, node: str) -> str:

@@ -51,6 +51,11 @@ def with_url(members: Iterable[Member], url: str) -> Member | None:
     return next((one for one in members if url in one.peer_urls), None)
 
 
+def voters(members: Iterable[Member], without: Member | None = None) -> int:
+    """How many members vote, without one."""
+    return sum(not one.learner and one != without for one in members)
+
+
 def why_not_without(members: Sequence[Member], leaving: Member, alive: Collection[int]) -> str:
     """Why ``leaving`` cannot be removed; empty if it can. ``alive``: the ids of the members that answer.
 
@@ -58,10 +63,19 @@ def why_not_without(members: Sequence[Member], leaving: Member, alive: Collectio
     """
     if leaving.learner:
         return ""
-    voters = [one for one in members if not one.learner]
-    for work, left in (("work now", voters), ("would work then", [one for one in voters if one != leaving])):
-        working, needed = sum(one.id in alive for one in left), len(left) // 2 + 1
-        if left and working < needed:
-            down = ", ".join(str(one) for one in left if one.id not in alive)
-            return f"{working} of {len(left)} control planes {work}, and {needed} are needed; not answering: {down}"
-    return ""
+    then = [one for one in members if one != leaving]
+    return why_not_now(members, alive) or _too_few(then, alive, "would work then")
+
+
+def why_not_now(members: Sequence[Member], alive: Collection[int]) -> str:
+    """Why etcd can change nothing now; empty if it can."""
+    return _too_few(members, alive, "work now")
+
+
+def _too_few(members: Sequence[Member], alive: Collection[int], work: str) -> str:
+    voting = [one for one in members if not one.learner]
+    working, needed = sum(one.id in alive for one in voting), len(voting) // 2 + 1
+    if not voting or working >= needed:
+        return ""
+    down = ", ".join(str(one) for one in voting if one.id not in alive)
+    return f"{working} of {len(voting)} control planes {work}, and {needed} are needed; not answering: {down}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from thunderfleet_lib import tls
 
 from thunderfleet_controlplane.daemons.plan import BALANCED, ORDER, HostConfig, from_state
-from thunderfleet_controlplane.install import cluster
+from thunderfleet_controlplane.install import chart, cluster
 from thunderfleet_controlplane.install.access import find_ca, put_balancer
 from thunderfleet_controlplane.install.certificates import own_ca_hash, put_certificates
 from thunderfleet_controlplane.install.errors import InstallError
@@ -85,6 +85,7 @@ def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     init = Init(kubelet_config=wanted.kubelet_config, thunderbolt_ports=wanted.thunderbolt_ports, chart=False)
     install(mac, init, config, lambda mac, config: settle(mac, config, etcd))
     voters = len([one for one in etcd.members() if not one.learner])
+    chart.follow_control_planes(mac, mac.shipped.chart(python), voters - 1, voters)
     remove(layout.joining)
     _farewell(mac, voters)
 
@@ -165,7 +166,8 @@ def _farewell(mac: Mac, voters: int) -> None:
     mac.tell(f"The cluster has {voters} control planes.")
     if voters % 2 == 0:
         # More than half must work.
-        survive = "do not survive the loss of one" if voters == 2 else f"survive no more losses than {voters - 1}"
+        lost = (voters - 1) // 2
+        survive = f"survive the loss of {lost}, as {voters - 1} do" if lost else "do not survive the loss of one"
         again = "join one more Mac, with the line of another `sudo thunderfleet token create --control-plane`"
         mac.tell(f"WARNING: {voters} control planes {survive}: {again}")
     tell_kubeconfig(mac)

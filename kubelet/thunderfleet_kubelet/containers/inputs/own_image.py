@@ -8,7 +8,7 @@ from pathlib import Path
 
 REPOSITORY = "thunderfleet/thunderfleet"
 """``image.repository`` of the chart."""
-PROGRAMS = ("thunderfleet-agent", "thunderfleet-operator", "thunderfleet-runner")
+PROGRAMS = ("thunderfleet-agent", "thunderfleet-operator", "thunderfleet-router", "thunderfleet-runner")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class OwnImage:
             return f"the installation in {self.folder} has this version, but pods cannot use it: {self.problem}"
         return (
             f"this machine has version {self.version}: install version {tag} of thunderfleet on it and restart its kubelet "
-            f"(after `thunderfleet init` or `join`: run `sudo thunderfleet upgrade` of version {tag}), or set image.tag of the "
-            f"chart to {self.version}"
+            f"(if `thunderfleet init` or `join` installed it, run `sudo thunderfleet upgrade` of version {tag} instead), or "
+            f"set image.tag of the chart to {self.version}"
         )
 
 

@@ -25,6 +25,7 @@ SUMS = 30
 # Messages of the first stream, which only gives the rate, and the most of the second.
 FIRST = 4
 MOST = 4096
+WRONG_SUM = "computed a wrong sum"
 # The part of the probe's time for the messages of one direction.
 SHARE = 0.1
 
@@ -120,7 +121,7 @@ class Rank:
 def _figures(rank: Rank, most: int, seconds: float) -> dict[str, Any]:
     small, payload = rank.zeros(SMALL), rank.zeros(PAYLOAD)
     if (total := rank.total(rank.rank + 1.0)) != 3.0:
-        raise RuntimeError(f"the two Macs computed a wrong sum over the cable, {total} instead of 3: replace the cable")
+        raise RuntimeError(f"the two Macs {WRONG_SUM} over the cable, {total} instead of 3: replace the cable")
     sums = _sums(rank)
     trips = [rank.trip(small) for _ in range(WARM_TRIPS + TRIPS)][WARM_TRIPS:]
     rates = [_rate(rank, sender, payload, most, seconds) for sender in (0, 1)]

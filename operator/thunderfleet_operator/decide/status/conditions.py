@@ -11,7 +11,7 @@ from thunderfleet_crds.vocabulary import ConditionType, FailbackPolicy, GroupPha
 from thunderfleet_operator.decide.lifecycle import by_cable
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
-from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, NO_REPLICAS, Verdict, joined
+from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined, no_groups
 from thunderfleet_operator.decide.status.verification import verified
 from thunderfleet_operator.observe.proofs import Proof
 
@@ -26,16 +26,17 @@ def _waits(group: Group) -> str:
 
 
 def placed(
-    deployment: ModelDeployment, groups: Sequence[Group], outcomes: Sequence[Outcome], resolution: Resolution
+    deployment: ModelDeployment, groups: Sequence[Group], outcomes: Sequence[Outcome], resolution: Resolution, wanted: int
 ) -> Verdict:
     """Whether every group has a place."""
-    wanted = deployment.spec.replicas
     unplaced = [(outcome, outcome.wait) for outcome in outcomes]
     waits = [(outcome, wait) for outcome, wait in unplaced if wait is not None]
     if not wanted:
-        return Verdict(True, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+        return Verdict(True, *no_groups(deployment))
     if waits and not resolution.found and resolution.reason != Reason.NO_MACS:
-        text = f"no Mac has a complete copy of the model: see condition {ConditionType.MODEL_RESOLVED}"
+        unsupported = resolution.reason == Reason.MODEL_UNSUPPORTED
+        why = "no Mac can run the model" if unsupported else "no Mac has a complete copy of the model"
+        text = f"{why}: see condition {ConditionType.MODEL_RESOLVED}"
         return Verdict(False, Reason.MODEL_NOT_RESOLVED, text)
     if waits:
         indexes = [str(outcome.view.index) for outcome, _ in waits]
@@ -47,7 +48,23 @@ def placed(
     where = [f"group {group.index} on {', '.join(rank.node for rank in group.ranks)} ({group.reason})" for group in groups]
     pending = any(outcome.waits and deployment.spec.recovery.failback is FailbackPolicy.WHEN_IDLE for outcome in outcomes)
     reason = Reason.FAILBACK_PENDING if pending else Reason.PLACED
-    return Verdict(True, reason, joined([*where, *(_better(outcome, deployment) for outcome in outcomes)]))
+    more = [*(_better(outcome, deployment) for outcome in outcomes), _small_caches(outcomes)]
+    return Verdict(True, reason, joined([*where, *more]))
+
+
+def _small_caches(outcomes: Sequence[Outcome]) -> str:
+    """Which groups cannot keep the longest conversation in their prompt caches."""
+    plans = [outcome.view.plan for outcome in outcomes if outcome.view.plan is not None]
+    small = [plan for plan in plans if plan.memory.cached_tokens < plan.memory.context_tokens]
+    if not small:
+        return ""
+    memory = small[0].memory
+    groups = f"group{'s' if len(small) > 1 else ''} {', '.join(str(plan.index) for plan in small)}"
+    return (
+        f"the prompt cache of {groups} holds {memory.cached_tokens} tokens, less than the context of {memory.context_tokens}: "
+        "of a longer conversation, only the beginning is reused, or nothing if the model's cache cannot be cut. Unset "
+        "spec.memory.cachedTokens to hold a whole context from the next placement on"
+    )
 
 
 def _better(outcome: Outcome, deployment: ModelDeployment) -> str:
@@ -57,31 +74,42 @@ def _better(outcome: Outcome, deployment: ModelDeployment) -> str:
         better = f"; a better placement exists: on {outcome.better}" if outcome.better else ""
         return f"group {index} {outcome.waits}{better}"
     if outcome.better is not None:
-        meta = deployment.metadata
-        scale = f"kubectl scale md/{meta.name} -n {meta.namespace} --replicas"
+        stop, start = _stop_and_start(deployment)
         return (
             f"a better placement exists for group {index}: on {outcome.better}. Serving groups are not moved; to place all "
-            f"groups again, run `{scale}=0`, wait until their pods are gone, and run `{scale}={deployment.spec.replicas}`"
+            f"groups again, run `{stop}`, wait until their pods are gone, and run `{start}`"
         )
     return ""
 
 
-def bootstrapped(groups: Sequence[Group], wanted: int) -> Verdict:
+def _stop_and_start(deployment: ModelDeployment) -> tuple[str, str]:
+    """The commands that stop all groups and start them again."""
+    meta, spec = deployment.metadata, deployment.spec
+    if spec.autoscaling is None:
+        scale = f"kubectl scale md/{meta.name} -n {meta.namespace} --replicas"
+        return f"{scale}=0", f"{scale}={spec.replicas}"
+    patch = f"kubectl patch md/{meta.name} -n {meta.namespace} --type=merge -p"
+    return f'{patch} \'{{"spec":{{"suspend":true}}}}\'', f'{patch} \'{{"spec":{{"suspend":false}}}}\''
+
+
+def bootstrapped(deployment: ModelDeployment, groups: Sequence[Group], wanted: int) -> Verdict:
     """Whether every group has formed."""
     missing = [group for group in groups if group.state not in FORMED]
     if not wanted:
-        return Verdict(False, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+        return Verdict(False, *no_groups(deployment))
     if not missing:
         return Verdict(True, Reason.FORMED, f"{wanted} of {wanted} groups have formed")
     return Verdict(False, Reason.NOT_FORMED, joined(map(_waits, missing)))
 
 
-def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, resolution: Resolution) -> Verdict:
+def ready(
+    deployment: ModelDeployment, groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, resolution: Resolution
+) -> Verdict:
     """Whether every group serves. The reason is the column STATUS of `kubectl get`."""
     waiting = [group for group in groups if group.state is not GroupPhase.READY]
     serving = len(groups) - len(waiting)
     if wanted == 0:
-        return Verdict(False, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+        return Verdict(False, *no_groups(deployment))
     if serving == wanted:
         return Verdict(True, Reason.READY, f"{serving} of {wanted} groups are Ready")
     message = joined(map(_waits, waiting))
@@ -92,7 +120,7 @@ def ready(groups: Sequence[Group], outcomes: Sequence[Outcome], wanted: int, res
     first = next(outcome for outcome in outcomes if outcome.view.index == waiting[0].index)
     failure = first.next.failure
     if failure is not None and by_cable(failure):
-        # The next placement may have begun in the same round: then the group's message is about that.
+        # The next placement may have started in the same round: then the group's message is about that.
         named = message if failure.message in message else f"{failure.message}; {message}"
         return Verdict(False, failure.reason, named)
     if first.fetching is not None and first.wait is None:
@@ -153,18 +181,22 @@ def conditions(
     measured: BenchmarkResult | None,
     now: datetime,
     *,
+    wanted: int,
     service: Blocked | None = None,
 ) -> tuple[Condition, ...]:
-    """All conditions, with the transition times of those that stay. ``service``: why there is no Service."""
-    wanted = deployment.spec.replicas
+    """All conditions, with the transition times of those that stay.
+
+    ``wanted``: the number of groups that should run; ``groups`` and ``outcomes`` are theirs. ``service``: why there is no
+    Service.
+    """
     verdicts = {
         ConditionType.MODEL_RESOLVED: Verdict(resolution.found, resolution.reason, resolution.message),
-        ConditionType.PLACED: placed(deployment, groups, outcomes, resolution),
-        ConditionType.BOOTSTRAPPED: bootstrapped(groups, wanted),
-        ConditionType.READY: ready(groups, outcomes, wanted, resolution),
+        ConditionType.PLACED: placed(deployment, groups, outcomes, resolution, wanted),
+        ConditionType.BOOTSTRAPPED: bootstrapped(deployment, groups, wanted),
+        ConditionType.READY: ready(deployment, groups, outcomes, wanted, resolution),
         ConditionType.BENCHMARKED: benchmarked(measured),
         ConditionType.DEGRADED: degraded(groups, outcomes, service),
-        ConditionType.VERIFIED: verified(deployment, groups),
+        ConditionType.VERIFIED: verified(deployment, groups, wanted),
     }
     found = deployment.status.conditions
     for kind, verdict in verdicts.items():

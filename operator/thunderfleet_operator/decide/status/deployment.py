@@ -6,18 +6,28 @@ from typing import Any
 
 from thunderfleet_crds import group as report
 from thunderfleet_crds.fields import quantity
-from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentStatus, TerminatingPod
+from thunderfleet_crds.modeldeployment import (
+    BenchmarkResult,
+    Group,
+    ModelDeployment,
+    ModelDeploymentStatus,
+    RouterEndpoint,
+    TerminatingPod,
+)
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_operator.decide.manifests import served_name, serving_selector, transport
 from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoints
+from thunderfleet_operator.decide.scaling.autoscaling import Scaling, staying
 from thunderfleet_operator.decide.status.conditions import conditions
 from thunderfleet_operator.decide.status.group import group_status
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_status
 from thunderfleet_operator.decide.status.unplaced import unplaceable
 from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.observe.routers import Router
 
 TERMINATING_PODS = 256
 """Entries of ``status.terminatingPods``."""
@@ -58,6 +68,19 @@ def _measured(deployment: ModelDeployment, outcomes: Sequence[Outcome]) -> Bench
     return None if replaced else deployment.status.benchmark
 
 
+def _endpoint(
+    deployment: ModelDeployment, serving: Sequence[Group], routers: Sequence[RouterEndpoint], routing: RouterSettings | None
+) -> str | None:
+    """The URL that clients use; None while no request would be answered."""
+    if not serving and not deployment.wakes:
+        return None
+    if routing is not None and routing.url is not None:
+        return routing.url
+    if routers:
+        return routers[0].url
+    return serving[0].endpoint if serving else None
+
+
 def build(
     deployment: ModelDeployment,
     outcomes: Sequence[Outcome],
@@ -67,19 +90,30 @@ def build(
     *,
     highest: int = 0,
     service: Blocked | None = None,
+    scaling: Scaling | None = None,
+    routers: Sequence[Router] = (),
+    routing: RouterSettings | None = None,
     weights: Mapping[str, Any] | None = None,
 ) -> ModelDeploymentStatus:
     """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements.
 
-    ``highest``: the highest epoch of any group. ``service``: why there is no Service. ``weights``: fields about
-    the files of the model.
+    ``highest``: the highest epoch of any group. ``service``: why there is no Service. ``scaling``: of autoscaling.
+    ``routers``: those that are ready, with their settings ``routing``; None without routers. ``weights``: fields about the
+    files of the model.
     """
+    autoscaling = scaling.status if scaling is not None else None
+    wanted = staying(deployment, scaling)
+    if autoscaling is not None and autoscaling.replicas <= deployment.wanted_groups:
+        # Groups that are added exist in the next round only, and until then the conditions are about those that there are.
+        deployment = deployment.model_copy(update={"status": deployment.status.model_copy(update={"autoscaling": autoscaling})})
     measured = _measured(deployment, outcomes)
     groups = tuple(
         group_status(outcome, deployment, predicted_status(outcome.predicted, outcome.view.plan, measured))
         for outcome in outcomes
     )
     serving = [group for group in groups if group.state is GroupPhase.READY]
+    near = frozenset(rank.node for group in serving for rank in group.ranks)
+    found = endpoints(routers, routing, near) if routing is not None else ()
     nodes = dict.fromkeys(rank.node for group in groups for rank in group.ranks)
     transports = dict.fromkeys(group.transport.value for group in groups if group.transport)
     selector = serving_selector(deployment.metadata.name)
@@ -88,9 +122,10 @@ def build(
         replicas=sum(outcome.view.plan is not None for outcome in outcomes),
         ready_replicas=len(serving),
         selector=",".join(f"{key}={value}" for key, value in sorted(selector.items())),
-        endpoint=serving[0].endpoint if serving else None,
+        endpoint=_endpoint(deployment, serving, found, routing),
+        endpoints=found,
         model=served_name(deployment)[-128:],
-        ready=f"{len(serving)}/{deployment.spec.replicas}",
+        ready=f"{len(serving)}/{wanted}",
         nodes=",".join(nodes) or None,
         transport=",".join(transports)[:64] or None,
         tokens_per_second=measured.decode_tokens_per_second if measured else None,
@@ -102,6 +137,9 @@ def build(
             for pod in terminating[:TERMINATING_PODS]
         ),
         benchmark=measured,
-        conditions=conditions(deployment, groups, outcomes, resolution, measured, now, service=service),
+        autoscaling=autoscaling,
+        conditions=conditions(
+            deployment, groups[:wanted], outcomes[:wanted], resolution, measured, now, wanted=wanted, service=service
+        ),
         **(weights or {}),
     )

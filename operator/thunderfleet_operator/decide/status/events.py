@@ -11,7 +11,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
 _BAD_WHEN_FALSE = (ConditionType.MODEL_RESOLVED, ConditionType.PLACED)
-_NO_WARNING = (Reason.SCALED_TO_ZERO, GroupPhase.DRAINING)
+_NO_WARNING = (Reason.SCALED_TO_ZERO, Reason.SUSPENDED, Reason.ASLEEP, GroupPhase.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ def occurrences(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> 
         occurrence = _of_condition(old, new, failed=failed)
         if occurrence is not None:
             found.append(occurrence)
+    scaled = _of_scaling(before, after)
+    found += [scaled] if scaled is not None else []
     known = {group.index: group for group in before.groups if group.ranks}
     return [*found, *(o for group in after.groups if (o := _of_placement(known.get(group.index), group)) is not None)]
 
@@ -61,17 +63,25 @@ def _of_condition(old: Condition | None, new: Condition, *, failed: bool) -> Occ
     return None
 
 
+def _of_scaling(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> Occurrence | None:
+    """The Event for another number of groups."""
+    old, new = before.autoscaling, after.autoscaling
+    if old is None or new is None or old.replicas == new.replicas:
+        return None
+    return Occurrence(Reason.SCALED, f"from {old.replicas} to {new.replicas} groups: {new.message}")
+
+
 def _of_placement(past: Group | None, group: Group) -> Occurrence | None:
     """The Event for a group that has been placed. ``past``: its status before, if it had a place."""
     if not group.ranks or (past is not None and past.epoch == group.epoch):
         return None
-    nodes, which = _nodes(group), f"group {group.index}, placement (epoch) {group.epoch}"
+    nodes, name, number = _nodes(group), f"group {group.index}", f"placement (epoch) {group.epoch}"
     if past is None:
-        return Occurrence(Reason.PLACED, f"{which}, on {nodes}: {group.reason}")
+        return Occurrence(Reason.PLACED, f"{name} is placed on {nodes}, {number}: {group.reason}")
     why = _cause(past, group)
     if _nodes(past) != nodes:
-        return Occurrence(Reason.MOVED, f"{which}, from {_nodes(past)} to {nodes}{why}: {group.reason}")
-    return Occurrence(Reason.PLACED, f"{which}, on {nodes}{why}: {group.reason}")
+        return Occurrence(Reason.MOVED, f"{name} moves from {_nodes(past)} to {nodes}, {number}{why}: {group.reason}")
+    return Occurrence(Reason.PLACED, f"{name} is placed on {nodes} again, {number}{why}: {group.reason}")
 
 
 def _cause(past: Group, group: Group) -> str:
@@ -80,7 +90,7 @@ def _cause(past: Group, group: Group) -> str:
     if failure is None or (past.next_restart_time is None and past.last_failure == failure):
         return ""
     where = f" on {failure.node}" if failure.node else ""
-    return f" after {failure.reason}{where} ({failure.message})"
+    return f", after {failure.reason}{where} ({failure.message})"
 
 
 def _nodes(group: Group) -> str:

@@ -29,6 +29,7 @@ from thunderfleet_operator.observe.pods import Pod
 FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
 RETURNS = "the group goes back to a better placement"
+LEAVING = "autoscaling: the group is stopped when its requests have ended"
 LOOKING = "the planner is looking for a placement"
 
 UNREPORTED = (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
@@ -250,6 +251,8 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
     found = _decided(outcome, deployment, state, restarts)
     if found is None:
         found = _reported(plan, outcome, state, carried)
+        if outcome.leaving and found.stage is GroupPhase.READY:
+            found = _Stage(GroupPhase.DRAINING, LEAVING)
         if state is not None:
             failure = reported(plan, state.failure) if state.failure is not None else failure
             if state.phase is GroupPhase.READY and outcome.report.phase_seconds >= PROVEN_SECONDS:

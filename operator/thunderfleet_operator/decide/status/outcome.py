@@ -47,6 +47,9 @@ class Outcome:
     waits: str | None = None
     """When the group goes back to it; None if it does not, because it has not lost a place."""
 
+    leaving: bool = False
+    """Whether autoscaling is about to stop it."""
+
     @property
     def wait(self) -> Unplaceable | Blocked | None:
         """Why it has no placement."""

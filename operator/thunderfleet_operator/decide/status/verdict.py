@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.reasons import Reason
+
 MESSAGE_LENGTH = 1500
-NO_REPLICAS = "spec.replicas is 0"
 
 
 class Verdict(NamedTuple):
@@ -13,6 +15,16 @@ class Verdict(NamedTuple):
     status: bool | None
     reason: str
     message: str
+
+
+def no_groups(deployment: ModelDeployment) -> tuple[str, str]:
+    """Reason and message of every condition while no group should run."""
+    if deployment.spec.suspend:
+        return Reason.SUSPENDED, "spec.suspend is true"
+    if deployment.spec.autoscaling is not None:
+        why = deployment.status.autoscaling.message if deployment.status.autoscaling is not None else ""
+        return Reason.ASLEEP, f"no group runs{f': {why}' if why else ''}; a request to a router starts one"
+    return Reason.SCALED_TO_ZERO, "spec.replicas is 0"
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from thunderfleet_crds.modeldeployment import (
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, Verify
 
-from thunderfleet_operator.decide.status.verdict import NO_REPLICAS, Verdict, joined
+from thunderfleet_operator.decide.status.verdict import Verdict, joined, no_groups
 from thunderfleet_operator.observe.plans import GroupView
 
 DISABLED = "spec.verify is None, so nothing is checked"
@@ -77,10 +77,13 @@ def recorded_answers(view: GroupView, state: GroupState | None) -> tuple[Recorde
     return (*before, new)[-MAX_RECORDED_ANSWERS:]
 
 
-def verified(deployment: ModelDeployment, groups: Sequence[Group]) -> Verdict:
-    """Whether every group has passed. A group that has failed counts before one that is not known to have passed."""
-    if not deployment.spec.replicas:
-        return Verdict(None, Reason.SCALED_TO_ZERO, NO_REPLICAS)
+def verified(deployment: ModelDeployment, groups: Sequence[Group], wanted: int) -> Verdict:
+    """Whether every group has passed. A group that has failed counts before one that is not known to have passed.
+
+    ``wanted``: the number of groups that should run.
+    """
+    if not wanted:
+        return Verdict(None, *no_groups(deployment))
     if deployment.spec.verify is Verify.NONE:
         return Verdict(None, Reason.VERIFICATION_DISABLED, DISABLED)
     waiting = VerifiedStatus(status=ConditionStatus.UNKNOWN, reason=Reason.NOT_VERIFIED, message="not checked yet")

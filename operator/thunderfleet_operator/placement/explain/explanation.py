@@ -83,7 +83,7 @@ def _possible_cohorts(search: CandidateSearch) -> list[Cohort]:
     macs = sorted(search.fleet.macs.values(), key=lambda mac: (-mac.free_bytes, mac.name))
     for mac in macs:
         for model in wanted_model(mac, search.request):
-            if model.complete and model.sized:
+            if model.usable:
                 return [Cohort(Needs(model, search.request.memory), mlx_versions(mac), {})]
     return []
 

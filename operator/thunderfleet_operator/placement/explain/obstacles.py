@@ -79,7 +79,7 @@ def mac_lacks(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTrans
     found = [*(_software(mac, cohort, transport) if mac.profiled else ()), *ineligible_reasons(mac, request)]
     if transport is Transport.RING and mac.name in request.no_ring_ports:
         found.insert(0, request.no_ring_ports[mac.name])
-    own = [model for model in wanted_model(mac, request) if model.complete and model.sized]
+    own = [model for model in wanted_model(mac, request) if model.usable]
     if mac.profiled and own and cohort.model not in own:
         found.append(f"has different files of {request.model} at {own[0].path} than the others (copy the same files to all)")
     return " and ".join(found)

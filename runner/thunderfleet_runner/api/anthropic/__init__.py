@@ -2,5 +2,4 @@
 
 messages  bodies of messages, and of the count of their tokens
 writer    responses
-errors    error bodies
 """

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
+from thunderfleet_lib.httpapi.errors import ApiError, anthropic
+
 from thunderfleet_runner.api.answer.blocks import Block, Blocks, Change
 from thunderfleet_runner.api.answer.parts import End, Part
 from thunderfleet_runner.api.answer.writer import Event, Head
-from thunderfleet_runner.api.anthropic import errors
-from thunderfleet_runner.api.errors import ApiError
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -43,7 +43,7 @@ class MessagesWriter:
         return []
 
     def error(self, error: ApiError) -> Event:
-        return Event(errors.body(error), "error")
+        return Event(anthropic(error), "error")
 
     # whole
 

@@ -2,8 +2,8 @@
 
 gateway     the HTTP server
 generation  one request from its body to its response
+embeddings  one request for vectors from its body to its response
 choices     several answers to one request
-bodies      reads request bodies, bounded
 stream      a response as server-sent events
 admission   lets requests wait until it is their turn
 turns       which requests run, by number and tokens, and who is next; pure

@@ -15,12 +15,13 @@ from typing import Any
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
+from thunderfleet_lib.httpapi import errors
+from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.listener import Listener
 
-from thunderfleet_runner.api.anthropic import errors
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http.admission import Admission, Full
-from thunderfleet_runner.api.http.bodies import MAX_BODY
+from thunderfleet_runner.api.http.embeddings import Embeddings
 from thunderfleet_runner.api.http.generation import Generation, api_error
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.api.http.stream import ClientGone
@@ -40,18 +41,23 @@ SPARE_CONNECTIONS = 128
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-PATHS = "/v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /tokenize or /detokenize"
+PATHS = (
+    "/v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /tokenize or /detokenize"
+)
 CLIENT_GONE = 499
 """Metric label for a client that closed its connection, as in nginx."""
 
 
 class Gateway:
-    """The handlers. With empty ``api_keys`` no key is required."""
+    """The handlers. With empty ``api_keys`` no key is required; routers may use the credential in the plan as well."""
 
     def __init__(self, service: Service, intake: Intake, api_keys: Collection[str] = ()) -> None:
         self._service = service
         # All digests are compared every time: the time taken reveals neither a key's length nor its position.
         self._keys = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        router = service.plan.router
+        if self._keys and router is not None:
+            self._keys.append(bytes.fromhex(router.digest))
         memory = service.memory
         slots = memory.concurrent_requests
         self._admission = Admission(
@@ -62,8 +68,8 @@ class Gateway:
         )
         self._metrics = GatewayMetrics(service.registry, lambda: self._admission)
         self._generation = Generation(service, intake, self._admission, self._metrics)
+        self._embeddings = Embeddings(service, intake, self._admission, self._metrics)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
-        self._inside = 0
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
         """Accepts the connections."""
         self._created = int(time.time())
@@ -190,11 +196,7 @@ class Gateway:
         return await self._bounded(self._generation.examine(request, "detokenize"))
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
-        raise ApiError(
-            404,
-            f"{self._service.model_name} generates text and makes no embeddings; send them to a server of an embedding model",
-            code="model_not_found",
-        )
+        return await self._bounded(self._embeddings.answer(request, self._generation.limits))
 
     async def _generate(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         return await self._bounded(self._generation.answer(request, endpoint))
@@ -204,13 +206,14 @@ class Gateway:
         with contextlib.closing(answer):
             if not self._service.ready:
                 raise self._not_ready()
-            if self._inside >= self._admission.limit + SPARE_REQUESTS:
-                raise api_error(Full(f"too many requests: {self._inside} are running or waiting; retry later", 5))
-            self._inside += 1
+            visits = self._service.visits
+            if visits.inside >= self._admission.limit + SPARE_REQUESTS:
+                raise api_error(Full(f"too many requests: {visits.inside} are running or waiting; retry later", 5))
+            visits.enter()
             try:
                 return await answer
             finally:
-                self._inside -= 1
+                visits.leave()
 
     def _not_ready(self) -> ApiError:
         return api_error(Unavailable(self._sentence(), 30 if self._service.draining else 5))
@@ -264,6 +267,4 @@ def _of_api(request: web.Request) -> bool:
 
 
 def _error(error: ApiError, request: web.Request) -> web.Response:
-    anthropic = request.path.startswith("/v1/messages")
-    body = errors.body(error) if anthropic else error.body()
-    return web.json_response(body, status=error.status, headers=error.headers)
+    return web.json_response(errors.of_path(error, request.path), status=error.status, headers=error.headers)

@@ -5,9 +5,12 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from aiohttp import web
+from thunderfleet_lib.httpapi import routed
+from thunderfleet_lib.httpapi.bodies import Bodies
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.answer.assembly import Assembly
@@ -16,14 +19,13 @@ from thunderfleet_runner.api.answer.writer import Event, Head, Writer
 from thunderfleet_runner.api.anthropic.writer import MessagesWriter
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http.admission import Admission, Full, Slot
-from thunderfleet_runner.api.http.bodies import Bodies
 from thunderfleet_runner.api.http.choices import merged
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.api.http.stream import EventStream
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.openai.chat_writer import ChatWriter
 from thunderfleet_runner.api.openai.responses_writer import ResponsesWriter
-from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
+from thunderfleet_runner.api.service import GenerationFailed, GroupFailed, Refused, Service, Unavailable
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Options, Prepared, Subject
 
 log = logging.getLogger(__name__)
@@ -94,15 +96,18 @@ class Generation:
         prefix, make = _WRITERS[options.endpoint]
         name = f"{prefix}{uuid.uuid4().hex}"
         writer = make(Head(options, self._service.model_name, name, int(time.time()), prepared.prompt.count))
-        choices = [self._choice(prepared, name, number, arrived) for number in range(options.choices)]
+        spent = _Spent(asked=routed.ROUTED in request.headers)
+        choices = [self._choice(prepared, name, number, arrived, spent) for number in range(options.choices)]
         async with contextlib.aclosing(merged(choices)) as answers:
             if options.stream:
-                return await self._stream(request, options, writer, name, answers)
-            return await self._whole(options, writer, answers)
+                return await self._stream(request, options, writer, name, answers, spent)
+            return await self._whole(options, writer, answers, spent)
 
     # --- one choice ---
 
-    async def _choice(self, prepared: Prepared, name: str, number: int, arrived: float) -> AsyncGenerator[Answered, None]:
+    async def _choice(
+        self, prepared: Prepared, name: str, number: int, arrived: float, spent: "_Spent"
+    ) -> AsyncGenerator[Answered, None]:
         """The parts of one answer, as they become known. Waits until it is admitted."""
         asked = request_of(choice_name(name, number), prepared, number)
         assembly = Assembly(prepared.options, asked.id)
@@ -110,6 +115,9 @@ class Generation:
         try:
             async with contextlib.aclosing(self._timed(asked, arrived, slot)) as events:
                 async for event in events:
+                    if isinstance(event, protocol.Done):
+                        spent.prompt = event.prompt_tokens
+                        spent.generated += event.generated_tokens
                     async for answered in self._assembled(assembly, event, prepared.options):
                         yield answered
         finally:
@@ -157,7 +165,7 @@ class Generation:
     # --- the response ---
 
     async def _whole(
-        self, options: Options, writer: Writer, answers: AsyncIterator[tuple[int, Answered]]
+        self, options: Options, writer: Writer, answers: AsyncIterator[tuple[int, Answered]], spent: "_Spent"
     ) -> web.StreamResponse:
         ended = 0
         async for choice, answered in answers:
@@ -169,7 +177,10 @@ class Generation:
                     writer.add(choice, part)
         if ended < options.choices:
             raise GenerationFailed("the response ended unexpectedly")
-        return web.Response(body=writer.whole(), content_type="application/json", charset="utf-8", headers=headers(options))
+        found = headers(options)
+        if spent.asked:
+            found[routed.TOKENS] = spent.text
+        return web.Response(body=writer.whole(), content_type="application/json", charset="utf-8", headers=found)
 
     async def _stream(
         self,
@@ -178,28 +189,54 @@ class Generation:
         writer: Writer,
         name: str,
         answers: AsyncIterator[tuple[int, Answered]],
+        spent: "_Spent",
     ) -> web.StreamResponse:
         stream = EventStream(request, headers(options))
-        stream.put(writer.begin())
+        begun = False
         async with stream.kept_alive():
             try:
                 async for choice, answered in answers:
+                    if not begun:
+                        # Until now there were comments at most, after which a router can still send the request elsewhere.
+                        begun = True
+                        stream.put(writer.begin())
                     stream.put(_written(writer, choice, answered))
                     if not isinstance(answered, End) and not self._service.queued(choice_name(name, choice)):
                         await stream.flush()
                 stream.put(writer.finish())
                 if writer.marks_end:
                     stream.put_done()
+                if spent.asked:
+                    stream.comment(f"{routed.TOKENS}: {spent.text}")
             except ConnectionError:
                 raise
             except Exception as error:
                 if not stream.started:
                     raise
-                if not isinstance(error, Refused | Unavailable | GenerationFailed | Full):
-                    log.exception("a stream failed")
-                self._metrics.errors.inc()
-                stream.put([writer.error(api_error(error))])
+                self._failed(stream, writer, error, spent)
         return await stream.end()
+
+    def _failed(self, stream: EventStream, writer: Writer, error: Exception, spent: "_Spent") -> None:
+        """Ends a stream with an error event."""
+        if not isinstance(error, Refused | Unavailable | GenerationFailed | Full):
+            log.exception("a stream failed")
+        self._metrics.errors.inc()
+        stream.put([writer.error(api_error(error))])
+        if spent.asked and isinstance(error, GroupFailed):
+            stream.comment(f"{routed.GROUP}: {routed.FAILED}")
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Tokens of all choices of a request."""
+
+    asked: bool
+    prompt: int = 0
+    generated: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.prompt},{self.generated}"
 
 
 def _written(writer: Writer, choice: int, answered: Answered) -> Iterable[Event]:
@@ -240,12 +277,15 @@ def _complete(done: protocol.Done) -> protocol.Done:
 
 def headers(options: Options) -> dict[str, str]:
     """What was ignored and what was changed."""
-    found = {}
-    if options.ignored:
-        found["X-Thunderfleet-Ignored"] = _named(options.ignored)
+    found = ignored_header(options.ignored)
     if options.clamped:
         found["X-Thunderfleet-Clamped"] = f"max_tokens={options.max_tokens}"
     return found
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names ignored fields, if there are any."""
+    return {"X-Thunderfleet-Ignored": _named(names)} if names else {}
 
 
 def _named(names: Sequence[str]) -> str:
@@ -265,6 +305,9 @@ def _named(names: Sequence[str]) -> str:
 def api_error(error: Exception) -> ApiError:
     """What a client gets for an error of the group."""
     match error:
+        case GroupFailed():
+            failed = {"Retry-After": str(error.retry_after), routed.GROUP: routed.FAILED}
+            return ApiError(503, str(error), type="server_error", code="group_failed", headers=failed)
         case Unavailable():
             retry = {"Retry-After": str(error.retry_after)}
             return ApiError(503, str(error), type="server_error", code="not_ready", headers=retry)

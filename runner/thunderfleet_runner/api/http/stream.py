@@ -49,6 +49,10 @@ class EventStream:
         """Adds the mark that the answer is complete."""
         self._waiting.extend(b"data: [DONE]\n\n")
 
+    def comment(self, text: str) -> None:
+        """Adds a line that clients ignore."""
+        self._waiting.extend(b": " + text.encode() + b"\n\n")
+
     async def flush(self) -> None:
         """Writes everything that was added, in one piece. Raises ClientGone when the client reads nothing for READ_SECONDS."""
         if not self._waiting:

@@ -100,7 +100,16 @@ def _item(item: Any, where: str) -> list[dict[str, Any]]:
             identifier = item.get("call_id")
             call = messages.call(item["name"], given, identifier if isinstance(identifier, str) else None)
             return [{"role": "assistant", "content": "", "tool_calls": [call]}]
-        case "function_call_output" if isinstance(item.get("call_id"), str):
+        case "custom_tool_call" if isinstance(item.get("name"), str) and isinstance(item.get("input"), str):
+            # A call without JSON, of a conversation that began at OpenAI.
+            given = json.dumps({"input": item["input"]}, ensure_ascii=False)
+            identifier = item.get("call_id")
+            call = messages.call(item["name"], given, identifier if isinstance(identifier, str) else None)
+            return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        case "web_search_call":
+            # What was found is in the message that follows.
+            return []
+        case "function_call_output" | "custom_tool_call_output" if isinstance(item.get("call_id"), str):
             text = messages.content(item.get("output"), f"{where}.output", optional=True)
             return [{"role": "tool", "content": text, "tool_call_id": item["call_id"]}]
     raise refused(where, f"{where} must be a message, reasoning, function_call or function_call_output")

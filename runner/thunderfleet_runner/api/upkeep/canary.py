@@ -39,7 +39,7 @@ async def run(service: Service, wrong: Callable[[str], None], idle_seconds: floa
     rechecks = Rechecks(*now())
     while True:
         await asyncio.sleep(max(0.05 * idle_seconds, wait_seconds(service, idle_seconds, time.monotonic())))
-        rechecks = rechecks.at(*now())
+        rechecks = rechecks.at(*now(), service.connections)
         if service.ready and wait_seconds(service, idle_seconds, time.monotonic()) <= 0:
             try:
                 async with asyncio.timeout(LIMIT_SECONDS):

@@ -16,25 +16,37 @@ class Rechecks:
     wall: float
     checked: float | None = None
     """When the last check ended, by the monotonic clock; at first, when the group began."""
-    slept: bool = False
-    """Whether the Mac has slept since."""
+    connections: str = ""
+    """What identifies the connections of the group's cables; empty while it is not known."""
+    disturbed: bool = False
+    """Whether the Mac has slept or a cable was interrupted since."""
     canaries: int = 0
     """Number of short passages asked."""
 
-    def at(self, monotonic: float, wall: float) -> "Rechecks":
+    def at(self, monotonic: float, wall: float, connections: str = "") -> "Rechecks":
         """At a later look."""
         slept = wall - self.wall - (monotonic - self.monotonic) > SLEPT_SECONDS
+        interrupted = bool(self.connections and connections) and connections != self.connections
         checked = self.monotonic if self.checked is None else self.checked
-        return replace(self, monotonic=monotonic, wall=wall, checked=checked, slept=self.slept or slept)
+        return replace(
+            self,
+            monotonic=monotonic,
+            wall=wall,
+            checked=checked,
+            connections=connections or self.connections,
+            disturbed=self.disturbed or slept or interrupted,
+        )
 
     @property
     def due(self) -> bool:
-        """Whether the longest passage is due: after a sleep, or an hour after the last time."""
-        return self.slept or self.monotonic - (self.checked if self.checked is not None else self.monotonic) >= EVERY_SECONDS
+        """Whether the longest passage is due: after a sleep, an interruption, or an hour after the last time."""
+        return (
+            self.disturbed or self.monotonic - (self.checked if self.checked is not None else self.monotonic) >= EVERY_SECONDS
+        )
 
     def done(self) -> "Rechecks":
         """The longest passage was asked."""
-        return replace(self, checked=self.monotonic, slept=False)
+        return replace(self, checked=self.monotonic, disturbed=False)
 
     def sung(self) -> "Rechecks":
         """A short passage was asked."""

@@ -19,6 +19,8 @@ items     what the loop reports about a request
 pipelines  prompts in a pipeline
 prompts   the prompt cache
 logits    a hash of logits
+embedding  vectors of texts
+masking   the masks of a batch's answers
 steps     between the loop's steps: counts, digests, looking up
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake
@@ -27,9 +29,11 @@ importing  what makes importing mlx-lm quicker
 """
 
 from thunderfleet_runner.rank.mlxlm import families, importing
+from thunderfleet_runner.rank.mlxlm.embedding import CannotEmbed
 from thunderfleet_runner.rank.mlxlm.items import (
     Admitted,
     Broken,
+    Embedded,
     Finished,
     Prefilling,
     Sampled,
@@ -65,7 +69,9 @@ __all__ = [
     "VERSION",
     "Admitted",
     "Broken",
+    "CannotEmbed",
     "Diverged",
+    "Embedded",
     "Finished",
     "Loop",
     "Prefilling",

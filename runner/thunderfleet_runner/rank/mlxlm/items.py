@@ -44,6 +44,14 @@ class Prefilling:
 
 
 @dataclass(frozen=True)
+class Embedded:
+    """The vectors of a request for them: float32, one after the other. The request has ended."""
+
+    tokens: int
+    vectors: bytes
+
+
+@dataclass(frozen=True)
 class Broken:
     """This request failed."""
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import zlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from queue import Queue
@@ -12,20 +13,26 @@ from mlx_lm import sample_utils as _sampling
 from mlx_lm import server as _server
 
 from thunderfleet_runner.rank.grammar import Formats, Mask, Unusable
+from thunderfleet_runner.rank.mlxlm.embedding import CannotEmbed, embed
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
-from thunderfleet_runner.rank.mlxlm.logits import LogitsHash
+from thunderfleet_runner.rank.mlxlm.items import Embedded
+from thunderfleet_runner.rank.mlxlm.logits import LogitsHash, row_hash
+from thunderfleet_runner.rank.mlxlm.masking import Answers
 from thunderfleet_runner.rank.mlxlm.models import prompt_cache
 from thunderfleet_runner.rank.mlxlm.pipelines import Pace
 from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Alone, Batch, Budget, Sink, Source
 from thunderfleet_runner.rank.mlxlm.work import Work
-from thunderfleet_runner.rank.step_clock import StepClock
+from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
+from thunderfleet_runner.rank.step_times import Step
 
 PREFILL_SEQUENCES = 8
 """Maximum prompts in one step of prefill, as long as together, each padded to the longest, they do not exceed PREFILL_STEP."""
 _SEED_FACTOR = 0x9E3779B97F4A7C15
 """Odd, so that different seeds and steps have different keys."""
 _DIGEST_PRIME = (1 << 31) - 1
+MOST_SHARED_BYTES = 256 << 20
+"""Of a request, with all tokens of its prompt."""
 LEAST_TOP_P = 1e-6
 """A smaller top_p keeps the likeliest token only, as this one does. A top_p that vanishes beside a sum of probabilities in
 float32 makes mlx-lm read its threshold past the end of the row, where ranks have different values."""
@@ -130,6 +137,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         cache.on_hit = lambda count: self.digest(count, 0, 2)
         Batch.loop = self
         _server.BatchGenerator = Batch
+        _generate.GenerationBatch = Answers
 
     def run(self) -> None:
         """Serves until the source ends the loop, then frees the model. Any exception means that the group is lost."""
@@ -156,19 +164,22 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
         flag = 1 if self._rank == 0 and wanted() else 0
-        answer = mx.distributed.all_sum(mx.array([flag, self._digest], mx.int64), group=self.group)
+        # Twice, because a rank that reads another flag would wait for the others in a collective that they do not enter.
+        answer = mx.distributed.all_sum(mx.array([flag, -flag, self._digest], mx.int64), group=self.group)
         mx.async_eval(answer)  # type: ignore[no-untyped-call]
         return answer, self._digest
 
     def read(self, word: Any) -> bool:
         """Whether rank 0 wants the loop to look up. Raises Diverged."""
         answer, mine = word
-        flag, total = answer.tolist()
+        flag, again, total = answer.tolist()
         if total != mine * self._size:
             raise Diverged(
                 f"rank {self._rank}: the ranks of this group no longer compute the same (digest {mine}, "
                 f"the sum over {self._size} ranks is {total})"
             )
+        if flag not in (0, 1) or flag != -again:
+            raise Diverged(f"rank {self._rank}: a message of rank 0 was changed on its way ({flag} and {again})")
         return bool(flag)
 
     def sampling(self, sampler: Any) -> Any:
@@ -186,8 +197,13 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         if not work.grammar or self._formats is None:
             return processors
         after = self.model_provider.tokenizer.think_end_tokens if work.initial_state == "reasoning" else ()
-        matcher = self._formats.matcher(work.grammar)
-        return [*processors, Mask(matcher, after or (), lambda reason: sink.put(Unusable(reason)))]
+        try:
+            mask = Mask(self._formats, work.grammar, after or (), lambda reason: sink.put(Unusable(reason)))
+        except Unusable as error:
+            # The same on all ranks. Rank 0 ends the answer.
+            sink.put(error)
+            return processors
+        return [*processors, mask]
 
     def sharing(self, sampler: Any) -> Any:
         """``sampler`` with rank 0's choice for every rank. One object for each sampler, so that requests stay in one batch."""
@@ -197,7 +213,9 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
 
         def shared(logprobs: Any) -> Any:
             chosen = sampler(logprobs)
-            return mx.distributed.all_sum(chosen if self._rank == 0 else mx.zeros_like(chosen), group=self.group)
+            sent = mx.distributed.all_sum(chosen if self._rank == 0 else mx.zeros_like(chosen), group=self.group)
+            # Rank 0 keeps its own, so that its digest differs when others receive something else.
+            return mx.depends([chosen], [sent])[0] if self._rank == 0 else sent
 
         if sampler is _generate.greedy_sampler:
             self._shared_samplers[id(sampler)] = (sampler, shared)
@@ -212,17 +230,12 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         if idle:
             self.prompt_cache.uncached.clear()
         while True:
-            said: dict[str, Any] | None = None
-            if self._rank == 0:
-                work = self.source.take()
-                if work is not None:
-                    # Ranks measure different times, so all take rank 0's step.
-                    said = {"work": work.to_json(), "step": self._pace.step if self._pace else PREFILL_STEP}
-                elif idle:
-                    said = {"sleep": True}
-            said = self._share_object(said)
+            said = self._share_object(self._next(idle) if self._rank == 0 else None)
             if said is None:
                 return None
+            if "work" in said and said["work"]["embed"]:
+                self._embed(Work.from_json(said["work"]))
+                continue
             if "work" in said:
                 self.prefill_step = self.model_provider.cli_args.prefill_step_size = int(said["step"])
                 return self._admit(Work.from_json(said["work"]))
@@ -233,17 +246,59 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
                 self._stop = True
                 return None
 
+    def _next(self, idle: bool) -> dict[str, Any] | None:
+        """What rank 0 tells the others: a request, that there is none left, or nothing."""
+        work = self.source.take()
+        if work is not None:
+            # Ranks measure different times, so all take rank 0's step.
+            return {"work": work.to_json(), "step": self._pace.step if self._pace else PREFILL_STEP}
+        return {"sleep": True} if idle else None
+
     def _share_object(self, obj: Any) -> Any:
         if not self.distributed:
             return obj
         data = b"" if not obj or self._rank != 0 else json.dumps(obj, separators=(",", ":")).encode()
-        size: Any = mx.distributed.all_sum(mx.array(len(data), mx.int32), group=self.group).item()
+        length = len(data)
+        head: Any = mx.distributed.all_sum(mx.array([length, -length, zlib.crc32(data)], mx.int64), group=self.group).tolist()
+        size, again, checksum = head
+        if size != -again or not 0 <= size <= MOST_SHARED_BYTES:
+            raise Diverged(f"rank {self._rank}: the length of a request was changed on its way ({size} and {again})")
         if size == 0:
             return None
         # As buffers, not as lists: a prompt has megabytes, and all requests wait for it.
         content = mx.array(memoryview(data)) if self._rank == 0 else mx.zeros(size, mx.uint8)  # type: ignore[arg-type]
         values: Any = mx.distributed.all_sum(content, group=self.group)
-        return json.loads(bytes(memoryview(values)))
+        received = bytes(memoryview(values))
+        if zlib.crc32(received) != checksum:
+            raise Diverged(f"rank {self._rank}: a request of {size} bytes was changed on its way")
+        return json.loads(received)
+
+    def _embed(self, work: Work) -> None:
+        """Computes a request's vectors, on all ranks, between steps of the batch."""
+        sink = self.source.admitted(work)
+
+        def pace(tokens: int, seen: int) -> None:
+            self.clock.step()
+            self.clock.begin(Step("prefill", tokens, seen))
+
+        try:
+            found = embed(self.model_provider.model, work.segments, work.embed, PREFILL_STEP, pace)
+            tokens, sound = sum(map(len, work.segments)), bool(mx.all(mx.isfinite(found)).item())
+            values = bytes(memoryview(found))  # type: ignore[arg-type]  # MLX's stubs do not know that it is a buffer
+            sink.put(Embedded(tokens, values) if sound else CannotEmbed("a vector is not finite"))
+        except Exception as error:
+            if self.distributed:
+                # Other ranks may be in the middle of an exchange.
+                raise
+            sink.put(error)
+        else:
+            if self.equal_logits:
+                self.digest(row_hash(found))
+            if self.distributed:
+                self.read(self.word(lambda: False))
+        self.clock.step()
+        self.clock.begin(COLLECTIVE)
+        self.source.agreed(all_of_it=True)
 
     def _admit(self, work: Work) -> tuple[Sink, Any, Any]:
         sink = self.source.admitted(work)

@@ -40,6 +40,8 @@ class Work:
     """A format that the answer must have; see ``rank.grammar``."""
     ends: bool = True
     """False: the end token does not end the answer."""
+    embed: int = 0
+    """Not 0: a vector of so many values for each segment, instead of an answer."""
 
     @property
     def prompt(self) -> list[int]:

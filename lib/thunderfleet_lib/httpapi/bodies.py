@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from thunderfleet_runner.api.errors import ApiError
+from thunderfleet_lib.httpapi.errors import ApiError
 
 MAX_BODY = 16 * 1024 * 1024
 """Maximum bytes of a request body."""
@@ -19,7 +19,7 @@ FREE_BYTES = 64 * 1024
 
 
 class Bodies:
-    """The request bodies that one gateway holds."""
+    """The request bodies that one server holds."""
 
     def __init__(self) -> None:
         self.held = 0

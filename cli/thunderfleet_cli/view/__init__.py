@@ -1,0 +1,16 @@
+"""Commands that show a fleet and explain it, with a kubeconfig alone. They read; they change nothing.
+
+arguments  the command lines
+command    the steps of the commands
+picture    reads the objects, and names the rights that are missing
+facts      what the objects say, in the words that the other modules need
+status     models, Macs and cables in three tables
+cables     the cables that groups need beside those that the Macs see
+topology   Macs, ranks and the cables between them
+svg        the topology as a drawing
+why        the way from a ModelDeployment to the first cause of its state
+top        what Macs and groups use now
+events     what happened, in order
+logs       the logs of all ranks by time
+page       tables and text for a terminal
+"""

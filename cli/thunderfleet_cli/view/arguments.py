@@ -1,0 +1,111 @@
+"""The command lines of what shows a fleet."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from thunderfleet_cli.parsers import Parsers
+from thunderfleet_cli.view import command
+
+MAX_TAIL = 100_000
+NAME = "name of a ModelDeployment; with -A, NAMESPACE/NAME"
+
+
+def add(commands: Parsers) -> None:
+    """Adds ``status``, ``topology``, ``why``, ``cables``, ``top``, ``events`` and ``logs``."""
+    _view(
+        commands,
+        "status",
+        "show models, Macs and cables, and what is wrong with each",
+        "Show ModelDeployments, Macs and cables, and what is wrong with each. Example: `thunderfleet status -A`",
+        command.show_status,
+    )
+    _view(
+        commands,
+        "topology",
+        "draw Macs, the ranks on them and the cables between them",
+        "Draw Macs, the ranks on them and the cables between them. Double lines are cables with RDMA. Example: "
+        "`thunderfleet topology -o svg > fleet.svg`",
+        command.show_topology,
+        formats=("text", "json", "svg"),
+    )
+    why = _view(
+        commands,
+        "why",
+        "explain the state of a ModelDeployment, down to the first cause",
+        "Explain the state of a ModelDeployment: its conditions, groups, ranks, pods, Macs and cables, and which of them is "
+        "the cause. Exit code 0: it serves as it should; 1: it does not. Example: `thunderfleet why qwen`",
+        command.show_why,
+    )
+    why.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
+    _view(
+        commands,
+        "cables",
+        "list the cables that groups need and those that Macs see",
+        "List the cables: which Macs see them, what they can do, which groups need them. Faulty cables that groups need come "
+        "first. Example: `thunderfleet cables`",
+        command.show_cables,
+    )
+    _view(
+        commands,
+        "top",
+        "show what Macs and groups use",
+        "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments reserve on it: those of all "
+        "namespaces, or, without the right to list them, those of one. CPU and memory need metrics-server. Example: "
+        "`thunderfleet top`",
+        command.show_top,
+        namespace="namespace to count without the right to list all (default: that of the context)",
+        every="count all namespaces, or fail without the right to list them",
+    )
+    events = _view(
+        commands,
+        "events",
+        "list what happened to models, Macs and cables, in order",
+        "List events of a ModelDeployment, its pods, Macs and cables by time; without DEPLOYMENT, of all. Example: "
+        "`thunderfleet events qwen`",
+        command.show_events,
+    )
+    events.add_argument("deployment", metavar="DEPLOYMENT", nargs="?", help=f"{NAME} (default: all)")
+    logs = _view(
+        commands,
+        "logs",
+        "show the logs of all ranks of a ModelDeployment by time",
+        "Show the logs of all ranks of a ModelDeployment as one log by time. The first cause of the last failure is marked "
+        "with >>>. Example: `thunderfleet logs qwen --tail 50`",
+        command.show_logs,
+        formats=(),
+    )
+    logs.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
+    logs.add_argument("--tail", type=_lines, default=200, metavar="LINES", help=f"last lines of each rank, at most {MAX_TAIL}")
+    logs.add_argument("-f", "--follow", action="store_true", help="continue until the ranks end, or Ctrl-C")
+
+
+def _view(
+    commands: Parsers,
+    name: str,
+    text: str,
+    description: str,
+    call: Callable[[argparse.Namespace], int],
+    formats: tuple[str, ...] = ("text", "json"),
+    namespace: str = "namespace of ModelDeployments (default: that of the context)",
+    every: str = "ModelDeployments of all namespaces",
+) -> argparse.ArgumentParser:
+    parser = commands.add(name, text, description, call=call)
+    if formats:
+        parser.add_argument("-o", "--output", choices=formats, default="text", help="output format")
+    parser.add_argument("-n", "--namespace", help=namespace)
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help=every)
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
+    )
+    parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+    return parser
+
+
+def _lines(text: str) -> int:
+    lines = int(text)
+    if not 0 <= lines <= MAX_TAIL:
+        raise ValueError(text)
+    return lines

@@ -1,0 +1,91 @@
+"""``logs``: the logs of all ranks as one, by time, with the first cause of the last failure marked. Pure."""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from thunderfleet_crds.names import LABEL_GROUP, LABEL_RANK
+
+from thunderfleet_cli.view import facts
+from thunderfleet_cli.view.facts import Json
+
+CAUSE = ">>>"
+"""Begins a line that is not of a log."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The log of a container. ``label``: how its lines begin."""
+
+    namespace: str
+    pod: str
+    container: str
+    label: str
+
+    @property
+    def path(self) -> str:
+        """API path."""
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.pod}/log"
+
+
+@dataclass(frozen=True, order=True)
+class Line:
+    """A line of a log. ``time``: RFC 3339 in UTC, as the kubelet writes it; "" for the rest of a line without one."""
+
+    time: str
+    label: str
+    text: str
+
+
+def sources(pods: Iterable[Json]) -> list[Source]:
+    """The containers that have started, by group and rank."""
+    found = []
+    for pod in pods:
+        labels = facts.labels(pod)
+        group, rank = labels.get(LABEL_GROUP, "?"), labels.get(LABEL_RANK, "?")
+        node = facts.plain((pod.get("spec") or {}).get("nodeName") or "no node")
+        for container in facts.status(pod).get("containerStatuses") or ():
+            if any(key in (container.get("state") or {}) for key in ("running", "terminated")):
+                label = f"group {group} rank {rank} {node}"
+                found.append(Source(pod["metadata"]["namespace"], pod["metadata"]["name"], str(container.get("name")), label))
+    return sorted(found, key=lambda source: (source.label, source.pod, source.container))
+
+
+def lines(label: str, text: str) -> Iterator[Line]:
+    """The lines of a log that was asked for with timestamps."""
+    for raw in text.splitlines():
+        yield parsed(label, raw)
+
+
+def parsed(label: str, raw: str) -> Line:
+    """One such line."""
+    time, _, rest = raw.partition(" ")
+    stamped = len(time) >= 20 and time[10:11] == "T"
+    return Line(time if stamped else "", label, facts.plain(rest if stamped else raw))
+
+
+def merged(logs: Mapping[str, str], causes: Sequence[Line]) -> Iterator[Line]:
+    """All lines by time, and the causes where they happened."""
+    parts = [_stamped(lines(label, text)) for label, text in logs.items()]
+    yield from heapq.merge(*parts, sorted(causes), key=lambda line: line.time)
+
+
+def _stamped(found: Iterable[Line]) -> Iterator[Line]:
+    """Lines without a time get that of the line before, so that they stay behind it."""
+    last = ""
+    for line in found:
+        last = line.time or last
+        yield Line(last, line.label, line.text)
+
+
+def causes(deployment: Json) -> list[Line]:
+    """The last failure of each group, as a line at its time."""
+    found = []
+    for group in facts.groups(deployment):
+        failure = group.get("lastFailure")
+        if failure:
+            where = f"rank {failure['rank']} " if failure.get("rank") is not None else ""
+            text = f"first cause: {facts.plain(failure.get('reason') or '')}: {facts.plain(failure.get('message') or '')}"
+            label = f"{CAUSE} group {group.get('index', 0)} {where}{facts.plain(failure.get('node') or '')}".rstrip()
+            found.append(Line(facts.plain(failure.get("time") or ""), label, text))
+    return found

@@ -1,0 +1,100 @@
+"""Reads the objects of a cluster. What may not be read is named, with the right that is missing."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from thunderfleet_crds import names
+from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_localcluster.errors import LocalClusterError
+
+from thunderfleet_cli.connection import Connection
+from thunderfleet_cli.view.facts import CHART, LABEL_COMPONENT, Picture
+
+SECONDS = 30.0
+OURS = f"/apis/{names.GROUP}/{names.VERSION}"
+METRICS = "/apis/metrics.k8s.io/v1beta1"
+OPERATOR = f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=operator"
+RUNNERS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+CLUSTER = ("nodes", "profiles", "links", "operators")
+NAMESPACED = ("deployments", "pods", "events")
+RESOURCES: Mapping[str, str] = {
+    "nodes": "nodes",
+    "profiles": f"{names.NODEPROFILE_PLURAL}.{names.GROUP}",
+    "links": f"{names.THUNDERBOLTLINK_PLURAL}.{names.GROUP}",
+    "deployments": f"{names.MODELDEPLOYMENT_PLURAL}.{names.GROUP}",
+    "pods": "pods",
+    "operators": "pods",
+    "events": "events",
+    "usage": "nodes.metrics.k8s.io",
+}
+"""How `kubectl auth can-i list` names what is read."""
+
+
+def request_of(kind: str, namespace: str | None) -> tuple[str, dict[str, object]]:
+    """The API path and the query of a part of a Picture. ``namespace``: None for all."""
+    within = f"/namespaces/{namespace}" if namespace else ""
+    paths: Mapping[str, tuple[str, dict[str, object]]] = {
+        "nodes": ("/api/v1/nodes", {}),
+        "profiles": (f"{OURS}/{names.NODEPROFILE_PLURAL}", {}),
+        "links": (f"{OURS}/{names.THUNDERBOLTLINK_PLURAL}", {}),
+        "deployments": (f"{OURS}{within}/{names.MODELDEPLOYMENT_PLURAL}", {}),
+        "pods": (f"/api/v1{within}/pods", {"labelSelector": RUNNERS}),
+        "operators": ("/api/v1/pods", {"labelSelector": OPERATOR}),
+        "events": (f"/api/v1{within}/events", {}),
+        "usage": (f"{METRICS}/nodes", {}),
+    }
+    return paths[kind]
+
+
+def why_unread(kind: str, namespace: str | None, error: ApiError) -> str:
+    """What is missing, and how to see that."""
+    resource = RESOURCES[kind]
+    if error.status == 404:
+        absent = "install the chart (docs/install.md)" if names.GROUP in resource else "install what serves it"
+        if kind == "usage":
+            absent = "install metrics-server"
+        return f"the cluster has no {resource}: {absent}"
+    if error.status in (401, 403):
+        where = f"in namespace {namespace}" if namespace and kind in NAMESPACED else "in all namespaces"
+        if kind in ("nodes", "profiles", "links", "usage"):
+            where = "in the cluster"
+        scope = f"-n {namespace}" if namespace and kind in NAMESPACED else "-A"
+        return f"you may not list {resource} {where}: check with `kubectl auth can-i list {resource} {scope}`"
+    if kind == "usage" and error.status == 503:
+        return "metrics-server does not answer: check its pods with `kubectl get pods -n kube-system`"
+    return f"cannot list {resource}: {error}"
+
+
+async def _read(kube: Kube, kind: str, namespace: str | None) -> Sequence[Json] | ApiError:
+    path, query = request_of(kind, namespace)
+    try:
+        return (await kube.list(path, **query))[0]
+    except ApiError as error:
+        return error
+
+
+async def read_lists(
+    connection: Connection, kinds: Sequence[str], namespace: str | None
+) -> tuple[Mapping[str, Sequence[Json]], Mapping[str, str]]:
+    """Lists by kind, and why others could not be read. Raises LocalClusterError if nothing could, or too slowly."""
+    async with await connection.kube() as kube:
+        try:
+            async with asyncio.timeout(SECONDS):
+                answers = await asyncio.gather(*(_read(kube, kind, namespace) for kind in kinds))
+        except TimeoutError:
+            raise LocalClusterError(f"{kube.host} did not answer within {SECONDS:g} s") from None
+    found = {kind: answer for kind, answer in zip(kinds, answers, strict=True) if not isinstance(answer, ApiError)}
+    errors = {kind: answer for kind, answer in zip(kinds, answers, strict=True) if isinstance(answer, ApiError)}
+    unread = {kind: why_unread(kind, namespace, error) for kind, error in errors.items()}
+    if errors and (not found or any(error.unanswered for error in errors.values())):
+        raise LocalClusterError(next(iter(unread.values())))
+    return found, unread
+
+
+async def picture(connection: Connection, namespace: str | None, *, events: bool = False) -> Picture:
+    """The objects of the cluster. ``namespace``: None for all. Raises LocalClusterError."""
+    kinds = (*CLUSTER, "deployments", "pods", *(("events",) if events else ()))
+    found, unread = await read_lists(connection, kinds, namespace)
+    if "deployments" in unread:
+        raise LocalClusterError(unread["deployments"])
+    return Picture(namespace=namespace, unread=unread, **found)

@@ -1,0 +1,188 @@
+"""``status``: models, Macs and cables in three tables. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionType
+from thunderfleet_localcluster.follow import waiting_for
+
+from thunderfleet_cli.view import facts
+from thunderfleet_cli.view.facts import Json, Picture
+from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
+
+WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
+"""What such Macs and cables are; models run over TCP there."""
+
+
+def as_values(picture: Picture) -> dict[str, Any]:
+    """Deployments, Macs and cables, with what is wrong with each ("" if nothing is)."""
+    return {
+        "deployments": [
+            {
+                "namespace": facts.plain(one["metadata"].get("namespace") or ""),
+                "name": facts.name(one),
+                "model": facts.model(one),
+                "replicas": facts.replicas(one),
+                "readyReplicas": facts.ready_groups(one),
+                "nodes": _nodes(one),
+                "transport": facts.plain(facts.status(one).get("transport") or ""),
+                "tokensPerSecond": facts.status(one).get("tokensPerSecond"),
+                "endpoint": facts.status(one).get("endpoint"),
+                "problem": deployment_problem(one),
+            }
+            for one in picture.deployments
+        ],
+        "macs": [
+            {
+                "name": facts.name(node),
+                "ready": facts.holds(node, "Ready"),
+                "chip": _chip(profile),
+                "memoryBytes": _hardware(profile).get("memoryBytes"),
+                "rdma": _rdma(profile),
+                "groups": [facts.plain(use.get("name")) for use in _uses(profile)],
+                "problem": mac_problem(node, profile),
+            }
+            for node, profile in macs(picture)
+        ],
+        "cables": [
+            {
+                "name": facts.name(link),
+                "connected": facts.holds(link, ConditionType.CONNECTED),
+                "speed": facts.plain(facts.status(link).get("speed") or ""),
+                "rdma": facts.plain(facts.status(link).get("rdma") or ""),
+                "problem": cable_problem(link),
+            }
+            for link in picture.links
+        ],
+        "notRead": dict(picture.unread),
+    }
+
+
+def show(picture: Picture, page: Page, now: datetime) -> None:
+    """Three tables, then what could not be read."""
+    many = picture.namespace is None
+    columns = ("NAME", "MODEL", "READY", "NODES", "TRANSPORT", "TOK/S", "SINCE", "PROBLEM")
+    if picture.deployments:
+        page.table((*(("NAMESPACE",) if many else ()), *columns), [_deployment(one, many, now) for one in picture.deployments])
+    else:
+        page.line(f"no ModelDeployments in {'any namespace' if many else f'namespace {picture.namespace}'}")
+    if picture.nodes:
+        page.line()
+        page.table(
+            ("MAC", "READY", "CHIP", "MEMORY", "GPU LIMIT", "RDMA", "GROUPS", "PROBLEM"), [_mac(*one) for one in macs(picture)]
+        )
+    if picture.links:
+        page.line()
+        bad = [link for link in picture.links if cable_problem(link)]
+        page.line(f"cables: {len(picture.links) - len(bad)} of {len(picture.links)} without a problem")
+        for link in bad:
+            page.cells(("  " + facts.name(link) + "  ", BAD), cable_problem(link))
+    unread(picture, page)
+
+
+def unread(picture: Picture, page: Page) -> None:
+    """What the view lacks."""
+    for text in dict.fromkeys(picture.unread.values()):
+        page.line(f"not shown: {text}", DOUBTFUL)
+
+
+def macs(picture: Picture) -> Sequence[tuple[Json, Json | None]]:
+    """Nodes that are Macs, each with its NodeProfile."""
+    profiles = {facts.name(profile): profile for profile in picture.profiles}
+    return [(node, profiles.get(facts.name(node))) for node in picture.nodes if not facts.is_linux(node)]
+
+
+def deployment_problem(deployment: Json) -> str:
+    """Why a ModelDeployment does not serve as it should; "" if it does."""
+    ready, degraded = (facts.conditions(deployment).get(kind) for kind in (ConditionType.READY, ConditionType.DEGRADED))
+    if ready is None or ready.get("status") != "True":
+        return facts.plain(waiting_for({"metadata": deployment["metadata"], "status": facts.status(deployment)}))
+    return facts.said(degraded) if degraded is not None and degraded.get("status") == "True" else ""
+
+
+def mac_problem(node: Json, profile: Json | None) -> str:
+    """What is wrong with a Mac; "" if nothing is."""
+    ready = facts.conditions(node).get("Ready", {})
+    if ready.get("status") != "True":
+        text = f"NotReady: {facts.said(ready).rstrip('.') or 'the kubelet has not reported yet'}"
+        # A kubelet that reports False says itself what is wrong.
+        return text if ready.get("status") == "False" else f"{text}: check that the Mac is on and that its kubelet runs"
+    if profile is None:
+        return "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there"
+    found = facts.conditions(profile)
+    quarantined = found.get(ConditionType.QUARANTINED, {})
+    if quarantined.get("status") == "True":
+        return facts.said(quarantined)
+    for kind in (ConditionType.INVENTORY_COMPLETE, ConditionType.BRIDGE_FREE):
+        if found.get(kind, {}).get("status") == "False":
+            return facts.said(found[kind])
+    if (node.get("spec") or {}).get("unschedulable"):
+        return f"cordoned: `kubectl uncordon {facts.name(node)}` allows new pods"
+    return ""
+
+
+def cable_problem(link: Json) -> str:
+    """What is wrong with a cable; "" if nothing is."""
+    found = facts.conditions(link)
+    connected = found.get(ConditionType.CONNECTED)
+    if connected is None:
+        return "the operator has not reported on it yet: if that lasts, check with `kubectl get pods -A` that it runs"
+    for kind in (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE):
+        condition = found.get(kind, {})
+        if condition.get("status") == "False" and condition.get("reason") not in WITHOUT_RDMA:
+            return facts.said(condition)
+    return facts.said(connected) if connected.get("status") == "Unknown" else ""
+
+
+def _hardware(profile: Json | None) -> Json:
+    return facts.status(profile or {}).get("hardware") or {}
+
+
+def _chip(profile: Json | None) -> str:
+    return facts.plain(_hardware(profile).get("chip") or "").removeprefix("Apple ")
+
+
+def _rdma(profile: Json | None) -> str:
+    return facts.plain((facts.status(profile or {}).get("rdma") or {}).get("state") or "")
+
+
+def _uses(profile: Json | None) -> Sequence[Json]:
+    return facts.status(profile or {}).get("groups") or ()
+
+
+def _nodes(deployment: Json) -> list[str]:
+    return [facts.plain(rank.get("node")) for group in facts.groups(deployment) for rank in group.get("ranks") or ()]
+
+
+def _deployment(deployment: Json, many: bool, now: datetime) -> Sequence[Cell]:
+    status, problem = facts.status(deployment), deployment_problem(deployment)
+    ready = facts.conditions(deployment).get(ConditionType.READY, {})
+    serves = ready.get("status") == "True"
+    count = f"{facts.ready_groups(deployment)}/{facts.replicas(deployment)}"
+    return (
+        *((facts.plain(deployment["metadata"].get("namespace") or ""),) if many else ()),
+        facts.name(deployment),
+        facts.model(deployment),
+        (count, GOOD if serves and not problem else DOUBTFUL if serves else BAD),
+        ",".join(_nodes(deployment)),
+        facts.plain(status.get("transport") or ""),
+        facts.plain(status.get("tokensPerSecond") or ""),
+        facts.ago(ready.get("lastTransitionTime"), now),
+        problem,
+    )
+
+
+def _mac(node: Json, profile: Json | None) -> Sequence[Cell]:
+    ready, problem = facts.holds(node, "Ready"), mac_problem(node, profile)
+    return (
+        facts.name(node),
+        ("yes" if ready else "no", (DOUBTFUL if problem else GOOD) if ready else BAD),
+        _chip(profile),
+        facts.gibibytes(_hardware(profile).get("memoryBytes")),
+        facts.gibibytes(_hardware(profile).get("gpuMemoryLimitBytes")),
+        _rdma(profile),
+        ",".join(facts.plain(use.get("name")) for use in _uses(profile)),
+        problem,
+    )

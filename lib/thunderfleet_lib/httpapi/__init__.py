@@ -1,0 +1,6 @@
+"""What the servers of models' APIs share: the gateway of a runner and the router.
+
+errors   errors in the formats of OpenAI and Anthropic; pure
+bodies   reads request bodies, bounded
+routed   headers between router and gateways; pure
+"""

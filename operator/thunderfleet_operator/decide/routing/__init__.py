@@ -1,0 +1,7 @@
+"""What routers get to know, and where clients find them. The values are those of ``thunderfleet_crds.routing``.
+
+keys       routing keys, the Secret with them, and the credentials of groups
+documents  the document of one ModelDeployment: digests of API keys, and its groups
+endpoints  the URLs of routers, and the Service that leads to them
+refusals   why a ModelDeployment is not woken
+"""

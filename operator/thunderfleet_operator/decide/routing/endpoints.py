@@ -1,0 +1,90 @@
+"""The URLs of routers, and the Service that leads to them."""
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thunderfleet_crds.modeldeployment import MAX_ENDPOINTS, ModelDeployment, RouterEndpoint
+from thunderfleet_crds.names import ANNOTATION_HASH, MANAGED_BY
+
+from thunderfleet_operator.observe.routers import Router
+
+SLICE_ENDPOINTS = 100
+"""The most endpoints of an EndpointSlice, as the control plane makes them."""
+SERVICE_PORT, SERVICE_TLS_PORT = 80, 443
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """The chart's values of routers. ``url``: under which clients outside reach them all, if any.
+
+    ``namespace``: of the release.
+    """
+
+    namespace: str
+    port: int
+    tls: bool = False
+    url: str | None = None
+
+
+def url(router: Router, settings: RouterSettings) -> str:
+    """The base URL of a router's API."""
+    host = f"[{router.address}]" if ":" in router.address else router.address
+    return f"{'https' if settings.tls else 'http'}://{host}:{settings.port}/v1"
+
+
+def endpoints(routers: Iterable[Router], settings: RouterSettings, near: Collection[str]) -> tuple[RouterEndpoint, ...]:
+    """All routers, those on the Nodes ``near`` first."""
+    ordered = sorted(routers, key=lambda router: (router.node not in near, router.node, router.address))
+    found = {url(router, settings): router.node for router in ordered}
+    return tuple(RouterEndpoint(url=one, node=node) for one, node in found.items())[:MAX_ENDPOINTS]
+
+
+def endpoint_slice(
+    deployment: ModelDeployment, owner: dict[str, Any], routers: Sequence[Router], settings: RouterSettings
+) -> dict[str, Any]:
+    """The EndpointSlice of a ModelDeployment's Service. No controller makes one for a Service without a selector.
+
+    Its name contains a digest of the UID, so that no other object has it by chance. A slice holds addresses of one family:
+    those of most routers.
+    """
+    meta = deployment.metadata
+    digest = hashlib.sha256(str(meta.uid).encode()).hexdigest()[:10]
+    six = [router for router in routers if ipaddress.ip_address(router.address).version == 6]
+    four = [router for router in routers if router not in six]
+    chosen = six if len(six) > len(four) else four
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"{meta.name}-routers-{digest}{'-ipv6' if chosen is six else ''}",
+            "namespace": meta.namespace,
+            "labels": {"kubernetes.io/service-name": meta.name, "endpointslice.kubernetes.io/managed-by": MANAGED_BY},
+            "ownerReferences": [owner],
+        },
+        "addressType": "IPv6" if chosen is six else "IPv4",
+        "endpoints": [
+            {"addresses": [router.address], "conditions": {"ready": True}, "nodeName": router.node}
+            for router in sorted(chosen, key=lambda router: (router.node, router.address))[:SLICE_ENDPOINTS]
+        ],
+        "ports": [{"name": _port_name(settings), "port": settings.port, "protocol": "TCP"}],
+    }
+
+
+def _port_name(settings: RouterSettings) -> str:
+    """The same in Service and EndpointSlice, which belong together by it."""
+    return "https" if settings.tls else "http"
+
+
+def service(manifest: dict[str, Any], settings: RouterSettings) -> dict[str, Any]:
+    """The Service of groups as one that leads to routers: port 80, or 443 with TLS, of an address of the cluster."""
+    port = SERVICE_TLS_PORT if settings.tls else SERVICE_PORT
+    ports = [{"name": _port_name(settings), "port": port, "targetPort": port, "protocol": "TCP"}]
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "annotations"}
+    found = {**manifest, "metadata": metadata, "spec": {"type": "ClusterIP", "ports": ports}}
+    text = json.dumps(found, sort_keys=True)
+    metadata["annotations"] = {ANNOTATION_HASH: hashlib.sha256(text.encode()).hexdigest()[:16]}
+    return found

@@ -1,0 +1,33 @@
+"""Turn-taking: which ModelDeployments are stopped so that one that was asked for has room.
+
+Only those of the same namespace that a request can start again (``minReplicas: 0``), that have no request in progress and have
+had their own turn; the one whose last request is the longest ago comes first. Nothing is stopped unless the room is enough.
+"""
+
+from collections.abc import Callable, Sequence
+
+from thunderfleet_operator.observe.load import Candidate
+
+RESIDENCY_SECONDS = 60.0
+"""How long a model serves at least before another one has its turn."""
+QUIET_SECONDS = 5.0
+"""How long a model must have had no request."""
+MAX_CANDIDATES = 8
+"""The most ModelDeployments that are stopped for one: each number takes a search for a placement."""
+
+
+def may_yield(one: Candidate) -> bool:
+    """Whether a ModelDeployment may be stopped now."""
+    return one.in_flight == 0 and one.idle_seconds >= QUIET_SECONDS and one.ready_seconds >= RESIDENCY_SECONDS
+
+
+def yielding(candidates: Sequence[Candidate], fits: Callable[[Sequence[Candidate]], bool]) -> tuple[str, ...]:
+    """The fewest, least recently used first, that make enough room. ``fits``: whether a placement exists without these."""
+    usable = sorted((one for one in candidates if may_yield(one)), key=lambda one: (-one.idle_seconds, one.name))
+    usable = usable[:MAX_CANDIDATES]
+    if not usable or not fits(usable):
+        return ()
+    for count in range(1, len(usable)):
+        if fits(usable[:count]):
+            return tuple(one.name for one in usable[:count])
+    return tuple(one.name for one in usable)

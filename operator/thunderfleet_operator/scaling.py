@@ -1,0 +1,85 @@
+"""What autoscaling remembers from round to round: requests, turns, and reports of routers. Only in memory."""
+
+from collections.abc import Callable, Iterable
+
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.routing import DemandReport
+
+from thunderfleet_operator.decide.lifecycle import ready
+from thunderfleet_operator.decide.scaling.autoscaling import WAKE_SECONDS, Scaling, idle_seconds, in_flight
+from thunderfleet_operator.observe.demands import Demands, Key
+from thunderfleet_operator.observe.load import Candidate, Load, Signals
+from thunderfleet_operator.observe.plans import GroupView, Report
+
+TURN_SECONDS = 30.0
+"""How long a ModelDeployment that is to make room for another one tries to."""
+
+
+def demand_key(deployment: ModelDeployment) -> Key:
+    """The key of a ModelDeployment in the reports of routers."""
+    meta = deployment.metadata
+    return str(meta.namespace), meta.name, str(meta.uid)
+
+
+class ScalingMemory:
+    """By ``namespace/name``. ``clock``: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._loads: dict[str, Load] = {}
+        self._alive: dict[str, float] = {}
+        self._turns: dict[str, tuple[str, float]] = {}
+        self._demands = Demands()
+
+    def reported(self, report: DemandReport) -> None:
+        """A router has reported."""
+        self._demands = self._demands.with_report(report, self._clock())
+
+    def signals(self, key: str, deployment: ModelDeployment) -> Signals:
+        """What is known of the requests to a ModelDeployment now."""
+        now = self._clock()
+        asked = self._demands.asked(demand_key(deployment), now)
+        since = self._alive.setdefault(key, now)
+        if asked.wake_seconds is not None and asked.wake_seconds < WAKE_SECONDS:
+            since = self._alive[key] = max(since, now - asked.wake_seconds)
+        to, until = self._turns.get(key, ("", 0.0))
+        return Signals(
+            load=self._loads.get(key, Load()),
+            asked=asked,
+            now=now,
+            alive_seconds=now - since,
+            yields_to=to if now < until else None,
+        )
+
+    def keep(self, key: str, scaling: Scaling | None) -> tuple[str, ...]:
+        """Remembers a decision. The ModelDeployments that are to make room, to be decided soon."""
+        if scaling is None:
+            self._loads.pop(key, None)
+            return ()
+        self._loads[key] = scaling.load
+        for other in scaling.yields:
+            self._turns[other] = (key, self._clock() + TURN_SECONDS)
+        return scaling.yields
+
+    def forget(self, key: str) -> None:
+        """A ModelDeployment has been deleted."""
+        for memory in (self._loads, self._alive, self._turns):
+            memory.pop(key, None)
+
+    def candidate(self, key: str, deployment: ModelDeployment, groups: Iterable[tuple[GroupView, Report]]) -> Candidate:
+        """A ModelDeployment that could make room for another one."""
+        signals = self.signals(key, deployment)
+        reports = [(view, report) for view, report in groups if view.plan is not None or view.all_pods]
+        counts = [in_flight(report) for _, report in reports]
+        known = [count for count in counts if count is not None]
+        idle = [idle_seconds(report) for _, report in reports]
+        if signals.asked.idle_seconds is not None:
+            idle.append(signals.asked.idle_seconds)
+        return Candidate(
+            name=key,
+            uid=str(deployment.metadata.uid),
+            groups=tuple(view.index for view, _ in reports),
+            in_flight=sum(known) + signals.asked.waiting if len(known) == len(counts) else None,
+            idle_seconds=min(idle, default=0.0),
+            ready_seconds=min((report.phase_seconds if ready(report) else 0.0 for _, report in reports), default=0.0),
+        )

@@ -1,0 +1,12 @@
+"""One URL for all models: finds the model that a request means, and a group that can answer it.
+
+cli          the command line
+app          puts the parts together
+demand       reports demand to the operator, and so wakes models
+http         the HTTP server, and requests to gateways
+dispatcher   all pools, and the bounds of what waits in them
+pool         seats at the groups of one ModelDeployment, and who waits for one
+watch        keeps the catalog current
+certificate  the router's own certificate
+decide       decisions, without effects
+"""

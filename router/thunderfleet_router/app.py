@@ -1,0 +1,146 @@
+"""Puts the router together and runs it until it is to end."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+from thunderfleet_lib.kube import Kube
+
+from thunderfleet_router.certificate import Certificate
+from thunderfleet_router.demand import Reporter
+from thunderfleet_router.dispatcher import Dispatcher
+from thunderfleet_router.http.exchange import Exchanges, Settings
+from thunderfleet_router.http.metrics import RouterMetrics
+from thunderfleet_router.http.server import Server
+from thunderfleet_router.http.upstream import Upstream
+from thunderfleet_router.watch import Watch
+
+log = logging.getLogger(__name__)
+
+PORT_SECONDS = 15.0
+"""How long to retry a port that the router before this one may still have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The router's input."""
+
+    namespace: str
+    """Of the release."""
+    name: str
+    """Of this router's pod."""
+    addresses: Sequence[str]
+    port: int
+    operator: str | None
+    """URL of the operator's endpoint for demand; None for the one that the routing Secret names."""
+    tls: Path | None = None
+    """Folder with ``tls.crt`` and ``tls.key``."""
+    origins: Sequence[str] = ()
+    drain_seconds: float = 30.0
+    settings: Settings = field(default_factory=Settings)
+
+
+class Router:
+    """One router. Raises OSError if its certificate cannot be read."""
+
+    def __init__(self, kube: Kube, options: Options) -> None:
+        self.options = options
+        self.port = options.port
+        self.ending = asyncio.Event()
+        """Set to end the router."""
+        self.listening = asyncio.Event()
+        """Set once its port is open."""
+        self.dispatcher = Dispatcher(self._cannot_wake)
+        self.watch = Watch(kube, options.namespace, self.dispatcher.update)
+        self._upstream = Upstream()
+        self.metrics = RouterMetrics(
+            lambda: self.dispatcher.in_flight, lambda: self.dispatcher.waiting, lambda: self.watch.connected
+        )
+        exchanges = Exchanges(lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings)
+        self.server = Server(
+            lambda: self.watch.catalog, exchanges, self.metrics, options.settings, self._problem, options.origins
+        )
+        self._certificate = Certificate(options.tls) if options.tls is not None else None
+
+    def _problem(self) -> str | None:
+        if self.ending.is_set():
+            return "the router is stopping"
+        return None if self.watch.synced else "the router has not read the ModelDeployments yet"
+
+    def _cannot_wake(self) -> str | None:
+        if self._operator() is None:
+            return "the operator has not published yet where it can be asked"
+        return None if self.watch.connected else "the API server does not answer"
+
+    def _operator(self) -> str | None:
+        return self.options.operator or self.watch.operator
+
+    async def run(self) -> None:
+        """Runs until ``ending`` is set. Raises OSError if the port cannot be opened."""
+        reporter = Reporter(self._operator, self.options.name, self.dispatcher, lambda: self.watch.pair, self.metrics)
+        work = [self.watch.run(), reporter.run()]
+        if self._certificate is not None:
+            work.append(self._certificate.keep())
+        tasks = [asyncio.create_task(one) for one in work]
+        runner = web.AppRunner(
+            self.server.app(), access_log=None, handle_signals=False, handler_cancellation=True, auto_decompress=False,
+            shutdown_timeout=1.0, logger=_unlogged(),
+        )  # fmt: skip
+        await runner.setup()
+        try:
+            await self._listen(runner)
+            ending = asyncio.create_task(self.ending.wait())
+            await asyncio.wait([ending, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            for task in tasks:
+                if task.done():
+                    await task
+            await self._drain(runner)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await runner.cleanup()
+            await self._upstream.close()
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        context = self._certificate.context if self._certificate is not None else None
+        for address in self.options.addresses:
+            self.port = await self._once_free(runner, address, context)
+        log.info("listening on port %d of %s", self.port, ", ".join(self.options.addresses))
+        self.listening.set()
+
+    async def _once_free(self, runner: web.AppRunner, address: str, context: ssl.SSLContext | None) -> int:
+        until = asyncio.get_running_loop().time() + PORT_SECONDS
+        while True:
+            try:
+                return await self.server.listener.listen(runner, address, self.port, context)
+            except OSError as error:
+                if asyncio.get_running_loop().time() > until:
+                    raise
+                log.warning("%s; retrying", error)
+            await asyncio.sleep(0.5)
+
+    async def _drain(self, runner: web.AppRunner) -> None:
+        """Lets requests end, for a while; accepts no new connections."""
+        log.info("stopping: %d requests may take %g s to end", self.server.inside, self.options.drain_seconds)
+        for site in list(runner.sites):
+            with contextlib.suppress(OSError):
+                await site.stop()
+        try:
+            async with asyncio.timeout(self.options.drain_seconds):
+                await self.server.idle.wait()
+        except TimeoutError:
+            log.warning("%d requests have not ended and are cut off", self.server.inside)
+
+
+def _unlogged() -> logging.Logger:
+    """For requests that are no HTTP: aiohttp would log a traceback for each."""
+    logger = logging.getLogger(f"{__name__}.http")
+    logger.setLevel(logging.CRITICAL + 1)
+    return logger

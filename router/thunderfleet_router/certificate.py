@@ -1,0 +1,39 @@
+"""The router's own certificate, read again when its files change."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 30.0
+
+
+class Certificate:
+    """``tls.crt`` and ``tls.key`` of a folder, as a mounted Secret has them. Raises OSError when they cannot be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = (folder / "tls.crt", folder / "tls.key")
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._loaded = b""
+        self.load()
+
+    def load(self) -> None:
+        """Uses the present content of the files for new connections."""
+        content = b"".join(file.read_bytes() for file in self._files)
+        if content != self._loaded:
+            # A pair that does not fit must not take the place of the one in use.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
+            self.context.load_cert_chain(*self._files)
+            self._loaded = content
+
+    async def keep(self) -> None:
+        """Follows the files until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                self.load()
+            except OSError as error:
+                log.warning("cannot read the certificate again, the old one stays: %s", error)

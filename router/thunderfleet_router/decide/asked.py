@@ -1,0 +1,63 @@
+"""What a body asks for, as far as the router needs to know: the model, whether to stream, and the prompt's beginning. Pure.
+
+The gateway checks everything else, in a process that may fail. Here a body is bounded before it becomes objects.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thunderfleet_lib import jsonbounds
+from thunderfleet_lib.httpapi.errors import refused
+
+MAX_VALUES = 400_000
+"""More than a gateway with a context of 262,144 tokens accepts; beyond that, prompts of token ids do not pass."""
+MAX_DEPTH = 64
+MAX_NAME = 512
+_BEFORE_MESSAGES = ("tools", "system", "instructions")
+"""Fields that templates put before the messages."""
+_MESSAGES = ("messages", "input", "prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A parsed body. ``prompt``: bytes with which those of a later request in the same conversation begin too."""
+
+    model: str | None
+    stream: bool
+    prompt: bytes
+    fields: Mapping[str, Any]
+
+    def renamed(self, model: str) -> bytes:
+        """The body for a gateway that knows the model under another name."""
+        # Escaped: JSON may have halves of surrogate pairs, which UTF-8 has not.
+        return json.dumps({**self.fields, "model": model}).encode()
+
+
+def parse(body: bytes) -> Asked:
+    """The request in a body. Raises ApiError."""
+    try:
+        found = jsonbounds.loads(body, values=MAX_VALUES, depth=MAX_DEPTH)
+    except jsonbounds.TooLarge as error:
+        raise refused(None, f"the body is too large: {error}") from error
+    except ValueError as error:
+        raise refused(None, f"the body is not JSON in UTF-8: {str(error)[:200]}") from error
+    if not isinstance(found, dict):
+        raise refused(None, "the body must be a JSON object")
+    model = found.get("model")
+    if model is not None and (not isinstance(model, str) or not model or len(model) > MAX_NAME):
+        raise refused("model", f"model must be a string of at most {MAX_NAME} characters: the name of a model")
+    return Asked(model, found.get("stream") is True, _prompt(found), found)
+
+
+def _prompt(fields: Mapping[str, Any]) -> bytes:
+    parts = [fields[name] for name in _BEFORE_MESSAGES if fields.get(name)]
+    messages = next((fields[name] for name in _MESSAGES if fields.get(name)), "")
+    # Message by message, so that the end of one request is the middle of the next.
+    parts.extend(messages if isinstance(messages, list) and not _of_numbers(messages) else [messages])
+    return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts).encode("utf-8", "surrogatepass")
+
+
+def _of_numbers(values: list[Any]) -> bool:
+    return bool(values) and not isinstance(values[0], str | dict | list)

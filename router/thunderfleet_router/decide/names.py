@@ -1,0 +1,143 @@
+"""Which ModelDeployment a request means, and which ones a caller may use. Pure.
+
+A name is, in this order: namespace and name of a ModelDeployment, its name, its repository, the last part of the repository, an
+alias. What is earlier in the list wins, so an alias never takes the place of a name. Within one step, the caller's own
+namespaces come first: those with a ModelDeployment that accepts the caller's key. Aliases of other namespaces do not exist for
+the holder of a key, so nobody can attract requests of others with one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thunderfleet_lib.httpapi.errors import ApiError
+
+from thunderfleet_router.decide.callers import Caller
+from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook
+
+LISTED = 20
+"""Maximum number of names in an error."""
+Step = Callable[[Deployment, str], bool]
+
+_STEPS: tuple[Step, ...] = (
+    lambda deployment, name: deployment.full_name == name,
+    lambda deployment, name: deployment.name == name,
+    lambda deployment, name: deployment.model == name,
+    lambda deployment, name: deployment.model.rpartition("/")[2] == name,
+)
+_MODEL_STEP = 2
+"""From this step on, several ModelDeployments of one namespace may have the name."""
+
+
+def unauthorized() -> ApiError:
+    """Status 401, in the words of the gateway."""
+    return ApiError(
+        401,
+        "the API key is missing or not accepted: send the header Authorization: Bearer <key>, or x-api-key: <key>",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def usable(catalog: Catalog, caller: Caller) -> list[Deployment]:
+    """What the caller may use, own namespaces first. Raises ApiError if a key is needed to use anything."""
+    found = [deployment for deployment in catalog.deployments.values() if caller.may_use(deployment)]
+    if not found and catalog.deployments and not caller.known:
+        raise unauthorized()
+    return sorted(found, key=lambda deployment: (deployment.namespace not in caller.namespaces, deployment.full_name))
+
+
+def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping[str, str]) -> Deployment:
+    """The ModelDeployment that the caller means. ``aliases``: of the whole fleet, to ``namespace/name``. Raises ApiError."""
+    available = usable(catalog, caller)
+    if name is None:
+        if len(available) == 1:
+            return available[0]
+        raise ApiError(400, f"the field model is missing; {_listed(available, caller)}", param="model")
+    found = _find(available, caller, name, aliases)
+    if found is not None:
+        return found
+    if not caller.known and len(available) < len(catalog.deployments):
+        raise unauthorized()
+    raise ApiError(
+        404,
+        f"the model {name[:200]!r} is not served here; {_listed(available, caller)}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _find(available: list[Deployment], caller: Caller, name: str, aliases: Mapping[str, str]) -> Deployment | None:
+    for number, step in enumerate(_STEPS):
+        matching = [deployment for deployment in available if step(deployment, name)]
+        if matching:
+            return _one(matching, caller, name, by_model=number >= _MODEL_STEP)
+    mine = [one for one in available if name in one.aliases and (not caller.known or one.namespace in caller.namespaces)]
+    if mine and caller.known:
+        return _one(mine, caller, name, by_model=False)
+    of_fleet = aliases.get(name)
+    if of_fleet is not None:
+        return next((deployment for deployment in available if deployment.full_name == of_fleet), None)
+    return _one(mine, caller, name, by_model=False) if mine else None
+
+
+def _one(matching: list[Deployment], caller: Caller, name: str, *, by_model: bool) -> Deployment:
+    own = [deployment for deployment in matching if deployment.namespace in caller.namespaces]
+    chosen = own or matching
+    if len(chosen) == 1:
+        return chosen[0]
+    if by_model:
+        return min(chosen, key=lambda one: (one.outlook is not Outlook.READY, one.created, one.full_name))
+    names = ", ".join(deployment.full_name for deployment in chosen[:LISTED])
+    raise ApiError(
+        400, f"several models have the name {name[:200]!r}; use one of {names}", param="model", code="model_ambiguous"
+    )
+
+
+def _listed(available: list[Deployment], caller: Caller) -> str:
+    if not available:
+        return "no model is available to this key" if caller.known else "no model is deployed"
+    names = [shown_name(deployment, available, caller) for deployment in available[:LISTED]]
+    more = len(available) - len(names)
+    return "use " + ("one of " if len(available) > 1 else "") + ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def shown_name(deployment: Deployment, available: list[Deployment], caller: Caller) -> str:
+    """The shortest name that means this ModelDeployment to the caller."""
+    try:
+        found = _find(available, caller, deployment.name, {})
+    except ApiError:
+        found = None
+    return deployment.name if found is deployment else deployment.full_name
+
+
+def listing(catalog: Catalog, caller: Caller, aliases: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The entries of ``/v1/models``: names, then the aliases that the caller can use. Raises ApiError."""
+    available = usable(catalog, caller)
+    entries = [_entry(shown_name(deployment, available, caller), deployment) for deployment in available]
+    names = {entry["id"] for entry in entries}
+    for alias in sorted({alias for deployment in available for alias in deployment.aliases} | aliases.keys()):
+        try:
+            found = _find(available, caller, alias, aliases)
+        except ApiError:
+            continue
+        if found is not None and alias not in names and alias not in found.gateway_names:
+            entries.append(_entry(alias, found))
+    return entries
+
+
+def described(name: str, deployment: Deployment) -> dict[str, Any]:
+    """``GET /v1/models/{id}``."""
+    return _entry(name, deployment)
+
+
+def _entry(name: str, deployment: Deployment) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": deployment.created,
+        "owned_by": "thunderfleet",
+        "root": deployment.model,
+        "parent": None,
+        "max_model_len": deployment.context_tokens,
+        "status": deployment.outlook.value,
+    }

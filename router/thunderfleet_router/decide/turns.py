@@ -1,0 +1,73 @@
+"""Who is next among waiting requests: by priority, then the keys in turn, then in order of arrival. Pure."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from thunderfleet_crds.vocabulary import KeyPriority
+
+_ORDER = (KeyPriority.HIGH, KeyPriority.NORMAL, KeyPriority.LOW)
+
+
+class Waiting(Protocol):
+    """A request that waits."""
+
+    @property
+    def caller_id(self) -> str:
+        """Requests of one caller share its turn."""
+
+    @property
+    def priority(self) -> KeyPriority:
+        """Its key's."""
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+class Turns(Generic[T]):
+    """Waiting requests of one ModelDeployment."""
+
+    def __init__(self) -> None:
+        self._lines: dict[KeyPriority, OrderedDict[str, deque[T]]] = {priority: OrderedDict() for priority in _ORDER}
+
+    def __len__(self) -> int:
+        return sum(len(line) for lines in self._lines.values() for line in lines.values())
+
+    def __iter__(self) -> Iterator[T]:
+        for lines in self._lines.values():
+            for line in lines.values():
+                yield from line
+
+    def add(self, one: T, *, first: bool = False) -> None:
+        """Appends a request to the line of its caller; ``first``: before the others there, because it has waited already."""
+        lines = self._lines[one.priority]
+        line = lines.setdefault(one.caller_id, deque())
+        if first:
+            line.appendleft(one)
+            lines.move_to_end(one.caller_id, last=False)
+        else:
+            line.append(one)
+
+    def remove(self, one: T) -> None:
+        """Takes a request out, if it is there."""
+        lines = self._lines[one.priority]
+        line = lines.get(one.caller_id)
+        if line is not None and one in line:
+            line.remove(one)
+            if not line:
+                del lines[one.caller_id]
+
+    def take(self, fits: Callable[[T], bool]) -> T | None:
+        """The next request for which there is a place; its caller's next turn comes after those of the others.
+
+        Only the first request of each caller is asked for. None if there is a place for none of them.
+        """
+        for lines in self._lines.values():
+            for caller_id, line in lines.items():
+                if fits(line[0]):
+                    taken = line.popleft()
+                    lines.move_to_end(caller_id)
+                    if not line:
+                        del lines[caller_id]
+                    return taken
+        return None

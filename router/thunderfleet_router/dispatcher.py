@@ -1,0 +1,171 @@
+"""The pools of all ModelDeployments, and the bounds of what waits in them together."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from thunderfleet_crds.routing import MAX_DEMANDS, Demand, DemandAnswer
+from thunderfleet_lib.httpapi.errors import ApiError
+
+from thunderfleet_router.decide import limits
+from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook
+from thunderfleet_router.pool import Pool, Seat, Ticket, unavailable
+
+MAX_WAITING = 1024
+"""Requests that wait in a router."""
+MAX_WAITING_BYTES = 256 * 1024 * 1024
+"""Bytes of their bodies."""
+REPORT_IDLE_SECONDS = 3600
+"""How long after its last request a ModelDeployment is reported as idle."""
+
+
+class Dispatcher:
+    """Gives seats to requests. ``can_wake``: why ModelDeployments cannot be woken now, or None. Belongs to one event loop."""
+
+    def __init__(self, can_wake: Callable[[], str | None] = lambda: None) -> None:
+        self.pools: dict[str, Pool] = {}
+        """By UID."""
+        self.hurry = asyncio.Event()
+        """Set when a ModelDeployment must be woken."""
+        self.callers = limits.CallerLimits()
+        self._can_wake = can_wake
+        self._waiting: Counter[str] = Counter()
+        self._waiting_bytes: Counter[str] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return self._waiting.total()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were sent to groups."""
+        return sum(pool.in_flight for pool in self.pools.values())
+
+    def update(self, catalog: Catalog) -> None:
+        """The catalog has changed."""
+        present = {deployment.uid: deployment for deployment in catalog.deployments.values()}
+        for uid, pool in list(self.pools.items()):
+            if uid in present:
+                pool.update(present[uid])
+                continue
+            name = pool.deployment.full_name
+            pool.refuse_all(lambda name=name: ApiError(404, f"the model {name} was deleted", code="model_not_found"))  # type: ignore[misc]
+            if pool.idle:
+                del self.pools[uid]
+
+    def pool(self, deployment: Deployment) -> Pool:
+        """The pool of a ModelDeployment."""
+        pool = self.pools.get(deployment.uid)
+        if pool is None:
+            pool = self.pools[deployment.uid] = Pool(deployment)
+        return pool
+
+    @asynccontextmanager
+    async def seat(self, pool: Pool, ticket: Ticket, seconds: float, *, again: bool = False) -> AsyncIterator[Seat]:
+        """Waits for a seat, which is left when the block ends. Raises ApiError."""
+        waking = pool.wants_to_wake
+        pool.ask(ticket, again=again)
+        try:
+            if not ticket.seat.done():
+                self._check(pool, ticket, waking)
+                await self._wait(pool, ticket, seconds)
+            seat = await ticket.seat
+        except BaseException:
+            pool.give_up(ticket)
+            raise
+        try:
+            yield seat
+        finally:
+            seat.leave()
+
+    async def _wait(self, pool: Pool, ticket: Ticket, seconds: float) -> None:
+        self._waiting[ticket.caller_id] += 1
+        self._waiting_bytes[ticket.caller_id] += ticket.size
+        if pool.wants_to_wake:
+            self.hurry.set()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.wait([ticket.seat])
+        except TimeoutError:
+            why = f": {pool.deployment.message}" if pool.deployment.message else ""
+            raise unavailable(f"the request waited for {seconds:g} s for {pool.deployment.full_name}{why}", 10) from None
+        finally:
+            for counter, amount in ((self._waiting, 1), (self._waiting_bytes, ticket.size)):
+                counter[ticket.caller_id] -= amount
+                if counter[ticket.caller_id] <= 0:
+                    del counter[ticket.caller_id]
+
+    def _check(self, pool: Pool, ticket: Ticket, waking: bool) -> None:
+        """Raises ApiError if the request may not wait. ``waking``: whether another one wakes the ModelDeployment already."""
+        if self._waiting.total() >= MAX_WAITING or self._waiting_bytes.total() + ticket.size > MAX_WAITING_BYTES:
+            raise _full(f"too many requests wait in this router ({self._waiting.total()}); retry later")
+        mine = self._waiting[ticket.caller_id]
+        if (
+            mine >= limits.WAITING_PER_CALLER
+            or self._waiting_bytes[ticket.caller_id] + ticket.size > limits.WAITING_BYTES_PER_CALLER
+        ):
+            raise _full(f"too many requests of this key wait ({mine}); retry later")
+        if pool.deployment.outlook is Outlook.ASLEEP and ticket.may_wake:
+            self._check_wake(pool, ticket, waking)
+
+    def _check_wake(self, pool: Pool, ticket: Ticket, waking: bool) -> None:
+        obstacle = self._can_wake()
+        if obstacle is not None:
+            raise unavailable(f"{pool.deployment.full_name} sleeps and cannot be woken now: {obstacle}", 10)
+        if not waking:
+            try:
+                self.callers.wake(ticket.caller_id, time.monotonic())
+            except limits.Exceeded as error:
+                raise exceeded(error) from error
+
+    # --- demand ---
+
+    def demands(self) -> tuple[Demand, ...]:
+        """What the operator must know; wakes first."""
+        now = time.monotonic()
+        found = []
+        for pool in self.pools.values():
+            seconds = 0 if not pool.idle else int(now - pool.last_used)
+            if seconds > REPORT_IDLE_SECONDS:
+                continue
+            deployment = pool.deployment
+            found.append(
+                Demand(
+                    namespace=deployment.namespace,
+                    deployment=deployment.name,
+                    uid=deployment.uid,
+                    in_flight=pool.in_flight,
+                    waiting=len(pool.waiting),
+                    wake=pool.wants_to_wake,
+                    idle_seconds=seconds,
+                )
+            )
+        found.sort(key=lambda demand: (not demand.wake, demand.idle_seconds))
+        return tuple(found[:MAX_DEMANDS])
+
+    def answered(self, answer: DemandAnswer) -> None:
+        """Refuses the requests for ModelDeployments that the operator does not wake."""
+        by_name = {pool.deployment.full_name: pool for pool in self.pools.values()}
+        for refusal in answer.refusals:
+            pool = by_name.get(f"{refusal.namespace}/{refusal.deployment}")
+            if pool is not None:
+                seconds, text = refusal.retry_after_seconds or 60, refusal.message
+                pool.refuse_all(lambda text=text, seconds=seconds: unavailable(text, seconds), wakers_only=True)  # type: ignore[misc]
+
+    def wake_failed(self, why: str) -> None:
+        """Refuses the requests that wait for a wake which the operator does not know of."""
+        for pool in self.pools.values():
+            pool.refuse_all(lambda: unavailable(f"the model sleeps and cannot be woken now: {why}", 10), wakers_only=True)
+
+
+def exceeded(error: limits.Exceeded) -> ApiError:
+    """Status 429 for a key's limit."""
+    retry = {"Retry-After": str(error.retry_after)}
+    return ApiError(429, str(error), type="rate_limit_error", code=error.code, headers=retry)
+
+
+def _full(sentence: str) -> ApiError:
+    return ApiError(429, sentence, type="rate_limit_error", code="queue_full", headers={"Retry-After": "5"})

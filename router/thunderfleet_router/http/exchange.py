@@ -1,0 +1,217 @@
+"""One request from its body to its response: the caller, the model, a seat, and at most one other attempt."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_lib.httpapi import routed
+from thunderfleet_lib.httpapi.bodies import Bodies
+from thunderfleet_lib.httpapi.errors import ApiError
+
+from thunderfleet_router.decide import asked, limits, names, prefixes, suspects
+from thunderfleet_router.decide.asked import Asked
+from thunderfleet_router.decide.callers import Caller, caller, sent_keys
+from thunderfleet_router.decide.catalog import Catalog, Deployment
+from thunderfleet_router.dispatcher import Dispatcher, exceeded
+from thunderfleet_router.http.metrics import RouterMetrics
+from thunderfleet_router.http.reply import Reply
+from thunderfleet_router.http.upstream import Outcome, Upstream, Verdict
+from thunderfleet_router.pool import BLOCK_SECONDS, BUSY_SECONDS, Pool, Seat, Ticket
+
+log = logging.getLogger(__name__)
+
+LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+"""Paths that need no turn of the model."""
+PARSED_HERE_BYTES = 256 * 1024
+"""Larger bodies are parsed in a thread."""
+_PASSED = ("Content-Type", "Accept", "anthropic-version", "anthropic-beta", "traceparent", "tracestate")
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(slots=True)
+class Record:
+    """What the log says about a request."""
+
+    request_id: str
+    key: str = "-"
+    model: str = "-"
+    group: str = "-"
+    attempts: int = 0
+    tokens: int = 0
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the router that requests depend on."""
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Of the whole fleet: name to ``namespace/name``."""
+    anonymous_wake: bool = False
+    hold_seconds: float = 300.0
+    """How long a request waits for a seat at most."""
+
+
+class Exchanges:
+    """Answers requests. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        catalog: Callable[[], Catalog],
+        dispatcher: Dispatcher,
+        upstream: Upstream,
+        metrics: RouterMetrics,
+        settings: Settings,
+    ) -> None:
+        self._catalog = catalog
+        self._dispatcher = dispatcher
+        self._upstream = upstream
+        self._metrics = metrics
+        self._settings = settings
+        self._bodies = Bodies()
+        self._suspects = suspects.Suspects()
+
+    async def answer(self, request: web.Request, reply: Reply, record: Record) -> None:
+        """Answers a request. Raises ApiError if the client has got nothing but comments."""
+        catalog = self._catalog()
+        who = caller(catalog, request.headers, request.remote or "")
+        record.key = who.name
+        # Before the body is read: what nobody may use needs no memory.
+        names.usable(catalog, who)
+        async with self._bodies.read(request) as body:
+            parsed = await _parsed(body)
+            deployment = names.resolve(catalog, who, parsed.model, self._settings.aliases)
+            record.model = deployment.full_name
+            if parsed.model is not None and parsed.model not in deployment.gateway_names:
+                body = parsed.renamed(deployment.full_name)
+            await self._limited(_Call(request, reply, record, who, deployment, parsed, body))
+
+    async def _limited(self, call: "_Call") -> None:
+        """Counts the request for its key's limits."""
+        grant = call.who.grants.get(call.deployment.uid)
+        key_limits = grant if grant is None else grant.limits
+        counted, wanted = f"{call.who.id} {call.deployment.uid}", key_limits or NO_LIMITS
+        try:
+            self._dispatcher.callers.enter(counted, wanted, time.monotonic())
+        except limits.Exceeded as error:
+            self._metrics.limited.labels(error.code).inc()
+            raise exceeded(error) from error
+        try:
+            await self._attempts(call, wanted)
+        finally:
+            self._dispatcher.callers.leave(counted, wanted, call.record.tokens, time.monotonic())
+
+    async def _attempts(self, call: "_Call", key_limits: KeyLimits) -> None:
+        digest = suspects.digest(call.deployment.uid, call.request.path, call.body)
+        self._refuse_suspect(digest, call)
+        pool = self._dispatcher.pool(call.deployment)
+        blocks = prefixes.chain(call.parsed.prompt)
+        until = time.monotonic() + self._settings.hold_seconds
+        avoid: set[str] = set()
+        async with call.reply.kept_alive(call.parsed.stream):
+            while True:
+                ticket = Ticket(
+                    caller_id=call.who.id,
+                    priority=key_limits.priority,
+                    blocks=blocks,
+                    size=len(call.body),
+                    may_wake=self._settings.anonymous_wake or call.deployment.namespace in call.who.namespaces,
+                    light=call.request.path in LIGHT,
+                    avoid=avoid,
+                )
+                outcome = await self._attempt(call, pool, ticket, until)
+                if outcome.group_failed:
+                    self._suspect(digest, call)
+                if outcome.verdict in (Verdict.ANSWERED, Verdict.CUT):
+                    return
+                assert outcome.error is not None
+                if outcome.verdict is Verdict.FAILED:
+                    self._refuse_suspect(digest, call)
+                    if len(avoid) > 1 or not pool.has_other(avoid):
+                        raise outcome.error
+                    self._metrics.retries.inc()
+                elif time.monotonic() >= until:
+                    raise outcome.error
+
+    async def _attempt(self, call: "_Call", pool: Pool, ticket: Ticket, until: float) -> Outcome:
+        started = time.monotonic()
+        again = call.record.attempts > 0
+        async with self._dispatcher.seat(pool, ticket, max(until - started, 0.001), again=again) as seat:
+            call.record.waited += time.monotonic() - started
+            call.record.attempts += 1
+            call.record.group = str(seat.group.index)
+            call.headers[routed.ANSWERED] = str(seat.group.index)
+            sent = _headers(call, seat)
+            outcome = await self._upstream.attempt(
+                seat, call.request.path, call.body, sent, call.reply, stream=call.parsed.stream
+            )
+            call.record.tokens += outcome.tokens
+            group = seat.group.name
+            if outcome.verdict is Verdict.NOT_TAKEN:
+                pool.block(group, BUSY_SECONDS if outcome.reached else BLOCK_SECONDS)
+            elif outcome.group_failed:
+                pool.block(group, BLOCK_SECONDS)
+                ticket.avoid.add(group)
+            return outcome
+
+    def _suspect(self, digest: str, call: "_Call") -> None:
+        count = self._suspects.failed(digest, time.monotonic())
+        self._metrics.group_failures.inc()
+        log.warning(
+            "request %s was in flight when group %s of %s failed (%d of %d); digest %s",
+            call.record.request_id, call.record.group, call.record.model, count, suspects.FAILURES, digest,
+        )  # fmt: skip
+
+    def _refuse_suspect(self, digest: str, call: "_Call") -> None:
+        """Raises ApiError for a request that was in flight at two failures."""
+        if not self._suspects.refused(digest, time.monotonic()):
+            return
+        self._metrics.suspects.inc()
+        log.error("request %s is refused: digest %s was in flight at two group failures", call.record.request_id, digest)
+        raise ApiError(
+            422,
+            "two groups failed while they worked on this request, so it is not sent to another one; change it, or send it "
+            f"again in {suspects.FORGET_SECONDS / 60:g} minutes",
+            code="request_suspected",
+        )
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request on its way."""
+
+    request: web.Request
+    reply: Reply
+    record: Record
+    who: Caller
+    deployment: Deployment
+    parsed: Asked
+    body: bytes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.reply.headers
+
+
+async def _parsed(body: bytes) -> Asked:
+    if len(body) > PARSED_HERE_BYTES:
+        return await asyncio.to_thread(asked.parse, body)
+    return asked.parse(body)
+
+
+def _headers(call: _Call, seat: Seat) -> dict[str, str]:
+    """The headers for a gateway."""
+    found = {name: call.request.headers[name] for name in _PASSED if name in call.request.headers}
+    found["X-Request-Id"] = call.record.request_id
+    found[routed.ROUTED] = "1"
+    if seat.group.credential is not None:
+        found["Authorization"] = f"Bearer {seat.group.credential}"
+    elif call.deployment.requires_key:
+        # A group from before routers had credentials. It knows the keys itself.
+        for key in sent_keys(call.request.headers)[:1]:
+            found["Authorization"] = f"Bearer {key}"
+    return found

@@ -1,0 +1,44 @@
+"""The router's metrics for Prometheus."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class RouterMetrics:
+    """Counters and histograms of one router."""
+
+    def __init__(self, in_flight: Callable[[], float], waiting: Callable[[], float], connected: Callable[[], bool]) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"thunderfleet_router_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"thunderfleet_router_{name}", text, buckets=_SECONDS, registry=registry)
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(f"thunderfleet_router_{name}", text, registry=registry).set_function(value)
+
+        self.requests = counter(
+            "requests",
+            "API requests by path, HTTP status, and namespace/name of the ModelDeployment.",
+            "endpoint",
+            "code",
+            "model",
+        )
+        self.tokens = counter("tokens", "Tokens of prompts and answers, by ModelDeployment.", "model")
+        self.retries = counter("retries", "Requests that were sent to another group because the first one failed.")
+        self.group_failures = counter("group_failures", "Requests that were in flight when a group failed.")
+        self.suspects = counter("suspects_refused", "Requests that were refused because they were in flight at two failures.")
+        self.limited = counter("limited", "Requests that a key's limit refused, by limit.", "limit")
+        self.reports = counter("demand_reports", "Reports of demand to the operator, by result: ok, refused, failed.", "result")
+        self.first = histogram(
+            "time_to_first_byte_seconds", "Seconds from the arrival of a request to the first byte of its answer."
+        )
+        self.waited = histogram("wait_seconds", "Seconds that requests waited in the router for a seat at a group.")
+        gauge("requests_in_flight", "Requests that were sent to groups.", in_flight)
+        gauge("requests_waiting", "Requests that wait in the router.", waiting)
+        gauge("api_connected", "1 while the router can reach the API server.", lambda: float(connected()))

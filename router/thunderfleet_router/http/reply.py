@@ -1,0 +1,145 @@
+"""The response to a client: kept alive until something is answered, and ended with an error in the client's format."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+from thunderfleet_lib.httpapi.errors import ANTHROPIC_PATH, ApiError, of_path
+
+FIRST_COMMENT_SECONDS = 5.0
+"""How long an error can still become an HTTP status, before a stream starts with a comment; as in the gateway."""
+COMMENT_SECONDS = 15.0
+READ_SECONDS = 60.0
+"""How long a client may read nothing of a response that has data for it."""
+_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class ClientGone(ConnectionError):
+    """The client does not read its response."""
+
+
+class Reply:
+    """One response."""
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        self._request = request
+        self.headers = dict(headers)
+        """On the response, whatever it is."""
+        self.response: web.StreamResponse | None = None
+        """Once it has started."""
+        self._writing = asyncio.Lock()
+        self._written = time.monotonic()
+        self.answered = False
+        """Whether the client has got a part of an answer. Comments are none."""
+        self.first_byte: float | None = None
+        """When, in seconds of the monotonic clock."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the status is sent."""
+        return self.response is not None
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Sends the status, unless it is sent."""
+        if self.response is None:
+            self.response = web.StreamResponse(status=status, headers={**headers, **self.headers})
+            try:
+                await self.response.prepare(self._request)
+            except (ConnectionError, aiohttp.ClientError) as error:
+                raise ClientGone("the client closed its connection") from error
+
+    async def write(self, data: bytes) -> None:
+        """Sends a part of an answer. Raises ClientGone when the client reads nothing for READ_SECONDS."""
+        if not self.answered:
+            self.answered, self.first_byte = True, time.monotonic()
+        await self._send(data)
+
+    async def comment(self, data: bytes) -> None:
+        """Sends what clients ignore."""
+        await self._send(data)
+
+    async def _send(self, data: bytes) -> None:
+        assert self.response is not None
+        async with self._writing:
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await self.response.write(data)
+            except (ConnectionError, aiohttp.ClientError) as error:
+                raise ClientGone("the client closed its connection") from error
+            except TimeoutError:
+                if self._request.transport is not None:
+                    self._request.transport.abort()
+                raise ClientGone(f"the client read nothing for {READ_SECONDS:g} s") from None
+            self._written = time.monotonic()
+
+    async def end(self) -> web.StreamResponse:
+        """Ends the response."""
+        assert self.response is not None
+        try:
+            await self.response.write_eof()
+        except (ConnectionError, aiohttp.ClientError) as error:
+            raise ClientGone("the client closed its connection") from error
+        return self.response
+
+    async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+        """Sends a whole response. As an event, if a stream has started."""
+        if self.response is not None:
+            await self.write(event_of(body, self._request.path))
+            return await self.end()
+        self.answered, self.first_byte = True, time.monotonic()
+        self.response = web.Response(status=status, headers={**headers, **self.headers}, body=body)
+        try:
+            await self.response.prepare(self._request)
+        except (ConnectionError, aiohttp.ClientError) as error:
+            raise ClientGone("the client closed its connection") from error
+        return await self.end()
+
+    async def error(self, error: ApiError) -> web.StreamResponse:
+        """Ends the response with an error: a status, or an event if the stream has started."""
+        body = json.dumps(of_path(error, self._request.path), ensure_ascii=False).encode("utf-8", "replace")
+        return await self.whole(error.status, {**error.headers, "Content-Type": "application/json; charset=utf-8"}, body)
+
+    @asynccontextmanager
+    async def kept_alive(self, wanted: bool) -> AsyncIterator[None]:
+        """While the block runs, writes a comment now and then. ``wanted``: whether the client expects a stream."""
+        keeping = asyncio.create_task(self._keep_alive()) if wanted else None
+        try:
+            yield
+        finally:
+            if keeping is not None:
+                # Not in the middle of a write.
+                async with self._writing:
+                    keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _keep_alive(self) -> None:
+        patience = FIRST_COMMENT_SECONDS
+        while not self.answered:
+            await asyncio.sleep(max(patience - (time.monotonic() - self._written), 0.05))
+            if time.monotonic() - self._written >= patience and not self.answered:
+                await self.begin(200, _STREAM)
+                await self.comment(b": waiting\n\n")
+                patience = COMMENT_SECONDS
+
+
+def event_of(body: bytes, path: str) -> bytes:
+    """An error as the last event of a stream."""
+    line = b"data: " + body.replace(b"\n", b" ") + b"\n\n"
+    if path.startswith(ANTHROPIC_PATH):
+        return b"event: error\n" + line
+    if path == "/v1/responses":
+        return b"event: error\n" + _response_event(body)
+    return line
+
+
+def _response_event(body: bytes) -> bytes:
+    try:
+        error = json.loads(body)["error"]
+        data = {"type": "error", "code": error.get("code"), "message": error.get("message"), "param": error.get("param")}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        data = {"type": "error", "code": None, "message": "the request failed", "param": None}
+    return b"data: " + json.dumps(data).encode() + b"\n\n"

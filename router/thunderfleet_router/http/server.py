@@ -1,0 +1,229 @@
+"""The router's HTTP server: its paths, and what happens around every request."""
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+from thunderfleet_lib.httpapi.bodies import MAX_BODY
+from thunderfleet_lib.httpapi.errors import ApiError, of_path
+from thunderfleet_lib.listener import Listener
+
+from thunderfleet_router.decide import names
+from thunderfleet_router.decide.callers import caller
+from thunderfleet_router.decide.catalog import Catalog
+from thunderfleet_router.http.exchange import Exchanges, Record, Settings
+from thunderfleet_router.http.metrics import RouterMetrics
+from thunderfleet_router.http.reply import ClientGone, Reply
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS: Final = 1536
+"""As many again lead to groups; with both, the process stays below its limit of descriptors."""
+MAX_REQUESTS: Final = 1280
+"""Requests that are read, wait or run; others get 429 before their body is read."""
+CLIENT_GONE: Final = 499
+POSTS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+)
+PATHS: Final = "/v1/models, " + ", ".join(POSTS[:-1]) + " or " + POSTS[-1]
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_CORS_HEADERS: Final = "Authorization, Content-Type, x-api-key, anthropic-version, anthropic-beta, X-Request-Id, traceparent"
+_EXPOSED: Final = "X-Request-Id, Retry-After, X-Thunderfleet-Ignored, X-Thunderfleet-Clamped"
+
+RECORD: Final = web.RequestKey("record", Record)
+HEADERS: Final = web.RequestKey("headers", dict[str, str])
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """The handlers. ``origins``: of web pages that may use the API; ``*`` for all. ``problem``: why the router is not ready."""
+
+    def __init__(
+        self,
+        catalog: Callable[[], Catalog],
+        exchanges: Exchanges,
+        metrics: RouterMetrics,
+        settings: Settings,
+        problem: Callable[[], str | None],
+        origins: Collection[str] = (),
+    ) -> None:
+        self._catalog = catalog
+        self._exchanges = exchanges
+        self._metrics = metrics
+        self._settings = settings
+        self._problem = problem
+        self._origins = frozenset(origins)
+        self.listener = Listener(CONNECTIONS)
+        self.inside = 0
+        """Requests for groups that are being answered."""
+        self.idle = asyncio.Event()
+        """Set while there are none."""
+        self.idle.set()
+
+    def app(self) -> web.Application:
+        """The application with all paths."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._middleware])
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/v1/models/{name:.+}", self.model)
+        for path in POSTS:
+            app.router.add_post(path, self.ask)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/healthz", self.healthz)
+        app.router.add_get("/readyz", self.health)
+        app.router.add_get("/metrics", self.metrics)
+        return app
+
+    # --- around every request ---
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not _of_api(request):
+            return await handler(request)
+        started, code = time.monotonic(), 500
+        record = Record(_request_id(request))
+        request[RECORD], request[HEADERS] = record, {"X-Request-Id": record.request_id, **self._cors(request)}
+        try:
+            if request.method == "OPTIONS" and self._origins:
+                response: web.StreamResponse = web.Response(status=204, headers=request[HEADERS])
+            else:
+                response = await handler(request)
+            code = response.status
+            return response
+        except ApiError as error:
+            code = error.status
+            return _error(error, request)
+        except web.HTTPException as error:
+            code = error.status
+            return _error(_from_http(error, request), request)
+        except (ClientGone, asyncio.CancelledError, ConnectionError):
+            code = CLIENT_GONE
+            raise
+        except Exception:
+            log.exception("request %s: %s %s failed", record.request_id, request.method, request.path)
+            sentence = "the router failed to handle this request; see its log"
+            return _error(ApiError(500, sentence, type="server_error"), request)
+        finally:
+            self._log(request, record, code, time.monotonic() - started)
+
+    def _log(self, request: web.Request, record: Record, code: int, seconds: float) -> None:
+        route = request.match_info.route.resource
+        endpoint = route.canonical if route is not None else "unknown"
+        self._metrics.requests.labels(endpoint, str(code), record.model).inc()
+        log.info(
+            "request=%s method=%s path=%s code=%d model=%s group=%s key=%s attempts=%d tokens=%d waited=%.3f seconds=%.3f",
+            record.request_id, request.method, endpoint, code, record.model, record.group, json.dumps(record.key),
+            record.attempts, record.tokens, record.waited, seconds,
+        )  # fmt: skip
+
+    def _cors(self, request: web.Request) -> dict[str, str]:
+        origin = request.headers.get("Origin", "")
+        if not origin or not ({origin, "*"} & self._origins):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": "*" if "*" in self._origins else origin,
+            "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+            "Access-Control-Allow-Headers": _CORS_HEADERS,
+            "Access-Control-Expose-Headers": _EXPOSED,
+            "Access-Control-Max-Age": "600",
+            "Vary": "Origin",
+        }
+
+    # --- the API ---
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        catalog = self._catalog()
+        entries = names.listing(catalog, caller(catalog, request.headers, request.remote or ""), self._settings.aliases)
+        return web.json_response({"object": "list", "data": entries}, headers=request[HEADERS])
+
+    async def model(self, request: web.Request) -> web.StreamResponse:
+        catalog, name = self._catalog(), request.match_info["name"]
+        found = names.resolve(catalog, caller(catalog, request.headers, request.remote or ""), name, self._settings.aliases)
+        return web.json_response(names.described(name, found), headers=request[HEADERS])
+
+    async def ask(self, request: web.Request) -> web.StreamResponse:
+        """A request for a group."""
+        if self.inside >= MAX_REQUESTS:
+            raise ApiError(
+                429, f"too many requests: {self.inside} are waiting or running in this router; retry later",
+                type="rate_limit_error", code="queue_full", headers={"Retry-After": "5"},
+            )  # fmt: skip
+        record: Record = request[RECORD]
+        own: dict[str, str] = request[HEADERS]
+        reply = Reply(request, own)
+        started = time.monotonic()
+        self.inside += 1
+        self.idle.clear()
+        try:
+            try:
+                await self._exchanges.answer(request, reply, record)
+            except ApiError as error:
+                await reply.error(error)
+        finally:
+            self.inside -= 1
+            if not self.inside:
+                self.idle.set()
+            self._metrics.waited.observe(record.waited)
+            self._metrics.tokens.labels(record.model).inc(record.tokens)
+            if reply.first_byte is not None:
+                self._metrics.first.observe(reply.first_byte - started)
+        assert reply.response is not None
+        return reply.response
+
+    # --- for probes and Prometheus ---
+
+    async def healthz(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        problem = self._problem()
+        if problem is None:
+            return web.json_response({"status": "ok"})
+        return web.json_response({"status": "unavailable", "message": problem}, status=503, headers={"Retry-After": "5"})
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encoder(self._metrics.registry), headers={"Content-Type": content_type})
+
+
+def _of_api(request: web.Request) -> bool:
+    return request.path.startswith("/v1/") or request.path in ("/tokenize", "/detokenize")
+
+
+def _request_id(request: web.Request) -> str:
+    given = request.headers.get("X-Request-Id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _error(error: ApiError, request: web.Request) -> web.Response:
+    own: dict[str, str] = request[HEADERS]
+    headers = {**error.headers, **own}
+    return web.json_response(of_path(error, request.path), status=error.status, headers=headers)
+
+
+def _from_http(error: web.HTTPException, request: web.Request) -> ApiError:
+    match error.status:
+        case 404:
+            sentence = f"{request.path[:200]} does not exist; use {PATHS}"
+        case 405:
+            sentence = f"{request.method} is not allowed on {request.path[:200]}"
+        case 413:
+            sentence = f"the body is larger than {MAX_BODY} bytes"
+        case _:
+            sentence = error.reason
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    return ApiError(error.status, sentence, headers=headers)

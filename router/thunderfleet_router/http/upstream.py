@@ -1,0 +1,224 @@
+"""One attempt at one group: the request to its gateway, and its response passed on while it arrives."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import aiohttp
+from thunderfleet_lib.httpapi import routed
+from thunderfleet_lib.httpapi.errors import ApiError
+
+from thunderfleet_router.http.reply import ClientGone, Reply
+from thunderfleet_router.pool import Seat
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS: Final = 3.0
+SILENT_STREAM_SECONDS: Final = 60.0
+"""Gateways send a comment at least every 15 seconds once a stream has started."""
+SILENT_SECONDS: Final = 3700.0
+"""An answer that is not streamed takes as long as the gateway allows; a group that fails meanwhile shows in its status."""
+BUFFER_BYTES: Final = 256 * 1024
+"""Of a whole response; what is smaller is only passed on when it is complete."""
+TAIL_BYTES: Final = 512
+_ELSEWHERE: Final = frozenset({401, 403, 421, 429, 503})
+"""Statuses of a gateway that does not take the request."""
+_PASSED: Final = frozenset({"content-type", "retry-after", "cache-control", "x-accel-buffering", "allow"})
+_TOKENS: Final = re.compile(rb": " + routed.TOKENS.encode() + rb": (\d{1,10}),(\d{1,10})\n\n$")
+_TOKENS_OF_WHOLE: Final = re.compile(r"(\d{1,10}),(\d{1,10})")
+_GROUP_FAILED: Final = f": {routed.GROUP}: {routed.FAILED}".encode()
+
+
+class Verdict(StrEnum):
+    """How an attempt ended."""
+
+    ANSWERED = "answered"
+    """The client has its response."""
+    CUT = "cut"
+    """The client has a part of it, and then an error."""
+    NOT_TAKEN = "not taken"
+    """The group did not start to work on it."""
+    FAILED = "failed"
+    """The group failed with it, and the client has nothing but comments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of an attempt. ``error``: what the client gets if there is no other attempt."""
+
+    verdict: Verdict
+    status: int = 0
+    tokens: int = 0
+    error: ApiError | None = None
+    reached: bool = True
+    """Whether the gateway was reached."""
+
+    @property
+    def group_failed(self) -> bool:
+        return self.verdict in (Verdict.FAILED, Verdict.CUT)
+
+
+class GroupLost(Exception):
+    """The connection to the group ended too early."""
+
+
+class Upstream:
+    """Connections to gateways, which are used again."""
+
+    def __init__(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ttl_dns_cache=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector, auto_decompress=False, skip_auto_headers=("User-Agent", "Accept-Encoding"),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def attempt(
+        self, seat: Seat, path: str, body: bytes, headers: Mapping[str, str], reply: Reply, *, stream: bool
+    ) -> Outcome:
+        """Sends the request and passes the response on. Raises ClientGone or CancelledError when the client leaves."""
+        relay = _Relay(reply)
+        silent = SILENT_STREAM_SECONDS if stream else SILENT_SECONDS
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silent)
+        try:
+            async with asyncio.timeout(None) as limit:
+                loop = asyncio.get_running_loop()
+                seat.on_lost = lambda: limit.reschedule(loop.time())
+                async with self._session.post(
+                    seat.group.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                ) as answer:
+                    return await relay.pass_on(answer)
+        except ClientGone:
+            raise
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return Outcome(Verdict.NOT_TAKEN, error=_unreachable(seat, error), reached=False)
+        except (GroupLost, aiohttp.ClientError, TimeoutError, OSError) as error:
+            return await relay.lost(seat, error)
+        finally:
+            seat.on_lost = None
+
+
+class _Relay:
+    """Passes one response on."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._tail = b""
+
+    async def pass_on(self, answer: aiohttp.ClientResponse) -> Outcome:
+        headers = {
+            name: value for name, value in answer.headers.items()
+            if name.lower() in _PASSED or (name.startswith("X-Thunderfleet-") and name not in (routed.TOKENS, routed.GROUP))
+        }  # fmt: skip
+        if answer.headers.get(routed.GROUP) == routed.FAILED:
+            raise GroupLost("the group failed")
+        if answer.status in _ELSEWHERE:
+            return Outcome(Verdict.NOT_TAKEN, answer.status, error=await _error_of(answer))
+        if answer.content_type == "text/event-stream":
+            return await self._stream(answer, headers)
+        return await self._whole(answer, headers)
+
+    async def lost(self, seat: Seat, error: Exception) -> Outcome:
+        """The group failed."""
+        reason = str(error) or type(error).__name__
+        log.warning("group %s failed with a request: %s", seat.group.name, reason[:300])
+        said = ApiError(
+            503, "the group that worked on this request failed; send it again", type="server_error", code="group_failed",
+            headers={"Retry-After": "5"},
+        )  # fmt: skip
+        if not self._reply.answered:
+            return Outcome(Verdict.FAILED, error=said)
+        await self._reply.error(said)
+        return Outcome(Verdict.CUT, 200, error=said)
+
+    async def _whole(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
+        body = bytearray()
+        async for data in answer.content.iter_any():
+            body += data
+            if len(body) > BUFFER_BYTES:
+                break
+        else:
+            await self._reply.whole(answer.status, headers, bytes(body))
+            return Outcome(Verdict.ANSWERED, answer.status, _tokens_of_whole(answer))
+        await self._reply.begin(answer.status, headers)
+        await self._reply.write(bytes(body))
+        async for data in answer.content.iter_any():
+            await self._reply.write(data)
+        await self._reply.end()
+        return Outcome(Verdict.ANSWERED, answer.status, _tokens_of_whole(answer))
+
+    async def _stream(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
+        await self._comments(answer, headers)
+        reply = self._reply
+        async for data in answer.content.iter_any():
+            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            await reply.write(data)
+        failed = _GROUP_FAILED in self._tail
+        await reply.end()
+        tokens = _TOKENS.search(self._tail)
+        total = int(tokens[1]) + int(tokens[2]) if tokens is not None else 0
+        return Outcome(Verdict.CUT if failed else Verdict.ANSWERED, answer.status, total)
+
+    async def _comments(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> None:
+        """Passes the stream on until its first event."""
+        waiting = b""
+        async for data in answer.content.iter_any():
+            waiting += data
+            comments, waiting = _split(waiting)
+            if comments:
+                await self._reply.begin(answer.status, headers)
+                await self._reply.comment(comments)
+            if waiting.startswith((b"event: error", b'data: {"error"')) and len(waiting) < BUFFER_BYTES:
+                # It may be the group that failed: then the client need not see it.
+                continue
+            if waiting and not waiting.startswith(b":"):
+                break
+        if _GROUP_FAILED in waiting:
+            raise GroupLost("the group failed")
+        await self._reply.begin(answer.status, headers)
+        if waiting:
+            self._tail = waiting[-TAIL_BYTES:]
+            await self._reply.write(waiting)
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """The comments and empty lines at the beginning, and the rest."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        if end < 0 or data[start : start + 1] not in (b":", b"\n", b"\r"):
+            break
+        start = end + 1
+    return data[:start], data[start:]
+
+
+def _tokens_of_whole(answer: aiohttp.ClientResponse) -> int:
+    found = _TOKENS_OF_WHOLE.fullmatch(answer.headers.get(routed.TOKENS, ""))
+    return int(found[1]) + int(found[2]) if found is not None else 0
+
+
+async def _error_of(answer: aiohttp.ClientResponse) -> ApiError:
+    """The error of a gateway that does not take the request."""
+    await answer.content.read(BUFFER_BYTES)
+    retry = {"Retry-After": answer.headers.get("Retry-After", "5")}
+    if answer.status == 429:
+        return ApiError(
+            429, "the group's queue is full; retry later", type="rate_limit_error", code="queue_full", headers=retry
+        )
+    if answer.status in (401, 403):
+        sentence = "the group does not accept this router's credential; delete the group's pods so that it is placed again"
+        return ApiError(503, sentence, type="server_error", code="not_ready", headers=retry)
+    return ApiError(503, "the group does not serve now; retry later", type="server_error", code="not_ready", headers=retry)
+
+
+def _unreachable(seat: Seat, error: Exception) -> ApiError:
+    log.warning("cannot reach group %s at %s: %s", seat.group.name, seat.group.url, error)
+    return ApiError(
+        503, "the group does not answer; retry later", type="server_error", code="not_ready", headers={"Retry-After": "5"}
+    )

@@ -1,0 +1,235 @@
+"""Where the requests for one ModelDeployment run and wait.
+
+A request gets a seat at a group when the group has fewer requests of this router than its window: those that it runs at once,
+and a few more, so that none of its places stays empty between two requests. The others wait here, where keys take turns, and
+not in the group's queue, which is first come, first served.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from thunderfleet_crds.vocabulary import KeyPriority
+from thunderfleet_lib.httpapi.errors import ApiError
+
+from thunderfleet_router.decide.balance import Candidate, choose
+from thunderfleet_router.decide.catalog import Deployment, Group, Outlook
+from thunderfleet_router.decide.prefixes import Chain, Remembered
+from thunderfleet_router.decide.turns import Turns
+
+LOST_SECONDS = 5.0
+"""How long requests may still be answered by a group that has failed, before their connections are closed."""
+BLOCK_SECONDS = 2.0
+"""How long a group that refused a connection gets no request; the ModelDeployment's status shows by then whether it failed."""
+BUSY_SECONDS = 0.25
+"""How long a group whose queue is full gets no request."""
+LIGHT_PER_GROUP = 64
+"""Requests that need no turn of the model (such as to count tokens) that a group gets at once."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request that wants a seat."""
+
+    caller_id: str
+    priority: KeyPriority
+    blocks: Chain
+    size: int
+    """Bytes of its body."""
+    may_wake: bool
+    light: bool = False
+    avoid: set[str] = field(default_factory=set)
+    """Groups that failed with it."""
+    seat: "asyncio.Future[Seat]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """A request's place at a group. Must be left."""
+
+    group: Group
+    light: bool
+    leave: Callable[[], None]
+    on_lost: Callable[[], None] | None = None
+    """Called when the group has failed and does not answer."""
+
+
+@dataclass(slots=True)
+class _Load:
+    seats: set[Seat] = field(default_factory=set)
+    blocked_until: float = 0.0
+    used: int = 0
+    lost: asyncio.TimerHandle | None = None
+
+    def count(self, *, light: bool) -> int:
+        return sum(seat.light is light for seat in self.seats)
+
+
+class Pool:
+    """The seats and waiting requests of one ModelDeployment. Belongs to one event loop."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.waiting: Turns[Ticket] = Turns()
+        self.last_used = time.monotonic()
+        self._loads: dict[str, _Load] = {}
+        self._remembered: dict[str, Remembered] = {}
+        self._chosen = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were sent to groups."""
+        return sum(len(load.seats) for load in self._loads.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self.in_flight and not len(self.waiting)
+
+    @property
+    def wants_to_wake(self) -> bool:
+        """Whether a request waits that may wake the ModelDeployment."""
+        return self.deployment.outlook is not Outlook.READY and any(ticket.may_wake for ticket in self.waiting)
+
+    def in_flight_at(self, group: str) -> int:
+        """Requests that were sent to a group, by its name."""
+        load = self._loads.get(group)
+        return len(load.seats) if load is not None else 0
+
+    # --- requests ---
+
+    def ask(self, ticket: Ticket, *, again: bool = False) -> None:
+        """Lets the request wait for a seat; ``again``: it had one. Its future gets ApiError if it can get none."""
+        self.last_used = time.monotonic()
+        refusal = self._refusal(ticket)
+        if refusal is not None:
+            ticket.seat.set_exception(refusal)
+            return
+        self.waiting.add(ticket, first=again)
+        self._seat_all()
+
+    def give_up(self, ticket: Ticket) -> None:
+        """The request no longer waits. A seat that it has just got is free again."""
+        self.waiting.remove(ticket)
+        if ticket.seat.done() and not ticket.seat.cancelled() and ticket.seat.exception() is None:
+            ticket.seat.result().leave()
+        ticket.seat.cancel()
+
+    def has_other(self, avoid: Iterable[str]) -> bool:
+        """Whether a group is Ready, or comes, beside some."""
+        shunned = set(avoid)
+        return any(group.name not in shunned for group in self.deployment.groups if group.phase != "GaveUp")
+
+    def block(self, group: str, seconds: float) -> None:
+        """Gives the group no request for a while."""
+        load = self._loads.setdefault(group, _Load())
+        load.blocked_until = max(load.blocked_until, time.monotonic() + seconds)
+        asyncio.get_running_loop().call_later(seconds + 0.01, self._seat_all)
+
+    # --- what changes ---
+
+    def update(self, deployment: Deployment) -> None:
+        """The ModelDeployment has changed."""
+        self.deployment = deployment
+        groups = {group.name: group for group in deployment.groups}
+        for name, load in list(self._loads.items()):
+            group = groups.get(name)
+            if group is not None and not group.lost:
+                if load.lost is not None:
+                    load.lost.cancel()
+                    load.lost = None
+            elif load.seats:
+                if load.lost is None:
+                    load.lost = asyncio.get_running_loop().call_later(LOST_SECONDS, self._lose, name)
+            elif group is None:
+                del self._loads[name]
+        for name in self._remembered.keys() - groups.keys():
+            del self._remembered[name]
+        for ticket in list(self.waiting):
+            refusal = self._refusal(ticket)
+            if refusal is not None:
+                self._refuse(ticket, refusal)
+        self._seat_all()
+
+    def refuse_all(self, error: Callable[[], ApiError], *, wakers_only: bool = False) -> None:
+        """Refuses the waiting requests; ``wakers_only``: unless a group serves or comes."""
+        if wakers_only and self.deployment.outlook is not Outlook.ASLEEP:
+            return
+        for ticket in list(self.waiting):
+            self._refuse(ticket, error())
+
+    def _refuse(self, ticket: Ticket, error: ApiError) -> None:
+        self.waiting.remove(ticket)
+        if not ticket.seat.done():
+            ticket.seat.set_exception(error)
+
+    def _refusal(self, ticket: Ticket) -> ApiError | None:
+        """Why no seat can come; None if one may."""
+        deployment = self.deployment
+        why = f": {deployment.message}" if deployment.message else ""
+        match deployment.outlook:
+            case Outlook.OFF:
+                return unavailable(f"{deployment.full_name} is suspended or has no replicas; requests do not wake it", 60)
+            case Outlook.FAILED:
+                return unavailable(f"{deployment.full_name} has failed{why}", 30)
+            case Outlook.ASLEEP if not ticket.may_wake:
+                return unavailable(f"{deployment.full_name} sleeps; only a request with one of its API keys wakes it", 60)
+        return None
+
+    # --- seats ---
+
+    def _seat_all(self) -> None:
+        while (ticket := self.waiting.take(lambda ticket: self._choice(ticket) is not None)) is not None:
+            chosen = self._choice(ticket)
+            assert chosen is not None
+            self._seat(ticket, next(group for group in self.deployment.groups if group.name == chosen.name))
+
+    def _choice(self, ticket: Ticket) -> Candidate | None:
+        return choose(
+            Candidate(group.name, load.count(light=ticket.light), self._cached(group.name, ticket.blocks), load.used)
+            for group in self.deployment.groups
+            if self._open(group, load := self._loads.setdefault(group.name, _Load()), ticket)
+        )
+
+    def _open(self, group: Group, load: _Load, ticket: Ticket) -> bool:
+        window = LIGHT_PER_GROUP if ticket.light else self.deployment.slots + max(1, self.deployment.slots // 4)
+        free = load.count(light=ticket.light) < window
+        return group.ready and free and group.name not in ticket.avoid and time.monotonic() >= load.blocked_until
+
+    def _cached(self, group: str, blocks: Chain) -> int:
+        remembered = self._remembered.get(group)
+        return remembered.matching(blocks) if remembered is not None else 0
+
+    def _seat(self, ticket: Ticket, group: Group) -> None:
+        load = self._loads[group.name]
+        self._chosen += 1
+        load.used = self._chosen
+        if not ticket.light:
+            remembered = self._remembered.setdefault(group.name, Remembered(self.deployment.cached_tokens))
+            remembered.add(ticket.blocks)
+        seat = Seat(group, ticket.light, lambda: self._leave(load, seat))
+        load.seats.add(seat)
+        if ticket.seat.done():
+            seat.leave()
+        else:
+            ticket.seat.set_result(seat)
+
+    def _leave(self, load: _Load, seat: Seat) -> None:
+        if seat in load.seats:
+            load.seats.discard(seat)
+            self.last_used = time.monotonic()
+            self._seat_all()
+
+    def _lose(self, group: str) -> None:
+        load = self._loads.get(group)
+        for seat in list(load.seats) if load is not None else ():
+            if seat.on_lost is not None:
+                with contextlib.suppress(RuntimeError):
+                    seat.on_lost()
+
+
+def unavailable(sentence: str, retry_after: int) -> ApiError:
+    """Status 503."""
+    return ApiError(503, sentence, type="server_error", code="not_ready", headers={"Retry-After": str(retry_after)})

@@ -1,0 +1,207 @@
+"""What the router costs, and what it is worth: before gateways with simulated steps, and in a simulation of conversations."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from tests.bench import conversations, processes, simulated
+from tests.bench.figures import Bound, Figure
+from tests.bench.line import BenchFailed
+
+CLIENTS = (1, 16, 64)
+TOKENS = 48
+STEP_SECONDS = 0.02
+ROUNDS = 5
+"""Measured for each number of clients, both sides in turns."""
+SPREAD_SECONDS = 0.5
+"""In which the clients of a round send their requests."""
+SEED = 2026
+"""Of the conversations."""
+KILLED_CLIENTS = 40
+IDLE_CONNECTIONS = 1000
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one client saw. ``first`` is None if it got no token."""
+
+    first: float | None
+    seconds: float
+    tokens: int
+    complete: bool
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int) -> Answer:
+    began = time.monotonic()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": f"{number}"}], "stream": True, "max_tokens": tokens}
+    first, text = None, b""
+    try:
+        async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+            async for data in answer.content.iter_any():
+                text += data
+                if first is None and b'data: {"choices"' in text:
+                    first = time.monotonic() - began
+    except aiohttp.ClientError:
+        pass
+    return Answer(first, time.monotonic() - began, text.count(b'"delta"'), text.rstrip().endswith(b"data: [DONE]"))
+
+
+async def _clients(
+    url: str, clients: int, tokens: int = TOKENS, each: int = 1, spread: float = 0.0
+) -> tuple[list[Answer], float]:
+    """The answers of that many clients, each with some requests, and the seconds for all. They start within ``spread``."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
+
+        async def client(number: int) -> list[Answer]:
+            await asyncio.sleep(spread * number / clients)
+            return [await _ask(session, url, number, tokens) for _ in range(each)]
+
+        began = time.monotonic()
+        found = await asyncio.gather(*(client(number) for number in range(clients)))
+        return [answer for answers in found for answer in answers], time.monotonic() - began
+
+
+def _rate(answers: list[Answer], seconds: float) -> float:
+    if not all(answer.complete for answer in answers):
+        raise BenchFailed("a request got no complete answer")
+    return sum(answer.tokens for answer in answers) / seconds
+
+
+def _first(answers: list[Answer]) -> float:
+    return 1000 * statistics.median(answer.first for answer in answers if answer.first is not None)
+
+
+def _cost(say: Say) -> list[Figure]:
+    """Throughput and first token through the router, against the gateway itself."""
+    figures = []
+    slots = str(max(CLIENTS))
+    with contextlib.ExitStack() as stack:
+        gateway, _ = stack.enter_context(simulated.running("gateway", slots, str(STEP_SECONDS)))
+        router, pid = stack.enter_context(simulated.running("router", slots, gateway))
+        for clients in CLIENTS:
+            rates: tuple[list[float], list[float]] = ([], [])
+            firsts: tuple[list[float], list[float]] = ([], [])
+            used = tokens = 0.0
+            for number in range(ROUNDS + 1):
+                for side, url in enumerate((router, gateway)):
+                    before = processes.usage(pid)
+                    answers, seconds = asyncio.run(_clients(url, clients, spread=SPREAD_SECONDS))
+                    after = processes.usage(pid)
+                    if not number:
+                        continue
+                    rates[side].append(_rate(answers, seconds))
+                    firsts[side].append(_first(answers))
+                    if url == router and before and after:
+                        used += after.cpu_seconds - before.cpu_seconds
+                        tokens += sum(answer.tokens for answer in answers)
+            name = f"router {clients} client{'s' if clients > 1 else ''}"
+            note = (
+                f"median of {ROUNDS}, steps of {1000 * STEP_SECONDS:g} ms, {TOKENS} tokens, starts within {SPREAD_SECONDS:g} s"
+            )
+            say(f"{name}: {statistics.median(rates[0]):.0f} tokens/s, direct {statistics.median(rates[1]):.0f}")
+            figures.append(Figure(name, "tokens/s", tuple(rates[0]), tuple(rates[1]), "gateway", Bound(">=", 0.99), note))
+            added = statistics.median(firsts[0]) - statistics.median(firsts[1])
+            figures.append(Figure(f"{name}, first token added", "ms", (added,), bound=Bound("<=", 2.0), note=note))
+            if tokens:
+                figures.append(Figure(f"{name}, CPU", "µs/token", (1e6 * used / tokens,), note="of the router's process"))
+    return figures
+
+
+def _two_groups(say: Say) -> list[Figure]:
+    """Throughput of two groups behind a router, against one behind the same router."""
+    rates = []
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(simulated.running("gateway", "4", str(STEP_SECONDS)))[0] for _ in range(2)]
+        for chosen in (urls, urls[:1]):
+            router, _ = stack.enter_context(simulated.running("router", "4", *chosen))
+            asyncio.run(_clients(router, 8, 4))
+            rates.append(_rate(*asyncio.run(_clients(router, 16, 24, each=6))))
+    say(f"two groups: {rates[0]:.0f} tokens/s, one {rates[1]:.0f}")
+    note = "16 clients with 6 requests each, 4 places in a group"
+    return [Figure("router, two groups", "tokens/s", (rates[0],), (rates[1],), "one group", Bound(">=", 1.9), note)]
+
+
+def _killed(say: Say) -> list[Figure]:
+    """Requests without a complete answer when one of two groups is killed under them, among those not yet started."""
+
+    async def kill(router: str, victim: int) -> list[Answer]:
+        asking = asyncio.create_task(_clients(router, KILLED_CLIENTS, 24))
+        # Two groups with 8 places each: some requests have started then, and others wait.
+        await asyncio.sleep(10 * STEP_SECONDS)
+        os.kill(victim, signal.SIGKILL)
+        return (await asking)[0]
+
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(simulated.running("gateway", "8", str(STEP_SECONDS))) for _ in range(2)]
+        router, _ = stack.enter_context(simulated.running("router", "8", *(url for url, _ in started)))
+        answers = asyncio.run(kill(router, started[0][1]))
+    lost = sum(not answer.tokens for answer in answers)
+    cut = sum(bool(answer.tokens) and not answer.complete for answer in answers)
+    say(f"a group was killed under {KILLED_CLIENTS} requests: {lost} not answered, {cut} cut after they had started")
+    note = f"SIGKILL of one of two groups under {KILLED_CLIENTS} requests; {cut} had started and were cut"
+    return [Figure("router, requests lost with a group", "", (float(lost),), bound=Bound("<=", 0.0), note=note)]
+
+
+def _idle_connections(say: Say) -> list[Figure]:
+    """Memory of the router with many connections that are open and silent."""
+
+    async def hold(port: int, pid: int) -> tuple[float, float]:
+        before = _megabytes(pid)
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(IDLE_CONNECTIONS)]
+        for reader, writer in opened:
+            # A connection that was used is kept for the next request.
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: router\r\n\r\n")
+            await reader.readuntil(b"ok\n")
+        after = _megabytes(pid)
+        for _, writer in opened:
+            writer.close()
+        return before, after
+
+    with simulated.running("gateway", "4", "1") as (url, _), simulated.running("router", "4", url) as (router, pid):
+        before, after = asyncio.run(hold(int(router.rpartition(":")[2]), pid))
+    say(f"{IDLE_CONNECTIONS} idle connections: {after:.0f} MB, {before:.0f} without")
+    note = f"{before:.0f} MB without connections"
+    return [Figure(f"router, {IDLE_CONNECTIONS} idle connections", "MB", (after,), note=note)]
+
+
+def _megabytes(pid: int) -> float:
+    used = processes.usage(pid)
+    if used is None:
+        raise BenchFailed("the router's process is gone")
+    return used.rss / 1e6
+
+
+def balancing(say: Say) -> list[Figure]:
+    """Cached tokens and first token of conversations, in simulated time."""
+    figures = []
+    for groups in (2, 4, 8):
+        results = {
+            name: conversations.simulate(make(), groups, SEED, 60 * groups) for name, make in conversations.POLICIES.items()
+        }
+        mine, others = results["ours"], ("round robin", "least loaded", "oracle", "longest prefix", "cache aware")
+        shown = ", ".join(f"{name} {results[name].first_token:.2f} s" for name in ("ours", *others))
+        say(f"conversations on {groups} groups, first token: {shown}")
+        for name in others:
+            other, note = results[name], f"{60 * groups} conversations, seed {SEED}, simulated time"
+            bound = Bound(">=", 1.5) if name == "round robin" else None
+            title = f"balancing, {groups} groups"
+            pair = (mine.cached_tokens / mine.prompt_tokens,), (other.cached_tokens / other.prompt_tokens,)
+            figures.append(Figure(f"{title}, cached", "of prompt", *pair, name, bound, note))
+            faster = (1 / mine.first_token,), (1 / other.first_token,)
+            figures.append(Figure(f"{title}, first tokens", "1/s", *faster, name, bound, note))
+    return figures
+
+
+def figures(say: Say) -> list[Figure]:
+    """All of them. No cluster is needed."""
+    return [*_cost(say), *_two_groups(say), *_killed(say), *_idle_connections(say), *balancing(say)]

@@ -1,0 +1,199 @@
+"""Each alert of the chart fires for its problem, names its object, and is quiet otherwise, as a real promtool evaluates it."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_localcluster.programs import find_programs
+
+Json = dict[str, Any]
+
+CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+TROUBLESHOOT = Path(__file__).parents[2] / "docs" / "troubleshoot.md"
+RUNBOOK = "https://docs.example/troubleshoot.md"
+COMMAND_SECONDS = 60.0
+OBJECT = 'namespace="team",name="qwen"'
+FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
+GROUP = f'{OBJECT},group="0"'
+RUNNER = 'instance="10.0.0.1:20000",namespace="team",pod="qwen-0",thunderfleet_io_deployment="qwen"'
+OF_THE_CLUSTER = {"ThunderfleetOperatorWithoutLeader", "ThunderfleetAgentMissing"}
+# Alert: series with the problem, and without it. They are evaluated after three hours; times in values are seconds since the
+# Unix epoch, at which promtool starts.
+CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "ThunderfleetModelDeploymentNotReady": (
+        {f'thunderfleet_modeldeployment_not_ready_timestamp_seconds{{{OBJECT},instance="a"}}': "600x180"},
+        {f'thunderfleet_modeldeployment_not_ready_timestamp_seconds{{{OBJECT},instance="a"}}': "9600x180"},
+    ),
+    "ThunderfleetGroupGaveUp": (
+        {f'thunderfleet_modeldeployment_group_state{{{GROUP},state="GaveUp"}}': "1x180"},
+        {f'thunderfleet_modeldeployment_group_state{{{GROUP},state="Ready"}}': "1x180"},
+    ),
+    "ThunderfleetGroupCrashLooping": (
+        {
+            f'{FAILED}{{{GROUP},reason="PeerLost",node="m1",link=""}}': "10700x180",
+            f"thunderfleet_modeldeployment_group_restarts{{{GROUP}}}": "4x180",
+        },
+        {
+            f'{FAILED}{{{GROUP},reason="PeerLost",node="m1",link=""}}': "10700x180",
+            f"thunderfleet_modeldeployment_group_restarts{{{GROUP}}}": "1x180",
+        },
+    ),
+    "ThunderfleetModelDeploymentUnplaceable": (
+        {f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="NoRoom"}}': "0x180"},
+        {f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="Placed"}}': "1x180"},
+    ),
+    "ThunderfleetBenchmarkSlower": (
+        {f"thunderfleet_modeldeployment_benchmark_tokens_per_second{{{OBJECT}}}": "20x30 17x150"},
+        {f"thunderfleet_modeldeployment_benchmark_tokens_per_second{{{OBJECT}}}": "20x30 18.5x150"},
+    ),
+    "ThunderfleetMacQuarantined": (
+        {'thunderfleet_mac_condition{node="studio-1",type="Quarantined",reason="StackHung"}': "1x180"},
+        {'thunderfleet_mac_condition{node="studio-1",type="Quarantined",reason="Rebooted"}': "0x180"},
+    ),
+    "ThunderfleetMacNotReady": (
+        {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "0x180"},
+        {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "1x180"},
+    ),
+    "ThunderfleetRDMAHung": (
+        {'thunderfleet_mac_condition{node="studio-1",type="RDMAReady",reason="StackHung"}': "0x180"},
+        {'thunderfleet_mac_condition{node="studio-1",type="RDMAReady",reason="RDMADisabled"}': "0x180"},
+    ),
+    "ThunderfleetCableDown": (
+        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Unplugged"}': "0x180"},
+        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Connected"}': "1x180"},
+    ),
+    "ThunderfleetCableDegraded": (
+        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Degraded"}': "1x180"},
+        {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Connected"}': "1x180"},
+    ),
+    "ThunderfleetCableFlapping": (
+        {'thunderfleet_thunderboltlink_flapping{name="a.tb1--b.tb1"}': "1x180"},
+        {'thunderfleet_thunderboltlink_flapping{name="a.tb1--b.tb1"}': "0x180"},
+    ),
+    "ThunderfleetOperatorWithoutLeader": (
+        {'thunderfleet_operator_leading{instance="a"}': "1x20 0x160", 'thunderfleet_operator_leading{instance="b"}': "0x180"},
+        {'thunderfleet_operator_leading{instance="a"}': "1x180", 'thunderfleet_operator_leading{instance="b"}': "0x180"},
+    ),
+    "ThunderfleetReconcileErrors": (
+        {'thunderfleet_operator_reconcile_errors_total{kind="modeldeployments"}': "0+1x180"},
+        {'thunderfleet_operator_reconcile_errors_total{kind="modeldeployments"}': "7x180"},
+    ),
+    "ThunderfleetAgentMissing": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x180",
+            'thunderfleet_mac_ready{node="m2"}': "1x180",
+            'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440",job="pods"}': "0+60x180",
+            'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440",job="monitors"}': "0+60x180",
+        },
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x180",
+            'thunderfleet_mac_ready{node="m2"}': "0x180",
+            'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440"}': "0+60x180",
+        },
+    ),
+    "ThunderfleetAgentSilent": (
+        {'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440"}': "60x180"},
+        {'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440"}': "0+60x180"},
+    ),
+    "ThunderfleetRequestErrors": (
+        {
+            f'thunderfleet_runner_requests_total{{{RUNNER},code="200"}}': "0+60x180",
+            f'thunderfleet_runner_requests_total{{{RUNNER},code="503"}}': "0+30x180",
+        },
+        {
+            f'thunderfleet_runner_requests_total{{{RUNNER},code="200"}}': "0+60x180",
+            f'thunderfleet_runner_requests_total{{{RUNNER},code="503"}}': "0+1x180",
+        },
+    ),
+    "ThunderfleetRequestsWait": (
+        {f"thunderfleet_runner_queue_depth{{{RUNNER}}}": "33x180"},
+        {f"thunderfleet_runner_queue_depth{{{RUNNER}}}": "32x180"},
+    ),
+    "ThunderfleetFirstTokenSlow": (
+        {
+            f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="60"}}': "0+1x180",
+            f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="300"}}': "0+2x180",
+            f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="+Inf"}}': "0+2x180",
+        },
+        {
+            f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="60"}}': "0+2x180",
+            f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="300"}}': "0+2x180",
+            f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="+Inf"}}': "0+2x180",
+        },
+    ),
+    "ThunderfleetKubeletCertificateEnds": (
+        {'thunderfleet_kubelet_certificate_expiry_seconds{instance="m1:10250",name="serving"}': "20000x180"},
+        {'thunderfleet_kubelet_certificate_expiry_seconds{instance="m1:10250",name="serving"}': "200000x180"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart's alerts as a rule file of Prometheus."""
+    helm = find_programs(lambda event: None, CONTROL_PLANE) / "helm"
+    values = ["--set", f"alerts.enabled=true,alerts.runbookURL={RUNBOOK}", "-s", "templates/alerts.yaml"]
+    done = run(str(helm), "template", "x", str(CHART), *values)
+    path: Path = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(done)["spec"]))
+    return path
+
+
+def run(*command: str) -> str:
+    """Runs a command that must find nothing wrong."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def of(rules: Path) -> dict[str, Json]:
+    """The alerts by name."""
+    return {rule["alert"]: rule for rule in yaml.safe_load(rules.read_text())["groups"][0]["rules"]}
+
+
+def test_every_alert_has_a_case_and_a_runbook_that_exists(rules: Path) -> None:
+    headings = re.findall(r"^## (.+)$", TROUBLESHOOT.read_text(), re.MULTILINE)
+    anchors = {f"{RUNBOOK}#{re.sub(r'[^a-z0-9 -]', '', heading.lower()).replace(' ', '-')}" for heading in headings}
+    assert CASES.keys() == of(rules).keys()
+    assert {alert["annotations"]["runbook_url"] for alert in of(rules).values()} <= anchors
+
+
+def test_alerts_and_their_cases_name_reasons_that_exist(rules: Path) -> None:
+    texts = [alert["expr"] for alert in of(rules).values()] + [one for case in CASES.values() for part in case for one in part]
+    named = {reason for text in texts for reason in re.findall(r'\breason="(\w+)"', text)}
+    assert {"Degraded", "StackHung"} <= named <= set(map(str, Reason))
+
+
+def test_alerts_fire_for_their_problem_only(rules: Path, tmp_path: Path) -> None:
+    tests: list[Json] = []
+    for name, (problem, quiet) in CASES.items():
+        severity = of(rules)[name]["labels"]["severity"]
+        firing = f'ALERTS{{alertname="{name}",alertstate="firing",severity="{severity}"}}'
+        for series, expected in ((problem, 1), (quiet, 0)):
+            found = f"count({firing}) or vector(0)"
+            samples = [{"labels": "{}", "value": expected}]
+            tests.append(
+                {
+                    "name": f"{name} {'fires' if expected else 'is quiet'}",
+                    "interval": "1m",
+                    "input_series": [{"series": one, "values": values} for one, values in series.items()],
+                    "promql_expr_test": [{"expr": found, "eval_time": "180m", "exp_samples": samples}],
+                }
+            )
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    promtool = find_programs(lambda event: None, MONITORING) / "promtool"
+    assert "SUCCESS" in run(str(promtool), "check", "rules", "--lint=all", str(rules))
+    run(str(promtool), "test", "rules", str(path))
+    assert len(tests) == 2 * len(CASES)
+
+
+def test_alerts_name_what_has_the_problem(rules: Path) -> None:
+    for name, alert in of(rules).items():
+        named = re.findall(r"\$labels\.(namespace|name|node|instance|kind)", alert["annotations"]["summary"])
+        assert bool(named) is (name not in OF_THE_CLUSTER), name

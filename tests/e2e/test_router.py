@@ -1,0 +1,101 @@
+"""One URL for all models: two deployments behind routers, keys that are rotated, and a model that sleeps and is woken."""
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+from thunderfleet_localcluster.errors import LocalClusterError
+
+from tests.support.line import CHART, INSTALL_SECONDS, SYSTEM, Answer, Deployment, Line, chat
+from tests.support.waiting import until
+
+ONE_MAC = {"nodes": {"min": 1, "max": 1}, "benchmark": {"promptTokens": 2, "generationTokens": 1}}
+SLEEPS = {"minReplicas": 0, "maxReplicas": 1, "scaleToZeroAfterSeconds": 3}
+ROUTERS = "app.kubernetes.io/component=router"
+
+
+def upgrade(line: Line, *values: str) -> None:
+    line.cluster.helm(
+        *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values"),
+        *("--set", ",".join(values), "--wait", "--timeout", f"{INSTALL_SECONDS}s"),
+        seconds=INSTALL_SECONDS + 30,
+    )
+
+
+@pytest.fixture(scope="module")
+def line(desk: Line) -> Iterator[Line]:
+    """With routers, as from an upgrade of the chart."""
+    upgrade(desk, "router.enabled=true")
+    yield desk
+    upgrade(desk, "router.enabled=false")
+    until(lambda: not desk.items("pods", "-n", SYSTEM, "-l", ROUTERS), "the routers are gone")
+
+
+def store_keys(deployment: Deployment, **keys: str) -> None:
+    data = {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": deployment.namespace}}
+    deployment.kubectl("apply", "-f", "-", text=json.dumps({**secret, "data": data}))
+
+
+def ask(line: Line, url: str, model: str, key: str | None = None) -> Answer:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return line.request(f"{url}/chat/completions", {**chat("Where are you?", 4), "model": model}, headers)
+
+
+def routers(deployment: Deployment) -> list[str]:
+    return [str(one["url"]) for one in deployment.status.get("endpoints", [])]
+
+
+def pods(deployment: Deployment) -> set[str]:
+    """UIDs of its pods."""
+    return {str(item["metadata"]["uid"]) for item in deployment.children() if item["kind"] == "Pod"}
+
+
+def asleep(deployment: Deployment) -> bool:
+    return not deployment.status.get("groups") and not pods(deployment)
+
+
+def test_two_deployments_behind_one_url(line: Line) -> None:
+    served = line.deploy("shared", **ONE_MAC, replicas=2, server={"apiKeySecret": "keys"})
+    store_keys(served, ci="sk-ci", people="sk-people")
+    sleeper = line.deploy("sleeper", **ONE_MAC, autoscaling=SLEEPS, server={"apiKeySecret": "keys", "aliases": ["gpt-tiny"]})
+    store_keys(sleeper, ci="sk-sleeper")
+    served.until_ready()
+    assert len(routers(served)) == len(line.macs)
+    name = f"{served.namespace}/{served.name}"
+    for url in routers(served):
+        until(lambda url=url: ask(line, url, name, "sk-ci").status == 200, f"{url} serves {name}")
+        assert ask(line, url, name, "sk-stranger").status == 401
+    service = line.json("get", "service", served.name, "-n", served.namespace)["spec"]
+    assert service["type"] == "ClusterIP" and [port["port"] for port in service["ports"]] == [80]
+    selector = f"kubernetes.io/service-name={served.name}"
+    slices = line.items("endpointslices", "-n", served.namespace, "-l", selector)
+    assert sorted(address for one in slices for end in one["endpoints"] for address in end["addresses"]) == sorted(
+        url.split("//")[1].split(":")[0] for url in routers(served)
+    )
+
+    # A key that is removed is refused within seconds, without a restart.
+    url = routers(served)[0]
+    before = pods(served)
+    store_keys(served, people="sk-people")
+    until(lambda: ask(line, url, name, "sk-ci").status == 401, "the removed key is refused", 10)
+    assert ask(line, url, name, "sk-people").status == 200
+    assert pods(served) == before
+
+    # A model without requests sleeps. Only a request with a valid key wakes it, under any of its names.
+    until(lambda: asleep(sleeper), "the model sleeps", 90, describe=sleeper.conditions)
+    assert sleeper.until_condition("Ready", "False", "Asleep")
+    with pytest.raises(LocalClusterError, match="replicas cannot be changed while autoscaling is set"):
+        sleeper.kubectl("scale", "md", sleeper.name, "--replicas=2")
+    assert ask(line, url, "gpt-tiny", "sk-stranger").status == 401
+    assert asleep(sleeper)
+    answer = ask(line, url, "gpt-tiny", "sk-sleeper")
+    assert (answer.status, answer.json["model"] != "") == (200, True), answer.body
+    until(lambda: asleep(sleeper), "the model sleeps again", 90, describe=sleeper.conditions)
+    sleeper.patch({"suspend": True})
+    sleeper.until_condition("Ready", "False", "Suspended")
+    refused = ask(line, url, "gpt-tiny", "sk-sleeper")
+    assert refused.status == 503 and "suspend" in refused.body, refused.body
+    for deployment in (served, sleeper):
+        line.forget(deployment)

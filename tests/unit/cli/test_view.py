@@ -1,0 +1,401 @@
+"""What shows a fleet and explains it: from objects to text, and what is said when a part may not be read."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from rich.console import Console
+from thunderfleet_cli.cli import main
+from thunderfleet_cli.view import cables, events, facts, logs, status, top, topology, why
+from thunderfleet_cli.view.facts import Picture
+from thunderfleet_cli.view.page import Page
+from thunderfleet_cli.view.picture import why_unread
+from thunderfleet_cli.view.svg import svg
+from thunderfleet_lib.kube import ApiError
+
+Json = dict[str, Any]
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+LINK = "studio-1.tb1--studio-2.tb1"
+HOSTILE = "\x1b[31m<script>alert(1)</script>\n[bold]x"
+
+
+def conditions(**found: tuple[str, str, str]) -> list[Json]:
+    return [{"type": kind, "status": one[0], "reason": one[1], "message": one[2]} for kind, one in found.items()]
+
+
+def node(name: str, ready: str = "True", message: str = "posts", **labels: str) -> Json:
+    ready_condition = conditions(Ready=(ready, "KubeletReady", message))
+    status = {"conditions": ready_condition, "capacity": {"cpu": "24"}}
+    return {"metadata": {"name": name, "labels": {"kubernetes.io/os": "darwin", **labels}}, "status": status}
+
+
+def profile(name: str, links: tuple[str, ...] = (), quarantined: str = "False") -> Json:
+    hardware = {"chip": "Apple M3 Ultra", "memoryBytes": 96 << 30, "gpuMemoryLimitBytes": 80 << 30}
+    groups = [{"name": "default/chat-0", "epoch": 1, "links": list(links)}] if links else []
+    found = conditions(Quarantined=(quarantined, "RDMAHung", "restart the Mac"))
+    return {"metadata": {"name": name}, "status": {"hardware": hardware, "groups": groups, "conditions": found}}
+
+
+def link(connected: str = "True", message: str = "both ends see each other", rdma: str = "True") -> Json:
+    reason = "Connected" if connected == "True" else "PortDown"
+    found = conditions(Connected=(connected, reason, message), RDMAUsable=(rdma, "Usable", ""))
+    ends = [{"node": one, "port": 1, "seesPeer": connected == "True"} for one in ("studio-1", "studio-2")]
+    spec = {"a": {"node": "studio-1", "port": 1}, "b": {"node": "studio-2", "port": 1}}
+    state = {"conditions": found, "speed": "80G", "gbps": "38.4/37.9", "rdma": "Usable", "endpoints": ends}
+    return {"metadata": {"name": LINK}, "spec": spec, "status": state}
+
+
+def deployment(ready: str = "True", state: str = "Ready", message: str = "", failure: Json | None = None) -> Json:
+    ranks = [
+        {"rank": number, "node": f"studio-{number + 1}", "state": "Serving", "memoryBytes": 40 << 30} for number in range(2)
+    ]
+    group = {"index": 0, "state": state, "message": message, "ranks": ranks, **({"lastFailure": failure} if failure else {})}
+    placed = {kind: ("True", kind, "") for kind in ("ModelResolved", "Placed", "Bootstrapped")}
+    found = conditions(**placed, Ready=(ready, "Serving", message), Degraded=("False", "Healthy", ""))
+    return {
+        "metadata": {"name": "chat", "namespace": "default", "generation": 1},
+        "spec": {"model": {"repository": "nobody/tiny"}},
+        "status": {"observedGeneration": 1, "groups": [group], "conditions": found, "transport": "JACCL"},
+    }
+
+
+def pod(rank: int = 1, state: Json | None = None) -> Json:
+    labels = {"thunderfleet.io/deployment": "chat", "thunderfleet.io/group": "0", "thunderfleet.io/rank": str(rank)}
+    statuses = [{"name": "runner", "state": state or {"running": {}}}]
+    metadata = {"name": f"chat-0-1-{rank}", "namespace": "default", "labels": labels}
+    status = {"phase": "Running", "containerStatuses": statuses}
+    return {"metadata": metadata, "spec": {"nodeName": f"studio-{rank + 1}"}, "status": status}
+
+
+OPERATOR: Json = {"metadata": {"name": "operator"}, "status": {"conditions": conditions(Ready=("True", "", ""))}}
+
+
+def picture(**parts: Any) -> Picture:
+    whole: Json = {
+        "namespace": "default",
+        "nodes": [node("studio-1"), node("studio-2"), node("box", **{"kubernetes.io/os": "linux"})],
+        "profiles": [profile("studio-1", (LINK,)), profile("studio-2", (LINK,))],
+        "links": [link()],
+        "deployments": [deployment()],
+        "pods": [pod(0), pod(1)],
+        "operators": [OPERATOR],
+    }
+    return Picture(**{**whole, **parts})
+
+
+@contextmanager
+def paper() -> Iterator[tuple[Page, io.StringIO]]:
+    text = io.StringIO()
+    yield Page(Console(file=text, highlight=False, soft_wrap=True)), text
+
+
+# --- status ------------------------------------------------------------------------------------------------------------------
+
+
+def test_status_shows_what_serves_and_on_which_macs() -> None:
+    with paper() as (page, text):
+        status.show(picture(), page, NOW)
+    said = text.getvalue()
+    assert "nobody/tiny" in said and "1/1" in said and "studio-1,studio-2" in said
+    assert "M3 Ultra" in said and "96Gi" in said and "box" not in said
+    assert "cables: 1 of 1 without a problem" in said
+
+
+def test_status_names_each_problem() -> None:
+    found = picture(
+        nodes=[node("studio-1", "False", "the disk is full"), node("studio-2"), node("studio-3")],
+        profiles=[profile("studio-2", quarantined="True")],
+        links=[link("False", "plug it in")],
+        deployments=[deployment("False", "Waiting", "rank 1 has not joined")],
+    )
+    values = status.as_values(found)
+    assert values["deployments"][0]["problem"].endswith("rank 1 has not joined")
+    problems = [mac["problem"] for mac in values["macs"]]
+    assert problems == [
+        "NotReady: KubeletReady: the disk is full",
+        "RDMAHung: restart the Mac",
+        "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there",
+    ]
+    silent = status.mac_problem(node("studio-1", "Unknown", "Kubelet stopped posting node status."), None)
+    assert silent.endswith("Kubelet stopped posting node status: check that the Mac is on and that its kubelet runs")
+    assert values["cables"][0]["problem"] == "PortDown: plug it in"
+
+
+def test_what_others_wrote_reaches_no_terminal_as_a_command() -> None:
+    hostile = picture(
+        deployments=[deployment("False", "Waiting", HOSTILE)],
+        links=[link("False", HOSTILE)],
+        nodes=[node("studio-1", "False", HOSTILE)],
+    )
+    with paper() as (page, text):
+        status.show(hostile, page, NOW)
+        topology.show(hostile, page)
+        cables.show(hostile, page)
+        why.show(why.why(hostile, hostile.deployments[0]), hostile, page)
+    assert "\x1b" not in text.getvalue()
+    assert "[bold]x" in text.getvalue(), "nothing is markup"
+
+
+# --- why ---------------------------------------------------------------------------------------------------------------------
+
+FAILURE = {
+    "class": "Retry",
+    "reason": "PeerLost",
+    "rank": 1,
+    "node": "studio-2",
+    "message": "rank 1 ended",
+    "time": "2026-03-01T11:59:00Z",
+}
+
+
+def test_nothing_is_wrong() -> None:
+    found = why.why(picture(), deployment())
+    assert found.cause is None and all(step.state is why.State.OK for step in found.steps)
+
+
+def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
+    new = deployment()
+    new["status"] = {}
+    found = why.why(picture(deployments=[new]), new)
+    assert found.cause is not None and found.cause.subject == "operator"
+
+
+@pytest.mark.parametrize(
+    ("parts", "subject", "text"),
+    [
+        ({}, "last failure, rank 1 on studio-2", "PeerLost: rank 1 ended"),
+        ({"links": [link("False", "plug it in")]}, f"ThunderboltLink {LINK}", "PortDown: plug it in"),
+        ({"links": []}, f"ThunderboltLink {LINK}", "no Mac sees it"),
+        (
+            {"nodes": [node("studio-1"), node("studio-2", "Unknown", "no news")]},
+            "Node studio-2",
+            "NotReady: KubeletReady: no news",
+        ),
+        ({"nodes": [node("studio-1")]}, "Node studio-2", "there is no such Node"),
+        ({"profiles": [profile("studio-1"), profile("studio-2", quarantined="True")]}, "Node studio-2", "RDMAHung"),
+        ({"operators": []}, "operator", "no pod of the operator is ready"),
+    ],
+)
+def test_the_cause_is_what_is_nearest_to_the_hardware(parts: Json, subject: str, text: str) -> None:
+    broken = deployment("False", "BackingOff", "restarts", FAILURE)
+    found = why.why(picture(deployments=[broken], **parts), broken)
+    assert found.cause is not None
+    assert found.cause.subject == subject and found.cause.text.startswith(text)
+
+
+def test_a_pod_that_cannot_start_is_the_cause() -> None:
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    broken = deployment("False", "Pending", "pods start")
+    found = why.why(picture(pods=[pod(0), pod(1, waiting)]), broken)
+    assert found.cause is not None
+    assert (found.cause.subject, found.cause.text) == ("Pod chat-0-1-1", "ErrImagePull: no such image")
+
+
+def test_a_placement_that_is_missing_is_the_cause() -> None:
+    broken = deployment("False")
+    refused = [{"group": 0, "nodes": ["studio-1"], "message": "needs 10 GiB more"}]
+    broken["status"] |= {"groups": [], "unplaceable": refused, "conditions": conditions(Placed=("False", "NoFit", "no room"))}
+    found = why.why(picture(), broken)
+    assert found.cause is not None and found.cause.text == "needs 10 GiB more"
+
+
+def test_a_group_that_goes_back_to_a_better_place_does_not_suffer_from_its_old_failure() -> None:
+    back = deployment("False", "Draining", "finishes its requests", FAILURE)
+    back["status"]["groups"][0]["lostPlace"] = {"links": [LINK], "returning": True}
+    found = why.why(picture(deployments=[back]), back)
+    assert found.cause is not None and found.cause.text == "Draining: finishes its requests"
+
+
+def test_a_cordoned_mac_and_rdma_that_is_off_harm_nobody_who_serves() -> None:
+    cordoned = node("studio-1")
+    cordoned["spec"] = {"unschedulable": True}
+    found = why.why(picture(nodes=[cordoned, node("studio-2")], links=[link(rdma="False")]), deployment())
+    assert found.cause is None
+
+
+# --- cables and topology -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cable_that_a_group_needs_and_nobody_sees_comes_first() -> None:
+    found = picture(profiles=[profile("studio-1", (LINK, "studio-1.tb2--studio-3.tb1"))])
+    with paper() as (page, text):
+        cables.show(found, page)
+    first = text.getvalue().splitlines()[1]
+    assert first.startswith("studio-1.tb2--studio-3.tb1") and "default/chat-0" in first and "plug the cable" in first
+    (known, missing) = cables.as_values(found)
+    assert known["seenBy"] == ["studio-1", "studio-2"] and known["neededBy"] == ["default/chat-0"]
+    assert missing["connected"] is False
+
+
+def test_the_drawing_has_each_cable_at_both_ends() -> None:
+    with paper() as (page, text):
+        topology.show(picture(), page)
+    said = text.getvalue()
+    assert said.count("══ 80G 38.4/37.9 Gbit/s ══") == 2
+    assert "└─ tb1 ══" in said and "tb1 studio-2  default/chat-0" in said and "default/chat-0 rank 1: Serving" in said
+    with paper() as (page, text):
+        topology.show(picture(links=[link("False", "plug it in")]), page)
+    assert text.getvalue().count("─╳─") == 2
+
+
+def test_the_picture_is_well_formed_whatever_names_say() -> None:
+    many = [node(f"studio-{number}") for number in range(1, 40)]
+    drawn = topology.topology(picture(nodes=many, links=[link("False", HOSTILE)]))
+    root = ElementTree.fromstring(svg(drawn))
+    rectangles = root.findall(".//{http://www.w3.org/2000/svg}g")
+    (line,) = root.findall(".//{http://www.w3.org/2000/svg}line")
+    assert len(rectangles) == 39 and line.get("stroke-dasharray")
+    assert not root.findall(".//{http://www.w3.org/2000/svg}script")
+
+
+# --- top, events, logs -------------------------------------------------------------------------------------------------------
+
+
+def test_top_adds_up_what_groups_reserve() -> None:
+    usage = [{"metadata": {"name": "studio-1"}, "usage": {"cpu": "1200m", "memory": "48Gi"}}]
+    first, second = top.as_values(picture(), usage)
+    assert (first["cpuCores"], first["memoryBytes"], first["gpuReservedBytes"]) == (1.2, 48 << 30, 40 << 30)
+    assert second["cpuCores"] is None
+    with paper() as (page, text):
+        top.show(picture(), usage, "install metrics-server", page)
+    assert "1.20 (5%)" in text.getvalue() and "40Gi (50%)" in text.getvalue() and "install metrics-server" in text.getvalue()
+
+
+def event(kind: str, name: str, time: str, namespace: str = "default") -> Json:
+    about = {"kind": kind, "name": name, **({"namespace": namespace} if kind in ("Pod", "ModelDeployment") else {})}
+    found = {"metadata": {"name": f"{name}.{time}"}, "involvedObject": about, "lastTimestamp": time, "reason": kind}
+    return {**found, "type": "Normal", "message": name}
+
+
+def test_events_of_a_deployment_are_those_of_all_that_it_uses() -> None:
+    happened = [
+        event("Node", "studio-2", "2026-03-01T11:59:03Z"),
+        event("ThunderboltLink", LINK, "2026-03-01T11:59:01Z"),
+        event("Pod", "chat-0-0-1", "2026-03-01T11:59:02Z"),
+        event("Pod", "chat-0-0-1", "2026-03-01T11:59:02Z", "other"),
+        event("Pod", "chatter-0-0-1", "2026-03-01T11:59:02Z"),
+        event("Node", "studio-9", "2026-03-01T11:59:03Z"),
+    ]
+    found = events.as_values(events.chosen(picture(events=happened), deployment()))
+    assert [one["object"] for one in found] == [f"thunderboltlink/{LINK}".lower(), "pod/chat-0-0-1", "node/studio-2"]
+    assert len(events.chosen(picture(events=happened), None)) == len(happened)
+
+
+def test_logs_are_one_by_time_and_the_cause_stands_where_it_happened() -> None:
+    texts = {
+        "rank 0": "2026-03-01T11:58:00.1Z one\n2026-03-01T11:59:30.1Z three",
+        "rank 1": "2026-03-01T11:58:30.1Z two\n  of several lines\n2026-03-01T12:00:00.1Z four",
+    }
+    found = list(logs.merged(texts, logs.causes(deployment(failure=FAILURE))))
+    assert [line.text for line in found] == [
+        "one",
+        "two",
+        "  of several lines",
+        "first cause: PeerLost: rank 1 ended",
+        "three",
+        "four",
+    ]
+    assert found[3].label == ">>> group 0 rank 1 studio-2"
+    (first, second) = logs.sources([pod(1), pod(0), pod(2, {"waiting": {}})])
+    assert first.label == "group 0 rank 0 studio-1" and second.path.endswith("/pods/chat-0-1-1/log")
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "text"),
+    [
+        ("links", 403, "`kubectl auth can-i list thunderboltlinks.thunderfleet.io -A`"),
+        ("pods", 403, "`kubectl auth can-i list pods -n team`"),
+        ("profiles", 404, "install the chart"),
+        ("usage", 404, "install metrics-server"),
+        ("usage", 503, "metrics-server does not answer"),
+        ("nodes", 500, "cannot list nodes"),
+    ],
+)
+def test_what_is_missing_is_named(kind: str, code: int, text: str) -> None:
+    assert text in why_unread(kind, "team", ApiError(code, "Reason", "message"))
+
+
+class Server(BaseHTTPRequestHandler):
+    """An API server that lets its user see ModelDeployments, pods and their logs only."""
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path.endswith("/modeldeployments"):
+            self.say(200, {"items": [deployment("False", "BackingOff", "", FAILURE)]})
+        elif path.endswith("namespaces/default/pods"):
+            self.say(200, {"items": [pod(0), pod(1)]})
+        elif path.endswith("/log"):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"2026-03-01T11:58:00.1Z it starts\n2026-03-01T11:59:30.1Z it ends\n")
+        else:
+            self.say(403, {"kind": "Status", "reason": "Forbidden", "message": "forbidden"})
+
+    def say(self, code: int, body: Json) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    content = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(content))
+    yield str(path)
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_tenant_sees_what_is_theirs_and_which_rights_are_missing(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--kubeconfig", kubeconfig]) == 0
+    said = capsys.readouterr().out
+    assert "nobody/tiny" in said and "not shown: you may not list nodes in the cluster" in said
+    assert main(["why", "chat", "--kubeconfig", kubeconfig, "-o", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["cause"]["text"] == "PeerLost: rank 1 ended"
+    for command in (["topology"], ["cables"], ["events"], ["events", "chat"], ["top"], ["topology", "-o", "svg"]):
+        assert main([*command, "--kubeconfig", kubeconfig]) == 0, command
+    assert "kubectl auth can-i list nodes.metrics.k8s.io" in capsys.readouterr().out
+
+
+def test_logs_through_the_api_server(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "chat", "--kubeconfig", kubeconfig, "--follow"]) == 0
+    said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.endswith("it starts") for line in said[:2]] == [True, True]
+    assert ">>> group 0 rank 1 studio-2" in said[2] and said[3].endswith("it ends")
+    assert len(said) == 5 + 4, "each line is shown again while the logs are followed from their end"
+
+
+def test_a_name_that_does_not_exist(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "nothing", "--kubeconfig", kubeconfig]) == 2
+    assert "there is no ModelDeployment nothing in namespace default; there: chat" in capsys.readouterr().err
+
+
+def test_ages_are_those_of_kubectl() -> None:
+    assert [facts.ago(f"2026-03-01T{time}Z", NOW) for time in ("11:59:30", "11:00:00", "06:00:00")] == ["30s", "60m", "6h"]
+    assert facts.ago("2026-02-01T12:00:00Z", NOW) == "28d" and facts.ago(None, NOW) == ""

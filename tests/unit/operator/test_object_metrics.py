@@ -1,0 +1,120 @@
+"""Metrics of ModelDeployments, cables and Macs: what is exported of an object, and that only the leader exports it."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
+from thunderfleet_operator.observe.nodes import Node
+
+Json = dict[str, Any]
+
+TIME = "2026-03-01T12:00:00Z"
+SECONDS = 1772366400.0
+API = {"apiVersion": "thunderfleet.io/v1alpha1"}
+LINK = "studio-1.tb1--studio-2.tb1"
+
+
+def condition(kind: str, status: str, reason: str) -> Json:
+    return {"type": kind, "status": status, "reason": reason, "lastTransitionTime": TIME}
+
+
+def deployment(ready: str = "False") -> ModelDeployment:
+    failure = {"class": "Retry", "reason": "PeerLost", "node": "studio-2", "link": LINK, "time": TIME}
+    ranks = [{"rank": 0, "node": "studio-1", "memoryBytes": 100}, {"rank": 1, "node": "studio-2", "memoryBytes": 200}]
+    group = {"index": 0, "state": "BackingOff", "restarts": 3, "ranks": ranks, "lastFailure": failure}
+    found = [condition("Ready", ready, "BackingOff"), condition("Verified", "Unknown", "NotVerified")]
+    status = {"groups": [group], "conditions": found, "benchmark": {"decodeTokensPerSecond": "21.9"}}
+    spec = {"model": {"repository": "nobody/tiny"}, "replicas": 2, "recovery": {"maxRestarts": 10}}
+    metadata = {"name": "chat", "namespace": "team"}
+    return ModelDeployment.load({**API, "kind": "ModelDeployment", "metadata": metadata, "spec": spec, "status": status})
+
+
+def link() -> ThunderboltLink:
+    ends = [
+        {"node": f"studio-{at}", "port": 1, "speedMbps": speed, "flapping": at == 2} for at, speed in ((1, 80000), (2, 40000))
+    ]
+    measured = {"from": "studio-1", "to": "studio-2", "transport": "Socket", "throughputMbps": 8, "measuredAt": TIME}
+    status = {"endpoints": ends, "measurements": [measured], "conditions": [condition("Connected", "True", "Connected")]}
+    spec = {"a": {"node": "studio-1", "port": 1}, "b": {"node": "studio-2", "port": 1}}
+    return ThunderboltLink.load({**API, "kind": "ThunderboltLink", "metadata": {"name": LINK}, "spec": spec, "status": status})
+
+
+def profile() -> NodeProfile:
+    status = {
+        "hardware": {"gpuMemoryLimitBytes": 1000},
+        "groups": [{"name": "team/chat-0", "epoch": 1, "links": [LINK]}],
+        "conditions": [condition("Quarantined", "True", "StackHung")],
+        "lastPanic": {"time": TIME},
+    }
+    return NodeProfile.load({**API, "kind": "NodeProfile", "metadata": {"name": "studio-1"}, "status": status})
+
+
+def registry(objects: Objects, leading: bool = True) -> CollectorRegistry:
+    found = CollectorRegistry()
+    found.register(ObjectMetrics(lambda: objects, lambda: leading))
+    return found
+
+
+OF = {"namespace": "team", "name": "chat"}
+GROUP = {**OF, "group": "0"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "value"),
+    [
+        ("modeldeployment_condition", {**OF, "type": "Ready", "reason": "BackingOff"}, 0),
+        ("modeldeployment_condition", {**OF, "type": "Verified", "reason": "NotVerified"}, -1),
+        ("modeldeployment_replicas", OF, 2),
+        ("modeldeployment_ready_replicas", OF, 0),
+        ("modeldeployment_not_ready_timestamp_seconds", OF, SECONDS),
+        ("modeldeployment_benchmark_tokens_per_second", OF, 21.9),
+        ("modeldeployment_group_state", {**GROUP, "state": "BackingOff"}, 1),
+        ("modeldeployment_group_restarts", GROUP, 3),
+        ("modeldeployment_group_max_restarts", GROUP, 10),
+        (
+            "modeldeployment_group_last_failure_timestamp_seconds",
+            {**GROUP, "reason": "PeerLost", "node": "studio-2", "link": LINK},
+            SECONDS,
+        ),
+        ("thunderboltlink_condition", {"name": LINK, "type": "Connected", "reason": "Connected"}, 1),
+        ("thunderboltlink_groups", {"name": LINK}, 1),
+        ("thunderboltlink_negotiated_bytes_per_second", {"name": LINK}, 5e9),
+        (
+            "thunderboltlink_measured_bytes_per_second",
+            {"name": LINK, "from": "studio-1", "to": "studio-2", "transport": "Socket"},
+            1e6,
+        ),
+        ("thunderboltlink_flapping", {"name": LINK}, 1),
+        ("mac_condition", {"node": "studio-1", "type": "Quarantined", "reason": "StackHung"}, 1),
+        ("mac_ready", {"node": "studio-1"}, 1),
+        ("mac_gpu_memory_limit_bytes", {"node": "studio-1"}, 1000),
+        ("mac_gpu_memory_reserved_bytes", {"node": "studio-1"}, 100),
+        ("mac_groups", {"node": "studio-1"}, 1),
+        ("mac_last_panic_timestamp_seconds", {"node": "studio-1"}, SECONDS),
+    ],
+)
+def test_each_object_is_shown(metric: str, labels: dict[str, str], value: float) -> None:
+    mac = Node("studio-1", ready=True, labels={"kubernetes.io/os": "darwin"})
+    objects = Objects([deployment()], [link()], [profile()], [mac])
+    assert registry(objects).get_sample_value(f"thunderfleet_{metric}", labels) == value
+
+
+def test_a_deployment_that_is_ready_is_not_down() -> None:
+    found = registry(Objects([deployment("True")]))
+    assert found.get_sample_value("thunderfleet_modeldeployment_not_ready_timestamp_seconds", OF) is None
+
+
+def test_what_cannot_be_read_and_what_is_no_mac_is_left_out() -> None:
+    linux = Node("box", ready=True, labels={"kubernetes.io/os": "linux"})
+    text = generate_latest(registry(Objects([None], [None], [None], [linux]))).decode()
+    assert not [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_a_replica_that_does_not_lead_shows_nothing() -> None:
+    text = generate_latest(registry(Objects([deployment()], [link()], [profile()]), leading=False)).decode()
+    assert "# TYPE thunderfleet_mac_ready gauge" in text
+    assert not [line for line in text.splitlines() if not line.startswith("#")]

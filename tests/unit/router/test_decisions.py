@@ -1,0 +1,335 @@
+"""What the router decides: names, callers, turns, limits, balancing, suspects, and what it reads from odd objects."""
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thunderfleet_crds import routing
+from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_crds.vocabulary import KeyPriority
+from thunderfleet_lib.httpapi.errors import ApiError
+from thunderfleet_router.decide import asked, balance, limits, names, prefixes, suspects
+from thunderfleet_router.decide.callers import Caller, caller
+from thunderfleet_router.decide.catalog import Catalog, Outlook, build
+from thunderfleet_router.decide.turns import Turns
+
+from tests.support.routing import KEYS, ROUTING_KEY, Model
+
+
+def _catalog(*models: Model) -> Catalog:
+    return build([model.object() for model in models], [model.document() for model in models], KEYS)
+
+
+def _caller(catalog: Catalog, key: str = "") -> Caller:
+    return caller(catalog, {"Authorization": f"Bearer {key}"} if key else {}, "10.0.0.9")
+
+
+def _found(catalog: Catalog, name: str | None, key: str = "", aliases: dict[str, str] | None = None) -> str:
+    return names.resolve(catalog, _caller(catalog, key), name, aliases or {}).full_name
+
+
+# --- names ---
+
+A = Model("chat", "a", repository="org/one", keys={"x": "sk-a"}, aliases=["gpt", "big"])
+B = Model("chat", "b", repository="org/two", keys={"x": "sk-b"}, aliases=["gpt"])
+OPEN = Model("gpt", "c", repository="org/three", aliases=["chat", "big", "free"])
+
+
+def test_own_namespaces_come_first_and_aliases_never_shadow_names() -> None:
+    catalog = _catalog(A, B, OPEN)
+    assert _found(catalog, "chat", "sk-a") == "a/chat"
+    assert _found(catalog, "chat", "sk-b") == "b/chat"
+    # A name, even of another namespace, comes before an alias of the own one.
+    assert _found(catalog, "gpt", "sk-a") == "c/gpt"
+    assert _found(catalog, "org/one", "sk-a") == _found(catalog, "one", "sk-a") == "a/chat"
+    assert _found(catalog, "big", "sk-a") == "a/chat"
+    assert _found(catalog, "free") == "c/gpt"
+
+
+def test_an_alias_of_another_namespace_attracts_no_holder_of_a_key() -> None:
+    catalog = _catalog(A, OPEN)
+    with pytest.raises(ApiError) as error:
+        _found(catalog, "free", "sk-a")
+    assert error.value.status == 404 and "free" not in str(error.value).partition("use")[2]
+
+
+def test_aliases_of_the_fleet_come_after_names_and_own_aliases() -> None:
+    catalog, fleet = _catalog(A, B, OPEN), {"big": "c/gpt", "chat": "c/gpt", "best": "b/chat"}
+    assert _found(catalog, "big", "sk-a", fleet) == "a/chat"
+    assert _found(catalog, "chat", "sk-a", fleet) == "a/chat"
+    assert _found(catalog, "best", "sk-b", fleet) == "b/chat"
+    # It opens nothing.
+    with pytest.raises(ApiError):
+        _found(catalog, "best", "sk-a", fleet)
+
+
+def test_a_name_may_be_left_out_if_there_is_only_one_model() -> None:
+    catalog = _catalog(A, B)
+    assert _found(catalog, None, "sk-a") == "a/chat"
+    with pytest.raises(ApiError) as error:
+        _found(_catalog(A, B, OPEN), None, "sk-a")
+    assert error.value.status == 400 and "b/chat" not in str(error.value)
+
+
+def test_one_repository_in_two_deployments_is_the_one_that_serves() -> None:
+    loading = Model("first", repository="org/m", urls=["http://127.0.0.1:1"], states=["Loading"])
+    ready = Model("second", repository="org/m", urls=["http://127.0.0.1:2"])
+    assert _found(_catalog(loading, ready), "org/m") == "default/second"
+    with pytest.raises(ApiError) as error:
+        _found(_catalog(Model("x", "one"), Model("x", "two")), "x")
+    assert error.value.code == "model_ambiguous" and "one/x, two/x" in str(error.value)
+
+
+@given(st.text(max_size=20), st.sampled_from(["", "sk-a", "sk-b", "sk-other"]))
+def test_what_a_caller_gets_is_always_something_it_may_use(name: str, key: str) -> None:
+    catalog = _catalog(A, B, OPEN)
+    who = _caller(catalog, key)
+    try:
+        assert who.may_use(names.resolve(catalog, who, name, {"x": "a/chat"}))
+    except ApiError as error:
+        assert error.status in (400, 401, 404)
+    listed = names.listing(catalog, who, {"x": "a/chat", "gpt": "b/chat"})
+    for entry in listed:
+        assert who.may_use(names.resolve(catalog, who, entry["id"], {"x": "a/chat", "gpt": "b/chat"}))
+    assert len({entry["id"] for entry in listed}) == len(listed)
+
+
+# --- keys and objects ---
+
+
+def test_a_document_of_another_deployment_opens_nothing() -> None:
+    stranger = Model("other", keys={"x": "sk-evil"})
+    document = json.loads(stranger.document()) | {"uid": A.uid}
+    catalog = build([A.object()], [json.dumps(document)], KEYS)
+    assert not _caller(catalog, "sk-evil").known
+
+
+def test_keys_need_the_routing_key_of_their_document() -> None:
+    catalog = build([A.object()], [A.document()], {"0" * 16: b"x" * 32})
+    assert not _caller(catalog, "sk-a").known
+    group = Model(urls=["http://127.0.0.1:1"], keys={"x": "1"})
+    (deployment,) = build([group.object()], [group.document()], {}).deployments.values()
+    assert deployment.groups[0].credential is None
+
+
+def test_both_headers_are_tried() -> None:
+    catalog = _catalog(A)
+    assert caller(catalog, {"Authorization": "Bearer sk-wrong", "x-api-key": "sk-a"}, "").known
+    assert not caller(catalog, {"Authorization": "Basic sk-a"}, "").known
+
+
+def test_credentials_are_those_of_each_group() -> None:
+    model = Model(urls=["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    (deployment,) = _catalog(model).deployments.values()
+    assert [group.credential for group in deployment.groups] == [
+        routing.group_credential(ROUTING_KEY, "default", "tiny", model.uid, index, 1) for index in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "states", "outlook"),
+    [
+        ({}, ["Ready", "GaveUp"], Outlook.READY),
+        ({}, ["Loading"], Outlook.COMING),
+        ({}, ["BackingOff"], Outlook.COMING),
+        ({}, ["Draining"], Outlook.COMING),
+        ({}, ["GaveUp"], Outlook.FAILED),
+        ({}, [], Outlook.COMING),
+        ({"replicas": 0}, [], Outlook.OFF),
+        ({"replicas": 0, "autoscaling": {"minReplicas": 0}}, [], Outlook.ASLEEP),
+        ({"replicas": 0, "autoscaling": {"minReplicas": 0}, "suspend": True}, [], Outlook.OFF),
+        ({"suspend": True}, ["Draining"], Outlook.OFF),
+    ],
+)
+def test_what_a_deployment_can_be_expected_to_do(spec: dict[str, Any], states: list[str], outlook: Outlook) -> None:
+    model = Model(urls=["http://127.0.0.1:1"] * len(states), states=states, spec=spec)
+    (deployment,) = _catalog(model).deployments.values()
+    assert deployment.outlook is outlook
+
+
+_ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["groups", "index", "epoch", "endpoint", "state", "server", "aliases", "model", "memory"]),
+        inner, max_size=4,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(["metadata", "spec", "status", "kind"]), _ODD), st.text(max_size=50))
+def test_an_odd_object_takes_nothing_from_the_others(odd: dict[str, Any], document: str) -> None:
+    good = A.object()
+    catalog = build([odd, good, {**good, "metadata": {"name": "n", "namespace": "a", "uid": "u"}, **odd}], [document], KEYS)
+    assert "a/chat" in catalog.deployments
+
+
+# --- bodies ---
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": 1}', b'{"model": ""}', b"\xff", b'{"model": NaN}', b"[" * 100])
+def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as error:
+        asked.parse(body)
+    assert error.value.status == 400
+
+
+def test_bodies_are_bounded_before_they_become_objects() -> None:
+    with pytest.raises(ApiError, match="too large"):
+        asked.parse(b'{"messages": [' + b"[]," * 500_000 + b"1]}")
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
+    try:
+        asked.parse(body)
+    except ApiError as error:
+        assert error.status == 400
+
+
+def test_a_renamed_body_is_otherwise_the_same() -> None:
+    body = {"model": "alias", "messages": [{"role": "user", "content": "é😀 \u2028\ud800"}], "seed": 2**70, "x": 0.1}
+    renamed = asked.parse(json.dumps(body).encode()).renamed("a/b")
+    assert json.loads(renamed) == body | {"model": "a/b"}
+
+
+def test_a_conversation_that_goes_on_begins_with_what_it_was() -> None:
+    first = [{"role": "system", "content": "s" * 3000}, {"role": "user", "content": "q" * 3000}]
+    before = asked.parse(json.dumps({"messages": first, "temperature": 1}).encode()).prompt
+    later = {"stream": True, "messages": [*first, {"role": "assistant", "content": "a"}]}
+    after = asked.parse(json.dumps(later).encode()).prompt
+    assert after.startswith(before)
+    other = asked.parse(json.dumps({"messages": first, "tools": [{"name": "t"}]}).encode()).prompt
+    assert not other.startswith(before)
+
+
+# --- balancing ---
+
+
+def test_a_prompt_goes_where_its_beginning_is_until_that_group_is_loaded() -> None:
+    def choice(first: int, second: int, cached: int) -> str:
+        chosen = balance.choose([balance.Candidate("a", first, cached, 1), balance.Candidate("b", second, 0, 2)])
+        assert chosen is not None
+        return chosen.name
+
+    blocks = balance.SPILL_BYTES // prefixes.BLOCK_BYTES
+    assert choice(1, 0, blocks + 1) == "a"
+    assert choice(2, 0, blocks + 1) == "b"
+    assert choice(2, 0, 0) == "b" and choice(0, 0, 0) == "a"
+    assert balance.choose([]) is None
+
+
+def test_equal_groups_take_turns() -> None:
+    used = {"a": 0, "b": 0, "c": 0}
+    for number in range(1, 10):
+        chosen = balance.choose([balance.Candidate(name, 0, 0, at) for name, at in used.items()])
+        assert chosen is not None
+        used[chosen.name] = number
+    assert sorted(used.values()) == [7, 8, 9]
+
+
+@given(st.lists(st.binary(min_size=0, max_size=4000), max_size=12), st.integers(0, 3000))
+def test_what_is_remembered_is_a_beginning(prompts: list[bytes], tokens: int) -> None:
+    remembered = prefixes.Remembered(tokens)
+    for prompt in prompts:
+        remembered.add(prefixes.chain(prompt))
+    for prompt in prompts:
+        blocks = prefixes.chain(prompt)
+        known = remembered.matching(blocks)
+        assert all(block in remembered._blocks for block in blocks[:known])
+        assert all(block not in remembered._blocks for block in blocks[known:])
+
+
+def test_the_memory_of_prompts_is_bounded() -> None:
+    remembered, rng = prefixes.Remembered(10**9), random.Random(1)
+    for _ in range(200):
+        remembered.add(prefixes.chain(rng.randbytes(prefixes.MAX_BLOCKS * prefixes.BLOCK_BYTES)))
+    assert len(remembered) == prefixes.MOST_REMEMBERED
+
+
+# --- turns ---
+
+
+@dataclass(eq=False)
+class _Waiting:
+    caller_id: str
+    number: int
+    priority: KeyPriority = KeyPriority.NORMAL
+
+
+def _order(turns: Turns[_Waiting]) -> list[str]:
+    found = []
+    while (one := turns.take(lambda _: True)) is not None:
+        found.append(f"{one.caller_id}{one.number}")
+    return found
+
+
+def test_keys_take_turns_within_a_priority() -> None:
+    turns: Turns[_Waiting] = Turns()
+    for number in range(3):
+        turns.add(_Waiting("a", number))
+    turns.add(_Waiting("b", 0))
+    turns.add(_Waiting("c", 0, KeyPriority.HIGH))
+    turns.add(_Waiting("d", 0, KeyPriority.LOW))
+    again = _Waiting("a", 9)
+    turns.add(again, first=True)
+    assert len(turns) == 7
+    assert _order(turns) == ["c0", "a9", "b0", "a0", "a1", "a2", "d0"]
+    turns.remove(again)
+    assert len(turns) == 0
+
+
+def test_a_request_without_a_place_does_not_hold_up_other_keys() -> None:
+    turns: Turns[_Waiting] = Turns()
+    for name in "ab":
+        turns.add(_Waiting(name, 0))
+    taken = turns.take(lambda one: one.caller_id == "b")
+    assert taken is not None and taken.caller_id == "b" and len(turns) == 1
+
+
+# --- limits ---
+
+
+def test_tokens_per_minute_are_a_debt_that_is_paid_back() -> None:
+    held, limited = limits.CallerLimits(), KeyLimits(tokens_per_minute=60)
+    held.enter("k", limited, 0.0)
+    held.leave("k", limited, 90, 0.0)
+    with pytest.raises(limits.Exceeded) as error:
+        held.enter("k", limited, 10.0)
+    assert error.value.retry_after == 21
+    held.enter("k", limited, 31.5)
+    # A new limit counts at once.
+    held.enter("k", KeyLimits(tokens_per_minute=1000), 31.5)
+
+
+def test_the_table_of_callers_is_bounded_and_keeps_those_with_requests() -> None:
+    held, limited = limits.CallerLimits(), KeyLimits(requests_in_flight=1)
+    held.enter("busy", limited, 0.0)
+    for number in range(limits.MAX_CALLERS + 50):
+        held.enter(str(number), limited, 0.0)
+        held.leave(str(number), limited, 0, 0.0)
+    assert len(held) == limits.MAX_CALLERS
+    with pytest.raises(limits.Exceeded):
+        held.enter("busy", limited, 0.0)
+
+
+# --- suspects ---
+
+
+def test_a_request_is_refused_after_two_failures_for_a_while() -> None:
+    known, name = suspects.Suspects(), suspects.digest("u", "/v1/chat/completions", b"{}")
+    assert known.failed(name, 0.0) == 1 and not known.refused(name, 1.0)
+    assert known.failed(name, 2.0) == 2 and known.refused(name, 3.0)
+    assert not known.refused(name, 3.0 + suspects.FORGET_SECONDS)
+    assert suspects.digest("v", "/v1/chat/completions", b"{}") != name
+
+
+def test_the_table_of_suspects_is_bounded() -> None:
+    known = suspects.Suspects()
+    for number in range(suspects.MAX_SUSPECTS + 10):
+        known.failed(str(number), 0.0)
+    assert len(known) == suspects.MAX_SUSPECTS
