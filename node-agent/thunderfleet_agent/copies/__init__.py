@@ -1,18 +1,8 @@
 """Copies of models from Mac to Mac.
 
-chunks     the pieces of a file, and their hashes; pure
-wire       requests and answers between two agents, with bounds; pure
-paths      the ways to another Mac, best first; pure
-pace       limits the rate of a way; pure
-board      what is still to fetch, and what each connection fetches next; pure
-rates      progress: bytes per second, time left, main source; pure
-shelf      what this Mac gives to others, from its model store
-server     answers other agents, one thread per connection
-connection  one connection to another agent
-transfer   fetches one model over several connections at once
-controller  starts and stops transfers as ModelCaches assign them, and reports them
 controller  starts and stops transfers as they are wanted, and reports them
 transfer    fetches one model over several connections at once
+connection  one connection to another agent
 server      answers other agents, one thread per connection
 board       what is still to fetch, and what each connection fetches next; pure
 shelf       what this Mac gives to others, from its model store

@@ -1,4 +1,4 @@
-"""One connection to the agent of another Mac, over one way. Blocking: it belongs to one thread; any thread may ``close`` it."""
+"""One connection to the agent of another Mac, over one way. Blocking: it belongs to one thread; any may ``interrupt`` it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,14 @@ class Connection:
         self._tls = tls
         self._raw = raw
 
-    def close(self) -> None:
-        """Ends the connection; a call in another thread ends too."""
+    def interrupt(self) -> None:
+        """Ends the connection from any thread; a call of its own thread fails soon. The descriptors stay, so none is reused."""
         with contextlib.suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection. Only for its own thread."""
+        self.interrupt()
         with contextlib.suppress(OSError):
             self._raw.close()
         with contextlib.suppress(OSError):
@@ -135,7 +139,7 @@ def connect(way: Way, node: str, context: ssl.SSLContext) -> Connection:
         raw.connect((way.to.address, way.to.port))
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.sendall(wire.PREFACE)
-        # The other descriptor is for `close`: TLS objects may not be used by two threads.
+        # The other descriptor is for `interrupt`: TLS objects may not be used by two threads.
         tls = context.wrap_socket(raw.dup(), server_hostname=None)
         shown = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
         if shown != way.to.sha256:
