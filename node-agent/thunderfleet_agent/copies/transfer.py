@@ -46,6 +46,7 @@ DEPTH = 2
 IDLE_SECONDS = 0.1
 # New ways are looked for this often.
 TURN_SECONDS = 0.5
+JOIN_SECONDS = 30.0
 # A Mac that sent wrong bytes is asked again after this time: its file may have been replaced.
 DROP_SECONDS = 600.0
 # Bytes are counted, and the rate is limited, in steps of this size.
@@ -201,7 +202,8 @@ class Transfer:
         for connection in connections:
             connection.interrupt()
         for thread in (checker, *self._threads.values()):
-            thread.join()
+            # One that still connects uses no files, and sees that it is over.
+            thread.join(JOIN_SECONDS)
         for blob in list(self._files):
             self._close_file(blob)
 
