@@ -402,7 +402,7 @@ def test_ages_are_those_of_kubectl() -> None:
 
 
 def test_the_number_of_groups_is_that_of_autoscaling() -> None:
-    autoscaled = {"spec": {"replicas": 1, "autoscaling": {}}, "status": {"autoscaling": {"replicas": 3}}}
+    autoscaled: dict[str, Json] = {"spec": {"replicas": 1, "autoscaling": {}}, "status": {"autoscaling": {"replicas": 3}}}
     assert facts.replicas(autoscaled) == 3
     assert facts.replicas({"spec": {**autoscaled["spec"], "suspend": True}, "status": autoscaled["status"]}) == 0
     assert facts.replicas({"spec": {"replicas": 2}, "status": autoscaled["status"]}) == 2
