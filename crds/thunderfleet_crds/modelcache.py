@@ -62,6 +62,9 @@ class Assignment(ApiModel):
     source: CopySource = Field(
         description="Hub for the one Mac on which a pod downloads the files, Peer for those that copy them from other Macs."
     )
+    no_source_since: Time | None = Field(
+        default=None, description="Since when the Mac has not reached any Mac that has the model, although there is one."
+    )
 
 
 class Download(ApiModel):

@@ -220,8 +220,8 @@ def _rate(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 1e5 <= value <= 1e12:
-        raise argparse.ArgumentTypeError(f"must be 1e5 to 1e12 bytes per second, not {text!r}")
+    if not 1e6 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"must be 1e6 to 1e12 bytes per second, not {text!r}")
     return value
 
 

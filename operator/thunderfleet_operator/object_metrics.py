@@ -76,7 +76,8 @@ def _deployments(deployments: Iterable[ModelDeployment]) -> Iterator[GaugeMetric
     ready = _family("modeldeployment_ready_replicas", "Groups that serve.", *OF)
     down = _family(
         "modeldeployment_not_ready_timestamp_seconds",
-        "Time since which the ModelDeployment is not Ready, in seconds since the Unix epoch; absent while it is Ready.",
+        "Time since which the ModelDeployment is not Ready, in seconds since the Unix epoch; absent while it is Ready, and "
+        "while it should have no groups.",
         *OF,
     )
     speed = _family(
@@ -85,10 +86,10 @@ def _deployments(deployments: Iterable[ModelDeployment]) -> Iterator[GaugeMetric
     for deployment in deployments:
         of, status = (str(deployment.metadata.namespace), deployment.metadata.name), deployment.status
         _conditions(conditions, of, status.conditions)
-        wanted.add_metric(of, deployment.spec.replicas)
+        wanted.add_metric(of, deployment.wanted_groups)
         ready.add_metric(of, status.ready_replicas)
         found = find_condition(status.conditions, ConditionType.READY)
-        if found is not None and found.status is not ConditionStatus.TRUE:
+        if found is not None and found.status is not ConditionStatus.TRUE and deployment.wanted_groups:
             down.add_metric(of, found.last_transition_time.timestamp())
         rate = _number(status.benchmark.decode_tokens_per_second) if status.benchmark else None
         if rate is not None:

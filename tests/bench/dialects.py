@@ -5,7 +5,6 @@
 
 import asyncio
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ MODEL = "m"
 TEMPLATE = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 
 Say = Callable[[str], None]
+Pairs = list[tuple[float, float]]
 
 
 def _model(folder: Path) -> Path:
@@ -141,8 +141,8 @@ async def _measured(model: Path, folder: Path, say: Say) -> list[Figure]:
     ]
 
 
-def _columns(ours: list[tuple[float, float]], other: list[tuple[float, float]], column: int) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(entry[column] for entry in entries) for entries in (ours, other))
+def _columns(ours: Pairs, other: Pairs, column: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(entry[column] for entry in ours), tuple(entry[column] for entry in other)
 
 
 def figures(say: Say) -> list[Figure]:
@@ -160,7 +160,3 @@ def run(_: object, repeats: int, say: Say) -> list[Figure]:
 if __name__ == "__main__":
     found = figures(lambda text: print(text, file=sys.stderr, flush=True))
     print(table(found))
-    print(
-        "medians of the ratio of each round:",
-        statistics.median(a / b for a, b in zip(found[1].ours, found[1].other, strict=True)),
-    )

@@ -91,7 +91,7 @@ def _drafted(model: Any, small: Any, prompts: Sequence[Sequence[int]]) -> tuple[
         tokens: list[int] = []
         began = 0.0
         steps = generate.__globals__["speculative_generate_step"]
-        for token, _, from_draft in steps(mx.array(prompt), model, small, num_draft_tokens=DRAFTED, max_tokens=TOKENS):
+        for token, _, from_draft in steps(mx.array(list(prompt)), model, small, num_draft_tokens=DRAFTED, max_tokens=TOKENS):
             tokens.append(int(token))
             accepted += bool(from_draft)
             began = began or time.perf_counter()
@@ -113,7 +113,8 @@ def figures(say: Say) -> list[Figure]:
         mx.eval(small.parameters())
         large = _large(small, config)
         stranger, _ = mlxlm.load_lazily(folder)
-        stranger.lm_head.weight = mx.roll(stranger.lm_head.weight, 1, axis=0)
+        head = stranger.lm_head.weight
+        stranger.lm_head.weight = mx.concatenate([head[1:], head[:1]])
         mx.eval(stranger.parameters())
         found = []
         for kind, draft in (("easy", small), ("hard", stranger)):

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -43,6 +44,10 @@ def ask(line: Line, url: str, model: str, key: str | None = None) -> Answer:
     return line.request(f"{url}/chat/completions", {**chat("Where are you?", 4), "model": model}, headers)
 
 
+def accepted(line: Line, url: str, model: str, key: str) -> bool:
+    return ask(line, url, model, key).status == 200
+
+
 def routers(deployment: Deployment) -> list[str]:
     return [str(one["url"]) for one in deployment.status.get("endpoints", [])]
 
@@ -65,7 +70,7 @@ def test_two_deployments_behind_one_url(line: Line) -> None:
     assert len(routers(served)) == len(line.macs)
     name = f"{served.namespace}/{served.name}"
     for url in routers(served):
-        until(lambda url=url: ask(line, url, name, "sk-ci").status == 200, f"{url} serves {name}")
+        until(partial(accepted, line, url, name, "sk-ci"), f"{url} serves {name}")
         assert ask(line, url, name, "sk-stranger").status == 401
     service = line.json("get", "service", served.name, "-n", served.namespace)["spec"]
     assert service["type"] == "ClusterIP" and [port["port"] for port in service["ports"]] == [80]

@@ -20,6 +20,7 @@ LATER = "later/tiny"
 """The same files under another name, which no Mac has."""
 PORT = 18080
 AGENT_METRICS_PORT = 9441
+LATER_LAYERS = 2
 PROMPT, TOKENS = "Hello", 8
 
 
@@ -34,6 +35,8 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     machine = line.cluster.machines["linux-1"]
     folder = machine.folder / "hub"
     tinymodel.make(folder / "model")
+    # Other weights: a Mac that has a file already, of whatever repository, copies nothing.
+    tinymodel.make(folder / "later", layers=LATER_LAYERS)
     address = machine.address
     command = [
         sys.executable,
@@ -41,7 +44,8 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "tests.support.hub",
         address,
         str(PORT),
-        *(f"{name}={folder / 'model'}" for name in (REPOSITORY, LATER)),
+        f"{REPOSITORY}={folder / 'model'}",
+        f"{LATER}={folder / 'later'}",
     ]
     script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
     machine.run(["sh", "-c", script])
@@ -61,13 +65,23 @@ def configure(line: Line, enabled: str, endpoint: str) -> None:
     )
 
 
+def requests(line: Line) -> list[str]:
+    """What the hub was asked for, as METHOD PATH."""
+    return (line.cluster.machines["linux-1"].folder / "hub" / "log").read_text().splitlines()
+
+
 def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
     line: Line, hub: str, deploy: Deploy, alone: Alone
 ) -> None:
     deployment = deploy("fetched", model={"repository": REPOSITORY}, parallelism="Pipeline", transport="Ring").until_ready()
     status = deployment.status
     assert {copy["node"]: copy["phase"] for copy in status["copies"]} == dict.fromkeys(line.macs, "Complete")
-    assert deployment.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": REPOSITORY})
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
+    # One Mac asked the hub for the weights, the other one that Mac.
+    asked = [text for text in requests(line) if text.startswith("GET /cdn/")]
+    assert len(asked) == 2, "the header, then the file"
     cache = line.json("get", "mc", deployment.name, "-n", deployment.namespace)
     assert cache["status"]["copies"] == "2/2"
     assert cache["metadata"]["ownerReferences"][0]["name"] == deployment.name
@@ -99,7 +113,7 @@ def test_a_mac_that_is_needed_later_copies_the_model_over_the_cable_without_the_
     deployment.until(lambda: deployment.status.get("ready") == "2/2", "two groups serve")
     assert {copy["node"]: copy["phase"] for copy in deployment.status["copies"]} == dict.fromkeys(line.macs, "Complete")
     assert over_cables(line, second) > before
-    expected = alone(PROMPT, TOKENS)
+    expected = alone(PROMPT, TOKENS, LATER_LAYERS)
     for group in deployment.status["groups"]:
         answer = line.request(f"{group['endpoint']}/chat/completions", {**chat(PROMPT, TOKENS), "model": LATER})
         assert answer.json["choices"][0]["token_ids"] == expected

@@ -97,6 +97,8 @@ class Hub:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.ranges = True
+        self.log = False
+        """Whether to print each request."""
         self.port = 0
         self.address = "127.0.0.1"
 
@@ -131,6 +133,8 @@ class Hub:
         authorization = request.headers.get("Authorization")
         token = authorization.removeprefix("Bearer ") if authorization else None
         self.requests.append(Request(request.method, request.host, request.path, token, request.headers.get("Range")))
+        if self.log:
+            print(request.method, request.path, flush=True)
         fault = self._fault(request)
         if fault is not None and fault.status is not None:
             return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
@@ -307,6 +311,7 @@ def main(host: str, port: str, *models: str) -> None:
     global CDN_HOST
     CDN_HOST = host
     hub = Hub()
+    hub.log = True
     for model in models:
         name, _, folder = model.partition("=")
         hub.add_folder(name, Path(folder))

@@ -49,6 +49,7 @@ OBJECTS: Sequence[ObjectRequest] = (
     ObjectRequest("nodeprofiles", f"{OURS}/nodeprofiles"),
     ObjectRequest("thunderboltlinks", f"{OURS}/thunderboltlinks"),
     ObjectRequest("modeldeployments", f"{OURS}/modeldeployments"),
+    ObjectRequest("modelcaches", f"{OURS}/modelcaches"),
     ObjectRequest("pods", "/api/v1/pods"),
     ObjectRequest("services", "/api/v1/services"),
     ObjectRequest("events", "/api/v1/events"),

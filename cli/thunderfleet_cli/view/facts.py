@@ -122,7 +122,7 @@ def replicas(deployment: Json) -> int:
     if spec.get("suspend"):
         return 0
     scaled = status(deployment).get("autoscaling") or {}
-    found = scaled.get("replicas") if spec.get("autoscaling") else None
+    found = scaled.get("replicas") if spec.get("autoscaling") is not None else None
     found = spec.get("replicas") if found is None else found
     return 1 if found is None else int(found)
 

@@ -62,7 +62,7 @@ class BlobWriter:
     def finish(self) -> None:
         """Checks the bytes and gives the blob its name. Raises WrongBytes, and removes the bytes then; OSError."""
         try:
-            with self.open() as file:
+            with self._read() as file:
                 hashing.check(file, self.entry)
         except WrongBytes:
             self.path.unlink(missing_ok=True)
@@ -74,12 +74,16 @@ class BlobWriter:
 
         Without ``sync_folder`` the name may be lost in a power failure, until another blob of the repository is kept.
         """
-        with self.open() as file:
+        with self._read() as file:
             os.fsync(file.fileno())
         os.chmod(self.path, 0o444)
         os.replace(self.path, self.blob)
         if sync_folder:
             _sync_folder(self.blob.parent)
+
+    def _read(self) -> BinaryIO:
+        # Not for writing: a link to a blob of another repository, and what an interrupted call left, are read-only.
+        return os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
 
     def discard(self) -> None:
         """Removes the incomplete file."""

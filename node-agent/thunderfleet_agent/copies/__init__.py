@@ -3,6 +3,7 @@
 controller  starts and stops transfers as they are wanted, and reports them
 transfer    fetches one model over several connections at once
 connection  one connection to another agent
+tls         TLS of a client that reads much
 server      answers other agents, one thread per connection
 board       what is still to fetch, and what each connection fetches next; pure
 shelf       what this Mac gives to others, from its model store

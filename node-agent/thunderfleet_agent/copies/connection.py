@@ -1,4 +1,4 @@
-"""One connection to the agent of another Mac, over one way. Blocking: it belongs to one thread; any thread may ``close`` it."""
+"""One connection to the agent of another Mac, over one way. Blocking: it belongs to one thread; any may ``interrupt`` it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from thunderfleet_lib.modelstore.manifest import MAX_MANIFEST_BYTES
 
 from thunderfleet_agent.copies import wire
 from thunderfleet_agent.copies.paths import Path as Way
+from thunderfleet_agent.copies.tls import Tls
 from thunderfleet_agent.copies.wire import Answer, Op, Request, WireError
 from thunderfleet_agent.measure.session.streams import bind_to, family
 
@@ -32,15 +33,19 @@ class PeerFailed(Exception):
 class Connection:
     """An open connection. Every method raises PeerFailed, and the connection is unusable then."""
 
-    def __init__(self, way: Way, tls: ssl.SSLSocket, raw: socket.socket) -> None:
+    def __init__(self, way: Way, tls: Tls, raw: socket.socket) -> None:
         self.way = way
         self._tls = tls
         self._raw = raw
 
-    def close(self) -> None:
-        """Ends the connection; a call in another thread ends too."""
+    def interrupt(self) -> None:
+        """Ends the connection from any thread; a call of its own thread fails soon. The descriptors stay, so none is reused."""
         with contextlib.suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection. Only for its own thread."""
+        self.interrupt()
         with contextlib.suppress(OSError):
             self._raw.close()
         with contextlib.suppress(OSError):
@@ -128,19 +133,21 @@ class Connection:
 def connect(way: Way, node: str, context: ssl.SSLContext) -> Connection:
     """Connects as ``node`` with the certificate of ``context``. Raises PeerFailed."""
     raw = socket.socket(family(way.to.address), socket.SOCK_STREAM)
-    tls: ssl.SSLSocket | None = None
+    own: socket.socket | None = None
     try:
         raw.settimeout(CONNECT_SECONDS)
         bind_to(raw, way.source, way.to.interface)
         raw.connect((way.to.address, way.to.port))
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.sendall(wire.PREFACE)
-        # The other descriptor is for `close`: TLS objects may not be used by two threads.
-        tls = context.wrap_socket(raw.dup(), server_hostname=None)
-        shown = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
+        # The other descriptor is for `interrupt`, which may be called from any thread.
+        own = raw.dup()
+        own.settimeout(CONNECT_SECONDS)
+        tls = Tls(own, context, CONNECT_SECONDS)
+        shown = hashlib.sha256(tls.certificate()).hexdigest()
         if shown != way.to.sha256:
             raise PeerFailed(f"{way}: the certificate is not the one in the NodeProfile (another machine may use this address)")
-        tls.settimeout(STALL_SECONDS)
+        own.settimeout(STALL_SECONDS)
         found = Connection(way, tls, raw)
         answer = found.ask(Request(Op.HELLO, node=node))
         if answer.error or answer.node != way.to.node:
@@ -148,8 +155,8 @@ def connect(way: Way, node: str, context: ssl.SSLContext) -> Connection:
         return found
     except (OSError, ValueError, PeerFailed) as error:
         raw.close()
-        if tls is not None:
-            tls.close()
+        if own is not None:
+            own.close()
         if isinstance(error, PeerFailed):
             raise
         why = f"no answer within {CONNECT_SECONDS:g} s" if isinstance(error, TimeoutError) else getattr(error, "strerror", None)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MAX_RUNNING = 2
 """Models that are copied at once; the others wait for their turn."""
-RETRY = Backoff(1.0, 60.0)
+RETRY = Backoff(1.0, 15.0)
 LOOK_UP_SECONDS = 30.0
 STOP_SECONDS = 30.0
 SWEEP_SECONDS = 3600.0
@@ -54,6 +54,8 @@ class Attempt:
 
     task: asyncio.Task[None] | None = None
     transfer: Transfer | None = None
+    queued: bool = False
+    """Whether it waits for others to end."""
     failures: int = 0
     problem: TransferFailed | None = None
     bytes_done: int = 0
@@ -151,7 +153,8 @@ class PeerCopies:
     def _ways(self, digest: str) -> tuple[Path, ...]:
         """Called from threads too: it reads values that are replaced, never changed."""
         one, view = self._wanted.get(digest), self._view
-        if one is None:
+        if one is None or not view.node:
+            # Before cables are known, everything would come over the network.
             return ()
         neighbors = sorted({cable.peer for cable in view.cables.values()})
         names = dict.fromkeys([*one.sources, *neighbors])
@@ -162,7 +165,9 @@ class PeerCopies:
         await self._look_up(digest)
         while digest in self._wanted:
             try:
+                attempt.queued = self._slots.locked()
                 async with self._slots:
+                    attempt.queued = False
                     manifest = await self._manifest(self._wanted[digest])
                     if await self._transfer(digest, manifest, attempt):
                         attempt.problem = None
@@ -249,7 +254,8 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
     transfer, problem = attempt.transfer, attempt.problem
     if transfer is None:
         if problem is None:
-            return _waiting(one, attempt.bytes_done, None, "waits for its turn: other models are copied first")
+            text = "waits until other models are copied" if attempt.queued else "connects to the Macs that have it"
+            return _waiting(one, attempt.bytes_done, None, text)
         phase = CopyPhase.WAITING if problem.reason is Reason.NO_SOURCE else CopyPhase.FAILED
         return _waiting(one, attempt.bytes_done, problem.reason, str(problem), phase)
     progress: Progress = transfer.progress()

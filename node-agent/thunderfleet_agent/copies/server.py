@@ -16,6 +16,7 @@ import socket
 import ssl
 import stat
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ HANDSHAKE_SECONDS = 5.0
 # One call that moves a block.
 STALL_SECONDS = 15.0
 IDLE_SECONDS = 30.0
+MAX_HELLO_BYTES = 1024
 ACCEPT_SECONDS = 10.0
 
 Accepts = Callable[[str, str], Awaitable[bool]]
@@ -73,10 +75,13 @@ class CopyServer:
             self._open.add(sock)
         done = asyncio.Event()
         loop = self._loop
+        # The thread has a descriptor of its own: if this task is cancelled, the other one is closed, and its number reused.
+        own = sock.dup()
 
         def work() -> None:
             try:
-                self._serve(sock)
+                with own:
+                    self._serve(own)
             except (OSError, WireError, TimeoutError) as error:
                 log.debug("a connection for copies ended: %s", error)
             except Exception:
@@ -106,11 +111,10 @@ class CopyServer:
 
     def _serve(self, sock: socket.socket) -> None:
         sock.settimeout(HANDSHAKE_SECONDS)
-        if _exactly(sock, len(wire.PREFACE)) != wire.PREFACE:
+        if _exactly(sock, len(wire.PREFACE), time.monotonic() + HANDSHAKE_SECONDS) != wire.PREFACE:
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The socket stays open for `close`, so TLS gets a descriptor of its own.
-        with self._context.wrap_socket(sock.dup(), server_side=True) as tls:
+        with self._context.wrap_socket(sock, server_side=True) as tls:
             node = self._greet(tls)
             if node is None:
                 return
@@ -130,8 +134,7 @@ class CopyServer:
 
     def _greet(self, tls: ssl.SSLSocket) -> str | None:
         """The node at the other end, or None if it did not prove its identity."""
-        tls.settimeout(HANDSHAKE_SECONDS)
-        hello = receive(tls)
+        hello = _receive(tls, HANDSHAKE_SECONDS, MAX_HELLO_BYTES)
         if hello.op is not Op.HELLO:
             _send(tls, Answer(error="the first request must be hello"))
             return None
@@ -150,8 +153,7 @@ class CopyServer:
     def _requests(self, tls: ssl.SSLSocket) -> None:
         buffer = bytearray(BLOCK_BYTES)
         while not self.closed:
-            tls.settimeout(IDLE_SECONDS)
-            request = receive(tls)
+            request = _receive(tls, IDLE_SECONDS)
             tls.settimeout(STALL_SECONDS)
             self._answer(tls, request, buffer)
 
@@ -233,18 +235,24 @@ async def _call(accepts: Accepts, node: str, sha256: str) -> bool:
     return await accepts(node, sha256)
 
 
-def receive(sock: ssl.SSLSocket) -> Request:
-    """The next request. Raises WireError, OSError."""
-    return wire.request(_exactly(sock, wire.frame_length(_exactly(sock, wire.LENGTH_BYTES))))
+def _receive(sock: ssl.SSLSocket, seconds: float, most: int = wire.MAX_FRAME_BYTES) -> Request:
+    """The next request, which must be there within ``seconds``. Raises WireError, OSError."""
+    until = time.monotonic() + seconds
+    length = wire.frame_length(_exactly(sock, wire.LENGTH_BYTES, until))
+    if length > most:
+        raise WireError(f"a first request of {length} bytes; at most {most} are allowed")
+    return wire.request(_exactly(sock, length, until))
 
 
 def _send(sock: ssl.SSLSocket, answer: Answer) -> None:
     sock.sendall(wire.frame(answer))
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int, until: float) -> bytes:
     data = b""
     while len(data) < size:
+        # A limit for each part would let a client take minutes with one byte at a time.
+        sock.settimeout(max(0.001, until - time.monotonic()))
         more = sock.recv(size - len(data))
         if not more:
             raise WireError("the connection was closed")

@@ -46,6 +46,9 @@ DEPTH = 2
 IDLE_SECONDS = 0.1
 # New ways are looked for this often.
 TURN_SECONDS = 0.5
+JOIN_SECONDS = 30.0
+# A Mac that sent wrong bytes is asked again after this time: its file may have been replaced.
+DROP_SECONDS = 600.0
 # Bytes are counted, and the rate is limited, in steps of this size.
 STEP_BYTES = 64 * 1024
 RETRY = Backoff(0.5, 15.0)
@@ -79,6 +82,14 @@ class Trouble:
     count: int = 0
     again: float = 0.0
     last: str = ""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A node that sent wrong bytes: what was wrong, and until when nothing is fetched from it (monotonic)."""
+
+    why: str
+    until: float
 
 
 @dataclass
@@ -127,8 +138,7 @@ class Transfer:
         self._threads: dict[str, threading.Thread] = {}
         self._connections: dict[str, Connection] = {}
         self._trouble: dict[str, Trouble] = {}
-        self._dropped: dict[str, str] = {}
-        """Nodes that sent wrong bytes, and what was wrong."""
+        self._dropped: dict[str, Dropped] = {}
         self._started = False
 
     def stop(self) -> None:
@@ -138,7 +148,7 @@ class Transfer:
             connections = list(self._connections.values())
             self._lock.notify_all()
         for connection in connections:
-            connection.close()
+            connection.interrupt()
 
     def progress(self) -> Progress:
         """Where the transfer is now."""
@@ -190,9 +200,10 @@ class Transfer:
             connections = list(self._connections.values())
             self._lock.notify_all()
         for connection in connections:
-            connection.close()
+            connection.interrupt()
         for thread in (checker, *self._threads.values()):
-            thread.join()
+            # One that still connects uses no files, and sees that it is over.
+            thread.join(JOIN_SECONDS)
         for blob in list(self._files):
             self._close_file(blob)
 
@@ -263,7 +274,11 @@ class Transfer:
             with self._lock:
                 running = self._threads.get(way.key)
                 trouble = self._trouble.setdefault(way.key, Trouble())
-                if (running is not None and running.is_alive()) or way.to.node in self._dropped or now < trouble.again:
+                dropped = self._dropped.get(way.to.node)
+                if dropped is not None and now >= dropped.until:
+                    del self._dropped[way.to.node]
+                    dropped = None
+                if dropped or now < trouble.again or (running is not None and running.is_alive()):
                     continue
                 thread = threading.Thread(target=self._guard, args=(lambda way=way: self._work(way),), daemon=True)
                 thread.name = "copy-fetch"
@@ -451,15 +466,15 @@ class Transfer:
             self._drop(node, f"{node} {what} of {path}")
 
     def _drop(self, node: str, why: str) -> None:
-        """Nothing more is fetched from a Mac that sent wrong bytes."""
-        log.error("copy of %s: %s; nothing more is fetched from it", self._manifest.repository, why)
+        """Nothing is fetched for a while from a Mac that sent wrong bytes."""
+        log.error("copy of %s: %s; nothing is fetched from it for a while", self._manifest.repository, why)
         self._network.wrong(node)
         with self._lock:
-            self._dropped[node] = why
+            self._dropped[node] = Dropped(why, time.monotonic() + DROP_SECONDS)
             doomed = [connection for connection in self._connections.values() if connection.way.to.node == node]
             self._lock.notify_all()
         for connection in doomed:
-            connection.close()
+            connection.interrupt()
 
     def _close_file(self, blob: str) -> None:
         self._shelf.end(blob)
@@ -560,7 +575,7 @@ class Transfer:
 
     def _waits_for(self) -> str:
         """Called with the lock held."""
-        parts = list(self._dropped.values())
+        parts = [dropped.why for dropped in self._dropped.values()]
         parts += sorted({one.last for one in self._trouble.values() if one.count and one.last})
         return "; ".join([self._board.waits_for(), *parts][:4])
 

@@ -3,6 +3,7 @@
 executor         the decision of one round for a ModelDeployment
 mac_controller   one round for one Mac
 link_controller  one round for one cable
+cache_controller  one round for one ModelCache
 certificate_controller  one round for the certificate requests of a Node
 group_client     polls rank 0 of each group, and asks it to drain
 drains           groups that are draining, and since when

@@ -16,6 +16,7 @@ request               what a spec asks of the planner
 model                 whether any Mac has the model
 manifests             the objects that a placement consists of
 status                status and Events of a ModelDeployment
+weights               models that are fetched: which Macs, which pods
 mac_usage             one round for a Mac: its part of the NodeProfile's status
 link                  one round for a cable
 link_status           conditions and columns of its ThunderboltLink

@@ -5,5 +5,5 @@ resolve   a revision: its commit, its files, and the sizes of the model from the
 download  the files of a manifest, into the staging folder of this Mac's model store
 client    requests to the hub with `huggingface_hub`
 errors    what the hub's refusals mean; pure
-selection which files of a repository belong to a model; pure
+selection  which files of a repository belong to a model; pure
 """

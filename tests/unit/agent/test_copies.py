@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_agent.copies import shelf as shelf_module
+from thunderfleet_agent.copies import wire
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
 from thunderfleet_agent.copies.connection import PeerFailed, connect
 from thunderfleet_agent.copies.pace import Pace
@@ -118,7 +119,7 @@ async def test_two_macs_that_fetch_the_same_give_each_other_what_they_have(fleet
     one, two = await fleet.mac(), await fleet.mac()
     transfers = [a.transfer(whole, a.way(source, Way.NETWORK), a.way(b)) for a, b in ((one, two), (two, one))]
     assert await asyncio.gather(*map(run, transfers)) == [True, True]
-    over_network = sum(mac.received[mac.way(source).key] for mac in (one, two))
+    over_network = sum(mac.received.get(mac.way(source).key, 0) for mac in (one, two))
     assert over_network < 2 * whole.total_bytes
 
 
@@ -283,6 +284,27 @@ async def test_two_repositories_share_what_is_on_disk(fleet: Fleet) -> None:
     blob = next(one for one in whole.files if one.path == "model.safetensors").blob
     both = [target.store.layout.blob(name, blob).stat().st_ino for name in (REPOSITORY, "other/copy")]
     assert both[0] == both[1]
+
+
+async def test_two_models_that_share_a_file_fetch_it_once(fleet: Fleet) -> None:
+    """While one of them fetches it, the other waits; then it needs no copy."""
+    source, target = await holder(fleet, LARGE), await fleet.mac()
+    first, second = manifest(LARGE), manifest(LARGE, repository="other/copy")
+    fill(source.store, second, LARGE)
+    transfers = [target.transfer(whole, target.way(source)) for whole in (first, second)]
+    ends = await asyncio.gather(*map(run, transfers), return_exceptions=True)
+    assert True in ends and all(end is True or isinstance(end, TransferFailed | Busy) for end in ends)
+    for whole in (first, second):
+        assert await run(target.transfer(whole, target.way(source)))
+        assert target.has(whole, LARGE)
+    assert sum(target.received.values()) < 2 * first.total_bytes
+
+
+async def test_a_first_request_has_a_limit(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = await holder(fleet, SMALL), await fleet.mac()
+    monkeypatch.setattr(wire, "frame", lambda value: (60_000).to_bytes(4, "big") + bytes(60_000))
+    with pytest.raises(PeerFailed):
+        await asyncio.to_thread(connect, target.way(source), target.node, target.identity.client)
 
 
 async def test_a_file_has_one_writer(fleet: Fleet) -> None:

@@ -86,6 +86,7 @@ def test_the_programs_take_the_command_lines(render: Render) -> None:
                 mine.port
             )
         assert [item["kind"] for item in workloads] == ["DaemonSet", *(["Deployment"] if values is EVERYTHING else [])]
+    assert routers is not None
     assert (told.demand_port, routers.url, mine.anonymous_wake) == (9500, "https://models.example.com/v1", True)
     assert mine.cors_origin == ["https://chat.example.com"]
     (aliases,) = [item for item in objects if item["metadata"]["name"] == "thunderfleet-router-aliases"]

@@ -130,7 +130,7 @@ def test_secrets_are_never_read() -> None:
     assert len({item.name for item in OBJECTS}) == len(OBJECTS)
     assert not [item for item in OBJECTS if "secret" in item.path]
     (plans,) = [item for item in OBJECTS if "configmaps" in item.path]
-    assert plans.selector == "app.kubernetes.io/managed-by=thunderfleet-operator"
+    assert plans.selector == "app.kubernetes.io/managed-by=thunderfleet-operator,!thunderfleet.io/routes"
 
 
 def pod(name: str, labels: dict[str, str], **restarts: int) -> dict[str, Any]:

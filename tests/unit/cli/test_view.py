@@ -399,3 +399,11 @@ def test_a_name_that_does_not_exist(kubeconfig: str, capsys: pytest.CaptureFixtu
 def test_ages_are_those_of_kubectl() -> None:
     assert [facts.ago(f"2026-03-01T{time}Z", NOW) for time in ("11:59:30", "11:00:00", "06:00:00")] == ["30s", "60m", "6h"]
     assert facts.ago("2026-02-01T12:00:00Z", NOW) == "28d" and facts.ago(None, NOW) == ""
+
+
+def test_the_number_of_groups_is_that_of_autoscaling() -> None:
+    autoscaled = {"spec": {"replicas": 1, "autoscaling": {}}, "status": {"autoscaling": {"replicas": 3}}}
+    assert facts.replicas(autoscaled) == 3
+    assert facts.replicas({"spec": {**autoscaled["spec"], "suspend": True}, "status": autoscaled["status"]}) == 0
+    assert facts.replicas({"spec": {"replicas": 2}, "status": autoscaled["status"]}) == 2
+    assert facts.replicas({"spec": {"autoscaling": {}}}) == 1

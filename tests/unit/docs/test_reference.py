@@ -52,7 +52,7 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
     found = []
     for text in (one or other for one, other in code):
         for program, command, rest in re.findall(
-            rf"(?:^|[ /|]){PROGRAM} ((?:(?:local|token) )?[a-z][a-z-]*)(?!\S)([^#|]*)", text
+            rf"(?:^|[ /|]){PROGRAM} ((?:(?:local|token|model) )?[a-z][a-z-]*)(?!\S)([^#|]*)", text
         ):
             found.append((f"{program} {command}", re.findall(r"(?<!\S)--[a-z-]+", rest)))
     return found

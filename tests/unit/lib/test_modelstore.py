@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,7 @@ def test_links_pipes_and_folders_are_not_adopted(store: Store, tmp_path: Path) -
 
 HOLD = """
 import sys
+import tempfile
 from pathlib import Path
 from thunderfleet_lib.modelstore.manifest import FileEntry
 from thunderfleet_lib.modelstore.store import Store
@@ -216,6 +218,36 @@ def test_a_blob_has_one_writer_whose_bytes_survive_it(store: Store) -> None:
             file.write(b"weights" * 500)
         writer.finish()
     assert store.has(REPOSITORY, weights)
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from thunderfleet_lib.modelstore.manifest import FileEntry
+from thunderfleet_lib.modelstore.store import Store
+# Root may write what nobody may write; the agent's user may not.
+if os.geteuid() == 0:
+    os.setuid(65534)
+store = Store(Path(sys.argv[1]))
+with store.writer("owner/name", FileEntry("x", 7000, sha256=sys.argv[2])) as writer:
+    writer.path.write_bytes(b"weights" * 1000)
+    writer.path.chmod(0o444)
+    writer.finish()
+"""
+
+
+def test_a_read_only_file_is_finished_by_a_user_who_is_not_root() -> None:
+    weights = next(one for one in manifest().files if one.path == "model.safetensors")
+    # Other users cannot enter the folders of pytest.
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        store.prepare()
+        blobs = store.layout.blobs(REPOSITORY)
+        blobs.mkdir(parents=True)
+        for path in (Path(folder), blobs, store.layout.locks):
+            path.chmod(0o777)
+        subprocess.run([sys.executable, "-c", READ_ONLY, folder, weights.blob], check=True, timeout=60)
+        assert store.has(REPOSITORY, weights)
 
 
 def test_two_writers_in_one_process_exclude_each_other(store: Store) -> None:

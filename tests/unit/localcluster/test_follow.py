@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_localcluster.demo.model import the_model
-from thunderfleet_localcluster.follow import condition, is_ready, obstacle, waiting_for, without_scheduler_noise
+from thunderfleet_localcluster.follow import condition, is_asleep, is_ready, obstacle, waiting_for, without_scheduler_noise
 
 
 def deployment(conditions: dict[str, tuple[str, str]], generation: int = 2) -> dict[str, Any]:
@@ -71,6 +71,14 @@ def test_ready_is_for_the_newest_spec_and_the_wanted_parallelism() -> None:
     without_groups = deployment(READY)
     without_groups["status"]["groups"] = []
     assert is_ready(without_groups) and not is_ready(without_groups, "Tensor")
+
+
+def test_asleep_is_for_the_newest_spec() -> None:
+    found = deployment({})
+    found["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "Asleep", "observedGeneration": 2}]
+    assert is_asleep(found) and not is_ready(found)
+    found["metadata"]["generation"] = 3
+    assert not is_asleep(found)
 
 
 def test_the_model_has_a_question_for_every_step() -> None:

@@ -32,9 +32,10 @@ from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import AGAIN_SECONDS, Publisher
 from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS
 from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, digests
-from thunderfleet_operator.decide.routing.endpoints import Router, RouterSettings, endpoint_slice
+from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoint_slice
 from thunderfleet_operator.decide.scaling.turns import RESIDENCY_SECONDS
 from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
 
 from .values import plan

@@ -196,7 +196,14 @@ def test_the_hub_is_read_once_unless_no_mac_can_give_the_model_away() -> None:
     lonely = profile("b", copy=CopyPhase.WAITING)
     copies = tuple(copy.model_copy(update={"reason": Reason.NO_SOURCE}) for copy in lonely.status.copies)
     lonely = lonely.model_copy(update={"status": lonely.status.model_copy(update={"copies": copies})})
-    assert sources(decide(observed(cache(RESOLVED, copies=2), a=there, b=lonely)))["b"] is CopySource.HUB
+    first = decide(observed(cache(RESOLVED, copies=2), a=there, b=lonely))
+    assert sources(first)["b"] is CopySource.PEER
+    later = replace(observed(cache(first.status.__dict__, copies=2), a=there, b=lonely), now=NOW + timedelta(seconds=90))
+    assert sources(decide(later))["b"] is CopySource.HUB
+    # One that only is not there yet is waited for.
+    alone = decide(observed(cache(RESOLVED, copies=2), a=profile("a"), b=lonely))
+    shown = next(copy for copy in alone.status.macs if copy.node == "b")
+    assert (shown.reason, shown.message) == (None, "waits for a, which downloads it")
 
 
 def test_a_mac_that_is_lost_in_the_middle_is_replaced_by_another_pod() -> None:

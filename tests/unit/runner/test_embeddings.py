@@ -14,6 +14,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thunderfleet_lib.httpapi import routed
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.embed import MAX_TEXTS
 from thunderfleet_runner.api.http.embeddings import ROWS, batches
@@ -114,6 +115,8 @@ async def test_clients_and_bodies(served: Callable[..., Any], embedder: Path) ->
         assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
         async with client.post("/v1/embeddings", json={"input": "a", "task": "x", "user": "u"}) as response:
             assert response.status == 200 and response.headers["X-Thunderfleet-Ignored"] == "task"
+        async with client.post("/v1/embeddings", json={"input": "a"}, headers={routed.ROUTED: "1"}) as response:
+            assert response.headers[routed.TOKENS] == f"{(await response.json())['usage']['prompt_tokens']},0"
         many = await asked(client, input=["a b"] * 300)
         assert many[0] == 200 and len({json.dumps(entry["embedding"]) for entry in many[1]["data"]}) <= 2
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -136,3 +137,27 @@ async def test_bodies_of_many_sizes_arrive_whole(watched: Watched) -> None:
     for size in (0, 1, 65_536, 1 << 20):
         with pytest.raises(ApiError, match="the prompt has"):
             await watched.ask("a " * (65 + size // 2))
+
+
+BURNING = """
+import sys, time
+from thunderfleet_runner.intake import limits
+
+def burn(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+with limits.cpu(0.3):
+    with limits.apart(30):
+        burn(0.6)
+    print("apart", flush=True)
+    burn(float(sys.argv[1]))
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("more", "said", "code"), [("0", "apart\ndone\n", 0), ("1", "apart\n", -signal.SIGPROF)])
+def test_a_block_apart_does_not_count_and_does_not_end_the_limit(more: str, said: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", BURNING, more], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (said, code)

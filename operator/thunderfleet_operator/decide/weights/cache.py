@@ -6,7 +6,7 @@ tried again later: when the hub asks for it, or with growing pauses.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import Assignment, Download, ModelCacheStatus
@@ -38,6 +38,8 @@ START_SECONDS = 120.0
 """How long a pod may take to start before it is made on another Mac."""
 RECHECK_SECONDS = 15.0
 LOST_SECONDS = 60.0
+NO_SOURCE_SECONDS = 60.0
+"""A Mac that has reached no other one with the model for this long downloads it from the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +115,30 @@ def holders(observed: ObservedCache) -> tuple[str, ...]:
     return tuple(sorted(chosen))
 
 
-def _has_no_source(observed: ObservedCache, name: str) -> bool:
-    profile, manifest = observed.profiles.get(name), observed.cache.status.manifest
+def _there_is_one(observed: ObservedCache) -> bool:
+    """Whether a Mac that is up has all files."""
+    return any(_is_complete(observed, name) for name in observed.nodes if observed.nodes[name].ready)
+
+
+def _no_source_since(observed: ObservedCache, name: str) -> datetime | None:
+    """Since when a Mac has not reached any that has the model, although there is one."""
+    profile, status = observed.profiles.get(name), observed.cache.status
     copies = profile.status.copies if profile is not None else ()
-    return any(copy.manifest == manifest and copy.reason == Reason.NO_SOURCE for copy in copies)
+    if not any(copy.manifest == status.manifest and copy.reason == Reason.NO_SOURCE for copy in copies):
+        return None
+    before = next((one.no_source_since for one in status.assignments if one.node == name), None)
+    return before or observed.now if _there_is_one(observed) else None
+
+
+def _has_no_source(observed: ObservedCache, name: str) -> bool:
+    since = _no_source_since(observed, name)
+    return since is not None and age_seconds(since, observed.now) >= NO_SOURCE_SECONDS
 
 
 def _source(observed: ObservedCache, names: Sequence[str]) -> str | None:
     """The Mac that downloads from the hub; None if none has to, or none can."""
     missing = [name for name in names if not _is_complete(observed, name)]
-    if any(_is_complete(observed, name) for name in observed.nodes if observed.nodes[name].ready):
+    if _there_is_one(observed):
         # Macs that no other one can give it to.
         missing = [name for name in missing if _has_no_source(observed, name)]
     before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
@@ -225,7 +241,13 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     names = holders(observed)
     source = _source(observed, names)
     sources = {name: CopySource.HUB if name == source else CopySource.PEER for name in names}
-    known = before.model_copy(update={"assignments": tuple(Assignment(node=name, source=sources[name]) for name in names)})
+    known = before.model_copy(
+        update={
+            "assignments": tuple(
+                Assignment(node=name, source=sources[name], no_source_since=_no_source_since(observed, name)) for name in names
+            )
+        }
+    )
     wanted = ("--repository", cache.spec.repository, "--commit", before.commit, "--manifest", before.manifest)
     mine = [
         pod

@@ -45,7 +45,7 @@ def needed(
         if (cache.spec.repository, cache.spec.revision, cache.spec.token_secret) == same:
             return Needed()
         return Needed(manifests.model_cache(deployment, cache.metadata.name))
-    if cache is not None or not deployment.spec.replicas or not _reported(fleet):
+    if cache is not None or not deployment.wanted_groups or not _reported(fleet):
         return Needed()
     asked = request(deployment.spec)
     lacking = any(mac.store and not any(one.complete for one in wanted_model(mac, asked)) for mac in fleet.macs.values())

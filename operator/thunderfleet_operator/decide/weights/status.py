@@ -92,7 +92,9 @@ def _waits(
         return {"message": "waits for the agent of the Mac, which reports no model store (chart value agent.modelStore)"}
     if store.problem:
         return {"reason": Reason.NO_MAC_TO_FETCH, "message": f"the model store cannot be used: {store.problem}"}
-    download = status.download
+    download, hub = status.download, next((one.node for one in status.assignments if one.source is CopySource.HUB), None)
+    if source is CopySource.PEER and copy.reason == Reason.NO_SOURCE and hub is not None:
+        return {"reason": None, "message": f"waits for {hub}, which downloads it"}
     if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
         when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
         return {"reason": download.reason, "message": f"{download.message}{when}"[:MESSAGE_LENGTH]}

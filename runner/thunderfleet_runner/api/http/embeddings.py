@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 from thunderfleet_crds.vocabulary import Split
+from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies
 
 from thunderfleet_runner import protocol
@@ -49,11 +50,12 @@ class Embeddings:
                     code="model_not_found",
                 )
             self._service.arrival.set()
-            return await self._respond(asked, limits)
+            return await self._respond(asked, limits, counted=routed.ROUTED in request.headers)
         except (Refused, Unavailable, GenerationFailed, Full) as error:
             raise api_error(error) from error
 
-    async def _respond(self, asked: Texts, limits: ModelLimits) -> web.StreamResponse:
+    async def _respond(self, asked: Texts, limits: ModelLimits, *, counted: bool) -> web.StreamResponse:
+        """``counted``: a router asks for the number of tokens."""
         texts = asked.texts.unpacked()
         vectors = [b""] * len(texts)
         for together in batches([len(text) for text in texts]):
@@ -67,6 +69,8 @@ class Embeddings:
         tail = f'], "model": {json.dumps(limits.model)}, "usage": {json.dumps(usage)}}}'
         body = b'{"object": "list", "data": [' + b", ".join(vectors) + tail.encode()
         headers = ignored_header(asked.ignored)
+        if counted:
+            headers[routed.TOKENS] = f"{count},0"
         return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
 
     async def _vectors(self, texts: Sequence[Sequence[int]], size: int) -> list[bytes]:

@@ -34,6 +34,8 @@ def embed(model: Any, texts: Sequence[Sequence[int]], size: int, step: int, pace
         kept = last.astype(mx.float32)[:, :size]
         found = kept / mx.maximum(mx.linalg.norm(kept, axis=-1, keepdims=True), _LEAST_LENGTH)
         mx.eval(found)
+    # Texts have all lengths: MLX would keep memory for each.
+    mx.clear_cache()
     return found
 
 
@@ -53,4 +55,5 @@ def _long(model: Any, text: Sequence[int], step: int, pace: Pace) -> mx.array:
         pace(len(part), first + len(part))
         hidden = model.model(mx.array([part], mx.int32), cache=cache)
         mx.eval([entry.state for entry in cache])
+        mx.clear_cache()
     return hidden[:, -1, :]  # type: ignore[no-any-return]
