@@ -50,6 +50,8 @@ class Router:
 
     def __init__(self, kube: Kube, options: Options) -> None:
         self.options = options
+        # First: it may fail, and what follows must be closed.
+        self._certificate = Certificate(options.tls) if options.tls is not None else None
         self.port = options.port
         self.ending = asyncio.Event()
         """Set to end the router."""
@@ -65,7 +67,6 @@ class Router:
         self.server = Server(
             lambda: self.watch.catalog, exchanges, self.metrics, options.settings, self._problem, options.origins
         )
-        self._certificate = Certificate(options.tls) if options.tls is not None else None
 
     def _problem(self) -> str | None:
         if self.ending.is_set():

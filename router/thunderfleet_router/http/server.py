@@ -101,6 +101,7 @@ class Server:
             if request.method == "OPTIONS" and self._origins:
                 response: web.StreamResponse = web.Response(status=204, headers=request[HEADERS])
             else:
+                self._check_ready()
                 response = await handler(request)
             code = response.status
             return response
@@ -119,6 +120,12 @@ class Server:
             return _error(ApiError(500, sentence, type="server_error"), request)
         finally:
             self._log(request, record, code, time.monotonic() - started)
+
+    def _check_ready(self) -> None:
+        """Raises ApiError before the catalog is known, when every model would seem to be missing, and at the end."""
+        problem = self._problem()
+        if problem is not None:
+            raise ApiError(503, problem, type="server_error", code="not_ready", headers={"Retry-After": "5"})
 
     def _log(self, request: web.Request, record: Record, code: int, seconds: float) -> None:
         route = request.match_info.route.resource

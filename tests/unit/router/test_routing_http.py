@@ -414,6 +414,11 @@ async def test_metrics_and_health() -> None:
             assert (await client.get("/health")).status == 200
             kit.obstacle = "why"
             assert (await client.get("/health")).status == 503
+            for path in ("/v1/models", "/v1/models/tiny"):
+                answer = await client.get(path)
+                assert answer.status == 503 and (await answer.json())["error"]["message"] == "why"
+            assert (await _chat(client))[0] == 503
+            assert (await client.get("/healthz")).status == 200
 
 
 _JSON = st.recursive(

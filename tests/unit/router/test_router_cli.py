@@ -1,0 +1,35 @@
+"""The command line of the router."""
+
+import json
+from pathlib import Path
+
+import pytest
+from thunderfleet_router import cli
+
+KUBECONFIG = {
+    "apiVersion": "v1", "kind": "Config", "current-context": "c",
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": 1}', '{"a": "no-namespace"}', '{"a": "a/b/c"}'])
+def test_aliases_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "aliases.json"
+    file.write_text(text)
+    assert cli.main(["serve", "--aliases", str(file)]) == 2
+    assert cli.main(["serve", "--aliases", str(tmp_path / "missing")]) == 2
+
+
+def test_aliases_lead_to_model_deployments(tmp_path: Path) -> None:
+    file = tmp_path / "aliases.json"
+    file.write_text('{"gpt-4o": "default/qwen"}')
+    assert cli.aliases_of(file) == {"gpt-4o": "default/qwen"}
+    assert cli.aliases_of(None) == {}
+
+
+def test_a_router_without_its_certificate_does_not_start(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(json.dumps(KUBECONFIG))
+    assert cli.main(["serve", "--kubeconfig", str(kubeconfig), "--tls", str(tmp_path)]) == 1
