@@ -1,4 +1,4 @@
-"""What chat interfaces and coding agents send, after their public sources: fields and shapes, not their texts."""
+"""What chat interfaces and coding agents send: fields and shapes, not their texts. docs/clients.md says what they follow."""
 
 import json
 from collections.abc import Callable
