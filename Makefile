@@ -18,7 +18,7 @@ MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
 UNIT := $(BIN)/python -m pytest tests/unit -n 3 --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
-WORKERS ?= 3
+WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Under the rules of macOS; see tests/darwin. A Mac has them anyway.
 DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)

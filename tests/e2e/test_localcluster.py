@@ -462,7 +462,7 @@ def test_the_support_archive_holds_no_secret(cluster: Cluster, tmp_path: Path) -
     assert b"api_key=[redacted]" in files["logs/local/supervisor.log"]
     # The kinds of Thunderfleet are not installed here; the rest is collected all the same.
     problems = files["problems.txt"].decode().splitlines()
-    ours = ("modeldeployments", "nodeprofiles", "thunderboltlinks")
+    ours = ("modelcaches", "modeldeployments", "nodeprofiles", "thunderboltlinks")
     assert sorted(line.partition(":")[0] for line in problems) == [f"objects/{name}.json" for name in ours]
     cluster.kubectl("delete", "pod/leaky", "secret/planted", "--wait=false")
 

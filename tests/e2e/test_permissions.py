@@ -125,6 +125,21 @@ def _service_is_updated(cluster: Cluster) -> None:
     helm("true")
 
 
+def _model_is_asked_of_the_hub(cluster: Cluster) -> None:
+    """A ModelDeployment whose model is on no Mac gets a ModelCache, which follows its spec. There is no hub to be reached."""
+    text = DEPLOYMENT.replace("name: tiny", "name: absent").replace("thunderfleet/tiny-qwen2", "nobody/absent")
+    cluster.kubectl("apply", "-f", "-", text=text)
+
+    def cache() -> Any:
+        found = cluster.kubectl("get", "mc", "absent", "-o", "json", check=False)
+        return json.loads(found.stdout) if found.returncode == 0 else {}
+
+    until(lambda: cache().get("status"), "the operator reports on the ModelCache", WAIT_SECONDS)
+    cluster.kubectl("patch", "md", "absent", "--type=merge", "-p", '{"spec": {"model": {"revision": "other"}}}')
+    until(lambda: cache()["spec"]["revision"] == "other", "the ModelCache has the new revision", WAIT_SECONDS)
+    cluster.kubectl("delete", "md", "absent", "--timeout=60s")
+
+
 def _certificate_is_requested(cluster: Cluster, mac: str) -> None:
     """By a kubelet that has none, as after it has joined."""
     machine = cluster.machines[mac]
@@ -171,6 +186,7 @@ def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
         return audited.kubectl("get", "pods,configmaps,secrets", "-l", managed, "-o", "name").stdout
 
     assert children()
+    _model_is_asked_of_the_hub(audited)
     _service_is_updated(audited)
     audited.kubectl("scale", "md/tiny", "--replicas=0")
     until(lambda: not children(), "the children are deleted", WAIT_SECONDS, describe=children)

@@ -126,7 +126,9 @@ def _deployment(deployment: Json) -> Iterator[Step]:
         if kind is ConditionType.DEGRADED and state is not State.PROBLEM:
             continue
         text = f"{kind} {status}: {without_scheduler_noise(facts.said(condition))}"
-        yield Step(0, subject, state, text, Depth.CONDITION, facts.plain(condition.get("lastTransitionTime") or ""))
+        # It says which model is missing where; what follows from it lists the Macs one by one.
+        depth = Depth.PLACEMENT if kind is ConditionType.MODEL_RESOLVED else Depth.CONDITION
+        yield Step(0, subject, state, text, depth, facts.plain(condition.get("lastTransitionTime") or ""))
     for one in (facts.status(deployment).get("unplaceable") or ())[:MAX_UNPLACEABLE]:
         nodes = ", ".join(facts.plain(node) for node in one.get("nodes") or ())
         subject = f"placement of group {one.get('group', 0)}" + (f" on {nodes}" if nodes else "")

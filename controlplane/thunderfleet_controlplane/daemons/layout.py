@@ -24,6 +24,8 @@ class HostLayout:
     data: Path = Path("/var/lib/thunderfleet")
     logs: Path = Path("/Library/Logs/Thunderfleet")
     daemons: Path = Path("/Library/LaunchDaemons")
+    models: Path = Path("/Library/Thunderfleet/models")
+    """The chart's agent.modelStore, unless another folder is set there."""
 
     @property
     def programs(self) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.macnet.keeper import undo
+from thunderfleet_lib.modelstore.layout import OWN, REPOSITORY
 
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.layout import HostLayout
@@ -82,6 +83,7 @@ def _remove(mac: Mac, *, force: bool) -> None:
     for path in _owned(layout):
         if remove(path):
             mac.step("reset", f"removed {path}")
+    _empty_store(mac)
     for folder in (layout.logs, layout.data, layout.programs_root):
         if left := remove_empty(folder):
             mac.step("reset", f"left {folder}: it has {', '.join(left[:8])}")
@@ -113,6 +115,19 @@ def _forget_gpu_memory(mac: Mac) -> None:
         mac.step("reset", f"left: the limit of GPU memory, until the next restart ({error})")
 
 
+def _empty_store(mac: Mac) -> None:
+    """Remove the folder for models from the hub, unless there are models in it."""
+    store = mac.layout.models
+    if not store.is_dir():
+        return
+    if left := sorted(name for name in os.listdir(store) if name.startswith(REPOSITORY)):
+        mac.step("reset", f"left {store}: it has {', '.join(left[:8])}")
+        return
+    remove(store / OWN)
+    remove_empty(store)
+    remove_empty(store.parent)
+
+
 def _undo_ports(mac: Mac) -> None:
     """Put the Thunderbolt ports back as they were before the kubelet changed them."""
     record = mac.layout.thunderbolt_ports
@@ -133,7 +148,14 @@ def _owned(layout: HostLayout) -> list[Path]:
     version = re.compile(r"(control-plane-)?\d+\.\d+\S*")
     # What says that this Mac has joined goes before what makes it true.
     own = [layout.kubelet_state, layout.join_token, *with_leftovers(layout.kubelet), layout.kubelet_config]
-    own += [layout.api_servers, layout.admin_kubeconfig, layout.local_kubeconfig, *with_leftovers(layout.control_plane)]
+    # An interrupted write leaves a file beside it.
+    own += [
+        *layout.data.glob(f".{layout.api_servers.name}.*"),
+        layout.api_servers,
+        layout.admin_kubeconfig,
+        layout.local_kubeconfig,
+        *with_leftovers(layout.control_plane),
+    ]
     own += [*with_leftovers(layout.former), *with_leftovers(layout.staged.data)]
     own += [*with_leftovers(layout.former_version), layout.before_upgrade]
     logs = sorted(layout.logs.glob("*.log*")) if layout.logs.is_dir() else []

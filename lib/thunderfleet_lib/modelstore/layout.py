@@ -11,6 +11,8 @@ from pathlib import Path
 from thunderfleet_lib.modelstore.manifest import check_repository, is_blob
 
 OWN = ".thunderfleet"
+REPOSITORY = "models--"
+"""How the folders of repositories begin."""
 INCOMPLETE = ".incomplete"
 TOKEN_LENGTH = 64
 
@@ -24,7 +26,7 @@ class Layout:
     def repository(self, repository: str) -> Path:
         """The folder of a repository."""
         check_repository(repository)
-        return self.root / ("models--" + repository.replace("/", "--"))
+        return self.root / (REPOSITORY + repository.replace("/", "--"))
 
     def blobs(self, repository: str) -> Path:
         """The folder of its blobs."""

@@ -178,3 +178,16 @@ def test_a_file_of_another_user_is_replaced_even_if_it_says_the_same(tmp_path: P
     if os.geteuid() == 0:
         os.chown(path, 501, 20)
         assert files.write(path, b"a", 0o644) and path.stat().st_uid == 0
+
+
+@pytest.mark.parametrize("models", [(), ("models--nobody--tiny",)])
+def test_the_store_goes_unless_it_has_models(tmp_path: Path, models: tuple[str, ...]) -> None:
+    layout = HostLayout("0.1.0", models=tmp_path / "Thunderfleet/models")
+    for folder in (".thunderfleet/tmp", *models):
+        (layout.models / folder).mkdir(parents=True)
+    said: list[str] = []
+    mac: Any = SimpleNamespace(layout=layout, step=lambda _, text: said.append(text))
+    reset._empty_store(mac)
+    assert (tmp_path / "Thunderfleet").exists() is bool(models)
+    assert said == [f"left {layout.models}: it has {name}" for name in models]
+    reset._empty_store(mac)
