@@ -157,7 +157,9 @@ def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
     returning = bool((group.get("lostPlace") or {}).get("returning"))
     message = without_scheduler_noise(facts.plain(group.get("message") or ""))
     text = f"{state}: {message}".removesuffix(": ")
-    yield Step(1, f"group {number}", State.OK if serves else State.PROBLEM, text, Depth.GROUP)
+    # Without a placement it only repeats why there is none.
+    depth = Depth.GROUP if group.get("ranks") else Depth.CONDITION
+    yield Step(1, f"group {number}", State.OK if serves else State.PROBLEM, text, depth)
     failure = group.get("lastFailure")
     if failure and not serves and not returning:
         where = " on ".join(

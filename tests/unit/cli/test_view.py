@@ -217,6 +217,16 @@ def test_a_group_that_goes_back_to_a_better_place_does_not_suffer_from_its_old_f
     assert found.cause is not None and found.cause.text == "Draining: finishes its requests"
 
 
+def test_a_model_that_is_on_no_mac_is_the_cause() -> None:
+    broken = deployment("False")
+    refused = [{"group": 0, "nodes": ["studio-1"], "message": "studio-1 does not have it"}]
+    found = conditions(ModelResolved=("False", "ModelNotFound", "no Mac has nobody/tiny"), Placed=("False", "NoFit", "none"))
+    waits = [{"index": 0, "state": "Pending", "message": "studio-1 does not have it"}]
+    broken["status"] |= {"groups": waits, "unplaceable": refused, "conditions": found}
+    cause = why.why(picture(), broken).cause
+    assert cause is not None and cause.text == "ModelResolved False: ModelNotFound: no Mac has nobody/tiny"
+
+
 def test_a_cordoned_mac_and_rdma_that_is_off_harm_nobody_who_serves() -> None:
     cordoned = node("studio-1")
     cordoned["spec"] = {"unschedulable": True}
