@@ -83,7 +83,7 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
 
 
 def unread(picture: Picture, page: Page) -> None:
-    """What the view lacks."""
+    """What the view could not read."""
     for text in dict.fromkeys(picture.unread.values()):
         page.line(f"not shown: {text}", DOUBTFUL)
 

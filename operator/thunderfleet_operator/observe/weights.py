@@ -93,9 +93,9 @@ class WeightsFleets:
             if mac.store
         }
         complete = frozenset(name for name, (phase, _) in here.items() if phase is CopyPhase.COMPLETE)
-        # Progress changes no placement: only that a copy has begun, so that its disk counts as taken by it.
-        begun = frozenset(name for name, (_, done) in here.items() if done)
-        about = (status.commit, status.manifest, status.model, complete, begun)
+        # Progress changes no placement: only that a copy has started, so that its disk counts as taken by it.
+        started = frozenset(name for name, (_, done) in here.items() if done)
+        about = (status.commit, status.manifest, status.model, complete, started)
         known = self._known.get(key)
         if known is not None and known[0] is fleet and known[1] == about:
             return known[2], replace(known[3], cache=cache)
@@ -106,7 +106,7 @@ class WeightsFleets:
             mac = fleet.macs[name]
             path = snapshot(mac.store, cache.spec.repository, status.commit or "")
             one = made.setdefault(path, replace(facts, path=path, repository=cache.spec.repository, revision=None))
-            macs.append(_with_model(mac, one, status.bytes or 0, complete=name in complete, begun=name in begun))
+            macs.append(_with_model(mac, one, status.bytes or 0, complete=name in complete, started=name in started))
             if name not in complete:
                 missing[name] = path
         found, weights = fleet.changed(macs), Weights(cache, missing)
@@ -114,12 +114,12 @@ class WeightsFleets:
         return found, weights
 
 
-def _with_model(mac: Mac, facts: ModelFacts, size: int, *, complete: bool, begun: bool) -> Mac:
+def _with_model(mac: Mac, facts: ModelFacts, size: int, *, complete: bool, started: bool) -> Mac:
     others = tuple(model for model in mac.models if model.path != facts.path)
     if complete:
         return replace(mac, models=(*others, facts), absent_bytes=0)
     has_other = any(model.repository == facts.repository and model.complete and model.sized for model in others)
-    if not begun and mac.store_bytes < size:
+    if not started and mac.store_bytes < size:
         problem = f"its disk has room for {gib(mac.store_bytes)} of {gib(size)}; free some, or delete a ModelCache"
         return replace(mac, models=(*others, replace(facts, complete=False, problem=problem)))
     return replace(mac, models=(*others, facts), absent_bytes=0 if has_other else size)

@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.errors import ApiError, of_path
+from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_router.decide import names
@@ -110,7 +111,7 @@ class Server:
             return _error(error, request)
         except web.HTTPException as error:
             code = error.status
-            return _error(_from_http(error, request), request)
+            return _error(refusal(error, request, PATHS), request)
         except (ClientGone, asyncio.CancelledError, ConnectionError):
             code = CLIENT_GONE
             raise
@@ -220,17 +221,3 @@ def _error(error: ApiError, request: web.Request) -> web.Response:
     own: dict[str, str] = request[HEADERS]
     headers = {**error.headers, **own}
     return web.json_response(of_path(error, request.path), status=error.status, headers=headers)
-
-
-def _from_http(error: web.HTTPException, request: web.Request) -> ApiError:
-    match error.status:
-        case 404:
-            sentence = f"{request.path[:200]} does not exist; use {PATHS}"
-        case 405:
-            sentence = f"{request.method} is not allowed on {request.path[:200]}"
-        case 413:
-            sentence = f"the body is larger than {MAX_BODY} bytes"
-        case _:
-            sentence = error.reason
-    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    return ApiError(error.status, sentence, headers=headers)

@@ -17,6 +17,7 @@ from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 from thunderfleet_lib.httpapi import errors
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
+from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_runner.api.errors import ApiError
@@ -75,7 +76,7 @@ class Gateway:
         self._created = int(time.time())
 
     def app(self) -> web.Application:
-        """The application with all paths. The error for an unknown path (``_from_http``) lists those below ``/v1/``.
+        """The application with all paths. The error for an unknown path (``refusal``) lists those below ``/v1/``.
 
         A path with a body also needs an ``Endpoint`` (``intakeprotocol``), its parser (``requests``) and its response
         (``responses``).
@@ -116,7 +117,7 @@ class Gateway:
             code = error.status
             if error.status < 400 or not _of_api(request):
                 raise
-            return _error(_from_http(error, request), request)
+            return _error(refusal(error, request, PATHS), request)
         except ClientGone as error:
             code = CLIENT_GONE
             log.warning("%s: %s", request.remote, error)
@@ -245,20 +246,6 @@ class Gateway:
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encoder(self._service.registry), headers={"Content-Type": content_type})
-
-
-def _from_http(error: web.HTTPException, request: web.Request) -> ApiError:
-    match error.status:
-        case 404:
-            sentence = f"{request.path} does not exist; use {PATHS}"
-        case 405:
-            sentence = f"{request.method} is not allowed on {request.path}"
-        case 413:
-            sentence = f"the body is larger than {MAX_BODY} bytes"
-        case _:
-            sentence = error.reason
-    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    return ApiError(error.status, sentence, headers=headers)
 
 
 def _of_api(request: web.Request) -> bool:
