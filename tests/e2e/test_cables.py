@@ -254,7 +254,8 @@ def test_with_nowhere_to_go_nothing_starts_until_the_cable_is_back(line: Line, d
     try:
         with line.api.watched(served.path) as seen:
             line.cluster.cable("pull", END)
-            served.until(lambda: named(seen, *PULLED), "not Ready, and the cable is named")
+            found = served.until(lambda: named(seen, *PULLED), "not Ready, and the cable is named")
+            assert LINK in found["message"] and "studio-1" in found["message"] and "studio-2" in found["message"]
         served.until_condition("Placed", "False", says="studio-1 ↔ studio-2")
         served.until(lambda: not [c for c in served.children() if c["kind"] == "Pod"], "no pod is left")
     finally:
