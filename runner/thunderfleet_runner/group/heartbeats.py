@@ -15,8 +15,11 @@ SILENT_TICKS_LOADING = 60
 
 
 class Heartbeats:
-    """One rank's heartbeats, from when its group has formed until the process exits. Its init holds the interpreter, sends none
-    and has a time limit. Not from the first heartbeat: a small model serves before that is due, and a rank may freeze then."""
+    """One rank's heartbeats, from when its group has formed until the process exits.
+
+    Its init holds the interpreter, sends none and has a time limit. The first heartbeat is too late a start: a small model serves
+    before it is due, and the rank may freeze then.
+    """
 
     def __init__(self) -> None:
         self.last: protocol.Heartbeat | None = None
