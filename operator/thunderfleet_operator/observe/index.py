@@ -32,6 +32,7 @@ from thunderfleet_operator.watch.cache import (
     CACHES,
     CONFIGMAPS,
     DEPLOYMENTS,
+    ENDPOINT_SLICES,
     LINKS,
     NODEPROFILES,
     NODES,
@@ -228,6 +229,10 @@ class Index:
     def service(self, key: str) -> Json | None:
         """A Service of ours."""
         return self._cache[SERVICES].items.get(key)
+
+    def endpoint_slice(self, key: str) -> Json | None:
+        """An EndpointSlice of ours."""
+        return self._cache[ENDPOINT_SLICES].items.get(key)
 
     @property
     def requests_of(self) -> Mapping[str, tuple[SentRequest, ...]]:
