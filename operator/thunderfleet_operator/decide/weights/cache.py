@@ -139,7 +139,7 @@ def _has_no_source(observed: ObservedCache, name: str) -> bool:
 def _source(observed: ObservedCache, names: Sequence[str]) -> str | None:
     """The Mac that downloads from the hub; None if none has to, or none can.
 
-    One that has begun goes on, then one that has most of the files, then the one with the fastest connection.
+    One that has started goes on, then one that has most of the files, then the one with the fastest connection.
     """
     missing = [name for name in names if not _is_complete(observed, name)]
     if _there_is_one(observed):
