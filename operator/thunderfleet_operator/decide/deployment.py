@@ -473,7 +473,7 @@ def _endpoint_slice(observed: Observed, routers: RouterSettings | None) -> Manif
         return None
     deployment = observed.deployment
     manifest = endpoints.endpoint_slice(deployment, manifests.owner(deployment), observed.routers, routers)
-    known = observed.endpoint_slice(manifest["metadata"]["name"])
+    known = observed.endpoint_slices.get(f"{deployment.metadata.namespace}/{manifest['metadata']['name']}")
     return manifest if known is None or not endpoints.has(known, manifest) else None
 
 

@@ -230,9 +230,10 @@ class Index:
         """A Service of ours."""
         return self._cache[SERVICES].items.get(key)
 
-    def endpoint_slice(self, key: str) -> Json | None:
-        """An EndpointSlice of ours."""
-        return self._cache[ENDPOINT_SLICES].items.get(key)
+    @property
+    def endpoint_slices(self) -> Mapping[str, Json]:
+        """EndpointSlices of ours by namespace/name."""
+        return self._cache[ENDPOINT_SLICES].items
 
     @property
     def requests_of(self) -> Mapping[str, tuple[SentRequest, ...]]:

@@ -1,6 +1,6 @@
 """Everything that one round observes: read from the index once, immutable."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -95,8 +95,8 @@ class Observed:
     """What is known of its requests."""
     routers: tuple[Router, ...] = ()
     """Routers that are ready."""
-    endpoint_slice: Callable[[str], Json | None] = lambda name: None
-    """An EndpointSlice in its namespace, by name."""
+    endpoint_slices: Mapping[str, Json] = field(default_factory=dict)
+    """EndpointSlices of ours by namespace/name."""
     candidates: tuple[Candidate, ...] = ()
     """ModelDeployments of its namespace that could make room for it."""
 

@@ -116,7 +116,7 @@ def observe_deployment(
         signals=signals,
         candidates=candidates,
         routers=routers,
-        endpoint_slice=lambda name: index.endpoint_slice(f"{meta.namespace}/{name}"),
+        endpoint_slices=index.endpoint_slices,
     )
 
 

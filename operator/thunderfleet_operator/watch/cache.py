@@ -51,7 +51,7 @@ PODS = Collection("pods", "/api/v1")
 CONFIGMAPS = Collection("configmaps", "/api/v1", _OURS)
 SERVICES = Collection("services", "/api/v1", _OURS)
 SECRETS = Collection("secrets", "/api/v1", _OURS)
-"""They are written, never read, and so not cached."""
+"""Written, never read, and so not cached."""
 ENDPOINT_SLICES = Collection(
     "endpointslices", "/apis/discovery.k8s.io/v1", f"endpointslice.kubernetes.io/managed-by={MANAGED_BY}"
 )
