@@ -258,7 +258,7 @@ ALL = (
     ),
     Benchmark(
         "copies",
-        "models from the hub and from Mac to Mac: against hf download and iperf3, a chain, memory, many files, ranks beside one",
+        "models from the hub and from Mac to Mac: against hf download and iperf3, chain, memory, many files, ranks beside one",
         copying,
     ),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
