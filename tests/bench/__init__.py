@@ -15,6 +15,8 @@ proofs      what groups prove before they serve: what it costs, false alarms, wh
 formation   how soon groups form and recover
 copies      models from Mac to Mac
 copymac     one Mac of these
+weights     the hub, ranks beside a copy, and what loading from a neighbour could save
+weightmac   what runs on a Mac for these
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade

@@ -24,6 +24,7 @@ from tests.bench import (
     routing,
     serving,
     speculation,
+    weights,
 )
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
@@ -206,9 +207,9 @@ def masking(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 def copying(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Copies from Mac to Mac, in namespaces of their own."""
+    """Weights from the hub and from Mac to Mac, in namespaces of their own."""
     try:
-        return copies.figures(repeats, say)
+        return [*copies.figures(repeats, say), *weights.figures(repeats, say)]
     except copies.NotMeasured as error:
         raise BenchFailed(str(error)) from error
 
@@ -255,6 +256,10 @@ ALL = (
         "Macs from nothing: init, join, all Macs booted until a group serves, and an upgrade while it does",
         installing.installing,
     ),
-    Benchmark("copies", "models from Mac to Mac: one and two cables against iperf3, a chain, memory, many files", copying),
+    Benchmark(
+        "copies",
+        "models from the hub and from Mac to Mac: against hf download and iperf3, chain, memory, many files, ranks beside one",
+        copying,
+    ),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )
