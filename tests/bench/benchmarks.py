@@ -22,6 +22,7 @@ from tests.bench import (
     processes,
     proofs,
     routing,
+    scrape,
     serving,
     speculation,
     weights,
@@ -245,6 +246,11 @@ ALL = (
         lambda line, repeats, say: routing.figures(say),
     ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
+    Benchmark(
+        "scrape",
+        "a scrape of the operator: seconds and series on a large fleet",
+        lambda line, repeats, say: scrape.figures(repeats, say),
+    ),
     Benchmark(
         "discovery",
         "a pulled cable to its condition; what agents ask of the API server, their Mac, the operator",
