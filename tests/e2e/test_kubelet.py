@@ -6,6 +6,7 @@ back-off, a ConfigMap's way into a volume) passes while the others run. Tests th
 
 import base64
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +42,7 @@ SCHEDULED_SECONDS = 240.0
 TOLERATION = {"key": "thunderfleet.io/macos", "operator": "Exists", "effect": "NoSchedule"}
 ROOT = os.geteuid() == 0
 HTTP_PORT = 18080
+FORWARD_PORT = 18081
 
 
 def container(image: str, script: str, name: str = "main", **more: Any) -> Json:
@@ -191,6 +193,17 @@ server.shutdown()
 server.server_close()
 time.sleep(3600)
 '"""
+ANSWER = f"""exec python3 -u -c '
+import http.server
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"from the pod")
+server = http.server.ThreadingHTTPServer(("127.0.0.1", {FORWARD_PORT}), Answer)
+print("listens")
+server.serve_forever()
+'"""
 # Reads a mounted file in a loop: prints each new content once, and any content that is neither old nor new.
 READ = """exec python3 -u -c '
 import os, time
@@ -299,6 +312,7 @@ def objects(image: str, scratch: Path) -> list[Json]:
         ),
         pod("crashes", [container(image, "echo here I crash; exit 5")]),
         pod("talks", [container(image, talk)]),
+        pod("serves", [container(image, ANSWER)]),
         pod("stays", [container(image, 'echo "I am $$$$"; i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.2; done')]),
         pod("who", [container(image, "id -u; id -g; sleep 3600")]),
         pod(
@@ -784,6 +798,41 @@ def test_exec(fleet: Fleet) -> None:
     assert "command 'no-such-command' not found on PATH=" in missing.stderr
     nowhere = fleet.kubectl("exec", "talks", "-c", "none", "--", "true", check=False)
     assert nowhere.returncode != 0
+
+
+def test_port_forward_reaches_the_pods_own_ports_only(fleet: Fleet) -> None:
+    uid = fleet.running("serves")["metadata"]["uid"]
+    until(lambda: "listens" in fleet.log("serves"), "the pod listens")
+    with forwarding(fleet, "serves", FORWARD_PORT) as local:
+        for _ in range(2):
+            with urllib.request.urlopen(f"http://127.0.0.1:{local}/", timeout=20) as answer:
+                assert answer.read() == b"from the pod"
+        assert alive_with(uid)
+    # etcd's, the kubelet's: any program of the machine may listen there.
+    with forwarding(fleet, "talks", FORWARD_PORT) as local:
+        with pytest.raises((urllib.error.URLError, ConnectionError, http.client.HTTPException)):
+            urllib.request.urlopen(f"http://127.0.0.1:{local}/", timeout=20)
+        refused = f"pod default/talks does not listen on TCP port {FORWARD_PORT} of node {MAC}: a process that is not the pod's"
+        until(lambda: refused in (fleet.scratch / "forward.err").read_text(), "kubectl shows the reason")
+
+
+@contextlib.contextmanager
+def forwarding(fleet: Fleet, pod: str, port: int) -> Iterator[int]:
+    """The local port of a running ``kubectl port-forward``."""
+    errors = fleet.scratch / "forward.err"
+    words = [str(fleet.cluster.tool("kubectl")), "port-forward", f"pod/{pod}", f":{port}", "--address", "127.0.0.1"]
+    environment = fleet.cluster.environment()
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True, env=environment) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("Forwarding from 127.0.0.1:"), (line, errors.read_text())
+            yield int(line.split(" -> ")[0].rpartition(":")[2])
+        finally:
+            process.terminate()
 
 
 def test_exec_ends_with_its_command_though_a_child_holds_its_output(fleet: Fleet) -> None:

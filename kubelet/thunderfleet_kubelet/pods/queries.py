@@ -1,4 +1,4 @@
-"""Answers the server's questions about running pods: logs, exec, usage, counts."""
+"""Answers the server's questions about running pods: logs, exec, ports, usage, counts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -7,11 +7,16 @@ from datetime import UTC, datetime
 
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_kubelet.containers import exec_session, logs, usage
+from thunderfleet_kubelet.containers import exec_session, listeners, logs, usage
 from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, main_containers
 from thunderfleet_kubelet.pods.worker import PodWorker
+from thunderfleet_kubelet.shim import processes
+
+DIAL_SECONDS = 10.0
+DIAL_BYTES = 32 * 1024
+"""What is read ahead of a forwarded connection."""
 
 
 class PodLookupError(Exception):
@@ -34,6 +39,18 @@ class NoSuchContainer(PodLookupError):
 
 class ContainerNotRunning(PodLookupError):
     """The container has not started, or does not run now."""
+
+    status = 400
+
+
+class PodNotRunning(PodLookupError):
+    """No container of the pod runs."""
+
+    status = 400
+
+
+class PortRefused(PodLookupError):
+    """No process of the pod listens on the port."""
 
     status = 400
 
@@ -89,12 +106,15 @@ class PodQueries:
             result.append(ContainerUsage(namespace, pod, name, cpu, memory, started, sampled))
         return result
 
-    def _find(self, namespace: str, pod: str, container: str | None) -> tuple[PodWorker, str, Attempt | None]:
-        """The worker, the container's name and its last attempt. Raises PodLookupError."""
+    def _worker(self, namespace: str, pod: str) -> PodWorker:
         workers = [worker for worker in self._workers.values() if worker.key == f"{namespace}/{pod}"]
         if not workers:
             raise NoSuchPod(f"pod {namespace}/{pod} not found on node {self._node_name}")
-        worker = next((worker for worker in workers if not worker.removed), workers[0])
+        return next((worker for worker in workers if not worker.removed), workers[0])
+
+    def _find(self, namespace: str, pod: str, container: str | None) -> tuple[PodWorker, str, Attempt | None]:
+        """The worker, the container's name and its last attempt. Raises PodLookupError."""
+        worker = self._worker(namespace, pod)
         names = [item["name"] for item in all_containers(worker.pod)]
         mains = [item["name"] for item in main_containers(worker.pod)]
         if container is None:
@@ -142,6 +162,29 @@ class PodQueries:
             raise FileNotFoundError("no command given")
         return await exec_session.start(worker.folder, name, last.number, command, stdin=stdin, tty=tty)
 
+    def require_running(self, namespace: str, pod: str) -> None:
+        """Raises PodLookupError if no container of the pod runs."""
+        if not _running(self._worker(namespace, pod)):
+            raise PodNotRunning(f"pod {namespace}/{pod} is not running")
+
+    async def open_port(self, namespace: str, pod: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connects to a port on which a process of the pod listens now. Raises PortRefused and other PodLookupErrors, OSError.
+
+        All pods share the addresses of the machine, so the connection is made only to a socket that the pod holds.
+        """
+        worker = self._worker(namespace, pod)
+        running = _running(worker)
+        if not running:
+            raise PodNotRunning(f"pod {namespace}/{pod} is not running")
+        own = worker.own_user
+        found = await asyncio.to_thread(_listening, running, own, port)
+        chosen = listeners.choose(found)
+        if chosen is None:
+            who = "a process that is not the pod's listens there" if found else "no process listens there"
+            raise PortRefused(f"pod {namespace}/{pod} does not listen on TCP port {port} of node {self._node_name}: {who}")
+        async with asyncio.timeout(DIAL_SECONDS):
+            return await asyncio.open_connection(chosen.reached_at, port, limit=DIAL_BYTES)
+
     def counts(self) -> PodCounts:
         """Counts of pods, running containers and restarts."""
         lasts = [attempts[-1] for worker in self._workers.values() for attempts in worker.attempts.values() if attempts]
@@ -150,3 +193,18 @@ class PodQueries:
             containers=sum(attempt.state == "running" for attempt in lasts),
             restarts=sum(attempt.number for attempt in lasts),
         )
+
+
+def _running(worker: PodWorker) -> dict[str, int]:
+    """The main process of each running container, by sandbox folder."""
+    lasts = {name: attempts[-1] for name, attempts in worker.attempts.items() if attempts}
+    running = {name: last for name, last in lasts.items() if last.state == "running"}
+    return {str(worker.folder.sandbox(name, last.number)): last.pid for name, last in running.items()}
+
+
+def _listening(running: Mapping[str, int], own: int | None, port: int) -> list[listeners.Listening]:
+    """The sockets on a port, with the processes of a pod that hold them. ``own``: the pod's own user. Raises OSError."""
+    pids = {pid for marker, group in running.items() for pid in processes.marked(marker, group)}
+    if own is not None:
+        pids |= set(processes.of_user(own))
+    return listeners.on_port(port, pids)

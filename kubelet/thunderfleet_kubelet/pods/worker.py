@@ -137,6 +137,11 @@ class PodWorker:
             self.wake()
         return eviction_grace_of(self.pod)
 
+    @property
+    def own_user(self) -> int | None:
+        """The user that only this pod has; None without one."""
+        return self._services.users.own(self.folder)
+
     async def free_space(self) -> None:
         """Kills what is left of an evicted pod, and deletes what it wrote. Raises OSError."""
         user = self._services.users.own(self.folder)

@@ -3,6 +3,7 @@
 server      listener and routes
 channels    streams of exec and attach over a WebSocket
 parameters  query parameters; pure
+portforward kubectl port-forward: SPDY streams over a WebSocket
 auth        authenticates and authorizes requests
 metrics     Prometheus metrics and /metrics/resource
 """

@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS server: logs, exec, attach and metrics, for the API server and authorized callers."""
+"""The kubelet's HTTPS server: logs, exec, attach, port-forward and metrics, for the API server and authorized callers."""
 
 import asyncio
 import contextlib
@@ -18,6 +18,8 @@ from thunderfleet_kubelet.serving.auth import Guard, Refused
 from thunderfleet_kubelet.serving.channels import failure
 from thunderfleet_kubelet.serving.metrics import Metrics, resource_text
 from thunderfleet_kubelet.serving.parameters import BadRequest, log_options, stream_options
+from thunderfleet_kubelet.serving.portforward import tunnel
+from thunderfleet_kubelet.serving.portforward.tunnel import Places, Tunnel
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Server:
         self.port = port
         self._listener = Listener(CONNECTIONS)
         self._runner: web.AppRunner | None = None
+        self._places = Places()
 
     @property
     def listening(self) -> bool:
@@ -194,6 +197,13 @@ class Server:
         await channels.until_either(sender, channels.drain(socket))
         return await channels.finish(socket, channels.success())
 
-    async def _port_forward(self, request: web.Request) -> web.Response:
-        text = "port-forward is not supported; pods use the host network, so connect to the port on the node's address\n"
-        return web.Response(status=501, text=text)
+    async def _port_forward(self, request: web.Request) -> web.StreamResponse:
+        namespace, pod = request.match_info["namespace"], request.match_info["pod"]
+        self.pods.require_running(namespace, pod)
+        socket = await channels.accept(request, (tunnel.PROTOCOL,), tunnel.MESSAGE_BYTES)
+
+        async def dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await self.pods.open_port(namespace, pod, port)
+
+        await Tunnel(socket, dial, self._places, f"{namespace}/{pod}").run()
+        return socket

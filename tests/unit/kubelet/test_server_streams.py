@@ -148,6 +148,10 @@ class Pods:
     async def usage(self) -> list[ContainerUsage]:
         return [ContainerUsage("default", "p", name, 1.5, 1024, NOW, NOW) for name in ("a", "b")]
 
+    def require_running(self, namespace: str, pod: str) -> None:
+        if pod != "p":
+            raise NoSuchPod(f"no pod {namespace}/{pod} runs here")
+
     def open_log(
         self, namespace: str, pod: str, container: str | None, options: LogOptions, *, previous: bool = False
     ) -> AsyncIterator[bytes]:
@@ -481,10 +485,15 @@ async def test_exec_needs_a_websocket_a_command_and_a_stream(served: Served) -> 
     assert served.pods.asked == []
 
 
-async def test_port_forward_is_not_there_yet(served: Served) -> None:
+async def test_port_forward_needs_a_pod_that_runs_and_a_websocket(served: Served) -> None:
+    assert await served.get("/portForward/default/q") == (404, "no pod default/q runs here\n")
     status, text = await served.get("/portForward/default/p")
-    assert status == 501
-    assert "node's address" in text
+    assert (status, "WebSocket required" in text) == (400, True)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await served.socket("/portForward/default/p", "v4.channel.k8s.io")
+    assert refused.value.status == 400
+    async with served.socket("/portForward/default/p", "SPDY/3.1+portforward.k8s.io") as socket:
+        assert socket.protocol == "SPDY/3.1+portforward.k8s.io"
 
 
 def test_resizes() -> None:
