@@ -25,6 +25,7 @@ import pytest
 import yaml
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.client.launch import kubelet_command
@@ -814,6 +815,25 @@ def test_port_forward_reaches_the_pods_own_ports_only(fleet: Fleet) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{local}/", timeout=20)
         refused = f"pod default/talks does not listen on TCP port {FORWARD_PORT} of node {MAC}: a process that is not the pod's"
         until(lambda: refused in (fleet.scratch / "forward.err").read_text(), "kubectl shows the reason")
+
+
+def test_figures_of_pods_under_the_names_of_kubernetes(fleet: Fleet) -> None:
+    fleet.running("talks")
+
+    def read(path: str) -> str:
+        return fleet.kubectl("get", "--raw", f"/api/v1/nodes/{MAC}/proxy/{path}").stdout
+
+    def figures(path: str, pod: str) -> dict[str, float]:
+        families = text_string_to_metric_families(read(path))
+        return {one.name: one.value for family in families for one in family.samples if one.labels.get("pod") == pod}
+
+    found = figures("metrics/cadvisor", "talks")
+    assert found["container_memory_rss"] == found["container_memory_working_set_bytes"] > 0
+    assert "container_cpu_usage_seconds_total" in found
+    until(lambda: figures("metrics/probes", "probed").get("prober_probe_total"), "a probe has a result")
+    summary = json.loads(read("stats/summary"))
+    assert summary["node"]["fs"]["capacityBytes"] > summary["node"]["fs"]["availableBytes"] > 0
+    assert "talks" in [one["podRef"]["name"] for one in summary["pods"]]
 
 
 @contextlib.contextmanager

@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from thunderfleet_lib.kube import Json
 
 from thunderfleet_kubelet.containers import exec_session, listeners, logs, usage
 from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, main_containers
 from thunderfleet_kubelet.pods.worker import PodWorker
+from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_kubelet.shim import processes
 
 DIAL_SECONDS = 10.0
@@ -66,6 +69,23 @@ class ContainerUsage:
     memory_bytes: int
     started_at: datetime
     sampled_at: datetime
+    uid: str = ""
+    """The pod's."""
+    image: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """How often a probe of a container had a result. ``kind``: liveness, readiness or startup. ``uid``: the pod's."""
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    kind: str
+    result: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -78,10 +98,11 @@ class PodCounts:
 
 
 class PodQueries:
-    """Reads ``workers`` (by uid), which the manager changes."""
+    """Reads ``workers`` (by uid), which the manager changes. ``folder``: that of all pods."""
 
-    def __init__(self, node_name: str, workers: Mapping[str, PodWorker]) -> None:
+    def __init__(self, node_name: str, workers: Mapping[str, PodWorker], folder: Path) -> None:
         self._node_name = node_name
+        self._folder = folder
         self._workers = workers
 
     def pods(self) -> list[Json]:
@@ -103,8 +124,25 @@ class PodQueries:
             namespace, _, pod = worker.key.partition("/")
             cpu, memory = sums.get(marker, (0.0, 0))
             started = datetime.fromtimestamp(attempt.started_at or 0.0, UTC)
-            result.append(ContainerUsage(namespace, pod, name, cpu, memory, started, sampled))
+            spec = next((item for item in all_containers(worker.pod) if item["name"] == name), {})
+            more = {"uid": worker.uid, "image": str(spec.get("image") or ""), "id": attempt.container_id}
+            result.append(ContainerUsage(namespace, pod, name, cpu, memory, started, sampled, **more))
         return result
+
+    def probe_results(self) -> list[ProbeResult]:
+        """The results of all probes of the pods on this node, since this kubelet started."""
+        return [
+            ProbeResult(*worker.key.split("/", 1), worker.uid, container, kind, result, count)
+            for worker in self._workers.values()
+            for (container, kind, result), count in sorted(worker.probe_results.items())
+        ]
+
+    def file_system(self) -> FileSystem | None:
+        """The file system of the pods; None if it cannot be read."""
+        try:
+            return file_system(self._folder)
+        except OSError:
+            return None
 
     def _worker(self, namespace: str, pod: str) -> PodWorker:
         workers = [worker for worker in self._workers.values() if worker.key == f"{namespace}/{pod}"]

@@ -12,8 +12,9 @@ from aiohttp import web
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.pods.queries import PodLookupError, PodQueries
-from thunderfleet_kubelet.serving import channels
+from thunderfleet_kubelet.serving import channels, stats
 from thunderfleet_kubelet.serving.auth import Guard, Refused
 from thunderfleet_kubelet.serving.channels import failure
 from thunderfleet_kubelet.serving.metrics import Metrics, resource_text
@@ -101,6 +102,9 @@ class Server:
         routes.add_get("/pods", self._pods)
         routes.add_get("/metrics", self._metrics)
         routes.add_get("/metrics/resource", self._resource)
+        routes.add_get("/metrics/cadvisor", self._cadvisor)
+        routes.add_get("/metrics/probes", self._probes)
+        routes.add_get("/stats/summary", self._summary)
         routes.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         for method in ("GET", "POST"):
             routes.add_route(method, "/exec/{namespace}/{pod}/{container}", self._exec)
@@ -146,6 +150,18 @@ class Server:
     async def _resource(self, request: web.Request) -> web.Response:
         text = resource_text(await self.pods.usage())
         return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
+
+    async def _cadvisor(self, request: web.Request) -> web.Response:
+        text = stats.cadvisor_text(await self.pods.usage())
+        return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
+
+    async def _probes(self, request: web.Request) -> web.Response:
+        text = stats.probes_text(self.pods.probe_results())
+        return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
+
+    async def _summary(self, request: web.Request) -> web.Response:
+        usage, disk = await self.pods.usage(), self.pods.file_system()
+        return web.json_response(stats.summary(self.guard.node_name, usage, machine_usage(), disk, datetime.now(UTC)))
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         options, previous = log_options(request.query, datetime.now(UTC))

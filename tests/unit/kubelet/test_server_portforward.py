@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import ClientWebSocketResponse, web
 from aiohttp.test_utils import TestClient, TestServer
-from thunderfleet_kubelet.containers import listeners
 from thunderfleet_kubelet.containers.listeners import Listening, choose, on_port, parse_lsof, parse_table
 from thunderfleet_kubelet.pods.queries import NoSuchPod, PodNotRunning, PortRefused
 from thunderfleet_kubelet.serving.portforward import forward, frames, tunnel
@@ -234,7 +233,7 @@ async def test_a_refusal_names_its_reason_and_leaves_the_others_alone() -> None:
         await until_async(lambda: {errors, data} <= it.client.ended)
         assert it.client.received[errors] == b"pod d/p does not listen on TCP port 9"
         await it.client.send(echo, b"still there")
-        await until_async(lambda: it.client.received.get(echo) == b"still there")
+        await until_async(lambda: it.client.received.get(echo, bytearray()) == bytearray(b"still there"))
 
 
 async def test_a_reset_closes_the_connection_and_ends_the_error_stream() -> None:
@@ -262,7 +261,7 @@ async def test_a_process_that_reads_nothing_holds_a_bounded_upload(monkeypatch: 
         flooding.cancel()
         _, echo = await it.client.connect(ECHO, "2")
         await it.client.send(echo, b"!")
-        await until_async(lambda: it.client.received.get(echo) == b"!")
+        await until_async(lambda: it.client.received.get(echo, bytearray()) == bytearray(b"!"))
         it.process.let.set()
 
 
@@ -433,7 +432,7 @@ def test_a_machine_that_does_not_say_is_no_yes(monkeypatch: pytest.MonkeyPatch) 
     def slow(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("lsof", 1)
 
-    monkeypatch.setattr(listeners.os.path, "exists", lambda path: False)
-    monkeypatch.setattr(listeners.subprocess, "run", slow)
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    monkeypatch.setattr("subprocess.run", slow)
     with pytest.raises(TimeoutError, match="lsof did not answer"):
         on_port(80, {1})
