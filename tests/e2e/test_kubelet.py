@@ -836,6 +836,13 @@ def test_figures_of_pods_under_the_names_of_kubernetes(fleet: Fleet) -> None:
     assert "talks" in [one["podRef"]["name"] for one in summary["pods"]]
 
 
+def test_debug_says_why_it_cannot(fleet: Fleet) -> None:
+    fleet.running("talks")
+    done = fleet.kubectl("debug", "talks", "--image=busybox", "-c", "debugger", "-i", check=False)
+    assert "this node does not run ephemeral containers" in done.stderr + done.stdout
+    assert first(fleet.pod("talks"))["ready"]
+
+
 @contextlib.contextmanager
 def forwarding(fleet: Fleet, pod: str, port: int) -> Iterator[int]:
     """The local port of a running ``kubectl port-forward``."""

@@ -12,7 +12,7 @@ from thunderfleet_kubelet.containers import exec_session, listeners, logs, usage
 from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.disk import file_system
-from thunderfleet_kubelet.pods.decide.podspec import all_containers, main_containers
+from thunderfleet_kubelet.pods.decide.podspec import NO_EPHEMERAL, all_containers, ephemeral_containers, main_containers
 from thunderfleet_kubelet.pods.worker import PodWorker
 from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_kubelet.shim import processes
@@ -159,6 +159,8 @@ class PodQueries:
             if len(mains) != 1:
                 raise NoSuchContainer(f"a container name must be specified for pod {namespace}/{pod}: {', '.join(names)}")
             container = mains[0]
+        if container in [item["name"] for item in ephemeral_containers(worker.pod)]:
+            raise ContainerNotRunning(f"container {container} in pod {pod} never ran: {NO_EPHEMERAL}")
         if container not in names:
             raise NoSuchContainer(f"container {container} not found in pod {namespace}/{pod}, which has {', '.join(names)}")
         numbers = worker.folder.numbers(container)
