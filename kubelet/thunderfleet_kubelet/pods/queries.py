@@ -131,11 +131,12 @@ class PodQueries:
 
     def probe_results(self) -> list[ProbeResult]:
         """The results of all probes of the pods on this node, since this kubelet started."""
-        return [
-            ProbeResult(*worker.key.split("/", 1), worker.uid, container, kind, result, count)
-            for worker in self._workers.values()
-            for (container, kind, result), count in sorted(worker.probe_results.items())
-        ]
+        found = []
+        for worker in self._workers.values():
+            namespace, _, pod = worker.key.partition("/")
+            for (container, kind, result), count in sorted(worker.probe_results.items()):
+                found.append(ProbeResult(namespace, pod, worker.uid, container, kind, result, count))
+        return found
 
     def file_system(self) -> FileSystem | None:
         """The file system of the pods; None if it cannot be read."""
