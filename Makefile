@@ -152,6 +152,10 @@ crds: install ## Generate the CRDs from the models
 docs: install ## Generate docs/reference from the code
 	$(BIN)/python docs/generate_reference.py
 
+.PHONY: page
+page: ## Build the files of the live page, which are committed (needs Node.js and npm)
+	cd view/page && npm ci --no-audit --no-fund && npm run types && npm run build
+
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/
 	rm -rf dist

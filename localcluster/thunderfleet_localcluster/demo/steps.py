@@ -8,6 +8,7 @@ from typing import Any
 
 from thunderfleet_controlplane.assets import ETCDUTL
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_view.follow import is_ready
 
 from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.control import remove, running
@@ -31,7 +32,6 @@ from thunderfleet_localcluster.demo.session import (
     say,
 )
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.follow import is_ready
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
 from thunderfleet_localcluster.shipped import shipped
