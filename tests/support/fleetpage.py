@@ -71,7 +71,7 @@ class FleetApi:
             app.router.add_get(path, self._handler(kind))
         app.router.add_get("/api/v1/pods", self._no_pods)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._no_pods)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
         await site.start()
@@ -79,6 +79,9 @@ class FleetApi:
 
     async def stop(self) -> None:
         """Ends all connections and listens no more."""
+        for queues in self._watchers.values():
+            for queue in queues:
+                queue.put_nowait("")
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -108,8 +111,9 @@ class FleetApi:
         self._watchers[kind].add(queue)
         try:
             await response.prepare(request)
-            while True:
-                await response.write((await queue.get()).encode())
+            while line := await queue.get():
+                await response.write(line.encode())
+            return response
         finally:
             self._watchers[kind].discard(queue)
 
