@@ -22,6 +22,7 @@ measure     what probes find and cost
 routing     what the router costs and what its balancing is worth
 simulated   processes with simulated steps, and a router before them
 conversations  conversations from a seed, and policies of balancing, in simulated time; pure
+page        the live page of 1,000 Macs, without a cluster
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster
 thousand    a thousand agents and one operator
