@@ -129,9 +129,7 @@ def _watched(
             time.sleep(0.002)
     cpu, memory = _spent(ours, SECONDS)
     browser_cpu, browser_memory = _spent(theirs, SECONDS)
-    say(
-        f"page: {number} changes; server {cpu:.0f} % and {memory:.0f} MB, browser {browser_cpu:.0f} % and {browser_memory:.0f} MB"
-    )
+    say(f"page: {number} changes; server {cpu:.0f} %, {memory:.0f} MB; browser {browser_cpu:.0f} %, {browser_memory:.0f} MB")
     note = f"{MACS} Macs, {len(links)} cables, {number / SECONDS:.0f} changes a second"
     return [
         Figure("page-first-picture", "s", (first,), bound=Bound("<=", 2), note=note),
