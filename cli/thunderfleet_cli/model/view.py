@@ -46,10 +46,17 @@ def waits_for(cache: Json) -> str:
     return "Fetched"
 
 
+def _held(copy: Json) -> str:
+    """A Mac that has what it shall hold, with the layers if that is a part; empty for another one."""
+    if copy.get("phase") == "Part":
+        return f"{copy['node']}({copy.get('layers') or ''})"
+    return str(copy["node"]) if copy.get("phase") == "Complete" else ""
+
+
 def row(cache: Json) -> tuple[str, ...]:
     """One line of the table."""
     meta, status = cache["metadata"], cache.get("status") or {}
-    macs = ",".join(str(copy["node"]) for copy in status.get("macs") or [] if copy.get("phase") == "Complete")
+    macs = ",".join(filter(None, map(_held, status.get("macs") or [])))
     state = condition(cache, "Resolved" if condition(cache, "Resolved").get("status") != "True" else "Fetched")
     shown = [meta["namespace"], meta["name"], cache["spec"]["repository"], status.get("size"), status.get("copies")]
     return tuple(str(value or "-") for value in (*shown, state.get("reason"), macs))
@@ -62,7 +69,8 @@ def unreferenced(profiles: Iterable[Json], caches: Iterable[Json]) -> list[tuple
     for profile in profiles:
         for copy in (profile.get("status") or {}).get("copies") or []:
             if copy["manifest"] not in named:
-                found.setdefault((copy["repository"], copy["commit"][:8]), []).append(profile["metadata"]["name"])
+                held = {**copy, "node": profile["metadata"]["name"]}
+                found.setdefault((copy["repository"], copy["commit"][:8]), []).append(_held(held) or held["node"])
     return [("-", "-", f"{name}@{commit}", "-", "-", "Unreferenced", ",".join(macs)) for (name, commit), macs in found.items()]
 
 
