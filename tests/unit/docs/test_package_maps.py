@@ -13,6 +13,7 @@ PROGRAMS = (
     "cli",
     "controlplane",
     "crds",
+    "image",
     "kubelet",
     "lib",
     "localcluster",

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from hypothesis import given, settings
@@ -209,6 +210,54 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
             first, last = (await answer.text()).strip().split("\n\n")
             assert "0 " in first and json.loads(last[6:])["error"]["code"] == "group_failed"
         assert len(a.requests) + len(b.requests) == 1
+
+
+async def test_a_stream_that_is_cut_within_an_event_ends_with_whole_events() -> None:
+    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = await a.begin(request)
+        await response.write(a.token(0) + a.token(1)[:-7])
+        await asyncio.sleep(0)
+        return await _abort(request, body)
+
+    async with gateways("a") as (a,), client_of(Kit(Model(urls=[a.url]))) as client:
+        a.behaves = half
+        answer = await client.post("/v1/chat/completions", json={"model": "tiny", **STREAM})
+        events = (await answer.text()).strip().split("\n\n")
+        parsed = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert parsed[-1]["error"]["code"] == "group_failed"
+        assert [one["choices"][0]["delta"]["content"] for one in parsed[:-1]] == ["a0 "]
+
+
+async def test_a_whole_answer_that_is_cut_does_not_look_complete() -> None:
+    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b"[" + b"0," * upstream.BUFFER_BYTES)
+        return await _abort(request, body)
+
+    async with gateways("a") as (a,), client_of(Kit(Model(urls=[a.url]))) as client:
+        a.behaves = half
+        with pytest.raises(aiohttp.ClientError):
+            answer = await client.post("/v1/chat/completions", json={"model": "tiny", **CHAT})
+            await answer.read()
+
+
+async def test_equal_requests_at_one_failure_are_all_sent_to_another_group() -> None:
+    async with gateways("a", "b") as (a, b):
+        waiting: list[web.Request] = []
+
+        async def die(request: web.Request, body: bytes) -> web.StreamResponse:
+            waiting.append(request)
+            await until_async(lambda: len(waiting) == 3)
+            return await _abort(request, body)
+
+        a.behaves = die
+        kit = Kit(Model(urls=[a.url, b.url], states=["Ready", "Loading"]))
+        async with client_of(kit) as client:
+            asked = [asyncio.create_task(_chat(client)) for _ in range(3)]
+            await until_async(lambda: len(waiting) >= 2)
+            kit.set(Model(urls=[a.url, b.url]))
+            assert [(status, body.get("group")) for status, body in await asyncio.gather(*asked)] == [(200, "b")] * 3
 
 
 async def test_a_request_that_was_there_at_two_failures_is_refused() -> None:
