@@ -17,17 +17,20 @@ from thunderfleet_crds.nodeprofile import Model, ModelStore, NodeProfile, NodePr
 from thunderfleet_crds.parts import WeightFile
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
+from thunderfleet_crds.vocabulary import ConditionType, Copies, CopyPhase, CopySource
 from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.weights import cache as decisions
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
+from thunderfleet_operator.decide.weights.deployment import resolution
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedCache
 from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.weights import Need, Weights, needed_by, part_path, snapshot
+from thunderfleet_operator.observe.weights import Need, Weights, WeightsFleets, needed_by, part_path, snapshot
+from thunderfleet_operator.placement import Fleet, Mac
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 COMMIT, DIGEST, UID = "c" * 40, "d" * 64, "11111111-2222-3333-4444-555555555555"
@@ -357,6 +360,36 @@ def test_a_group_starts_when_its_own_layers_are_there() -> None:
     # A part is no model for another group, which reads the folder of the commit.
     other = snapshot(STORE, "o/n", COMMIT)
     assert Weights(one, {"a": other, "b": other}).waits_for(rank_plan(other, [(2, 4), (0, 2)])) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory", "copies", "usable"),
+    [
+        # A part of 2 GiB of memory takes at most 2 GiB, two more files of 2 GiB, and what is no weights.
+        (7 * GIB, 2 * GIB, Copies.SHARD, True),
+        (6 * GIB, 2 * GIB, Copies.SHARD, False),
+        (7 * GIB, 9 * GIB, Copies.SHARD, False),
+        (8 * GIB, 9 * GIB, Copies.SHARD, True),
+        (7 * GIB, 2 * GIB, Copies.WHOLE, False),
+    ],
+)
+def test_a_mac_needs_disk_for_what_its_memory_can_hold(disk: int, memory: int, copies: Copies, usable: bool) -> None:
+    mac = Mac("a", "10.0.0.1", memory, allocatable_bytes=memory, store=STORE, store_bytes=disk)
+    fleet, weights = WeightsFleets().of("k", Fleet([mac]), {}, cache(IN_PARTS), copies)
+    (model,) = fleet.macs["a"].models
+    assert model.complete == usable
+    shard = copies is Copies.SHARD
+    assert model.path == (part_path(STORE, DIGEST) if shard else snapshot(STORE, "o/n", COMMIT))
+    assert (dict(weights.missing or {}), set(weights.parts)) == ({}, {"a"}) if shard else ({"a": model.path}, set())
+
+
+def test_a_model_without_parts_is_fetched_whole_and_the_condition_says_why() -> None:
+    known = {**RESOLVED, "files": 6, "model": SIZED, "no_parts": "a tensor is in two files"}
+    _, weights = WeightsFleets().of("k", Fleet(), {}, cache(known), Copies.SHARD)
+    assert not weights.parts
+    found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
+    assert found.found and found.message.endswith("although spec.model.copies is Shard: a tensor is in two files")
+    assert "Shard" not in resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, "")).message
 
 
 def test_the_files_of_parts_fit_into_a_result_or_are_left_out() -> None:

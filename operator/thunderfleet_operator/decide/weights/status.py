@@ -114,7 +114,9 @@ def _waits(
         return {"reason": Reason.NO_MAC_TO_FETCH, "message": f"the model store cannot be used: {store.problem}"}
     download, hub = status.download, next((one.node for one in status.assignments if one.source is CopySource.HUB), None)
     if source is CopySource.PEER and copy.reason == Reason.NO_SOURCE and hub is not None:
-        return {"reason": None, "message": f"waits for {hub}, which downloads it"}
+        part = next((one.files for one in status.assignments if one.node == hub), None)
+        what = "it" if part is None else "its part; then this Mac gets its own"
+        return {"reason": None, "message": f"waits for {hub}, which downloads {what}"}
     if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
         when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
         return {"reason": download.reason, "message": f"{download.message}{when}"[:MESSAGE_LENGTH]}
