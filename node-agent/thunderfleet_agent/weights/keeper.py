@@ -12,6 +12,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +32,7 @@ from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
 
 from thunderfleet_agent.weights.progress import Rate
-from thunderfleet_agent.weights.wanted import Wanted, reports, wanted_of
+from thunderfleet_agent.weights.wanted import Wanted, named_by_deployments, reports, wanted_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ STEP_BYTES = 256 * 2**20
 MANIFEST = "manifest.json"
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
 """Phases in which a Mac has everything that it shall hold."""
+TOUCH_SECONDS = 3600.0
+"""The time at which a model was last used is this exact if the agent is killed."""
 BLOBS_AT_ONCE = 16
 """Files that one round takes over, before it reports progress."""
 
@@ -92,8 +95,11 @@ class Keeper:
         self._wake = asyncio.Event()
         self._caches = Reflector(kube, CACHES, {}, lambda _: self._wake.set())
         self._complete: set[tuple[object, ...]] = set()
+        self._touched: dict[str, float] = {}
         self._rates: dict[str, Rate] = {}
         self._problems: dict[str, CopyState] = {}
+        self._origins: dict[str, dict[str, object]] = {}
+        """By digest, the fields of a state that say where a model came from, since this process runs."""
         self._reported = float("-inf")
 
     async def run(self) -> None:
@@ -119,14 +125,17 @@ class Keeper:
                 async with asyncio.timeout(POLL_SECONDS if busy else IDLE_SECONDS):
                     await self._wake.wait()
 
-    def _wanted(self) -> dict[str, Wanted]:
+    def _models(self) -> list[ModelCache]:
         found = []
         for key, item in self._caches.items.items():
             try:
                 found.append(ModelCache.load(item))
             except ValidationError as error:
                 log.warning("ModelCache %s is invalid: %s", key, error.errors()[0]["msg"])
-        return wanted_of(found, self._node)
+        return found
+
+    def _wanted(self) -> dict[str, Wanted]:
+        return wanted_of(self._models(), self._node)
 
     async def _round(self) -> bool:
         """One round. Whether another one is due soon."""
@@ -134,14 +143,25 @@ class Keeper:
         states = await asyncio.to_thread(self._work, wanted)
         if self.peers is not None:
             here = {digest for digest, state in states.items() if state.phase in ENDED}
+            self._note_origins(self.peers.states())
             self.peers.want([one for one in wanted.values() if one.source is CopySource.PEER and one.digest not in here])
             states |= {
                 digest: state for digest, state in self.peers.states().items() if digest in wanted and digest not in here
             }
+        for digest, state in states.items():
+            if state.phase in ENDED:
+                states[digest] = state.model_copy(update=self._origins.get(digest, {}))
+        self._origins = {digest: origin for digest, origin in self._origins.items() if digest in wanted}
         kept = await asyncio.to_thread(self.store.kept)
         parts = await asyncio.to_thread(self._parts)
         self._publish(wanted, states, kept, parts)
         return any(state.phase not in ENDED for state in states.values())
+
+    def _note_origins(self, copied: Mapping[str, CopyState]) -> None:
+        """Keeps which Mac, and which cable, a copy comes from: the transfer is forgotten when it has ended."""
+        for digest, state in copied.items():
+            if state.peer is not None:
+                self._origins[digest] = {"source": state.source, "peer": state.peer, "link": state.link}
 
     # --- in a thread -------------------------------------------------------------------------------------------------
 
@@ -160,9 +180,19 @@ class Keeper:
                 states[digest] = CopyState(
                     phase=CopyPhase.FAILED, bytes=one.bytes, reason=Reason.DOWNLOAD_FAILED, message=str(error)
                 )
+        self._note_use(wanted)
         self._complete &= {_key(one) for one in wanted.values()}
         self.store.clear_staging({download for one in wanted.values() for download in one.downloads})
         return states
+
+    def _note_use(self, wanted: Mapping[str, Wanted]) -> None:
+        """Notes when models were last wanted: now and then while they are, and when they are no longer."""
+        now = self._clock()
+        for digest in {str(key[0]) for key in self._complete}:
+            if digest not in wanted or now - self._touched.get(digest, float("-inf")) >= TOUCH_SECONDS:
+                self.store.touch(digest)
+                self._touched[digest] = now
+        self._touched = {digest: at for digest, at in self._touched.items() if digest in wanted}
 
     def _advance(self, one: Wanted) -> CopyState:
         if _key(one) in self._complete and self._is_published(one):
@@ -240,6 +270,7 @@ class Keeper:
                     staged.unlink(missing_ok=True)
                     self._problems[one.digest] = CopyState(reason=Reason.WRONG_BYTES, message=str(error))
                     continue
+                self._origins[one.digest] = {"source": CopySource.HUB}
                 taken += 1
                 break
         return len(missing) - taken
@@ -281,7 +312,7 @@ class Keeper:
             self.store.remove(old.digest)
 
     def _referenced(self, kept: Collection[Kept], wanted: Mapping[str, Wanted]) -> set[str]:
-        """Digests of models that are not removed: a ModelCache wants them here, or a group serves them."""
+        """Digests of models that are not removed: wanted here, named by a ModelDeployment, or served by a group."""
         used = set(self._used())
         layout = self.store.layout
         served = {
@@ -289,7 +320,7 @@ class Keeper:
             for one in kept
             if not used.isdisjoint((str(layout.snapshot(one.repository, one.commit)), str(layout.part(one.digest))))
         }
-        return served | wanted.keys()
+        return served | wanted.keys() | named_by_deployments(self._models())
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
@@ -312,6 +343,7 @@ class Keeper:
                 layers=ranges(parts[model.digest]) if model.digest in parts else None,
                 bytes=model.bytes,
                 bytes_done=model.bytes,
+                used_at=None if model.digest in referenced else datetime.fromtimestamp(int(model.used), UTC),
             )
             for model in kept
         ]

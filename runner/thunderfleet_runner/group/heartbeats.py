@@ -17,8 +17,8 @@ SILENT_TICKS_LOADING = 60
 class Heartbeats:
     """One rank's heartbeats, from when its group has formed until the process exits.
 
-    Its init holds the interpreter, sends none and has a time limit. The first heartbeat is too late a start: a small model serves
-    before it is due, and the rank may freeze then.
+    Its init holds the interpreter, sends none and has a time limit. The first heartbeat is too late a start: a small model
+    serves before it is due, and the rank may freeze then.
     """
 
     def __init__(self) -> None:

@@ -85,14 +85,14 @@ async def _running(server: ApiServer, **options: Any) -> AsyncIterator[tuple[Rou
     router = Router(kube, Options(**chosen))
     running = asyncio.create_task(router.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await router.listening.wait()
             await until_async(lambda: router.watch.synced)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{router.port}") as session:
             yield router, session
     finally:
         router.ending.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await running
         await kube.close()
 
@@ -350,6 +350,6 @@ async def test_its_certificate_is_read_again(tmp_path: Path, monkeypatch: pytest
             await asyncio.sleep(0)
             assert await works(router.port, first), "a key that does not fit changes nothing"
             write(second)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await works(router.port, second):
                     pass

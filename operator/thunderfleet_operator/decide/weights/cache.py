@@ -18,6 +18,7 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.weights import status
 from thunderfleet_operator.decide.weights.manifests import NewPod
+from thunderfleet_operator.decide.weights.uplink import uplink_mbps
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
 from thunderfleet_operator.observe.weights import Need, bytes_done, copy_phase, is_resolved, layers_there, resolved_from
@@ -171,7 +172,11 @@ def _has_no_source(observed: ObservedCache, name: str, need: Need) -> bool:
 
 
 def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
-    """The Mac that downloads from the hub; None if none has to, or none can. One at a time: others then copy from it."""
+    """The Mac that downloads from the hub; None if none has to, or none can.
+
+    One at a time: others then copy from it. One that has started goes on, then one that has most of the files, then the one
+    with the fastest connection.
+    """
     missing = [
         name
         for name, need in needs.items()
@@ -179,7 +184,12 @@ def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
     ]
     before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
     able = [name for name in missing if _usable(observed, name) and _free(observed, name) >= 0]
-    return min(able, key=lambda name: (name not in before, -_done(observed, name), -_free(observed, name), name), default=None)
+
+    def order(name: str) -> tuple[object, ...]:
+        uplink = uplink_mbps(observed.profiles.get(name))
+        return (name not in before, -_done(observed, name), -uplink, -_free(observed, name), name)
+
+    return min(able, key=order, default=None)
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------
