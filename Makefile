@@ -22,6 +22,9 @@ WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Under the rules of macOS; see tests/darwin. A Mac has them anyway.
 DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
+# `make image`: PLATFORM=linux/amd64 builds for that platform only; DEBIAN_MIRROR=URL is for machines whose apt uses no Debian.
+PLATFORM ?=
+export DEBIAN_MIRROR ?=
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 
@@ -149,8 +152,17 @@ crds: install ## Generate the CRDs from the models
 	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet
 
 .PHONY: docs
-docs: install ## Generate docs/reference from the code
+docs: install ## Generate docs/reference and the dashboards from the code
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python -m thunderfleet_dashboards
+
+.PHONY: page
+page: ## Build the files of the live page, which are committed (needs Node.js and npm)
+	cd view/page && npm ci --no-audit --no-fund && npm run types && npm run build
+
+.PHONY: screenshots
+screenshots: programs ## Take docs/page.png from a real run (needs chromium and chromedriver: apt-get install chromium chromium-driver)
+	$(BIN)/python -m tests.support.screenshots docs/page.png
 
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/
@@ -158,10 +170,20 @@ dist: programs ## Wheel and chart, into dist/
 	$(BIN)/python -m hatchling build -t wheel -d dist
 	"$$($(BIN)/thunderfleet local programs)/helm" package charts/thunderfleet -d dist
 
+.PHONY: image
+image: install ## Image of operator and router for Linux nodes (amd64, arm64) into dist/image, without a container engine
+	$(BIN)/python -m thunderfleet_image build $(if $(PLATFORM),--platform $(PLATFORM))
+
+.PHONY: image-lock
+image-lock: install ## Pin the versions of the image's Debian packages that are offered now
+	$(BIN)/python -m thunderfleet_image lock
+
 .PHONY: requirements
-requirements: ## Upgrade and pin all requirements (needs uv)
+requirements: ## Upgrade and pin all requirements, then those of the image (needs uv)
 	uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 \
 	  --no-header --no-annotate --quiet --upgrade -o requirements.txt
+	uv pip compile --group pyproject.toml:image --constraint requirements.txt --generate-hashes --universal \
+	  --python-version 3.13 --no-header --no-annotate --quiet --upgrade -o image/requirements.txt
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches in the checkout

@@ -1,6 +1,5 @@
 """Helpers that several folders of tests share.
 
-hub          a Hugging Face Hub, with everything that can go wrong there
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
@@ -10,6 +9,9 @@ connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
+fleetpage    the live page of a fleet without a cluster
+browser      headless Chromium
+screenshots  pictures of the page, from a real run
 routing      small gateways and ModelDeployments, for the router
 router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses
@@ -22,6 +24,7 @@ times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
 order        which worker runs which file, and in which order
 csr          certificate requests of kubelets
+oci          an OCI image layout, read as a container runtime reads it
 audit        who wrote what to the API server, from its audit log
 api          reads from the API server without a kubectl process for each
 """

@@ -1,0 +1,104 @@
+"""From packages and wheels to a folder with the image."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from thunderfleet_image import debian, layout, lock, packages, sbom
+from thunderfleet_image.apt import Apt
+from thunderfleet_image.errors import ImageError
+from thunderfleet_image.lock import Package
+from thunderfleet_image.recipe import DEBIAN, MADE, PLATFORMS, Platform, accounts, configuration, programs
+from thunderfleet_image.tree import Tree, archive, compressed, file, with_parents
+
+LOCK = Path("image") / "debian.lock"
+REQUIREMENTS = Path("image") / "requirements.txt"
+SBOM = "usr/share/doc/thunderfleet/sbom.cdx.json"
+LICENSE = "usr/share/doc/thunderfleet/copyright"
+
+
+def update_lock(checkout: Path, cache: Path) -> int:
+    """Writes the versions that Debian offers now; returns the number of packages."""
+    apt = Apt(cache / "apt", [platform.architecture for platform in PLATFORMS])
+    apt.update()
+    found = {apt.offered(name, platform.architecture) for platform in PLATFORMS for name in DEBIAN}
+    (checkout / LOCK).write_text(lock.written(found))
+    return len(found)
+
+
+def build(checkout: Path, cache: Path, out: Path, chosen: Sequence[Platform], revision: str, created: int) -> str:
+    """Writes the image into ``out``, an OCI image layout, replacing one that is there; returns the digest of its index.
+
+    Args:
+        created: when the image was made, in seconds since 1970.
+
+    Raises:
+        ImageError: a package is missing or has another hash, or ``out`` is something else.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / "oci-layout").exists():
+        raise ImageError(f"{out} is not empty and no image: name another folder, or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not (checkout / LOCK).exists():
+        raise ImageError(f"{checkout / LOCK} is missing: run this in a checkout of the repository")
+    with tempfile.TemporaryDirectory(prefix=".image-", dir=out.parent) as temporary:
+        work = Path(temporary)
+        (work / "wheel").mkdir()
+        wheel = packages.build_wheel(checkout, work / "wheel")
+        pinned = pinned_packages(lock.read((checkout / LOCK).read_text()), chosen)
+        debs = Apt(cache / "apt", [platform.architecture for platform in PLATFORMS]).download(pinned, cache / "debian")
+        images, version = [], wheel.name.split("-")[1]
+        when = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        for platform in chosen:
+            here = {
+                package: path for package, path in debs.items() if package.architecture in (platform.architecture, lock.ALL)
+            }
+            layers = contents(checkout, platform, here, wheel, version)
+            archives = [archive(layer, MADE) for layer in layers]
+            ids = [layout.digest(content) for content in archives]
+            config = configuration(platform, version, revision, when, ids)
+            images.append(layout.Image(platform, config, tuple(compressed(content) for content in archives)))
+        made = layout.write(work / "image", images, version)
+        shutil.rmtree(out, ignore_errors=True)
+        (work / "image").rename(out)
+    return made
+
+
+def pinned_packages(found: list[Package], chosen: Sequence[Platform]) -> list[Package]:
+    """The packages of the recipe for the chosen platforms.
+
+    Raises:
+        ImageError: the lock has another list of packages.
+    """
+    wanted = {(platform.architecture, name) for platform in PLATFORMS for name in DEBIAN}
+    names = {
+        (platform.architecture, package.name)
+        for package in found
+        for platform in PLATFORMS
+        if package.architecture in (platform.architecture, lock.ALL)
+    }
+    if names != wanted:
+        raise ImageError("image/debian.lock has other packages than image/thunderfleet_image/recipe.py: run `make image-lock`")
+    architectures = {platform.architecture for platform in chosen} | {lock.ALL}
+    return [package for package in found if package.architecture in architectures]
+
+
+def contents(checkout: Path, platform: Platform, debs: dict[Package, Path], wheel: Path, version: str) -> list[Tree]:
+    """The layers, lowest first: Debian's Python; packages of PyPI; our own. What changes most often is on top."""
+    base: Tree = {}
+    for package, path in sorted(debs.items()):
+        base.update(debian.contents(path, package.name))
+    base.update(accounts(debian.bundle(base)))
+    python = packages.installed(platform, checkout / REQUIREMENTS)
+    own = packages.ours(wheel) | programs()
+    own[LICENSE] = file((checkout / "LICENSE").read_bytes())
+    own[SBOM] = file(sbom.bill(platform, version, debs, python | own))
+    layers: list[Tree] = []
+    below: Tree = {}
+    for tree in (base, python, own):
+        layers.append(with_parents(tree, below))
+        below = below | layers[-1]
+    return layers

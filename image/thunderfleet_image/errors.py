@@ -1,0 +1,5 @@
+"""What users can mend."""
+
+
+class ImageError(Exception):
+    """The image cannot be built; the message says why and what to do."""

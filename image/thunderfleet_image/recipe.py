@@ -1,0 +1,136 @@
+"""What is in the image: packages, programs, user and environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from thunderfleet_image.tree import Entry, Tree, directory, file, link
+
+Json = dict[str, Any]
+
+SUITE = "trixie"
+"""Release of Debian. Its security updates have the suite ``SUITE-security``."""
+PYTHON = "3.13"
+"""Version of Python in ``SUITE``."""
+SITE_PACKAGES = f"usr/local/lib/python{PYTHON}/dist-packages"
+"""Where Debian's Python looks for packages that are not Debian's."""
+PROGRAMS = {
+    "thunderfleet-operator": "thunderfleet_operator.cli:main",
+    "thunderfleet-router": "thunderfleet_router.cli:main",
+}
+"""Programs of the image to their functions."""
+USER = 65532
+"""Neither root nor a user of any host."""
+MADE = 1580601600
+"""Time of all files, in seconds since 1970: that which hatchling gives to files of wheels."""
+
+DEBIAN = (
+    "base-files",
+    "ca-certificates",
+    "libbz2-1.0",
+    "libc6",
+    "libexpat1",
+    "libffi8",
+    "libgcc-s1",
+    "liblzma5",
+    f"libpython{PYTHON}-minimal",
+    f"libpython{PYTHON}-stdlib",
+    "libssl3t64",
+    "libstdc++6",
+    "libuuid1",
+    "libzstd1",
+    "media-types",
+    "netbase",
+    f"python{PYTHON}-minimal",
+    "tzdata",
+    "zlib1g",
+)
+"""Debian's packages. The image has no shell: nothing in it needs one."""
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform as OCI names it, and what Debian and Python call it."""
+
+    architecture: str
+    machine: str
+
+    @property
+    def name(self) -> str:
+        return f"linux/{self.architecture}"
+
+
+PLATFORMS = (Platform("amd64", "x86_64"), Platform("arm64", "aarch64"))
+
+
+def wheel_tags(platform: Platform) -> list[str]:
+    """Platform tags of wheels that run there, best first: the C library of trixie is 2.41."""
+    return [f"manylinux_2_{minor}_{platform.machine}" for minor in range(41, 16, -1)] + [f"manylinux2014_{platform.machine}"]
+
+
+def accounts(certificates: bytes) -> Tree:
+    """What scripts of Debian's packages make on other systems: accounts, the bundle of certificates, ``python3``."""
+    passwd = f"root:x:0:0:root:/root:/usr/sbin/nologin\nthunderfleet:x:{USER}:{USER}::/home/thunderfleet:/usr/sbin/nologin\n"
+    return {
+        "etc/passwd": file(passwd.encode()),
+        "etc/group": file(f"root:x:0:\nthunderfleet:x:{USER}:\n".encode()),
+        "etc/nsswitch.conf": file(b"passwd: files\ngroup: files\nhosts: files dns\n"),
+        "etc/ssl/certs/ca-certificates.crt": file(certificates),
+        "home/thunderfleet": Entry("directory", 0o755, owner=USER),
+        "tmp": directory(0o1777),
+        "usr/bin/python3": link(f"python{PYTHON}"),
+    }
+
+
+def programs() -> Tree:
+    """The scripts that start the programs."""
+    made: Tree = {}
+    for name, target in PROGRAMS.items():
+        module, _, function = target.partition(":")
+        text = f"#!/usr/bin/python{PYTHON}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
+        made[f"usr/bin/{name}"] = file(text.encode(), 0o755)
+    return made
+
+
+def configuration(platform: Platform, version: str, revision: str, created: str, diff_ids: list[str]) -> Json:
+    """The image configuration (OCI image specification 1.1). Pods name the program as their command.
+
+    Args:
+        created: RFC 3339 time.
+        diff_ids: digests of the layers before compression, lowest first.
+    """
+    labels = {
+        "org.opencontainers.image.title": "thunderfleet",
+        "org.opencontainers.image.description": "Operator and router of Thunderfleet",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.version": version,
+    }
+    if revision:
+        labels["org.opencontainers.image.revision"] = revision
+    return {
+        "architecture": platform.architecture,
+        "os": "linux",
+        "created": created,
+        "config": {
+            "User": f"{USER}:{USER}",
+            "Env": [
+                "PATH=/usr/local/bin:/usr/bin",
+                "HOME=/home/thunderfleet",
+                "LANG=C.UTF-8",
+                "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt",
+                # The root file system is read-only.
+                "PYTHONDONTWRITEBYTECODE=1",
+                "PYTHONUNBUFFERED=1",
+            ],
+            "Cmd": ["thunderfleet-operator", "--help"],
+            "WorkingDir": "/",
+            "Labels": labels,
+        },
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        "history": [
+            {"created": created, "created_by": f"Debian {SUITE}: Python {PYTHON}"},
+            {"created": created, "created_by": "requirements.txt of the image"},
+            {"created": created, "created_by": f"thunderfleet {version}"},
+        ],
+    }

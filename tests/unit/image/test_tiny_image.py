@@ -1,0 +1,116 @@
+"""An image of tiny packages, built by the real dpkg-deb and pip and read as a container runtime reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thunderfleet_image import layout
+from thunderfleet_image.build import SBOM, contents
+from thunderfleet_image.errors import ImageError
+from thunderfleet_image.recipe import MADE, PLATFORMS, SITE_PACKAGES, USER, Platform, configuration
+from thunderfleet_image.tree import Tree, archive, compressed
+
+from tests.support import oci
+from tests.unit.image.conftest import Tiny
+
+Json = dict[str, Any]
+
+
+def image(layers: list[Tree], platform: Platform) -> layout.Image:
+    archives = [archive(layer, MADE) for layer in layers]
+    config = configuration(platform, "1.0", "abc", "2020-02-02T00:00:00Z", [layout.digest(one) for one in archives])
+    return layout.Image(platform, config, tuple(compressed(one) for one in archives))
+
+
+def build(tiny: Tiny, folder: Path) -> str:
+    images = [image(contents(tiny.checkout, one, tiny.debs, tiny.wheel, "1.0"), one) for one in PLATFORMS]
+    return layout.write(folder, images, "1.0")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_two_builds_have_the_same_bytes_and_a_runtime_can_read_them(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    before = os.umask(0o077)
+    try:
+        digest = build(tiny, first)
+    finally:
+        os.umask(before)
+    monkeypatch.setenv("TZ", "Pacific/Kiritimati")
+    assert build(tiny, second) == digest
+    assert files(first) == files(second)
+
+    found = oci.manifests(first)
+    assert set(found) == {"amd64", "arm64"}
+    for architecture, manifest in found.items():
+        config = oci.configuration(first, manifest)
+        assert (config["os"], config["architecture"]) == ("linux", architecture)
+        assert config["config"]["User"] == f"{USER}:{USER}"
+        members = [member for layer in manifest["layers"] for member in oci.members(first, layer)]
+        assert {member.mtime for member in members} == {MADE}
+        assert not [member.name for member in members if member.mode & 0o6000], "nothing may gain rights"
+        owned = {member.name for member in members if (member.uid, member.gid) != (0, 0)}
+        assert owned == {"home/thunderfleet"}
+    assert found["amd64"]["layers"][0] == found["arm64"]["layers"][0], "packages for all architectures are shared"
+
+
+def test_the_file_system_is_what_the_recipe_says(tiny: Tiny, tmp_path: Path) -> None:
+    build(tiny, tmp_path / "image")
+    root = tmp_path / "root"
+    oci.unpack(tmp_path / "image", oci.manifests(tmp_path / "image")["arm64"], root)
+    assert (root / "usr/bin/same").read_bytes() == b"program"
+    assert (root / "lib").readlink() == Path("usr/lib")
+    assert (root / "etc/ssl/certs/ca-certificates.crt").read_bytes() == b"A\nB\n"
+    assert not (root / "usr/share/man").exists()
+    assert [path.name for path in (root / "usr/share/doc/base").iterdir()] == ["copyright"]
+    assert "Package: base" in (root / "var/lib/dpkg/status.d/base").read_text()
+    assert (root / SITE_PACKAGES / "fast_part/it.so").read_text() == "aarch64"
+    record = (root / SITE_PACKAGES / "pure-1.0.dist-info/RECORD").read_text()
+    assert "pure.py" in record
+    assert "bin/" not in record, "the script names the Python of this machine"
+    assert (root / "usr/bin/thunderfleet-operator").read_text().startswith("#!/usr/bin/python3.13\n")
+    assert os.access(root / "usr/bin/thunderfleet-operator", os.X_OK)
+    assert (root / "usr/bin/python3").readlink() == Path("python3.13")
+
+
+def test_the_bill_names_every_package(tiny: Tiny, arm: Platform) -> None:
+    bill = json.loads(contents(tiny.checkout, arm, tiny.debs, tiny.wheel, "1.0")[-1][SBOM].content)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert {part["purl"] for part in bill["components"]} == {
+        "pkg:deb/debian/base@1-1?arch=all&distro=trixie",
+        "pkg:deb/debian/ca-certificates@1-1?arch=all&distro=trixie",
+        "pkg:pypi/fast-part@1.0",
+        "pkg:pypi/pure@1.0",
+        "pkg:pypi/thunderfleet@1.0",
+    }
+    (root,) = [one for one in bill["dependencies"] if one["ref"] == "thunderfleet"]
+    assert len(root["dependsOn"]) == 5
+
+
+def test_a_wheel_with_another_hash_is_refused(tiny: Tiny, arm: Platform) -> None:
+    pins = tiny.checkout / "image" / "requirements.txt"
+    pins.write_text(pins.read_text().replace("--hash=sha256:", "--hash=sha256:0000", 3)[: -len("\n")])
+    text = pins.read_text()
+    pins.write_text("\n".join(line.replace("0000", "", 1) if "fast" in line else line for line in text.splitlines()))
+    with pytest.raises(ImageError, match=r"(?i)hash"):
+        contents(tiny.checkout, arm, tiny.debs, tiny.wheel, "1.0")
+
+
+def test_a_package_without_a_wheel_for_the_platform_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(ImageError, match="fast-part"):
+        contents(tiny.checkout, Platform("riscv64", "riscv64"), tiny.debs, tiny.wheel, "1.0")
+
+
+def test_a_damaged_debian_package_is_refused(tiny: Tiny, arm: Platform) -> None:
+    deb = next(iter(tiny.debs.values()))
+    deb.write_bytes(deb.read_bytes()[:100])
+    with pytest.raises(ImageError, match="dpkg-deb"):
+        contents(tiny.checkout, arm, tiny.debs, tiny.wheel, "1.0")
