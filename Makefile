@@ -157,8 +157,9 @@ crds: install ## Generate the CRDs from the models
 	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet
 
 .PHONY: docs
-docs: install ## Generate docs/reference from the code
+docs: install ## Generate docs/reference and the dashboards from the code
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python -m thunderfleet_dashboards
 
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.fields import Int64, Message, Name, ReasonText, Token
+from thunderfleet_crds.fields import Int64, Message, Name, ReasonText, Time, Token
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 
 
@@ -21,8 +21,14 @@ class CopyState(ApiModel):
     bytes_done: Int64 = Field(default=0, description="Bytes that have arrived.")
     bytes_per_second: Int64 | None = Field(default=None, description="Rate of the last seconds.")
     seconds_left: Int64 | None = Field(default=None, description="Estimated time until all bytes have arrived, in seconds.")
-    source: CopySource | None = Field(default=None, description="Where the files come from: Hub, or Peer (another Mac).")
-    peer: Name | None = Field(default=None, description="Name of the Node that most bytes come from, if source is Peer.")
+    source: CopySource | None = Field(
+        default=None, description="Where the files come from, or came from: Hub, or Peer (another Mac)."
+    )
+    peer: Name | None = Field(
+        default=None,
+        description="Name of the Node that most bytes come from, if source is Peer. Unset for a model that was there "
+        "before the agent started.",
+    )
     link: Name | None = Field(
         default=None, description="Name of the ThunderboltLink that carries them; unset if they come over the LAN."
     )
@@ -44,3 +50,9 @@ class ModelCopy(CopyState):
     repository: Name = Field(description="Repository on the Hugging Face Hub.")
     commit: Token = Field(description="Commit of the repository.")
     manifest: Token = Field(description="SHA-256 of the model's manifest: its files with sizes and hashes.")
+    used_at: Time | None = Field(
+        default=None,
+        description="Time of the last use, to the hour. It is set if nothing needs the model here: no ModelCache asks this Mac "
+        "for it, no ModelDeployment names it, and no group serves it. Such models are removed when the disk is needed, the one "
+        "with the earliest time first.",
+    )

@@ -41,6 +41,8 @@ class Options:
     tls: Path | None = None
     """Folder with ``tls.crt`` and ``tls.key``."""
     origins: Sequence[str] = ()
+    notice_seconds: float = 3.0
+    """How long new connections are accepted after the router has said that it ends: Services follow within seconds."""
     drain_seconds: float = 30.0
     settings: Settings = field(default_factory=Settings)
 
@@ -69,8 +71,6 @@ class Router:
         )
 
     def _problem(self) -> str | None:
-        if self.ending.is_set():
-            return "the router is stopping"
         return None if self.watch.synced else "the router has not read the ModelDeployments yet"
 
     def _cannot_wake(self) -> str | None:
@@ -128,8 +128,10 @@ class Router:
             await asyncio.sleep(0.5)
 
     async def _drain(self, runner: web.AppRunner) -> None:
-        """Lets requests end, for a while; accepts no new connections."""
+        """Lets requests end, for a while. Those on connections that are open are answered too, and end the connection."""
         log.info("stopping: %d requests may take %g s to end", self.server.inside, self.options.drain_seconds)
+        self.server.ending = True
+        await asyncio.sleep(self.options.notice_seconds)
         for site in list(runner.sites):
             with contextlib.suppress(OSError):
                 await site.stop()

@@ -22,8 +22,10 @@ from tests.bench import (
     processes,
     proofs,
     routing,
+    scrape,
     serving,
     speculation,
+    weights,
 )
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
@@ -206,9 +208,9 @@ def masking(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 def copying(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Copies from Mac to Mac, in namespaces of their own."""
+    """Weights from the hub and from Mac to Mac, in namespaces of their own."""
     try:
-        return copies.figures(repeats, say)
+        return [*copies.figures(repeats, say), *weights.figures(repeats, say)]
     except copies.NotMeasured as error:
         raise BenchFailed(str(error)) from error
 
@@ -245,6 +247,11 @@ ALL = (
     ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(
+        "scrape",
+        "a scrape of the operator: seconds and series on a large fleet",
+        lambda line, repeats, say: scrape.figures(repeats, say),
+    ),
+    Benchmark(
         "discovery",
         "a pulled cable to its condition; what agents ask of the API server, their Mac, the operator",
         discovery.discovery,
@@ -255,6 +262,10 @@ ALL = (
         "Macs from nothing: init, join, all Macs booted until a group serves, and an upgrade while it does",
         installing.installing,
     ),
-    Benchmark("copies", "models from Mac to Mac: one and two cables against iperf3, a chain, memory, many files", copying),
+    Benchmark(
+        "copies",
+        "models from the hub and from Mac to Mac: against hf download and iperf3, chain, memory, many files, ranks beside one",
+        copying,
+    ),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

@@ -32,8 +32,12 @@ _selector: Any = vars(selectors)["EpollSelector"]
 _real_register, _real_unregister = _selector.register, _selector.unregister
 
 
+@functools.cache
 def apply(proc: Path) -> None:
-    """From now on, in this process. ``proc``: where /proc is."""
+    """From now on, in this process. ``proc``: where /proc is.
+
+    A worker of pytest-xdist asks twice, as a Python that a test has started and for the plugin; once is enough.
+    """
     platform.apply()
     libsystem.apply()
     kqueue.Kqueue.PROC = proc

@@ -89,7 +89,10 @@ def bundle(image: Path, folder: Path, pod: Json, cluster: Cluster) -> None:
     (container,) = pod["containers"]
     server = urlsplit(cluster.server)
     fields = {"status.hostIP": "127.0.0.1", "metadata.name": pod["serviceAccountName"], "metadata.namespace": NAMESPACE}
-    named = {one["name"]: fields[one["valueFrom"]["fieldRef"]["fieldPath"]] for one in container["env"]}
+    named = {
+        one["name"]: one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        for one in container["env"]
+    }
     given = named | {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
     uid, gid = (int(part) for part in config["User"].split(":"))
     assert uid != 0
@@ -118,6 +121,13 @@ def bundle(image: Path, folder: Path, pod: Json, cluster: Cluster) -> None:
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
         {"destination": ACCOUNT, "type": "bind", "source": str(account), "options": ["rbind", "ro"]},
     ]
+    empty = {volume["name"] for volume in pod.get("volumes", []) if "emptyDir" in volume}
+    for mount in container.get("volumeMounts", []):
+        assert mount["name"] in empty
+        (folder / mount["name"]).mkdir()
+        (folder / mount["name"]).chmod(0o777)
+        source = str(folder / mount["name"])
+        mounts.append({"destination": mount["mountPath"], "type": "bind", "source": source, "options": ["rbind", "rw"]})
     namespaces = [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]
     spec = {
         "ociVersion": "1.0.2",

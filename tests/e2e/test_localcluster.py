@@ -64,7 +64,7 @@ def left_of(folder: Path, but: int = 0) -> list[str]:
 
 def assert_nothing_left(folder: Path, ports: tuple[int, ...] = (), but: int = 0) -> None:
     """No process (``but`` one), no port, no mount, no lock."""
-    until(lambda: not left_of(folder, but), f"processes end: {left_of(folder, but)}", 20)
+    until(lambda: not left_of(folder, but), f"processes end: {left_of(folder, but)}")
     assert not running(ClusterFolder(folder))
     assert str(folder) not in Path("/proc/self/mounts").read_text()
     for port in ports:

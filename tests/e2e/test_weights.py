@@ -3,6 +3,8 @@
 The hub is a real server on a Linux machine of the cluster's network.
 """
 
+import json
+import random
 import shlex
 import sys
 from collections.abc import Iterator
@@ -11,13 +13,20 @@ from pathlib import Path
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Line, chat
+from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Json, Line, chat, condition
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "fresh/tiny"
 LATER = "later/tiny"
 """The same files under another name, which no Mac has."""
+BULKY = "bulky/tiny"
+"""The same with a large file of no use: what is sent beside a copy is little against it."""
+BULK_BYTES = 24 * 2**20
+CHUNK_BYTES = 8 * 2**20
+SLOW_MBPS = 25
+"""Of the cable, so that it can be pulled while most of the copy is still to come."""
+LINK, END, CABLE = "studio-1.tb1--studio-2.tb1", "studio-1:1", "en2"
 PORT = 18080
 AGENT_METRICS_PORT = 9441
 LATER_LAYERS = 2
@@ -37,15 +46,18 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tinymodel.make(folder / "model")
     # Other weights: a Mac that has a file already, of whatever repository, copies nothing.
     tinymodel.make(folder / "later", layers=LATER_LAYERS)
+    tinymodel.make(folder / "bulky")
+    (folder / "bulky" / "notes.txt").write_bytes(random.Random(14).randbytes(BULK_BYTES))
     address = machine.address
     command = [
         sys.executable,
         "-m",
-        "tests.support.hub",
+        "thunderfleet_localcluster.models.hub",
         address,
         str(PORT),
         f"{REPOSITORY}={folder / 'model'}",
         f"{LATER}={folder / 'later'}",
+        f"{BULKY}={folder / 'bulky'}",
     ]
     script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
     machine.run(["sh", "-c", script])
@@ -97,6 +109,71 @@ def from_macs(line: Line, name: str) -> float:
     answer = line.request(f"http://{line.cluster.machines[name].address}:{AGENT_METRICS_PORT}/metrics")
     series = "thunderfleet_agent_copy_received_bytes_total{"
     return sum(float(text.split()[-1]) for text in answer.body.splitlines() if text.startswith(series))
+
+
+def received(line: Line, mac: str, interface: str) -> int:
+    """Bytes that an interface of a Mac has received, as its kernel counts them."""
+    name, _, counters = next(
+        text.strip().partition(":")
+        for text in line.run(mac, "cat", "/proc/net/dev").stdout.splitlines()
+        if text.strip().startswith(f"{interface}:")
+    )
+    assert name == interface
+    return int(counters.split()[0])
+
+
+class Copies:
+    """A ModelCache of BULKY."""
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.name = line, "bulky"
+
+    def keep(self, copies: int) -> None:
+        """Asks for so many Macs with it."""
+        meta = {"name": self.name, "namespace": "default"}
+        spec = {"repository": BULKY, "copies": copies}
+        body = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelCache", "metadata": meta, "spec": spec}
+        self.line.kubectl("apply", "-f", "-", text=json.dumps(body))
+
+    def status(self) -> Json:
+        found: Json = self.line.json("get", "mc", self.name, "-n", "default").get("status", {})
+        return found
+
+    def of(self, mac: str) -> Json:
+        """What is said about one Mac."""
+        return next((copy for copy in self.status().get("macs", []) if copy["node"] == mac), {})
+
+    def until_on(self, macs: int) -> None:
+        until(lambda: self.status().get("copies") == f"{macs}/{macs}", f"{macs} copies", describe=lambda: str(self.status()))
+
+
+def test_a_copy_crosses_the_cable_and_the_lan_when_the_cable_is_pulled(line: Line, hub: str) -> None:
+    until(lambda: condition(line.json("get", "tbl", LINK), "Connected").get("status") == "True", "the cable is connected")
+    copies = Copies(line)
+    copies.keep(1)
+    try:
+        copies.until_on(1)
+        (first,) = (copy["node"] for copy in copies.status()["macs"])
+        assert copies.of(first)["source"] == "Hub"
+        (second,) = set(line.macs) - {first}
+        line.cluster.cable("slow", END, SLOW_MBPS)
+        cable, lan = (received(line, second, name) for name in (CABLE, "en0"))
+        copies.keep(2)
+        until(lambda: copies.of(second).get("link") == LINK, "the cable is named", describe=lambda: str(copies.of(second)))
+        assert copies.of(second)["peer"] == first
+        until(lambda: received(line, second, CABLE) - cable > 1.2 * CHUNK_BYTES, "a chunk has crossed the cable")
+        assert received(line, second, "en0") - lan < CHUNK_BYTES / 2
+        line.cluster.cable("pull", END)
+        crossed, before = received(line, second, CABLE) - cable, received(line, second, "en0")
+        assert crossed < BULK_BYTES, "the cable was too fast for this test"
+        copies.until_on(2)
+        # Whole chunks of those that crossed the cable are not fetched again.
+        assert received(line, second, "en0") - before > BULK_BYTES - crossed
+        assert received(line, second, "en0") - before < BULK_BYTES
+        assert copies.of(second)["source"] == "Peer" and copies.of(second)["peer"] == first
+    finally:
+        line.cluster.cable("plug", END)
+        line.kubectl("delete", "mc", copies.name, "-n", "default")
 
 
 # The last one: it ends the hub.

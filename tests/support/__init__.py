@@ -1,6 +1,5 @@
 """Helpers that several folders of tests share.
 
-hub          a Hugging Face Hub, with everything that can go wrong there
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens

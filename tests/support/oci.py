@@ -16,7 +16,7 @@ Json = dict[str, Any]
 def blob(layout: Path, descriptor: Json) -> bytes:
     """The content of a descriptor, whose digest and size are checked."""
     algorithm, _, name = descriptor["digest"].partition(":")
-    content = (layout / "blobs" / algorithm / name).read_bytes()
+    content: bytes = (layout / "blobs" / algorithm / name).read_bytes()
     assert (hashlib.sha256(content).hexdigest(), len(content)) == (name, descriptor["size"])
     return content
 

@@ -12,7 +12,7 @@ WAIT_SECONDS = 90.0
 PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 0.5
 """A long wait for a cluster asks less often: each question takes processor time of the cluster's programs."""
-ASYNC_WAIT_SECONDS = 30.0
+ASYNC_WAIT_SECONDS = 60.0
 """Limit of a wait inside one process."""
 ASYNC_PAUSE_SECONDS = 0.02
 

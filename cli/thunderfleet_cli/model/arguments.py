@@ -20,14 +20,17 @@ def add(commands: Parsers) -> None:
     )
     fetch.add_argument("model", metavar="REPOSITORY", help="repository on the hub, as organization/name")
     fetch.add_argument("--revision", default="main", help="branch, tag or commit")
-    fetch.add_argument("--copies", type=int, default=1, metavar="N", help="number of Macs that keep it")
+    fetch.add_argument(
+        "--copies", type=int, default=1, metavar="N", help="number of Macs that keep it; 0: only ask the hub for sizes"
+    )
     fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
     fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")
     fetch.add_argument("--timeout", type=float, default=86400.0, metavar="SECONDS", help="how long to wait")
     shown = parsers.add(
         "list",
         "list models, and which Macs have them",
-        "List ModelCaches, and the models that Macs keep without one. Example: `thunderfleet model list -A`",
+        "List ModelCaches, and the models that Macs keep without one: who uses them, and how long each Mac has not used them. "
+        "Unreferenced ones are removed when their disk is needed. Example: `thunderfleet model list -A`",
         call=list_models,
     )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")

@@ -5,6 +5,7 @@ import asyncio
 import json
 import sys
 import time
+from datetime import UTC, datetime
 
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL, NODEPROFILE_PLURAL
 from thunderfleet_lib.kube import ApiError, Json, Kube
@@ -39,8 +40,8 @@ def _refused(error: ApiError) -> LocalClusterError:
 def pull(arguments: argparse.Namespace) -> int:
     """``thunderfleet model pull``. Exit code 3: it cannot be fetched as things are. Raises LocalClusterError."""
     name = view.name_for(arguments.model)
-    if not name or arguments.copies < 1:
-        raise LocalClusterError(f"REPOSITORY must be organization/name, and --copies at least 1: {arguments.model}", usage=True)
+    if not name or arguments.copies < 0:
+        raise LocalClusterError(f"REPOSITORY must be organization/name, and --copies at least 0: {arguments.model}", usage=True)
     return asyncio.run(_pull(arguments, _connect(arguments), name))
 
 
@@ -56,18 +57,21 @@ async def _pull(arguments: argparse.Namespace, connection: Connection, name: str
                 raise LocalClusterError(f"ModelCache {name} is for {found['spec']['repository']}: remove it first", usage=True)
             await kube.apply(path, body, MANAGER)
             say(f"ModelCache {name} in namespace {connection.namespace}")
-            return 0 if arguments.no_wait else await _follow(kube, path, arguments.timeout)
+            return 0 if arguments.no_wait else await _follow(kube, path, arguments.timeout, fetch=arguments.copies > 0)
         except ApiError as error:
             raise _refused(error) from error
 
 
-async def _follow(kube: Kube, path: str, seconds: float) -> int:
+async def _follow(kube: Kube, path: str, seconds: float, *, fetch: bool) -> int:
     limit, said, stuck = time.monotonic() + seconds, "", None
     while True:
         cache = await kube.get(path)
         if view.is_fetched(cache):
             macs = ", ".join(copy["node"] for copy in cache["status"]["macs"])
             say(f"{cache['spec']['repository']} is on {macs}")
+            return 0
+        if not fetch and (found := view.condition(cache, "Resolved")).get("status") == "True":
+            say(found["message"])
             return 0
         waits, now = view.waits_for(cache), time.monotonic()
         if waits != said:
@@ -99,7 +103,7 @@ async def _list(arguments: argparse.Namespace, connection: Connection) -> int:
         json.dump(caches, sys.stdout, indent=1)
         print()
     else:
-        print(view.table([*map(view.row, caches), *view.unreferenced(profiles, every)]))
+        print(view.table([*map(view.row, caches), *view.unreferenced(profiles, every, datetime.now(UTC))]))
     return 0
 
 

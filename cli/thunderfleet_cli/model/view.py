@@ -1,13 +1,18 @@
 """What ``thunderfleet model`` shows and creates. Pure."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.names import API_VERSION, MAX_NAME_LENGTH, MODELCACHE_KIND
+from thunderfleet_lib.timestamps import age_seconds
 
 Json = dict[str, Any]
-HEADER = ("NAMESPACE", "NAME", "REPOSITORY", "SIZE", "COPIES", "STATUS", "MACS")
+HEADER = ("NAMESPACE", "NAME", "REPOSITORY", "SIZE", "COPIES", "STATUS", "USED BY", "MACS")
 
 
 def name_for(repository: str) -> str:
@@ -52,18 +57,72 @@ def row(cache: Json) -> tuple[str, ...]:
     macs = ",".join(str(copy["node"]) for copy in status.get("macs") or [] if copy.get("phase") == "Complete")
     state = condition(cache, "Resolved" if condition(cache, "Resolved").get("status") != "True" else "Fetched")
     shown = [meta["namespace"], meta["name"], cache["spec"]["repository"], status.get("size"), status.get("copies")]
-    return tuple(str(value or "-") for value in (*shown, state.get("reason"), macs))
+    return tuple(str(value or "-") for value in (*shown, state.get("reason"), _owner(cache), macs))
 
 
-def unreferenced(profiles: Iterable[Json], caches: Iterable[Json]) -> list[tuple[str, ...]]:
-    """A line for each model that Macs keep although no ModelCache names it."""
-    named = {(cache.get("status") or {}).get("manifest") for cache in caches}
-    found: dict[tuple[str, str], list[str]] = {}
+def _owner(cache: Json) -> str:
+    owner = next((one for one in cache["metadata"].get("ownerReferences") or [] if one.get("controller")), None)
+    return f"{owner['kind']} {owner['name']}" if owner else ""
+
+
+@dataclass
+class Kept:
+    """A model that Macs keep although no ModelCache asks them to: who uses it nevertheless, and the Macs in words."""
+
+    bytes: int
+    named_by: str
+    groups: set[str] = field(default_factory=set)
+    macs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """``Unreferenced`` is removed when the disk is needed."""
+        return "InUse" if self.groups else "Named" if self.named_by else "Unreferenced"
+
+
+def unreferenced(profiles: Iterable[Json], caches: Iterable[Json], now: datetime) -> list[tuple[str, ...]]:
+    """A line for each model that Macs keep without being asked to; for each Mac, how long it has not been used."""
+    asked: set[tuple[str, str]] = set()
+    owners: dict[str, str] = {}
+    for cache in caches:
+        status = cache.get("status") or {}
+        manifest = str(status.get("manifest"))
+        asked |= {(manifest, one["node"]) for one in status.get("assignments") or []}
+        if owner := _owner(cache):
+            owners[manifest] = owner
+    found: dict[tuple[str, str], Kept] = {}
     for profile in profiles:
-        for copy in (profile.get("status") or {}).get("copies") or []:
-            if copy["manifest"] not in named:
-                found.setdefault((copy["repository"], copy["commit"][:8]), []).append(profile["metadata"]["name"])
-    return [("-", "-", f"{name}@{commit}", "-", "-", "Unreferenced", ",".join(macs)) for (name, commit), macs in found.items()]
+        status, name = profile.get("status") or {}, profile["metadata"]["name"]
+        for copy in status.get("copies") or []:
+            if (copy["manifest"], name) in asked:
+                continue
+            what = (copy["repository"], copy["commit"])
+            kept = found.setdefault(what, Kept(copy.get("bytes") or 0, owners.get(copy["manifest"], "")))
+            groups = _groups(status, *what)
+            kept.groups |= groups
+            kept.macs[name] = f"{name} ({age(copy['usedAt'], now)})" if copy.get("usedAt") and not groups else name
+    return [_line(*what, kept) for what, kept in sorted(found.items(), key=lambda one: one[0])]
+
+
+def _line(repository: str, commit: str, kept: Kept) -> tuple[str, ...]:
+    users = ", ".join(f"group {name}" for name in sorted(kept.groups)) or kept.named_by or "-"
+    macs = ",".join(kept.macs[name] for name in sorted(kept.macs))
+    return ("-", "-", f"{repository}@{commit[:8]}", binary_size(kept.bytes), "-", kept.state, users, macs)
+
+
+def _groups(status: Json, repository: str, commit: str) -> set[str]:
+    """The groups on a Mac that serve a model of its store."""
+    folder = f"/models--{repository.replace('/', '--')}/snapshots/{commit}"
+    return {str(group["name"]) for group in status.get("groups") or [] if str(group.get("modelPath") or "").endswith(folder)}
+
+
+def age(used: str, now: datetime) -> str:
+    """How long ago a model was used, in the largest unit."""
+    seconds = age_seconds(datetime.fromisoformat(used), now)
+    if math.isinf(seconds):
+        return "used at an unknown time"
+    hours = int(seconds // 3600)
+    return f"unused {hours // 24} d" if hours >= 48 else f"unused {hours} h" if hours else "used in the last hour"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

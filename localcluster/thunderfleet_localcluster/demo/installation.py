@@ -13,9 +13,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from thunderfleet_localcluster.client.launch import choose_network
+from thunderfleet_localcluster.demo import hub
 from thunderfleet_localcluster.demo.session import COMMAND_SECONDS, POLL_SECONDS, Session, say
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet.file import MACS_ONLY, parse_fleet
+from thunderfleet_localcluster.fleet.file import MACS_AND_HUB, parse_fleet
 from thunderfleet_localcluster.shipped import shipped
 
 NAMESPACE = "thunderfleet-system"
@@ -31,25 +32,36 @@ def why_no_daemons() -> str:
 
 
 def start_macs(session: Session) -> None:
-    """Start recorded Macs that have the model, and nothing else of ours."""
-    session.up(MACS_ONLY, parse_fleet(MACS_ONLY, "the fleet").machines[0].name)
-    for machine in session.cluster.machines.values():
-        session.model.install(machine.models / session.model.repository)
+    """Start recorded Macs that have nothing of ours, not even the model."""
+    session.up(MACS_AND_HUB, parse_fleet(MACS_AND_HUB, "the fleet").machines[0].name)
 
 
 def init_and_join(session: Session) -> None:
     """Install everything with the commands of the README. Raises LocalClusterError."""
-    first, *others = session.cluster.machines
+    first, *others = (name for name, machine in session.cluster.machines.items() if machine.kind == "mac")
     with ThreadPoolExecutor(len(others)) as threads:
         init = _Command(session, threads, first, "init")
         init.follow()
         (line,) = re.findall(r"tf1-[\w-]+", init.log.read_text())
         session.cluster.take_kubeconfig(first)
         joins = [_Command(session, threads, name, "join", "-", text=line) for name in others]
+        _use_hub(session)
         for join in joins:
             join.follow()
     session.kubectl("rollout", "status", "deployment,daemonset", "-n", NAMESPACE, f"--timeout={COMMAND_SECONDS}s")
     session.show("get", "pods", "-n", NAMESPACE, "-o", "wide")
+
+
+def _use_hub(session: Session) -> None:
+    """Let models come from a machine of the cluster's network instead of the internet."""
+    session.model_folder = hub.model_folder(session)
+    endpoint = f"hub.endpoint={hub.start(session)}"
+    say(f"      $ helm upgrade thunderfleet charts/thunderfleet --reset-then-reuse-values --set {endpoint} …")
+    session.cluster.helm(
+        *("upgrade", "thunderfleet", str(shipped("charts/thunderfleet")), "--namespace", NAMESPACE),
+        *("--reset-then-reuse-values", "--set", endpoint),
+        seconds=COMMAND_SECONDS,
+    )
 
 
 class _Command:
@@ -91,17 +103,24 @@ class _Command:
 def start_with_own_control_plane(session: Session) -> None:
     """Start the default fleet; the local cluster runs the control plane."""
     session.up()
-    session.model.install(session.cluster.models / session.model.repository)
+    session.model_folder = session.cluster.models / session.model.repository
+    if hub.is_needed(session):
+        session.model_folder = hub.model_folder(session)
+    else:
+        session.model.install(session.model_folder)
+        say("      without namespaces these Macs have one disk, so all of them have the model from the start")
 
 
 def install_chart(session: Session) -> None:
     """Install the chart into its namespace."""
+    # Without namespaces the folder of the model store would be one on this machine, for all Macs.
+    weights = f"hub.endpoint={hub.start(session)}" if hub.is_needed(session) else "agent.modelStore="
     session.kubectl("create", "namespace", NAMESPACE)
     session.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
     say(f"      $ helm install thunderfleet charts/thunderfleet --namespace {NAMESPACE} --wait …")
     session.cluster.helm(
         *("install", "thunderfleet", str(shipped("charts/thunderfleet")), "--namespace", NAMESPACE, "--wait"),
-        *("--set", f"agent.modelFolders={{{session.cluster.models}}}", "--timeout", f"{INSTALL_SECONDS}s"),
+        *("--set", f"agent.modelFolders={{{session.cluster.models}}}", "--set", weights, "--timeout", f"{INSTALL_SECONDS}s"),
         seconds=INSTALL_SECONDS + 30,
     )
     session.show("get", "pods", "-n", NAMESPACE, "-o", "wide")

@@ -49,6 +49,8 @@ class Session:
     def __init__(self) -> None:
         self.folder, self.model = cluster_folder(NAME), the_model()
         self.number = 0
+        self.model_folder: Path | None = None
+        """The model, where this machine sees it."""
         self._cluster: Cluster | None = None
 
     @property
@@ -141,15 +143,11 @@ class Session:
         finally:
             say("")
 
-    def model_folder(self) -> Path:
-        """The model, wherever this machine sees it."""
-        where = (self.cluster.models, *(machine.models for machine in self.cluster.machines.values()))
-        return next(path for folder in where if (path := folder / self.model.repository).is_dir())
-
     def check(self, question: str, how: str) -> None:
         """Ask a question and compare the answer with one mlx-lm process. Raises LocalClusterError if they differ."""
         answer = self.ask(question)
-        expected = reference(self.model_folder(), question, self.model.tokens)
+        assert self.model_folder is not None, "the model is there before it is deployed"
+        expected = reference(self.model_folder, question, self.model.tokens)
         self.compare(answer, expected, how)
 
     def compare(self, answer: Answer, expected: Sequence[int], how: str) -> None:

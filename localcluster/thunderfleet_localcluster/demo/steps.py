@@ -12,6 +12,7 @@ from thunderfleet_lib.hostcmd import BlockingHost, Failure
 from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.control import remove, running
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
+from thunderfleet_localcluster.demo import hub
 from thunderfleet_localcluster.demo.installation import (
     NAMESPACE,
     init_and_join,
@@ -65,7 +66,11 @@ def play(session: Session, keep: bool) -> None:
     with session.step("What the agents discovered: Macs and Thunderbolt links"):
         wait_for_discovery(session)
         session.show("get", "nodes,np,tbl")
-    with session.step("Deploy a model on two Macs"):
+    with session.step(
+        "Deploy a model that is on no Mac: one fetches it, the other copies it over a cable"
+        if hub.is_needed(session)
+        else "Deploy a model on two Macs"
+    ):
         deploy(session)
     with session.step("Ask questions; each answer must equal that of one mlx-lm process, token by token"):
         ask(session)
@@ -94,6 +99,9 @@ def deploy(session: Session) -> None:
         say(f"      | {line}")
     session.show("apply", "-f", str(example))
     show_group(session.until_ready(is_ready, "Ready"))
+    if hub.is_needed(session):
+        session.show("get", "mc")
+        hub.show(session, session.json("get", "mc", DEPLOYMENT))
 
 
 def show_group(deployment: Json) -> None:
@@ -144,23 +152,29 @@ def leftovers(folder: ClusterFolder) -> list[str]:
 
 
 def wait_for_discovery(session: Session) -> None:
-    """Wait until every Mac's NodeProfile has the sizes of the model, and every cable is a ThunderboltLink with both ends."""
+    """Wait until every cable is a ThunderboltLink with both ends, and every Mac can fetch the model or has its sizes."""
     limit = time.monotonic() + READY_SECONDS
     cables = sum(len(machine.cables) for machine in session.cluster.machines.values()) // 2
     macs = [n["metadata"]["name"] for n in session.json("get", "nodes", "-l", "kubernetes.io/os=darwin")["items"]]
     while True:
         profiles = {p["metadata"]["name"]: p.get("status", {}) for p in session.json("get", "np")["items"]}
         links = session.json("get", "tbl")["items"]
-        models = {mac: profiles.get(mac, {}).get("models", []) for mac in macs}
-        missing = [mac for mac, found in models.items() if not any(model.get("sizedBy") for model in found)]
+        missing = [mac for mac in macs if not _knows_models(profiles.get(mac, {}), fetches=hub.is_needed(session))]
         whole = [link for link in links if len(link.get("status", {}).get("endpoints", [])) == 2]
         if not missing and len(whole) == cables:
             return
         if time.monotonic() > limit:
             raise LocalClusterError(
-                f"after {READY_SECONDS} s: no model sizes on {missing}; {len(whole)} of {cables} links have both ends"
+                f"after {READY_SECONDS} s: no model or model store on {missing}; {len(whole)} of {cables} links have both ends"
             )
         time.sleep(POLL_SECONDS)
+
+
+def _knows_models(profile: Json, *, fetches: bool) -> bool:
+    """Whether a Mac has a model store, or the sizes of a model."""
+    if fetches:
+        return "store" in profile and not profile["store"].get("problem")
+    return any(model.get("sizedBy") for model in profile.get("models", []))
 
 
 def rank_zero(session: Session) -> Json:

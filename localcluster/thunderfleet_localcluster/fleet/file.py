@@ -52,8 +52,8 @@ DEFAULT_FLEET = f"""\
 # machines for the operator's replicas. This is the default fleet of `thunderfleet local up`.
 #
 {_MACS}{_LINUX}{_CABLES}"""
-MACS_ONLY = _MACS + _CABLES
-"""The default fleet without the Linux machines: the operator runs on a Mac."""
+MACS_AND_HUB = f"{_MACS}  - name: hub\n    kind: linux\n{_CABLES}"
+"""The Macs of the default fleet, of which one runs the operator, and a machine in their network that serves a model."""
 
 
 class _Lines(yaml.SafeLoader):

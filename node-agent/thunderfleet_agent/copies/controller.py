@@ -24,6 +24,7 @@ from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest, load
 from thunderfleet_agent.copies.connection import PeerFailed, connect
 from thunderfleet_agent.copies.pace import Pace
 from thunderfleet_agent.copies.paths import Path, Way, paths
+from thunderfleet_agent.copies.rates import From
 from thunderfleet_agent.copies.shelf import Shelf
 from thunderfleet_agent.copies.transfer import Network, Progress, Transfer, TransferFailed
 from thunderfleet_agent.measure.schedule.view import View
@@ -59,6 +60,8 @@ class Attempt:
     failures: int = 0
     problem: TransferFailed | None = None
     bytes_done: int = 0
+    main: From | None = None
+    """Where most bytes came from."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,17 @@ class PeerCopies:
             return ()
         neighbors = sorted({cable.peer for cable in view.cables.values()})
         names = dict.fromkeys([*one.sources, *neighbors])
-        return paths([name for name in names if name != self.node], view, self._groups, self._agents)
+        return paths([name for name in names if name != self.node], view, self._started(), self._agents)
+
+    def _started(self) -> Sequence[GroupUse] | None:
+        """The groups that may use their cables: not those whose model this Mac is still to get, which wait for it."""
+        groups = self._groups
+        if groups is None:
+            return None
+        layout = self.shelf.store.layout
+        coming = {layout.snapshot(one.repository, one.commit) for one in self._wanted.values()}
+        absent = {str(folder) for folder in coming if not folder.is_dir()}
+        return [group for group in groups if group.model_path not in absent]
 
     async def _copy(self, digest: str, attempt: Attempt) -> None:
         """The task of one model, until it is complete or not wanted any more."""
@@ -203,7 +216,8 @@ class PeerCopies:
             return done
         finally:
             transfer.stop()
-            attempt.bytes_done = transfer.progress().done
+            ended = transfer.progress()
+            attempt.bytes_done, attempt.main = ended.done, ended.most or attempt.main
             attempt.transfer = None
             if not ending.done():
                 # The next transfer of this model must not meet the writers of this one.
@@ -255,7 +269,7 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
     if transfer is None:
         if problem is None:
             text = "waits until other models are copied" if attempt.queued else "connects to the Macs that have it"
-            return _waiting(one, attempt.bytes_done, None, text)
+            return _waiting(one, attempt.bytes_done, None, text).model_copy(update=_from(attempt.main))
         phase = CopyPhase.WAITING if problem.reason is Reason.NO_SOURCE else CopyPhase.FAILED
         return _waiting(one, attempt.bytes_done, problem.reason, str(problem), phase)
     progress: Progress = transfer.progress()
@@ -269,9 +283,13 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
         bytes_per_second=progress.rate,
         seconds_left=progress.left,
         source=CopySource.PEER,
-        peer=progress.main.node if progress.main else None,
-        link=(progress.main.link or None) if progress.main else None,
+        **_from(progress.main),
     )
+
+
+def _from(main: From | None) -> dict[str, str | None]:
+    """The fields of a state that say where the bytes come from."""
+    return {"peer": main.node, "link": main.link or None} if main is not None else {}
 
 
 def _waiting(one: Wanted, done: int, reason: Reason | None, message: str, phase: CopyPhase = CopyPhase.WAITING) -> CopyState:

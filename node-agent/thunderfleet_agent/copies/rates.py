@@ -24,11 +24,13 @@ class Rates:
     def __init__(self, now: float) -> None:
         self._steps: deque[tuple[float, Counter[From]]] = deque()
         self._started = now
+        self._total: Counter[From] = Counter()
 
     def add(self, source: From, count: int, now: float) -> None:
         if not self._steps or now - self._steps[-1][0] >= STEP_SECONDS:
             self._steps.append((now, Counter()))
         self._steps[-1][1][source] += count
+        self._total[source] += count
         self._forget(now)
 
     def _forget(self, now: float) -> None:
@@ -45,7 +47,15 @@ class Rates:
         """Where most bytes of the last seconds came from; None if there were none."""
         self._forget(now)
         total: Counter[From] = sum((step for _, step in self._steps), Counter())
-        return max(total, key=lambda source: (total[source], source.node, source.link), default=None)
+        return _most(total)
+
+    def most(self) -> From | None:
+        """Where most of all bytes came from; None if there were none."""
+        return _most(self._total)
+
+
+def _most(total: Counter[From]) -> From | None:
+    return max(total, key=lambda source: (total[source], source.node, source.link), default=None)
 
 
 def seconds_left(left: int, rate: int) -> int | None:

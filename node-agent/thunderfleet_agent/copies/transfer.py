@@ -65,7 +65,7 @@ class TransferFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of a transfer. ``main``: where most bytes come from; None if none arrive."""
+    """A moment of a transfer. ``main``: where most bytes come from now, ``most``: where they came from; None if none do."""
 
     done: int
     rate: int
@@ -73,6 +73,7 @@ class Progress:
     main: From | None
     waits_for: str
     checking: bool
+    most: From | None = None
 
 
 @dataclass
@@ -158,7 +159,8 @@ class Transfer:
             rate, main = self._rates.bytes_per_second(now), self._rates.main(now)
             checking = any(large.whole for large in self._board.active) and left == 0
             waits = "" if rate or checking else self._waits_for()
-        return Progress(self._manifest.total_bytes - left, rate, seconds_left(left, rate), main, waits, checking)
+            most = self._rates.most()
+        return Progress(self._manifest.total_bytes - left, rate, seconds_left(left, rate), main, waits, checking, most)
 
     def run(self) -> bool:
         """Fetches all files and makes the model's folder appear. Returns False if it was stopped.

@@ -12,6 +12,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +31,7 @@ from thunderfleet_lib.modelstore.manifest import Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
 
 from thunderfleet_agent.weights.progress import Rate
-from thunderfleet_agent.weights.wanted import Wanted, reports, wanted_of
+from thunderfleet_agent.weights.wanted import Wanted, named_by_deployments, reports, wanted_of
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ RESERVE_BYTES = 2**30
 STEP_BYTES = 256 * 2**20
 """Free disk is published in multiples of this, so that it does not change all the time."""
 MANIFEST = "manifest.json"
+TOUCH_SECONDS = 3600.0
+"""The time at which a model was last used is this exact if the agent is killed."""
 BLOBS_AT_ONCE = 16
 """Files that one round takes over, before it reports progress."""
 
@@ -89,8 +92,11 @@ class Keeper:
         self._wake = asyncio.Event()
         self._caches = Reflector(kube, CACHES, {}, lambda _: self._wake.set())
         self._complete: set[str] = set()
+        self._touched: dict[str, float] = {}
         self._rates: dict[str, Rate] = {}
         self._problems: dict[str, CopyState] = {}
+        self._origins: dict[str, dict[str, object]] = {}
+        """By digest, the fields of a state that say where a model came from, since this process runs."""
         self._reported = float("-inf")
 
     async def run(self) -> None:
@@ -116,14 +122,17 @@ class Keeper:
                 async with asyncio.timeout(POLL_SECONDS if busy else IDLE_SECONDS):
                     await self._wake.wait()
 
-    def _wanted(self) -> dict[str, Wanted]:
+    def _models(self) -> list[ModelCache]:
         found = []
         for key, item in self._caches.items.items():
             try:
                 found.append(ModelCache.load(item))
             except ValidationError as error:
                 log.warning("ModelCache %s is invalid: %s", key, error.errors()[0]["msg"])
-        return wanted_of(found, self._node)
+        return found
+
+    def _wanted(self) -> dict[str, Wanted]:
+        return wanted_of(self._models(), self._node)
 
     async def _round(self) -> bool:
         """One round. Whether another one is due soon."""
@@ -131,13 +140,24 @@ class Keeper:
         states = await asyncio.to_thread(self._work, wanted)
         if self.peers is not None:
             here = {digest for digest, state in states.items() if state.phase is CopyPhase.COMPLETE}
+            self._note_origins(self.peers.states())
             self.peers.want([one for one in wanted.values() if one.source is CopySource.PEER and one.digest not in here])
             states |= {
                 digest: state for digest, state in self.peers.states().items() if digest in wanted and digest not in here
             }
+        for digest, state in states.items():
+            if state.phase is CopyPhase.COMPLETE:
+                states[digest] = state.model_copy(update=self._origins.get(digest, {}))
+        self._origins = {digest: origin for digest, origin in self._origins.items() if digest in wanted}
         kept = await asyncio.to_thread(self.store.kept)
         self._publish(wanted, states, kept)
         return any(state.phase is not CopyPhase.COMPLETE for state in states.values())
+
+    def _note_origins(self, copied: Mapping[str, CopyState]) -> None:
+        """Keeps which Mac, and which cable, a copy comes from: the transfer is forgotten when it has ended."""
+        for digest, state in copied.items():
+            if state.peer is not None:
+                self._origins[digest] = {"source": state.source, "peer": state.peer, "link": state.link}
 
     # --- in a thread -------------------------------------------------------------------------------------------------
 
@@ -152,9 +172,19 @@ class Keeper:
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 reason = Reason.DISK_FULL if full else Reason.DOWNLOAD_FAILED
                 states[digest] = CopyState(phase=CopyPhase.FAILED, bytes=one.bytes, reason=reason, message=_said(error))
+        self._note_use(wanted)
         self._complete &= wanted.keys()
         self.store.clear_staging({download for one in wanted.values() for download in one.downloads})
         return states
+
+    def _note_use(self, wanted: Mapping[str, Wanted]) -> None:
+        """Notes when models were last wanted: now and then while they are, and when they are no longer."""
+        now = self._clock()
+        for digest in self._complete:
+            if digest not in wanted or now - self._touched.get(digest, float("-inf")) >= TOUCH_SECONDS:
+                self.store.touch(digest)
+                self._touched[digest] = now
+        self._touched = {digest: at for digest, at in self._touched.items() if digest in wanted}
 
     def _advance(self, one: Wanted) -> CopyState:
         if one.digest in self._complete and self.store.layout.snapshot(one.repository, one.commit).is_dir():
@@ -209,6 +239,7 @@ class Keeper:
                     staged.unlink(missing_ok=True)
                     self._problems[one.digest] = CopyState(reason=Reason.WRONG_BYTES, message=str(error))
                     continue
+                self._origins[one.digest] = {"source": CopySource.HUB}
                 taken += 1
                 break
         return len(missing) - taken
@@ -250,10 +281,10 @@ class Keeper:
             self.store.remove(old.digest)
 
     def _referenced(self, kept: Collection[Kept], wanted: Mapping[str, Wanted]) -> set[str]:
-        """Digests of models that are not removed: a ModelCache wants them here, or a group serves them."""
+        """Digests of models that are not removed: wanted here, named by a ModelDeployment, or served by a group."""
         used = set(self._used())
         served = {one.digest for one in kept if str(self.store.layout.snapshot(one.repository, one.commit)) in used}
-        return served | wanted.keys()
+        return served | wanted.keys() | named_by_deployments(self._models())
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
@@ -269,6 +300,7 @@ class Keeper:
                 phase=CopyPhase.COMPLETE if self._whole(model) else CopyPhase.WAITING,
                 bytes=model.bytes,
                 bytes_done=model.bytes,
+                used_at=None if model.digest in referenced else datetime.fromtimestamp(int(model.used), UTC),
             )
             for model in kept
         ]

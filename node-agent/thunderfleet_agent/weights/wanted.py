@@ -54,6 +54,17 @@ def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
     return found
 
 
+def named_by_deployments(caches: Iterable[ModelCache]) -> set[str]:
+    """Digests of models that ModelDeployments name, whether they run or not: those of the ModelCaches that they own."""
+    return {
+        cache.status.manifest
+        for cache in caches
+        if cache.status.manifest is not None
+        and cache.metadata.deletion_timestamp is None
+        and any(owner.controller for owner in cache.metadata.owner_references)
+    }
+
+
 def _sources(cache: ModelCache, node: str) -> list[str]:
     status = cache.status
     done = {mac.node: (mac.phase is CopyPhase.COMPLETE, mac.bytes_done) for mac in status.macs}

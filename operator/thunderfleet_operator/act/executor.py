@@ -5,11 +5,12 @@ A round may be cut short or repeated: what it finds undone it does, what it find
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentStatus
-from thunderfleet_crds.names import API_VERSION, MODELDEPLOYMENT_KIND
+from thunderfleet_crds.names import ANNOTATION_HASH, API_VERSION, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.kube import ApiError, Json, key_of
@@ -34,6 +35,7 @@ from thunderfleet_operator.decide.manifests import PodSettings, transport
 from thunderfleet_operator.decide.status.events import occurrences
 from thunderfleet_operator.decide.status.outcome import Blocked
 from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.observe.objects import annotation
 from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
 from thunderfleet_operator.observe.pods import Pod, read_pod
 from thunderfleet_operator.observe.proofs import Keyring, Proof
@@ -42,6 +44,8 @@ from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, E
 
 log = logging.getLogger(__name__)
 
+RESTORE_SECONDS = 10.0
+"""Between two writes of the same Service or EndpointSlice: another program may undo them again and again."""
 NAMES_TRIED = 8
 """Epochs whose names are tried when other objects have them, such as those of a deleted ModelDeployment."""
 
@@ -76,8 +80,8 @@ class Executor:
         self._settings = settings
         self._keys = keys
         self._secrets: set[str] = set()
-        self._slices: dict[str, str] = {}
-        """The EndpointSlices that this process has written, by ModelDeployment."""
+        self._written: dict[tuple[str, str], tuple[str, float]] = {}
+        """The Services and EndpointSlices that this process has written, and when, by ModelDeployment and kind."""
 
     async def carry_out(self, key: str, decision: Decision) -> Done:
         """Everything that was decided."""
@@ -92,14 +96,12 @@ class Executor:
         replaced = [group.view.epoch for group in decision.groups if results[group.view.index].epoch is not None]
         unverified = [epoch for epoch in replaced if epoch is not None and not epoch.proven]
         await self._collect(deployment, (*decision.collect, *unverified))
-        service = await self._service(deployment, decision)
-        if service is None and decision.endpoint_slice is not None:
-            await self._endpoint_slice(key, decision.endpoint_slice)
+        service, later = await self._front(key, deployment, decision)
         await self._cache(decision)
         views = views_after(decision, results)
         self.listen(key, views, decision.observed.fleet)
         await self._status(deployment, status_after(decision, results, service))
-        rechecks = [*self._drain(key, decision), decision.recheck_seconds]
+        rechecks = [*self._drain(key, decision), decision.recheck_seconds, later]
         await self._macs.settle(decision.nodes.union(*(view.nodes for view in views.values())))
         blocked = any(result.blocked for result in results.values())
         if blocked or service is not None:
@@ -125,7 +127,7 @@ class Executor:
         """Stops polling the groups of a ModelDeployment that has been deleted."""
         self._groups.listen(key, {})
         self._drains.keep(key, frozenset())
-        self._slices.pop(key, None)
+        self._written = {name: written for name, written in self._written.items() if name[0] != key}
 
     def _pair(self, epoch: Epoch) -> KeyPair | None:
         """The keys of a placement; None if they cannot be derived any more."""
@@ -247,6 +249,34 @@ class Executor:
             if epoch.proven:
                 self._secrets.discard(f"{epoch.plan.namespace}/{secret_name(self._master(epoch), epoch.plan)}")
 
+    async def _front(self, key: str, deployment: ModelDeployment, decision: Decision) -> tuple[Blocked | None, float | None]:
+        """Writes the Service and its EndpointSlice. Why there is no Service; seconds until one of them is restored."""
+        known = decision.observed.service
+        # One with another hash is of another version, and not one that somebody has changed.
+        edited = (
+            known is not None and decision.service is not None and known.hash == annotation(decision.service, ANNOTATION_HASH)
+        )
+        later = self._restored_later(key, decision.service) if edited else None
+        service = None if later else await self._service(deployment, decision)
+        if later is None and service is None and decision.service is not None:
+            self._note(key, decision.service)
+        if service is None and decision.endpoint_slice is not None:
+            wait = self._restored_later(key, decision.endpoint_slice)
+            if wait is None:
+                await self._endpoint_slice(key, decision.endpoint_slice)
+                self._note(key, decision.endpoint_slice)
+            later = later or wait
+        return service, later
+
+    def _restored_later(self, key: str, manifest: Json | None) -> float | None:
+        """Seconds until a manifest that was just written may be written again."""
+        text, at = self._written.get((key, str(manifest["kind"])), ("", 0.0)) if manifest is not None else ("", 0.0)
+        left = at + RESTORE_SECONDS - time.monotonic()
+        return left if text and left > 0 and text == json.dumps(manifest, sort_keys=True) else None
+
+    def _note(self, key: str, manifest: Json) -> None:
+        self._written[key, str(manifest["kind"])] = json.dumps(manifest, sort_keys=True), time.monotonic()
+
     async def _service(self, deployment: ModelDeployment, decision: Decision) -> Blocked | None:
         """Creates or updates the Service. Why there is none, if it cannot."""
         manifest, meta = decision.service, deployment.metadata
@@ -283,17 +313,13 @@ class Executor:
             await self._writer.apply(SERVICES, manifest)
 
     async def _endpoint_slice(self, key: str, manifest: Json) -> None:
-        """Writes where the Service leads, unless it has been written."""
-        text = json.dumps(manifest, sort_keys=True)
-        if self._slices.get(key) == text:
-            return
+        """Writes where the Service leads."""
         try:
             await self._writer.apply(ENDPOINT_SLICES, manifest)
         except ApiError as error:
             if error.status not in (403, 422):
                 raise
             log.warning("cannot write the EndpointSlice of Service %s: %s", key, error)
-        self._slices[key] = text
 
     async def _cache(self, decision: Decision) -> None:
         """Creates or changes the ModelCache of the deployment."""

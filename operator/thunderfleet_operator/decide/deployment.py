@@ -141,7 +141,7 @@ class Decision:
     service: Manifest | None
     """The Service to create, or, with its UID, to update; None if it is up to date, or if the operator did not create it."""
     endpoint_slice: Manifest | None
-    """Where the Service leads; None if it selects the pods itself, or is not the operator's."""
+    """Where the Service leads; None if it is up to date, or if the Service selects the pods itself or is not the operator's."""
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
@@ -459,16 +459,22 @@ def _service(observed: Observed, routers: RouterSettings | None) -> Manifest | N
         manifest = endpoints.service(manifest, routers)
     if known is None:
         return manifest
+    if known.spec.get("selector") and "selector" not in manifest["spec"]:
+        # An apply removes no field that it does not name.
+        manifest["spec"]["selector"] = {}
     # With the UID the API server refuses the update if another Service has the name by now.
     manifest["metadata"]["uid"] = known.uid
-    return manifest if manifest["metadata"]["annotations"][ANNOTATION_HASH] != known.hash else None
+    same = manifest["metadata"]["annotations"][ANNOTATION_HASH] == known.hash and endpoints.has(known.spec, manifest["spec"])
+    return manifest if not same else None
 
 
 def _endpoint_slice(observed: Observed, routers: RouterSettings | None) -> Manifest | None:
     if routers is None or observed.loopback or (observed.service is not None and not _own_service(observed)):
         return None
     deployment = observed.deployment
-    return endpoints.endpoint_slice(deployment, manifests.owner(deployment), observed.routers, routers)
+    manifest = endpoints.endpoint_slice(deployment, manifests.owner(deployment), observed.routers, routers)
+    known = observed.endpoint_slices.get(f"{deployment.metadata.namespace}/{manifest['metadata']['name']}")
+    return manifest if known is None or not endpoints.has(known, manifest) else None
 
 
 def _own_service(observed: Observed) -> bool:

@@ -102,9 +102,8 @@ def concerned(
         return
     if _concerns_all(collection, before, after):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
-    owner = owner_key(item) if item else None
-    if owner is not None:
-        yield work_key(DEPLOYMENTS, owner)
+    # Also the owner before: somebody may have removed it.
+    yield from {work_key(DEPLOYMENTS, owner): None for one in (before, after) if one and (owner := owner_key(one))}
     if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)
 

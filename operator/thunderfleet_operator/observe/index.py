@@ -32,6 +32,7 @@ from thunderfleet_operator.watch.cache import (
     CACHES,
     CONFIGMAPS,
     DEPLOYMENTS,
+    ENDPOINT_SLICES,
     LINKS,
     NODEPROFILES,
     NODES,
@@ -228,6 +229,11 @@ class Index:
     def service(self, key: str) -> Json | None:
         """A Service of ours."""
         return self._cache[SERVICES].items.get(key)
+
+    @property
+    def endpoint_slices(self) -> Mapping[str, Json]:
+        """EndpointSlices of ours by namespace/name."""
+        return self._cache[ENDPOINT_SLICES].items
 
     @property
     def requests_of(self) -> Mapping[str, tuple[SentRequest, ...]]:

@@ -1,7 +1,7 @@
 """Everything that one round observes: read from the index once, immutable."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from thunderfleet_crds.modelcache import ModelCache
@@ -13,7 +13,7 @@ from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_operator.observe.fetchpods import FetchPod
 from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
 from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.objects import PlacementKey
+from thunderfleet_operator.observe.objects import Json, PlacementKey
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.usage import Taken, Usage
@@ -50,6 +50,8 @@ class ServiceView:
     """UID of the ModelDeployment that controls it."""
     orphan: bool
     """Whether that ModelDeployment is gone, so that the garbage collector is about to delete the Service."""
+    spec: Json = field(default_factory=dict)
+    """As it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Observed:
     """What is known of its requests."""
     routers: tuple[Router, ...] = ()
     """Routers that are ready."""
+    endpoint_slices: Mapping[str, Json] = field(default_factory=dict)
+    """EndpointSlices of ours by namespace/name."""
     candidates: tuple[Candidate, ...] = ()
     """ModelDeployments of its namespace that could make room for it."""
 

@@ -64,7 +64,8 @@ def _service(index: Index, key: str) -> ServiceView | None:
     owner = owner_uid(found)
     living = {deployment.metadata.uid for deployment in index.deployments.values() if deployment is not None}
     uid = str(found["metadata"].get("uid") or "")
-    return ServiceView(uid, annotation(found, ANNOTATION_HASH), owner, orphan=owner is not None and owner not in living)
+    orphan = owner is not None and owner not in living
+    return ServiceView(uid, annotation(found, ANNOTATION_HASH), owner, orphan, found.get("spec") or {})
 
 
 def observe_deployment(
@@ -115,6 +116,7 @@ def observe_deployment(
         signals=signals,
         candidates=candidates,
         routers=routers,
+        endpoint_slices=index.endpoint_slices,
     )
 
 

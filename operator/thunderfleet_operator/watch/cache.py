@@ -51,8 +51,10 @@ PODS = Collection("pods", "/api/v1")
 CONFIGMAPS = Collection("configmaps", "/api/v1", _OURS)
 SERVICES = Collection("services", "/api/v1", _OURS)
 SECRETS = Collection("secrets", "/api/v1", _OURS)
-ENDPOINT_SLICES = Collection("endpointslices", "/apis/discovery.k8s.io/v1", _OURS)
-"""Both are written, never read, and so not cached."""
+"""Written, never read, and so not cached."""
+ENDPOINT_SLICES = Collection(
+    "endpointslices", "/apis/discovery.k8s.io/v1", f"endpointslice.kubernetes.io/managed-by={MANAGED_BY}"
+)
 NODEPROFILES = Collection("nodeprofiles", _API)
 LINKS = Collection("thunderboltlinks", _API)
 DEPLOYMENTS = Collection("modeldeployments", _API)
@@ -61,7 +63,7 @@ REQUESTS = Collection(
     REQUESTS_PATH.rpartition("/")[2], REQUESTS_PATH.rpartition("/")[0], fields=f"spec.signerName={SERVING_SIGNER}"
 )
 """Requests of kubelets for serving certificates."""
-CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
+CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, ENDPOINT_SLICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
 
 Kept = Packed | Json
 """An object in memory: packed, or as it is if it was put there by hand (``plan`` on files)."""

@@ -5,6 +5,7 @@ The request that makes a rank crash would otherwise be repeated on one group aft
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 FAILURES = 2
 """Group failures after which a request is refused."""
@@ -17,31 +18,52 @@ def digest(uid: str, path: str, body: bytes) -> str:
     return hashlib.sha256(f"{uid} {path} ".encode() + body).hexdigest()
 
 
+@dataclass(slots=True)
+class _Failures:
+    count: int = 0
+    at: float = 0.0
+    groups: dict[str, float] = field(default_factory=dict)
+    """When each group failed last, at most FAILURES of them."""
+
+
 class Suspects:
     """Failures by digest; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._failures: OrderedDict[str, _Failures] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._failures)
 
-    def failed(self, name: str, now: float) -> int:
-        """The request was in flight when a group failed. Returns how often that has happened."""
-        count = self.count(name, now) + 1
-        self._failures[name] = (count, now)
+    def failed(self, name: str, group: str, sent: float, now: float) -> int:
+        """The request, ``sent`` to the group then, was in flight when that failed. Returns how often that has happened.
+
+        Several clients may have sent the same request: one failure counts once for all of them.
+        """
+        self.count(name, now)
+        known = self._failures.setdefault(name, _Failures())
+        if known.count < FAILURES and sent >= known.groups.get(group, float("-inf")):
+            known.count += 1
+            known.groups[group] = now
+        known.at = now
         self._failures.move_to_end(name)
         while len(self._failures) > MAX_SUSPECTS:
             self._failures.popitem(last=False)
-        return count
+        return known.count
+
+    def answered(self, name: str) -> None:
+        """A group has answered the request, so it was there by chance when others failed."""
+        self._failures.pop(name, None)
 
     def count(self, name: str, now: float) -> int:
         """Number of group failures, none of them long ago."""
-        count, last = self._failures.get(name, (0, now))
-        if now - last > FORGET_SECONDS:
+        known = self._failures.get(name)
+        if known is None:
+            return 0
+        if now - known.at > FORGET_SECONDS:
             del self._failures[name]
             return 0
-        return count
+        return known.count
 
     def refused(self, name: str, now: float) -> bool:
         return self.count(name, now) >= FAILURES

@@ -131,6 +131,8 @@ class Exchanges:
                 outcome = await self._attempt(call, pool, ticket, until)
                 if outcome.group_failed:
                     self._suspect(digest, call)
+                elif outcome.verdict is Verdict.ANSWERED:
+                    self._suspects.answered(digest)
                 if outcome.verdict in (Verdict.ANSWERED, Verdict.CUT):
                     call.estimate()
                     return
@@ -149,7 +151,8 @@ class Exchanges:
         async with self._dispatcher.seat(pool, ticket, max(until - started, 0.001), again=again) as seat:
             call.record.waited += time.monotonic() - started
             call.record.attempts += 1
-            seated = time.monotonic()
+            call.sent_at = seated = time.monotonic()
+            call.sent_to = seat.group.name
             call.record.group = str(seat.group.index)
             call.headers[routed.ANSWERED] = str(seat.group.index)
             sent = _headers(call, seat)
@@ -170,7 +173,7 @@ class Exchanges:
             return outcome
 
     def _suspect(self, digest: str, call: "_Call") -> None:
-        count = self._suspects.failed(digest, time.monotonic())
+        count = self._suspects.failed(digest, call.sent_to, call.sent_at, time.monotonic())
         self._metrics.group_failures.inc()
         log.warning(
             "request %s was in flight when group %s of %s failed (%d of %d); digest %s",
@@ -202,6 +205,9 @@ class _Call:
     deployment: Deployment
     parsed: Asked
     body: bytes
+    sent_to: str = ""
+    """The name of the group that has it."""
+    sent_at: float = 0.0
 
     @property
     def headers(self) -> dict[str, str]:

@@ -47,6 +47,16 @@ class Reply:
         """Whether the status is sent."""
         return self.response is not None
 
+    @property
+    def streams(self) -> bool:
+        """Whether what is sent is a stream of events."""
+        return self.response is not None and self.response.content_type == "text/event-stream"
+
+    def abort(self) -> None:
+        """Cuts the connection, so that the client does not take what it has for a whole response."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Sends the status, unless it is sent."""
         if self.response is None:

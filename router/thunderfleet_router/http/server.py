@@ -70,6 +70,8 @@ class Server:
         self._problem = problem
         self._origins = frozenset(origins)
         self.listener = Listener(CONNECTIONS)
+        self.ending = False
+        """Whether the router is about to end: it is not ready for new clients, and each response ends its connection."""
         self.inside = 0
         """Requests for groups that are being answered."""
         self.idle = asyncio.Event()
@@ -79,6 +81,7 @@ class Server:
     def app(self) -> web.Application:
         """The application with all paths."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._middleware])
+        app.on_response_prepare.append(self._last)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{name:.+}", self.model)
         for path in POSTS:
@@ -122,8 +125,14 @@ class Server:
         finally:
             self._log(request, record, code, time.monotonic() - started)
 
+    async def _last(self, _: web.Request, response: web.StreamResponse) -> None:
+        if self.ending:
+            response.force_close()
+            # The headers are complete by now, without this one.
+            response.headers["Connection"] = "close"
+
     def _check_ready(self) -> None:
-        """Raises ApiError before the catalog is known, when every model would seem to be missing, and at the end."""
+        """Raises ApiError before the catalog is known, when every model would seem to be missing."""
         problem = self._problem()
         if problem is not None:
             raise ApiError(503, problem, type="server_error", code="not_ready", headers={"Retry-After": "5"})
@@ -198,7 +207,7 @@ class Server:
         return web.Response(text="ok\n")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        problem = self._problem()
+        problem = "the router is stopping" if self.ending else self._problem()
         if problem is None:
             return web.json_response({"status": "ok"})
         return web.json_response({"status": "unavailable", "message": problem}, status=503, headers={"Retry-After": "5"})

@@ -134,7 +134,11 @@ class _Relay:
         )  # fmt: skip
         if not self._reply.answered:
             return Outcome(Verdict.FAILED, error=said)
-        await self._reply.error(said)
+        if self._reply.streams:
+            await self._reply.error(said)
+        else:
+            # An error behind a part of a body would look like its end.
+            self._reply.abort()
         return Outcome(Verdict.CUT, 200, error=said)
 
     async def _whole(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
@@ -154,19 +158,33 @@ class _Relay:
         return Outcome(Verdict.ANSWERED, answer.status, _tokens_of_whole(answer))
 
     async def _stream(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
-        await self._comments(answer, headers)
+        part = await self._comments(answer, headers)
         reply = self._reply
         async for data in answer.content.iter_any():
-            self._tail = (self._tail + data)[-TAIL_BYTES:]
-            await reply.write(data)
+            # Whole events only: when the group fails in the middle of one, an error event can follow.
+            part = await self._events(part + data)
+        if part:
+            await self._pass(part)
         failed = _GROUP_FAILED in self._tail
         await reply.end()
         tokens = _TOKENS.search(self._tail)
         total = int(tokens[1]) + int(tokens[2]) if tokens is not None else 0
         return Outcome(Verdict.CUT if failed else Verdict.ANSWERED, answer.status, total)
 
-    async def _comments(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> None:
-        """Passes the stream on until its first event."""
+    async def _events(self, data: bytes) -> bytes:
+        """Passes the whole events on. Returns the beginning of one that is not complete."""
+        end = data.rfind(b"\n\n") + 2 if len(data) < BUFFER_BYTES else len(data)
+        if end < 2:
+            return data
+        await self._pass(data[:end])
+        return data[end:]
+
+    async def _pass(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        await self._reply.write(data)
+
+    async def _comments(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> bytes:
+        """Passes the stream on until its first event. Returns the beginning of one that is not complete."""
         waiting = b""
         async for data in answer.content.iter_any():
             waiting += data
@@ -182,9 +200,7 @@ class _Relay:
         if _GROUP_FAILED in waiting:
             raise GroupLost("the group failed")
         await self._reply.begin(answer.status, headers)
-        if waiting:
-            self._tail = waiting[-TAIL_BYTES:]
-            await self._reply.write(waiting)
+        return await self._events(waiting)
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

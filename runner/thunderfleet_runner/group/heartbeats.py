@@ -15,7 +15,11 @@ SILENT_TICKS_LOADING = 60
 
 
 class Heartbeats:
-    """One rank's heartbeats, from the first until the process exits. Its init holds the interpreter and sends none."""
+    """One rank's heartbeats, from when its group has formed until the process exits.
+
+    Its init holds the interpreter, sends none and has a time limit. The first heartbeat is too late a start: a small model
+    serves before it is due, and the rank may freeze then.
+    """
 
     def __init__(self) -> None:
         self.last: protocol.Heartbeat | None = None
@@ -34,8 +38,10 @@ class Heartbeats:
     def received(self, message: protocol.FromRank) -> None:
         """Any message shows that the process is alive."""
         self._received_at, self._silent_ticks = time.monotonic(), 0
+        if not isinstance(message, protocol.Gather | protocol.Log):
+            self._beating = True
         if isinstance(message, protocol.Heartbeat):
-            self._beating, self.last = True, message
+            self.last = message
 
     def tick(self, stage: Stage) -> float | None:
         """One tick has passed. Returns, once, how many seconds the process has been silent when it counts as frozen."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES
 from thunderfleet_agent.copies.controller import MAX_RUNNING, Limits, PeerCopies
+from thunderfleet_agent.copies.paths import Way
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Target
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.peers.identity import Identity
@@ -17,7 +18,7 @@ from thunderfleet_agent.weights.wanted import MAX_SOURCES, Wanted, wanted_of
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheSpec, ModelCacheStatus
-from thunderfleet_crds.nodeprofile import Agent
+from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.modelstore.manifest import Manifest
@@ -110,6 +111,31 @@ async def test_the_state_names_the_mac_and_the_cable(fleet: Fleet) -> None:
         assert not copies.states()
         await until_async(lambda: target.store.arrived_bytes(whole) > 0)
     assert not arrived(target, whole)
+
+
+async def test_a_cable_of_a_group_is_free_until_this_mac_has_the_groups_model(fleet: Fleet) -> None:
+    """The group waits for this copy, so it sends nothing over its cable."""
+    source, target = await fleet.mac(), await fleet.mac()
+    fill(source.store, WHOLE, FILES)
+    folder = target.store.layout.snapshot(REPOSITORY, COMMIT)
+    group = GroupUse(name="ns/md-0", epoch=1, model_path=str(folder), links=(f"cable-{source.node}",))
+    other = group.model_copy(update={"name": "ns/other-0", "model_path": "/models/other"})
+    async with copying(target, cables=(source,)) as copies:
+        copies.want([model(source)])
+        ways = []
+        for groups in ((group,), (group, other), None):
+            copies.set_groups(groups)
+            ways.append([path.way for path in copies._ways(WHOLE.digest)])
+        assert ways == [[Way.CABLE], [Way.USED_CABLE], [Way.USED_CABLE]]
+        copies.set_groups((group,))
+        await until_async(lambda: arrived(target), describe=lambda: str(copies.states()))
+        # The copy has ended; its state still says where it came from.
+        await until_async(lambda: not copies.running)
+        state = copies.states()[WHOLE.digest]
+        assert (state.peer, state.link) == (source.node, f"cable-{source.node}")
+        # From here on the group may start.
+        target.store.publish(WHOLE)
+        assert [path.way for path in copies._ways(WHOLE.digest)] == [Way.USED_CABLE]
 
 
 async def test_a_model_that_nobody_has_waits_and_arrives_later(fleet: Fleet) -> None:

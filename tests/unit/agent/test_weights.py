@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,12 +11,16 @@ import pytest
 from thunderfleet_agent.weights import keeper as keepers
 from thunderfleet_agent.weights.keeper import Keeper
 from thunderfleet_agent.weights.progress import Rate
-from thunderfleet_agent.weights.wanted import wanted_of
+from thunderfleet_agent.weights.wanted import Wanted, wanted_of
+from thunderfleet_crds.copies import CopyState
 from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
+
+from tests.support.copies import fill
 
 Json = dict[str, Any]
 UID = "11111111-2222-3333-4444-555555555555"
@@ -80,6 +85,23 @@ class Mac:
         return folder
 
 
+class Peers:
+    """Copies from another Mac, as the keeper sees them: a model arrives as soon as it is wanted."""
+
+    def __init__(self, mac: Mac, name: str, *, arrives: bool = True) -> None:
+        self.mac, self.name, self.arrives = mac, name, arrives
+        self.wanted: set[str] = set()
+
+    def want(self, models: Collection[Wanted]) -> None:
+        self.wanted = {one.digest for one in models}
+        if self.wanted and self.arrives:
+            fill(self.mac.store, manifest(self.name), contents(self.name))
+
+    def states(self) -> dict[str, CopyState]:
+        state = CopyState(source=CopySource.PEER, peer="mac-2", link="cable")
+        return dict.fromkeys(self.wanted, state)
+
+
 @pytest.fixture
 def mac(tmp_path: Path) -> Mac:
     return Mac(tmp_path / "store")
@@ -95,6 +117,39 @@ def test_a_download_becomes_a_model(mac: Mac) -> None:
     published = mac.published
     assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
     assert mac.published == published
+
+
+def test_a_complete_model_says_where_it_came_from(mac: Mac) -> None:
+    mac.wants(cache("tiny"))
+    mac.download("tiny")
+    mac.round()
+    assert [(copy.source, copy.peer, copy.link) for copy in mac.keeper.copies] == [(CopySource.HUB, None, None)]
+    mac.wants(cache("copied", source="Peer"))
+    digest = manifest("copied").digest
+    mac.keeper.peers = peers = Peers(mac, "copied")
+    mac.round()
+    assert peers.wanted == {digest}
+    # The next round finds the files, and the transfer is forgotten.
+    mac.round()
+    assert peers.wanted == set()
+    mac.round()
+    copied = next(copy for copy in mac.keeper.copies if copy.manifest == digest)
+    assert (copied.phase, copied.source, copied.peer, copied.link) == (CopyPhase.COMPLETE, CopySource.PEER, "mac-2", "cable")
+
+
+def test_a_deployment_that_is_deleted_during_the_copy_ends_it_and_leaves_no_model(mac: Mac) -> None:
+    mac.keeper.peers = peers = Peers(mac, "copied", arrives=False)
+    mac.wants(cache("copied", source="Peer"))
+    mac.round()
+    assert peers.wanted == {manifest("copied").digest}
+    # Its ModelCache goes with it: first it has a deletionTimestamp, then it is gone.
+    ending = cache("copied", source="Peer")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    for caches in ((ending,), ()):
+        mac.wants(*caches)
+        assert mac.round() == {}
+        assert peers.wanted == set()
+    assert not mac.store.layout.snapshot("owner/copied", manifest("copied").commit).exists()
 
 
 def test_progress_counts_what_is_staged_and_is_no_model_yet(mac: Mac) -> None:
@@ -147,6 +202,53 @@ def test_what_no_cache_wants_stays_until_the_disk_is_needed(mac: Mac, monkeypatc
     mac.download("newer", uid=UID.replace("1", "9"))
     assert set(mac.round()) == {"served", "new", "newer"}
     assert (own / "config.json").exists()
+
+
+def test_a_model_that_a_deployment_names_is_kept_even_if_nothing_runs(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("named", "other"):
+        mac.wants(cache(name))
+        mac.download(name)
+        mac.round()
+    asleep = cache("named", uid=UID.replace("1", "8"))
+    owner = {"apiVersion": API_VERSION, "kind": "ModelDeployment", "name": "chat", "uid": "u", "controller": True}
+    asleep["metadata"]["ownerReferences"] = [owner]
+    asleep["status"]["assignments"] = []
+    mac.wants(asleep)
+    assert set(mac.round()) == {"named", "other"}
+    assert {copy.repository: copy.used_at is not None for copy in mac.keeper.copies} == {
+        "owner/named": False,
+        "owner/other": True,
+    }
+    monkeypatch.setattr(mac.store, "free_bytes", lambda: 0)
+    mac.wants(asleep, cache("new"))
+    mac.download("new")
+    assert set(mac.round()) == {"named", "new"}
+    # Its ModelDeployment is deleted, and another model needs the disk.
+    mac.wants(cache("newer"))
+    mac.download("newer")
+    assert set(mac.round()) == {"newer"}
+
+
+def test_the_time_of_the_last_use_is_kept(mac: Mac) -> None:
+    mac.wants(cache("tiny"))
+    mac.download("tiny")
+    mac.round()
+    path = mac.store.layout.manifest(manifest("tiny").digest)
+    os.utime(path, (1, 1))
+    # It is wanted all the time: now and then that is noted, and not in every round.
+    mac.round()
+    assert path.stat().st_mtime == 1
+    mac.now += keepers.TOUCH_SECONDS
+    mac.round()
+    assert path.stat().st_mtime > 1
+    os.utime(path, (1, 1))
+    mac.wants()
+    mac.round()
+    used = path.stat().st_mtime
+    assert used > 1
+    mac.now += 2 * keepers.TOUCH_SECONDS
+    mac.round()
+    assert path.stat().st_mtime == used
 
 
 def test_two_caches_share_one_model_and_each_has_its_download(mac: Mac) -> None:

@@ -1,5 +1,8 @@
 """What ``thunderfleet model`` shows."""
 
+import re
+from datetime import UTC, datetime
+
 import pytest
 from thunderfleet_cli.cli import parser
 from thunderfleet_cli.model import view
@@ -47,16 +50,39 @@ def test_conditions_of_an_earlier_spec_do_not_count() -> None:
 
 
 def test_the_table_has_caches_and_what_no_cache_names() -> None:
-    copies = [
-        {"manifest": "m1", "repository": "owner/tiny", "commit": "c" * 40},
-        {"manifest": "m2", "repository": "owner/old", "commit": "d" * 40},
+    tiny = {"manifest": "m1", "repository": "owner/tiny", "commit": "c" * 40, "bytes": 2**30}
+    old = {"manifest": "m2", "repository": "owner/old", "commit": "d" * 40, "bytes": 2**31}
+    served = {"manifest": "m3", "repository": "owner/served", "commit": "e" * 40, "bytes": 5}
+    group = {"name": "ns/md-0", "modelPath": f"/store/models--owner--served/snapshots/{'e' * 40}"}
+
+    def profile(name: str, *copies: view.Json, **status: object) -> view.Json:
+        return {"metadata": {"name": name}, "status": {"copies": list(copies), **status}}
+
+    profiles = [
+        profile("a", tiny, {**old, "usedAt": "2026-01-01T00:00:00Z"}, served, groups=[group]),
+        # No longer one of the Macs of the ModelCache, whose ModelDeployment names the model all the same.
+        profile("b", tiny, {**old, "usedAt": "2026-01-03T21:30:00Z"}),
+        {"metadata": {"name": "c"}},
     ]
-    profiles = [{"metadata": {"name": name}, "status": {"copies": copies}} for name in ("a", "b")]
-    rows = [view.row(cache()), *view.unreferenced([*profiles, {"metadata": {"name": "c"}}], [cache()])]
-    lines = view.table(rows).splitlines()
-    assert lines[1].split() == ["ns", "tiny", "owner/tiny", "1Gi", "1/2", "Fetched", "a"]
-    assert lines[2].split() == ["-", "-", "owner/old@dddddddd", "-", "-", "Unreferenced", "a,b"]
-    assert len(lines) == 3
+    owned = cache()
+    owned["metadata"]["ownerReferences"] = [{"kind": "ModelDeployment", "name": "chat", "controller": True}]
+    owned["status"]["assignments"] = [{"node": "a"}]
+    rows = [view.row(cache()), *view.unreferenced(profiles, [owned], datetime(2026, 1, 4, tzinfo=UTC))]
+    lines = [re.split(" {3,}", line) for line in view.table(rows).splitlines()]
+    assert lines[1] == ["ns", "tiny", "owner/tiny", "1Gi", "1/2", "Fetched", "-", "a"]
+    assert lines[2:] == [
+        ["-", "-", "owner/old@dddddddd", "2Gi", "-", "Unreferenced", "-", "a (unused 3 d),b (unused 2 h)"],
+        ["-", "-", "owner/served@eeeeeeee", "5", "-", "InUse", "group ns/md-0", "a"],
+        ["-", "-", "owner/tiny@cccccccc", "1Gi", "-", "Named", "ModelDeployment chat", "b"],
+    ]
+    assert view.row(owned)[6] == "ModelDeployment chat"
+
+
+def test_ages_survive_wrong_clocks() -> None:
+    now = datetime(2026, 1, 4, tzinfo=UTC)
+    assert view.age("2026-01-03T23:59:59Z", now) == "used in the last hour"
+    assert view.age("2026-01-02T23:59:59Z", now) == "unused 24 h"
+    assert view.age("2031-01-01T00:00:00Z", now) == "used at an unknown time"
 
 
 def test_the_command_line() -> None:

@@ -219,7 +219,7 @@ async def test_a_renewer_asks_again_after_trouble_and_puts_the_pair_to_use(
 
     task = asyncio.ensure_future(Renewer("serving", tmp_path / "serving.pem", answer, use, said.append, old).run())
     try:
-        assert await asyncio.wait_for(put, 10) == new
+        assert await asyncio.wait_for(put, 60) == new
         await asyncio.sleep(0)
     finally:
         task.cancel()
@@ -250,7 +250,7 @@ class Renewals:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def next(self) -> asyncio.Future[Pair]:
-        return await asyncio.wait_for(self.asked.get(), 10)
+        return await asyncio.wait_for(self.asked.get(), 60)
 
 
 async def test_a_renewer_asks_at_once_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ async def test_a_renewer_asks_at_once_when_it_is_told_to(tmp_path: Path, monkeyp
         assert given_up.cancelled(), "it asks for what nobody wants any more"
         failing.set_exception(CertificateError("not approved"))
         (await renewals.next()).set_result(new)
-        assert await asyncio.wait_for(renewals.used.get(), 10) == new
+        assert await asyncio.wait_for(renewals.used.get(), 60) == new
         await asyncio.sleep(0)
         assert renewals.asked.empty()
 
@@ -278,7 +278,7 @@ async def test_a_wrong_clock_causes_no_storm_of_requests(tmp_path: Path, off: ti
     new = pair(start=datetime.now(UTC) - off, life=timedelta(days=10))
     async with Renewals(tmp_path, None) as renewals:
         (await renewals.next()).set_result(new)
-        assert await asyncio.wait_for(renewals.used.get(), 10) == new
+        assert await asyncio.wait_for(renewals.used.get(), 60) == new
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(renewals.asked.get(), 0.2)
 

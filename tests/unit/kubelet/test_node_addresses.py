@@ -193,7 +193,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 async def test_a_mac_that_boots_before_dhcp_waits_and_says_so(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     machine.readings = [(), None, ()]
     machine.now = ("192.168.64.11",)
-    await asyncio.wait_for(machine.node.wait(), 10)
+    await asyncio.wait_for(machine.node.wait(), 60)
     assert machine.node.current == ("192.168.64.11",)
     assert caplog.text.count("the Node waits for an address") == 1
 
@@ -218,6 +218,6 @@ async def test_a_lost_address_stays_current_until_there_is_another(machine: Mach
 
 async def test_addresses_of_the_configuration_are_never_read(machine: Machine) -> None:
     fixed = NodeAddresses(("a",), machine.read)
-    await asyncio.wait_for(fixed.wait(), 10)
-    await asyncio.wait_for(fixed.follow(lambda: None), 10)
+    await asyncio.wait_for(fixed.wait(), 60)
+    await asyncio.wait_for(fixed.follow(lambda: None), 60)
     assert (fixed.current, machine.reads) == (("a",), 0)

@@ -224,11 +224,11 @@ async def test_an_address_that_cannot_be_bound_is_why_the_node_is_not_ready(
     monkeypatch.setattr(kubelet.server, "start", start)
     monkeypatch.setattr("thunderfleet_kubelet.app.BIND_RETRY_SECONDS", 0.0)
     task = asyncio.ensure_future(kubelet._listen())
-    await asyncio.wait_for(attempts.get(), 10)
-    await asyncio.wait_for(attempts.get(), 10)
+    await asyncio.wait_for(attempts.get(), 60)
+    await asyncio.wait_for(attempts.get(), 60)
     assert "127.0.0.1:10250: Address already in use" in kubelet.node.problems["ServerNotListening"]
     free.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
     assert kubelet.node.problems == {}
 
 
@@ -251,12 +251,12 @@ async def test_a_new_address_goes_everywhere(kubelet: Kubelet, monkeypatch: pyte
     kubelet.node.registered.set()
     tasks = [asyncio.ensure_future(work) for work in (kubelet._serve(), kubelet.credentials.serving.run())]
     try:
-        assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.1"
-        assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.1",)
+        assert await asyncio.wait_for(starts.get(), 60) == "127.0.0.1"
+        assert await asyncio.wait_for(requested.get(), 60) == ("127.0.0.1",)
         kubelet.addresses.current = ("127.0.0.2",)
         kubelet._addresses_changed()
-        assert await asyncio.wait_for(starts.get(), 10) == "127.0.0.2"
-        assert await asyncio.wait_for(requested.get(), 10) == ("127.0.0.2",), "the request for the old address is given up"
+        assert await asyncio.wait_for(starts.get(), 60) == "127.0.0.2"
+        assert await asyncio.wait_for(requested.get(), 60) == ("127.0.0.2",), "the request for the old address is given up"
         assert kubelet.node.addresses == kubelet.pods.settings.addresses == ("127.0.0.2",)
         await asyncio.gather(*kubelet._background_tasks)
         kube = cast(FakeKube, kubelet.kube())

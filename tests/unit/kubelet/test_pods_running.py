@@ -654,7 +654,7 @@ async def test_exec_ends_with_its_command_not_with_what_it_leaves_behind(world: 
     queries = manager.queries
     world.api.add_pod("shell", {"terminationGracePeriodSeconds": 1, "containers": [sh("sleep 600")]})
     await world.phase("shell", "Running")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         session = await queries.exec("default", "shell", "main", ["sh", "-c", LEAVER + "; exit 4"], stdin=False, tty=False)
         assert b"".join([data async for data in session.stdout]) == b"said\n"
         assert await session.wait() == 4
@@ -703,7 +703,7 @@ async def test_a_terminal_whose_reader_stalls_blocks_the_program(world: World) -
     count = "i=0; while :; do i=$((i+1)); echo $i; echo $i > $CONTAINER_SANDBOX_MOUNT_POINT/count; done"
     session = await manager.queries.exec("default", "flood", "main", ["sh", "-c", count], stdin=False, tty=True)
     output = aiter(session.stdout)
-    assert (await asyncio.wait_for(anext(output), 20)).startswith(b"1\r\n")
+    assert (await asyncio.wait_for(anext(output), 60)).startswith(b"1\r\n")
     file = next(world.root.glob("pods/*/containers/main/sandbox/0")) / "count"
 
     async def settled() -> str:
@@ -714,11 +714,11 @@ async def test_a_terminal_whose_reader_stalls_blocks_the_program(world: World) -
             await asyncio.sleep(0.1)
         return now
 
-    stalled = await asyncio.wait_for(settled(), 20)
+    stalled = await asyncio.wait_for(settled(), 60)
     # The size of the terminal's buffer.
     assert int(stalled) < 20_000
     # Linux lets the writer go on only once enough of what the terminal holds has been read.
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while file.read_text() in ("", stalled):
             await anext(output)
     await session.kill()
@@ -822,7 +822,7 @@ async def test_a_kubelet_that_ends_while_it_starts_a_container_fails_no_pod(
         patch.setattr(ContainerRuntime, "_run_shim", hang)
         first = await world.boot()
         world.api.add_pod("once", {"restartPolicy": "Never", "containers": [sh("echo up; sleep 600")]})
-        await asyncio.wait_for(reached.wait(), 20)
+        await asyncio.wait_for(reached.wait(), 60)
         # A reader must not mistake it for dead in the meantime.
         assert await world.log("once") == ""
         assert not list(world.root.glob("pods/*/containers/main/0/exit.json"))
@@ -843,7 +843,7 @@ async def test_a_second_shim_leaves_the_attempt_alone(world: World) -> None:
     late = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", str(Path(files.__file__).parent), str(folder), env={}
     )
-    assert await asyncio.wait_for(late.wait(), 20) == 0
+    assert await asyncio.wait_for(late.wait(), 60) == 0
     await world.until(lambda: world.processes() == before)
     assert await world.log("one") == "up\n"
     assert world.api.pod("one")["status"]["phase"] == "Running"

@@ -341,7 +341,7 @@ async def test_a_reader_that_stops_following_is_forgotten(served: Served) -> Non
     answer = await served.session.get(served.url + "/containerLogs/d/p/c?follow=true", ssl=served.trusted)
     assert await answer.content.readline() == b"one\n"
     answer.close()
-    await asyncio.wait_for(served.pods.log_closed.wait(), 10)
+    await asyncio.wait_for(served.pods.log_closed.wait(), 60)
 
 
 async def test_a_pod_that_is_not_here(served: Served) -> None:
@@ -441,7 +441,7 @@ async def test_a_caller_who_goes_ends_the_program(served: Served) -> None:
     served.pods.program = Program(0, forever=True)
     async with served.socket("/exec/default/p/c?command=x&output=1") as socket:
         await socket.close()
-    await asyncio.wait_for(served.pods.program.killed.wait(), 10)
+    await asyncio.wait_for(served.pods.program.killed.wait(), 60)
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ async def test_a_watch_notices_that_connections_were_given_up(server: str) -> No
                 heard.put_nowait(kind)
 
         watching = asyncio.create_task(watch())
-        assert await asyncio.wait_for(heard.get(), 10) == "ADDED"
+        assert await asyncio.wait_for(heard.get(), 60) == "ADDED"
         await kube.reconnect()
         with pytest.raises(ApiError, match="the client closed the connection") as caught:
-            await asyncio.wait_for(watching, 10)
+            await asyncio.wait_for(watching, 60)
         assert caught.value.unanswered, "the next watch resumes where this one was"
         assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == "x"
 

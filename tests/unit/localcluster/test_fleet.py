@@ -6,7 +6,7 @@ import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.checks import problems
 from thunderfleet_localcluster.fleet.fault_state import MAX_RATE_MBPS
-from thunderfleet_localcluster.fleet.file import DEFAULT_FLEET, MACS_ONLY, load_fleet, parse_fleet
+from thunderfleet_localcluster.fleet.file import DEFAULT_FLEET, MACS_AND_HUB, load_fleet, parse_fleet
 
 GOOD = """\
 machines:
@@ -68,8 +68,9 @@ def test_default_fleet_is_the_demo_and_the_example() -> None:
     example = Path(__file__).parents[3] / "examples" / "fleet.yaml"
     assert example.read_text() == DEFAULT_FLEET
     assert load_fleet(example) == fleet
-    macs = parse_fleet(MACS_ONLY)
-    assert macs.machines == fleet.machines[:3] and macs.cables == fleet.cables
+    with_hub = parse_fleet(MACS_AND_HUB)
+    assert with_hub.machines[:3] == fleet.machines[:3] and with_hub.cables == fleet.cables
+    assert [(machine.name, machine.kind) for machine in with_hub.machines[3:]] == [("hub", "linux")]
 
 
 def test_the_good_file_is_good() -> None:

@@ -140,7 +140,7 @@ async def _say(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     writer.write_eof()
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     await writer.wait_closed()
     return answer
@@ -165,7 +165,7 @@ async def test_the_forwarder_passes_a_reset_on() -> None:
     forward = await serve_forward(socket.create_server(("127.0.0.1", 0)), "127.0.0.1", server.sockets[0].getsockname()[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", forward.sockets[0].getsockname()[1])
     writer.write(b"x")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
     writer.transport.abort()

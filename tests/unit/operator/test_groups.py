@@ -85,7 +85,7 @@ async def test_the_report_of_rank_0_and_its_changes_arrive(serve: Any, monkeypat
     groups = GroupClient(changed.put_nowait, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await changed.get() == "ns/md"
             heard = groups.report("ns/md", 0, 1)
             assert heard.state is not None and heard.state.phase is GroupPhase.LOADING
@@ -101,7 +101,7 @@ async def test_the_report_of_rank_0_and_its_changes_arrive(serve: Any, monkeypat
         assert groups.report("ns/md", 0, 2).state is None
         groups.listen("ns/md", {})
         assert groups.report("ns/md", 0, 1).state is None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             polls = [task for task in asyncio.all_tasks() if task.get_name().startswith("poll ")]
             await asyncio.gather(*polls, return_exceptions=True)
     finally:
@@ -118,7 +118,7 @@ async def test_the_poll_names_the_known_state_so_that_rank_0_answers_on_change(
     groups = GroupClient(lambda key: None, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(port), pair)})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await asked.get() == {}, "the first answer is wanted at once"
             assert await asked.get() == {"wait": "0.02", "phase": "Ready", "attempt": "2"}
     finally:
@@ -132,7 +132,7 @@ async def test_rank_0_hears_what_identifies_the_connections_of_its_cables(serve:
     port = await serve(pair, {"uid": "uid", "index": 0, "epoch": 1, "phase": "Ready", "attempt": 2}, asked)
     groups = GroupClient(lambda key: None, lambda: True)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for text in ("one", "two"):
                 groups.listen("ns/md", {0: (plan_at(port), pair)}, {0: text})
                 while (await asked.get()).get("connections") != text:
@@ -153,7 +153,7 @@ async def test_a_group_is_asked_to_drain_until_it_agrees(serve: Any, monkeypatch
     groups = GroupClient(changed.put_nowait, lambda: True)
     try:
         groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await changed.get()
             groups.drain("ns/md", 0, 2)
             groups.drain("ns/md", 1, 1)
@@ -176,7 +176,7 @@ async def test_only_a_leader_asks_a_group_to_drain(serve: Any, monkeypatch: pyte
     try:
         groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
         groups.drain("ns/md", 0, 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("drain")))
             assert state["phase"] == "Ready", "not asked"
             leads[0] = True

@@ -134,7 +134,7 @@ async def _shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = GRO
     listening = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=server)
     port = listening.sockets[0].getsockname()[1]
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname=name)
             try:
                 return await reader.read()
@@ -235,7 +235,7 @@ async def test_the_earliest_wish_counts() -> None:
     queue.add_after("a", 3600)
     queue.add_after("a", 0.01)
     queue.add_after("b", 3600)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await queue.get() == "a"
     queue.done("a")
     queue.add("b")
@@ -248,7 +248,7 @@ async def test_add_wakes_who_waits() -> None:
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     queue.add("a")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await waiting == "a"
 
 

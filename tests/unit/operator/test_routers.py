@@ -26,14 +26,17 @@ from thunderfleet_crds.routing import (
 )
 from thunderfleet_crds.routing import routing_keys as read_routing_keys
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_operator.act import executor
 from thunderfleet_operator.act.keys import KeyPair, client_context, group_keys, router_pair
 from thunderfleet_operator.act.routers.api_keys import REREAD_SECONDS
 from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import AGAIN_SECONDS, Publisher
+from thunderfleet_operator.decide import manifests
 from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS
 from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, digests
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoint_slice
 from thunderfleet_operator.decide.scaling.turns import RESIDENCY_SECONDS
+from thunderfleet_operator.observe.concerns import concerned, work_key
 from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
@@ -275,6 +278,70 @@ async def test_the_service_leads_to_routers_at_port_80(world: World) -> None:
     await world.round()
     written = [path for _, path in world.writes[count:]]
     assert [path for path in written if "/endpointslices/" in path] == [ENDPOINT_SLICES.item("ns", made["metadata"]["name"])]
+
+
+@pytest.mark.parametrize("change", ["deleted", "endpoints", "labels", "ports"])
+async def test_an_endpoint_slice_that_somebody_changes_is_restored(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(executor, "RESTORE_SECONDS", 0.0)
+    world.deploy()
+    _router(world, "mini")
+    await world.serve()
+    (path,) = [path for path in world.objects if "/endpointslices/" in path]
+    before = json.loads(json.dumps(world.objects[path]))
+    if change == "deleted":
+        world.remove(ENDPOINT_SLICES, f"ns/{before['metadata']['name']}")
+    else:
+        edited = json.loads(json.dumps(before))
+        if change == "endpoints":
+            edited["endpoints"].append({"addresses": ["10.6.6.6"]})
+        elif change == "labels":
+            edited["metadata"]["labels"]["kubernetes.io/service-name"] = "other"
+        else:
+            edited["ports"][0]["port"] = 1
+        world.put(ENDPOINT_SLICES, edited)
+    await world.round()
+    after = world.objects[path]
+    assert (after["endpoints"], after["ports"]) == (before["endpoints"], before["ports"])
+    assert after["metadata"]["labels"] == before["metadata"]["labels"]
+    count = len(world.writes)
+    await world.round()
+    assert not [path for _, path in world.writes[count:] if "/endpointslices/" in path]
+
+
+async def test_a_service_whose_ports_somebody_changes_is_restored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "RESTORE_SECONDS", 0.0)
+    world.deploy()
+    _router(world, "mini")
+    await world.serve()
+    path = SERVICES.item("ns", "md")
+    edited = json.loads(json.dumps(world.objects[path]))
+    edited["spec"]["ports"][0]["port"] = 81
+    world.put(SERVICES, edited)
+    await world.round()
+    assert world.objects[path]["spec"]["ports"][0]["port"] == 80
+
+
+async def test_what_another_program_changes_all_the_time_is_not_fought_over(world: World) -> None:
+    world.deploy()
+    _router(world, "mini")
+    await world.serve()
+    (path,) = [path for path in world.objects if "/endpointslices/" in path]
+    count = len(world.writes)
+    for _ in range(5):
+        world.put(ENDPOINT_SLICES, {**json.loads(json.dumps(world.objects[path])), "endpoints": []})
+        await world.round()
+    assert not [path for _, path in world.writes[count:] if "/endpointslices/" in path]
+
+
+@pytest.mark.parametrize("change", ["deleted", "owner"])
+def test_a_change_of_an_endpoint_slice_concerns_its_deployment(world: World, change: str) -> None:
+    world.deploy()
+    before = endpoint_slice(world.md, manifests.owner(world.md), (), RouterSettings(RELEASE, 4141))
+    after = None if change == "deleted" else {**before, "metadata": {**before["metadata"], "ownerReferences": []}}
+    found = concerned(world.index, ENDPOINT_SLICES, f"ns/{before['metadata']['name']}", before, after, ())
+    assert list(found) == [work_key(DEPLOYMENTS, "ns/md")]
 
 
 async def test_a_headless_service_of_an_earlier_version_gets_an_address(world: World) -> None:

@@ -10,14 +10,24 @@ from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.copies import ModelCopy
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
-from thunderfleet_crds.nodeprofile import Model, ModelStore, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.nodeprofile import (
+    Agent,
+    Interface,
+    InterfaceAddress,
+    Model,
+    ModelStore,
+    Network,
+    NodeProfile,
+    NodeProfileStatus,
+)
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
+from thunderfleet_crds.vocabulary import AddressClass, ConditionType, CopyPhase, CopySource, InterfaceKind
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.weights import cache as decisions
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod
+from thunderfleet_operator.decide.weights.uplink import uplink_mbps
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedCache
@@ -165,6 +175,57 @@ def test_one_mac_downloads_and_the_other_waits() -> None:
     found = decide(observed(cache(RESOLVED, copies=2), a=profile("a"), b=profile("b", free=200 * GIB)))
     assert sources(found) == {"a": CopySource.PEER, "b": CopySource.HUB}
     assert found.create == NewPod(Task.DOWNLOAD, "b", 0, STORE)
+
+
+def online(found: NodeProfile, kind: InterfaceKind, mbps: int | None = None, address: str = "10.0.0.1") -> NodeProfile:
+    """The same Mac, whose agent listens at 10.0.0.1, with this interface and a fast one that is not used."""
+    interfaces = (
+        Interface(name="en9", kind=InterfaceKind.ETHERNET, up=True, speed_mbps=100_000),
+        Interface(
+            name="en0",
+            kind=kind,
+            up=True,
+            speed_mbps=mbps,
+            addresses=(InterfaceAddress(address=address, prefix_length=24, class_=AddressClass.PRIVATE),),
+        ),
+    )
+    agent = Agent(address="10.0.0.1", port=9440, certificate_sha256="a" * 64)
+    status = found.status.model_copy(update={"agent": agent, "network": Network(interfaces=interfaces)})
+    return found.model_copy(update={"status": status})
+
+
+@pytest.mark.parametrize(
+    ("kind", "mbps", "address", "expected"),
+    [
+        (InterfaceKind.ETHERNET, 10_000, "10.0.0.1", 10_000),
+        (InterfaceKind.ETHERNET, None, "10.0.0.1", 1000),
+        (InterfaceKind.ETHERNET, 100, "10.0.0.1", 100),
+        (InterfaceKind.WIFI, None, "10.0.0.1", 300),
+        # The speed of a cable to a Mac that shares its connection is not that of the connection.
+        (InterfaceKind.THUNDERBOLT, 80_000, "10.0.0.1", 1000),
+        (InterfaceKind.VPN, None, "10.0.0.1", 100),
+        # No interface has the address that the agent listens on.
+        (InterfaceKind.ETHERNET, 10_000, "10.0.0.2", 100),
+    ],
+)
+def test_how_fast_a_connection_is(kind: InterfaceKind, mbps: int | None, address: str, expected: int) -> None:
+    assert uplink_mbps(online(profile("a"), kind, mbps, address)) == expected
+    assert uplink_mbps(None) == uplink_mbps(profile("a")) == 100
+
+
+def test_the_mac_with_the_fastest_connection_downloads() -> None:
+    a = online(profile("a", free=900 * GIB), InterfaceKind.WIFI)
+    b = online(profile("b"), InterfaceKind.ETHERNET, 1000)
+    c = online(profile("c"), InterfaceKind.ETHERNET, 10_000)
+    found = decide(observed(cache(RESOLVED), needed=("a", "b", "c"), a=a, b=b, c=c))
+    assert [name for name, source in sources(found).items() if source is CopySource.HUB] == ["c"]
+    # One that has part of the files already goes on with them.
+    a = online(profile("a", copy=CopyPhase.COPYING, done=GIB), InterfaceKind.WIFI)
+    found = decide(observed(cache(RESOLVED), needed=("a", "b", "c"), a=a, b=b, c=c))
+    assert [name for name, source in sources(found).items() if source is CopySource.HUB] == ["a"]
+    # Only a Mac that shall hold the model fetches it.
+    found = decide(observed(cache(RESOLVED), needed=("b",), a=a, b=b, c=c))
+    assert sources(found) == {"b": CopySource.HUB}
 
 
 def test_a_download_that_has_begun_stays_where_it_is() -> None:

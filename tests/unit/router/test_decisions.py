@@ -322,16 +322,31 @@ def test_the_table_of_callers_is_bounded_and_keeps_those_with_requests() -> None
 
 def test_a_request_is_refused_after_two_failures_for_a_while() -> None:
     known, name = suspects.Suspects(), suspects.digest("u", "/v1/chat/completions", b"{}")
-    assert known.failed(name, 0.0) == 1 and not known.refused(name, 1.0)
-    assert known.failed(name, 2.0) == 2 and known.refused(name, 3.0)
+    assert known.failed(name, "a", 0.0, 0.5) == 1 and not known.refused(name, 1.0)
+    assert known.failed(name, "b", 1.0, 2.0) == 2 and known.refused(name, 3.0)
     assert not known.refused(name, 3.0 + suspects.FORGET_SECONDS)
     assert suspects.digest("v", "/v1/chat/completions", b"{}") != name
+
+
+def test_one_failure_counts_once_however_many_clients_sent_the_request() -> None:
+    known = suspects.Suspects()
+    assert [known.failed("x", "a", sent, 5.0 + sent) for sent in (1.0, 2.0, 3.0)] == [1, 1, 1]
+    # Sent to the same group after it had failed and was back: it failed again.
+    assert known.failed("x", "a", 9.0, 10.0) == 2 and known.refused("x", 11.0)
+
+
+def test_a_request_that_was_answered_is_no_suspect() -> None:
+    known = suspects.Suspects()
+    known.failed("x", "a", 0.0, 1.0)
+    known.answered("x")
+    assert known.failed("x", "b", 2.0, 3.0) == 1
+    known.answered("never seen")
 
 
 def test_the_table_of_suspects_is_bounded() -> None:
     known = suspects.Suspects()
     for number in range(suspects.MAX_SUSPECTS + 10):
-        known.failed(str(number), 0.0)
+        known.failed(str(number), "a", 0.0, 0.0)
     assert len(known) == suspects.MAX_SUSPECTS
 
 

@@ -80,18 +80,19 @@ async def _running(server: ApiServer, **options: Any) -> AsyncIterator[tuple[Rou
         "addresses": ["127.0.0.1"],
         "port": 0,
         "operator": None,
+        "notice_seconds": 0.0,
     } | options
     router = Router(kube, Options(**chosen))
     running = asyncio.create_task(router.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await router.listening.wait()
             await until_async(lambda: router.watch.synced)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{router.port}") as session:
             yield router, session
     finally:
         router.ending.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await running
         await kube.close()
 
@@ -245,6 +246,53 @@ async def test_requests_end_before_the_router_does() -> None:
             assert "[DONE]" in await (await asked).text()
 
 
+async def test_a_router_that_ends_answers_on_the_connections_that_it_has() -> None:
+    free = asyncio.Event()
+
+    async def hold(request: web.Request, body: bytes) -> web.StreamResponse:
+        if b"held" in body:
+            await free.wait()
+        return await a.answer(request, body)
+
+    async with api_server() as server, gateways("a") as (a,):
+        a.behaves = hold
+        server.secret(*_pair("x"))
+        server.model(Model(urls=[a.url]))
+        async with _running(server) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            held = asyncio.create_task(_ask(session, user="held"))
+            await until_async(lambda: a.requests)
+            # Leaves an open connection.
+            await (await _ask(session)).read()
+            router.ending.set()
+            await until_async(lambda: router.port and _closed(router.port))
+            for stream in (True, False):
+                reused = await _ask(session, stream=stream) if stream else await held
+                assert reused.status == 200 and reused.headers["Connection"] == "close"
+                await reused.read()
+                free.set()
+
+
+async def test_a_router_that_ends_says_so_before_it_closes_its_port() -> None:
+    async with api_server() as server, gateways("a") as (a,):
+        server.secret(*_pair("x"))
+        server.model(Model(urls=[a.url]))
+        kube = server.kube()
+        router = Router(kube, Options(NAMESPACE, "router-1", ["127.0.0.1"], 0, None, notice_seconds=3600.0))
+        running = asyncio.create_task(router.run())
+        await router.listening.wait()
+        await until_async(lambda: router.watch.catalog.deployments)
+        router.ending.set()
+        await until_async(lambda: router.server.ending)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{router.port}") as new:
+            assert (await new.get("/readyz")).status == 503
+            assert (await _ask(new)).status == 200
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await kube.close()
+
+
 def _closed(port: int) -> bool:
     import socket
 
@@ -302,6 +350,6 @@ async def test_its_certificate_is_read_again(tmp_path: Path, monkeypatch: pytest
             await asyncio.sleep(0)
             assert await works(router.port, first), "a key that does not fit changes nothing"
             write(second)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await works(router.port, second):
                     pass

@@ -4,19 +4,23 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
+from thunderfleet_router.decide import balance
+from thunderfleet_router.decide.catalog import build
 from thunderfleet_router.http import exchange, reply, upstream
 from thunderfleet_router.http.exchange import Settings
 from thunderfleet_router.http.server import POSTS
 
 from tests.support.router import Client, Kit, bearer, client_of
-from tests.support.routing import CHAT, Gateway, Model, gateways
+from tests.support.routing import CHAT, KEYS, Gateway, Model, gateways
 from tests.support.waiting import until_async
 
 STREAM = CHAT | {"stream": True}
@@ -211,6 +215,54 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
         assert len(a.requests) + len(b.requests) == 1
 
 
+async def test_a_stream_that_is_cut_within_an_event_ends_with_whole_events() -> None:
+    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = await a.begin(request)
+        await response.write(a.token(0) + a.token(1)[:-7])
+        await asyncio.sleep(0)
+        return await _abort(request, body)
+
+    async with gateways("a") as (a,), client_of(Kit(Model(urls=[a.url]))) as client:
+        a.behaves = half
+        answer = await client.post("/v1/chat/completions", json={"model": "tiny", **STREAM})
+        events = (await answer.text()).strip().split("\n\n")
+        parsed = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert parsed[-1]["error"]["code"] == "group_failed"
+        assert [one["choices"][0]["delta"]["content"] for one in parsed[:-1]] == ["a0 "]
+
+
+async def test_a_whole_answer_that_is_cut_does_not_look_complete() -> None:
+    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b"[" + b"0," * upstream.BUFFER_BYTES)
+        return await _abort(request, body)
+
+    async with gateways("a") as (a,), client_of(Kit(Model(urls=[a.url]))) as client:
+        a.behaves = half
+        with pytest.raises(aiohttp.ClientError):
+            answer = await client.post("/v1/chat/completions", json={"model": "tiny", **CHAT})
+            await answer.read()
+
+
+async def test_equal_requests_at_one_failure_are_all_sent_to_another_group() -> None:
+    async with gateways("a", "b") as (a, b):
+        waiting: list[web.Request] = []
+
+        async def die(request: web.Request, body: bytes) -> web.StreamResponse:
+            waiting.append(request)
+            await until_async(lambda: len(waiting) == 3)
+            return await _abort(request, body)
+
+        a.behaves = die
+        kit = Kit(Model(urls=[a.url, b.url], states=["Ready", "Loading"]))
+        async with client_of(kit) as client:
+            asked = [asyncio.create_task(_chat(client)) for _ in range(3)]
+            await until_async(lambda: len(waiting) >= 2)
+            kit.set(Model(urls=[a.url, b.url]))
+            assert [(status, body.get("group")) for status, body in await asyncio.gather(*asked)] == [(200, "b")] * 3
+
+
 async def test_a_request_that_was_there_at_two_failures_is_refused() -> None:
     async with gateways("a", "b", "c") as (a, b, c):
         a.behaves = b.behaves = c.behaves = _abort
@@ -349,6 +401,26 @@ async def test_limits_of_a_key_hold_in_each_router() -> None:
                 assert answer.status == 429 and (await answer.json())["error"]["code"] == "tokens_per_minute"
                 assert int(answer.headers["Retry-After"]) >= 1
                 assert (await _chat(client, headers=bearer("2")))[0] == 200
+
+
+async def test_requests_that_wait_cost_nothing_while_all_groups_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+
+    def count(candidates: Any) -> Any:
+        looked.append(None)
+        return balance.choose(candidates)
+
+    monkeypatch.setattr(pool, "choose", count)
+    model = Model(urls=["http://10.0.0.1:1", "http://10.0.0.2:1"], slots=1)
+    full = pool.Pool(next(iter(build([model.object()], [model.document()], KEYS).deployments.values())))
+    tickets = [pool.Ticket(f"key {number}", KeyPriority.NORMAL, (), 1, may_wake=False) for number in range(100)]
+    for ticket in tickets:
+        full.ask(ticket)
+    seats = [ticket.seat.result() for ticket in tickets if ticket.seat.done()]
+    assert len(seats) == 4 and len(full.waiting) == 96
+    assert len(looked) == 2 * len(seats)
+    seats[0].leave()
+    assert len(looked) == 2 * (len(seats) + 1) and len(full.waiting) == 95
 
 
 async def test_a_client_that_leaves_frees_its_seat() -> None:

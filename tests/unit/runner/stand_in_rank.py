@@ -1,8 +1,8 @@
 """A rank without a model: MLX's real ring and the real frames, so that the supervisor is tested with a real peer.
 
 Files in THUNDERFLEET_TEST_FOLDER make it fail: ``init-hang-R``, ``load-error-R`` (its text), ``mute-R`` (no heartbeats once
-Ready), ``stuck-R`` (never joins a turn), ``slow-load-R`` (loads as long as the file exists), ``odd-token-R``; R is the rank. A
-``die-once-R`` file is deleted when it takes effect.
+Ready), ``never-beats-R`` (none at all), ``stuck-R`` (never joins a turn), ``slow-load-R`` (loads as long as the file exists),
+``odd-token-R``; R is the rank. A ``die-once-R`` file is deleted when it takes effect.
 
 Tests start hundreds of these: it writes plain JSON, because the messages' classes take five times as long to import as MLX. The
 supervisor refuses what is no message.
@@ -86,6 +86,8 @@ class StandIn:
         threading.Thread(target=self.beat, daemon=True).start()
 
     def beat(self) -> None:
+        if self.fault("never-beats").exists():
+            return
         while not (self.serving.is_set() and self.fault("mute").exists()):
             self.channel.send("heartbeat", steps=self.steps, in_step=self.turning.is_set())
             time.sleep(0.2)

@@ -138,7 +138,7 @@ async def test_the_longest_passage_after_a_cable_was_interrupted(idle: Callable[
         for connections in ("", "second"):
             group.service.connections = connections
             group.model.asked.clear()
-            await until_async(lambda: len(group.model.asked) > 3, "it asks on", 20)
+            await until_async(lambda: len(group.model.asked) > 3, "it asks on")
             assert LONG not in group.model.asked, "an operator that says nothing is no interruption"
 
 
@@ -146,7 +146,7 @@ async def test_a_wrong_answer_is_reported_and_asked_first_in_the_next_attempt(id
     async with idle(PASSED) as group:
         await group.until_asked(SHORT)
         group.model.right = False
-        await until_async(lambda: group.wrong, "the wrong answer is reported", 20)
+        await until_async(lambda: group.wrong, "the wrong answer is reported")
         assert group.wrong[0].startswith(
             f"the prompt was a passage of {CONTROL} tokens and then 32 of these tokens again; token 16 of the answer"
         )
@@ -156,7 +156,7 @@ async def test_a_wrong_answer_is_reported_and_asked_first_in_the_next_attempt(id
 async def test_a_client_ends_it(idle: Callable[..., Any]) -> None:
     async with idle(PASSED) as group:
         group.model.answers = False
-        await until_async(lambda: group.service.running, "it asks", 20)
+        await until_async(lambda: group.service.running, "it asks")
         group.service.arrival.set()
         await group.until_asked(-1, SHORT)
         assert not group.wrong

@@ -18,11 +18,10 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store
+from thunderfleet_localcluster.models import hub as testhub
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.models.hub import Fault, Hub, git_sha1, sha256
 from thunderfleet_runner import cli
-
-from tests.support import hub as testhub
-from tests.support.hub import Fault, Hub, git_sha1, sha256
 
 REPOSITORY = "owner/tiny"
 TOKEN = "hf_secret"

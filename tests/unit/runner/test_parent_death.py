@@ -36,7 +36,7 @@ async def test_a_process_that_reacts_to_nothing_ends_with_its_parent() -> None:
         assert alive(child)
         parent.send_signal(signal.SIGKILL)
         await parent.wait()
-        await until_async(lambda: not alive(child) and not with_variable(mark), seconds=20)
+        await until_async(lambda: not alive(child) and not with_variable(mark))
     finally:
         for pid in with_variable(mark):
             os.kill(pid, signal.SIGKILL)
@@ -50,7 +50,7 @@ async def test_nothing_stays_when_the_process_ends_first() -> None:
     # Ends when all holders of its output have closed it.
     output, _ = await child.communicate()
     assert int(output) == child.pid
-    await until_async(lambda: not with_variable(mark), seconds=20)
+    await until_async(lambda: not with_variable(mark))
 
 
 async def test_a_process_whose_parent_is_gone_already_ends_at_once() -> None:

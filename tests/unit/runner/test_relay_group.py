@@ -165,7 +165,7 @@ async def test_bytes_without_a_reader_are_not_kept(make_keys: Callable[[Path], P
         near[1].write_eof()
         # The reverse direction works although this one is full and closed.
         far[1].write(b"still")
-        assert await asyncio.wait_for(near[0].readexactly(5), 20) == b"still"
+        assert await asyncio.wait_for(near[0].readexactly(5), 60) == b"still"
         taken = 0
         async with asyncio.timeout(60):
             while data := await far[0].read(1 << 20):
@@ -173,8 +173,8 @@ async def test_bytes_without_a_reader_are_not_kept(make_keys: Callable[[Path], P
         assert taken >= sent * len(chunk)
         far[1].write(b"last")
         far[1].write_eof()
-        assert await asyncio.wait_for(near[0].read(), 20) == b"last"
-        await asyncio.wait_for(hop.until_over(), 20)
+        assert await asyncio.wait_for(near[0].read(), 60) == b"last"
+        await asyncio.wait_for(hop.until_over(), 60)
         assert hop.said == []
 
 
@@ -182,11 +182,11 @@ async def test_both_ends_of_a_hop_notice_a_broken_connection_at_once(make_keys: 
     async with Hop(make_keys(tmp_path)) as hop:
         near, far = await hop.join()
         hop.cut()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for reader, _ in (near, far):
                 with contextlib.suppress(ConnectionResetError):
                     assert await reader.read(1) == b""
-        await asyncio.wait_for(hop.until_over(), 20)
+        await asyncio.wait_for(hop.until_over(), 60)
         assert {fault.reason for fault in hop.said} == {"RelayLost"} and all(fault.echo for fault in hop.said)
 
 
@@ -236,7 +236,7 @@ class Hop:
         """Both ranks' ends."""
         host, _, port = self.target.rpartition(":")
         near = await asyncio.open_connection(host, int(port))
-        far = await asyncio.wait_for(self.taken.get(), 20)
+        far = await asyncio.wait_for(self.taken.get(), 60)
         self.writers = [near[1], far[1]]
         return near, far
 

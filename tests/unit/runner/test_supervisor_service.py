@@ -242,14 +242,14 @@ async def test_a_canary_runs_after_a_while_without_requests(service: Service, li
     service.deliver(protocol.Idle(turn=1))
     link.announced.clear()
     singing = asyncio.create_task(canary.run(service, pytest.fail, 0.01))
-    await asyncio.wait_for(link.announced.wait(), 10)
+    await asyncio.wait_for(link.announced.wait(), 60)
     assert link.told[-1] == ("turn", 2)
     kind, name = link.told[-2]
     assert (kind, name.partition("-")[0]) == ("generate", "canary")
     link.announced.clear()
     service.deliver(done(name))
     service.deliver(protocol.Idle(turn=2))
-    await asyncio.wait_for(link.announced.wait(), 10)
+    await asyncio.wait_for(link.announced.wait(), 60)
     assert link.told[-1] == ("turn", 3)
     singing.cancel()
 

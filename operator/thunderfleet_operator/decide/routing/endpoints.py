@@ -73,6 +73,17 @@ def endpoint_slice(
     }
 
 
+def has(found: object, wanted: object) -> bool:
+    """Whether an object has all that a manifest says. The API server adds fields; lists and selectors are compared whole."""
+    if isinstance(wanted, dict):
+        if not isinstance(found, dict) or found.get("selector", wanted.get("selector")) != wanted.get("selector"):
+            return False
+        return all(key in found and has(found[key], value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(has, found, wanted))
+    return found == wanted
+
+
 def _port_name(settings: RouterSettings) -> str:
     """The same in Service and EndpointSlice, which belong together by it."""
     return "https" if settings.tls else "http"

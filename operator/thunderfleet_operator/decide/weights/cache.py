@@ -17,6 +17,7 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.weights import status
 from thunderfleet_operator.decide.weights.manifests import NewPod
+from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
 from thunderfleet_operator.observe.weights import bytes_done, copy_phase, is_resolved, resolved_from
@@ -136,14 +137,19 @@ def _has_no_source(observed: ObservedCache, name: str) -> bool:
 
 
 def _source(observed: ObservedCache, names: Sequence[str]) -> str | None:
-    """The Mac that downloads from the hub; None if none has to, or none can."""
+    """The Mac that downloads from the hub; None if none has to, or none can.
+
+    One that has started goes on, then one that has most of the files, then the one with the fastest connection.
+    """
     missing = [name for name in names if not _is_complete(observed, name)]
     if _there_is_one(observed):
         # Macs that no other one can give it to.
         missing = [name for name in missing if _has_no_source(observed, name)]
     before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
     able = [name for name in missing if _usable(observed, name) and _free(observed, name) >= 0]
-    return min(able, key=lambda name: (name not in before, -_done(observed, name), -_free(observed, name), name), default=None)
+    manifest = observed.cache.status.manifest
+    order = {name: (name not in before, *download_order(name, observed.profiles.get(name), manifest)) for name in able}
+    return min(able, key=lambda name: order[name], default=None)
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------

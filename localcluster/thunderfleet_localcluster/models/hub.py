@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -26,6 +27,7 @@ CDN_HOST = "localhost"
 """Another name than that of the hub, so that a client that sends its token there shows."""
 
 
+@functools.lru_cache(64)
 def sha256(data: bytes) -> str:
     """The hash of a large file."""
     return hashlib.sha256(data).hexdigest()
@@ -301,13 +303,13 @@ async def _serve(hub: Hub, host: str, port: int) -> None:
     runner = web.AppRunner(hub.application(), access_log=None)
     await runner.setup()
     hub.address, hub.port = host, port
-    await web.TCPSite(runner, "0.0.0.0", port).start()
+    await web.TCPSite(runner, host, port).start()
     print("ready", flush=True)
     await asyncio.Event().wait()
 
 
 def main(host: str, port: str, *models: str) -> None:
-    """Serves folders, each given as REPOSITORY=FOLDER, until it is killed: for tests whose Macs have a network of their own."""
+    """Serves folders, each given as REPOSITORY=FOLDER, until it is killed: for Macs that have a network of their own."""
     global CDN_HOST
     CDN_HOST = host
     hub = Hub()

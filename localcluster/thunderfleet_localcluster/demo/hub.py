@@ -1,0 +1,64 @@
+"""The demo's hub: a machine in the network of the Macs serves the model over HTTP, and no Mac has it.
+
+Without namespaces all recorded Macs have the one disk of this machine, so there is nothing to copy: the model is in a folder
+that they share.
+"""
+
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from thunderfleet_localcluster.client.cluster import Machine
+from thunderfleet_localcluster.demo.session import COMMAND_SECONDS, POLL_SECONDS, Json, Session, say
+from thunderfleet_localcluster.errors import LocalClusterError
+
+PORT = 18080
+LARGE = "GET /cdn/"
+"""How the hub's log says that it was asked for a weight file."""
+
+
+def is_needed(session: Session) -> bool:
+    """Whether each Mac has a disk of its own."""
+    return session.cluster.network == "namespaces"
+
+
+def start(session: Session) -> str:
+    """Serve the model on the first Linux machine; the URL. The server ends with the machine. Raises LocalClusterError."""
+    machine, model = _machine(session), session.model
+    model.install(model_folder(session))
+    log = _log(session)
+    log.write_text("")
+    command = [sys.executable, "-m", "thunderfleet_localcluster.models.hub", machine.address, str(PORT)]
+    served = f"{model.repository}={model_folder(session)}"
+    started = machine.run(["sh", "-c", f"{shlex.join([*command, served])} >{shlex.quote(str(log))} 2>&1 &"])
+    limit = time.monotonic() + COMMAND_SECONDS
+    while "ready" not in log.read_text():
+        if started.returncode or time.monotonic() > limit:
+            raise LocalClusterError(f"the hub did not start on {machine.name}: {log.read_text().strip() or started.stderr}")
+        time.sleep(POLL_SECONDS)
+    url = f"http://{machine.address}:{PORT}"
+    say(f"      {machine.name} serves {model.repository} at {url}, as the Hugging Face Hub does; no Mac has it")
+    return url
+
+
+def model_folder(session: Session) -> Path:
+    """The model as the hub has it."""
+    return _machine(session).folder / "hub" / session.model.repository
+
+
+def show(session: Session, cache: Json) -> None:
+    """Where each Mac has the files of a ModelCache from, and how often the hub was asked for the weights."""
+    for mac in cache["status"]["macs"]:
+        source = f"from {mac['peer']} over {mac.get('link') or 'the LAN'}" if mac.get("peer") else "from the hub"
+        say(f"      {mac['node']}: {mac['bytesDone']} bytes {source}")
+    asked = sum(line.startswith(LARGE) for line in _log(session).read_text().splitlines())
+    say(f"      the hub was asked for the weights {asked} times: for the header of the file, and for the file")
+
+
+def _machine(session: Session) -> Machine:
+    return next(machine for machine in session.cluster.machines.values() if machine.kind == "linux")
+
+
+def _log(session: Session) -> Path:
+    return session.folder.log("hub")
