@@ -58,6 +58,7 @@ def pulled(line: Line) -> Iterator[None]:
         line.cluster.cable("plug", END)
 
 
+@pytest.mark.soak
 def test_the_page_shows_placements_a_pulled_cable_and_an_answer(line: Line, pair: Deployment) -> None:
     with page_address(line) as address:
         client = Client(address)

@@ -22,7 +22,8 @@ def fleet() -> str:
     """Four Macs with a cable between each pair, and two with two cables."""
     ends = (one.split() for one in CABLES)
     cables = "".join(f'  - {{a: "studio-{a}", b: "studio-{b}", speed: 80}}\n' for a, b in ends)
-    return f"machines:\n{''.join(MAC.format(number) for number in range(1, 7))}cables:\n{cables}"
+    # The operator runs on the Linux machine.
+    return f"machines:\n  - {{name: linux-1, kind: linux}}\n{''.join(MAC.format(number) for number in range(1, 7))}cables:\n{cables}"
 
 
 @contextlib.contextmanager
