@@ -5,6 +5,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from thunderfleet_lib.metrics import ProcessMetrics
 
 from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.pods.queries import ContainerUsage, PodCounts
@@ -18,6 +19,7 @@ class Metrics:
 
     def __init__(self, node_name: str, version: str, api: Callable[[], tuple[int, int]]) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(ProcessMetrics("kubelet"))
         self._api = api
         self._counts = PodCounts(0, 0, 0)
         self._requests = Counter(
