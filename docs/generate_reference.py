@@ -304,10 +304,12 @@ def _operator_metrics() -> CollectorRegistry:
 
 def _agent_metrics() -> CollectorRegistry:
     from thunderfleet_agent.metrics import Metrics
+    from thunderfleet_agent.observe.sensors import Reading
 
     idle = SimpleNamespace(ledger=SimpleNamespace(results={}, history={}), running=())
     metrics = Metrics()
     metrics.show_measurements(cast(Any, idle))
+    metrics.show_sensors("studio-1", Reading, {})
     return metrics.registry
 
 
@@ -318,7 +320,7 @@ def _runner_metrics() -> CollectorRegistry:
     registry = CollectorRegistry()
     GroupMetrics(registry, dict)
     memory = SimpleNamespace(concurrent_requests=1, context_tokens=1)
-    service = SimpleNamespace(registry=registry, memory=memory, plan=SimpleNamespace(router=None))
+    service = SimpleNamespace(registry=registry, memory=memory, plan=SimpleNamespace(router=None), labels={})
     Gateway(cast(Any, service), cast(Any, SimpleNamespace()))
     return registry
 

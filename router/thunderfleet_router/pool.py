@@ -195,10 +195,20 @@ class Pool:
     # --- seats ---
 
     def _seat_all(self) -> None:
-        while (ticket := self.waiting.take(lambda ticket: self._choice(ticket) is not None)) is not None:
+        while (ticket := self._next()) is not None:
             chosen = self._choice(ticket)
             assert chosen is not None
             self._seat(ticket, next(group for group in self.deployment.groups if group.name == chosen.name))
+
+    def _next(self) -> Ticket | None:
+        # Most of the time all groups are full, and then no request need be looked at: there may be a thousand.
+        free = {
+            light: any(
+                self._takes(group, self._loads.setdefault(group.name, _Load()), light=light) for group in self.deployment.groups
+            )
+            for light in (False, True)
+        }
+        return self.waiting.take(lambda ticket: free[ticket.light] and self._choice(ticket) is not None)
 
     def _choice(self, ticket: Ticket) -> Candidate | None:
         return choose(
@@ -208,9 +218,11 @@ class Pool:
         )
 
     def _open(self, group: Group, load: _Load, ticket: Ticket) -> bool:
-        window = LIGHT_PER_GROUP if ticket.light else self.deployment.slots + max(1, self.deployment.slots // 4)
-        free = load.count(light=ticket.light) < window
-        return group.ready and free and group.name not in ticket.avoid and time.monotonic() >= load.blocked_until
+        return group.name not in ticket.avoid and self._takes(group, load, light=ticket.light)
+
+    def _takes(self, group: Group, load: _Load, *, light: bool) -> bool:
+        window = LIGHT_PER_GROUP if light else self.deployment.slots + max(1, self.deployment.slots // 4)
+        return group.ready and load.count(light=light) < window and time.monotonic() >= load.blocked_until
 
     def _cached(self, group: str, blocks: Chain) -> int:
         remembered = self._remembered.get(group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -26,6 +27,7 @@ CDN_HOST = "localhost"
 """Another name than that of the hub, so that a client that sends its token there shows."""
 
 
+@functools.lru_cache(64)
 def sha256(data: bytes) -> str:
     """The hash of a large file."""
     return hashlib.sha256(data).hexdigest()

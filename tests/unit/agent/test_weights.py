@@ -89,13 +89,13 @@ class Mac:
 class Peers:
     """Copies from another Mac, as the keeper sees them: a model arrives as soon as it is wanted."""
 
-    def __init__(self, mac: Mac, name: str) -> None:
-        self.mac, self.name = mac, name
+    def __init__(self, mac: Mac, name: str, *, arrives: bool = True) -> None:
+        self.mac, self.name, self.arrives = mac, name, arrives
         self.wanted: set[str] = set()
 
     def want(self, models: Collection[Wanted]) -> None:
         self.wanted = {one.digest for one in models}
-        if self.wanted:
+        if self.wanted and self.arrives:
             fill(self.mac.store, manifest(self.name), contents(self.name))
 
     def states(self) -> dict[str, CopyState]:
@@ -136,6 +136,21 @@ def test_a_complete_model_says_where_it_came_from(mac: Mac) -> None:
     mac.round()
     copied = next(copy for copy in mac.keeper.copies if copy.manifest == digest)
     assert (copied.phase, copied.source, copied.peer, copied.link) == (CopyPhase.COMPLETE, CopySource.PEER, "mac-2", "cable")
+
+
+def test_a_deployment_that_is_deleted_during_the_copy_ends_it_and_leaves_no_model(mac: Mac) -> None:
+    mac.keeper.peers = peers = Peers(mac, "copied", arrives=False)
+    mac.wants(cache("copied", source="Peer"))
+    mac.round()
+    assert peers.wanted == {manifest("copied").digest}
+    # Its ModelCache goes with it: first it has a deletionTimestamp, then it is gone.
+    ending = cache("copied", source="Peer")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    for caches in ((ending,), ()):
+        mac.wants(*caches)
+        assert mac.round() == {}
+        assert peers.wanted == set()
+    assert not mac.store.layout.snapshot("owner/copied", manifest("copied").commit).exists()
 
 
 def test_progress_counts_what_is_staged_and_is_no_model_yet(mac: Mac) -> None:

@@ -10,14 +10,17 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
+from thunderfleet_router.decide import balance
+from thunderfleet_router.decide.catalog import build
 from thunderfleet_router.http import exchange, reply, upstream
 from thunderfleet_router.http.exchange import Settings
 from thunderfleet_router.http.server import POSTS
 
 from tests.support.router import Client, Kit, bearer, client_of
-from tests.support.routing import CHAT, Gateway, Model, gateways
+from tests.support.routing import CHAT, KEYS, Gateway, Model, gateways
 from tests.support.waiting import until_async
 
 STREAM = CHAT | {"stream": True}
@@ -398,6 +401,26 @@ async def test_limits_of_a_key_hold_in_each_router() -> None:
                 assert answer.status == 429 and (await answer.json())["error"]["code"] == "tokens_per_minute"
                 assert int(answer.headers["Retry-After"]) >= 1
                 assert (await _chat(client, headers=bearer("2")))[0] == 200
+
+
+async def test_requests_that_wait_cost_nothing_while_all_groups_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+
+    def count(candidates: Any) -> Any:
+        looked.append(None)
+        return balance.choose(candidates)
+
+    monkeypatch.setattr(pool, "choose", count)
+    model = Model(urls=["http://10.0.0.1:1", "http://10.0.0.2:1"], slots=1)
+    full = pool.Pool(next(iter(build([model.object()], [model.document()], KEYS).deployments.values())))
+    tickets = [pool.Ticket(f"key {number}", KeyPriority.NORMAL, (), 1, may_wake=False) for number in range(100)]
+    for ticket in tickets:
+        full.ask(ticket)
+    seats = [ticket.seat.result() for ticket in tickets if ticket.seat.done()]
+    assert len(seats) == 4 and len(full.waiting) == 96
+    assert len(looked) == 2 * len(seats)
+    seats[0].leave()
+    assert len(looked) == 2 * (len(seats) + 1) and len(full.waiting) == 95
 
 
 async def test_a_client_that_leaves_frees_its_seat() -> None:

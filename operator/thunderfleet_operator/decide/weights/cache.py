@@ -18,7 +18,7 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.weights import status
 from thunderfleet_operator.decide.weights.manifests import NewPod
-from thunderfleet_operator.decide.weights.uplink import uplink_mbps
+from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
 from thunderfleet_operator.observe.weights import Need, bytes_done, copy_phase, is_resolved, layers_there, resolved_from
@@ -184,12 +184,9 @@ def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
     ]
     before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
     able = [name for name in missing if _usable(observed, name) and _free(observed, name) >= 0]
-
-    def order(name: str) -> tuple[object, ...]:
-        uplink = uplink_mbps(observed.profiles.get(name))
-        return (name not in before, -_done(observed, name), -uplink, -_free(observed, name), name)
-
-    return min(able, key=order, default=None)
+    manifest = observed.cache.status.manifest
+    order = {name: (name not in before, *download_order(name, observed.profiles.get(name), manifest)) for name in able}
+    return min(able, key=lambda name: order[name], default=None)
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------
