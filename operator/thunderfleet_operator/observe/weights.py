@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.parts import numbers
-from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Copies, CopyPhase
 
 from thunderfleet_operator.observe.fleet import model_facts
@@ -27,7 +28,16 @@ def part_path(store: str, manifest: str) -> str:
     return f"{store}/.thunderfleet/parts/{manifest}"
 
 
-def layers_of(rank: RankPlan, count: int) -> frozenset[int]:
+class PlacedRank(Protocol):
+    """What plans and placements say about a rank."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def layers(self) -> tuple[int, int] | None: ...
+
+
+def layers_of(rank: PlacedRank, count: int) -> frozenset[int]:
     """The layers of a rank, of a model with ``count`` layers."""
     return frozenset(range(*rank.layers) if rank.layers is not None else range(count))
 
@@ -130,11 +140,11 @@ class Weights:
     parts: Mapping[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
     """By Mac, the path of its part of the model, and the layers that are in it."""
 
-    def waits_for(self, plan: Plan) -> tuple[str, ...]:
-        """The Macs of a plan whose files have not arrived."""
-        return tuple(rank.node for rank in plan.ranks if self._waits_for(rank, plan.model_path))
+    def waits_for(self, path: str, ranks: Iterable[PlacedRank]) -> tuple[str, ...]:
+        """The Macs of ranks that read a model from ``path``, and whose files have not arrived."""
+        return tuple(rank.node for rank in ranks if self._waits_for(rank, path))
 
-    def _waits_for(self, rank: RankPlan, path: str) -> bool:
+    def _waits_for(self, rank: PlacedRank, path: str) -> bool:
         if self.missing is not None and self.missing.get(rank.node) == path:
             return True
         part, there = self.parts.get(rank.node, ("", frozenset[int]()))

@@ -47,7 +47,7 @@ def with_weights(index: Index, deployment: ModelDeployment, fleet: Fleet) -> tup
     """The fleet as the operator sees it: Macs with room for a model that is fetched count as if they had it."""
     meta = deployment.metadata
     cache = of_deployment(index.caches, deployment)
-    return WeightsFleets().of(f"{meta.namespace}/{meta.name}", fleet, index.profiles, cache)
+    return WeightsFleets().of(f"{meta.namespace}/{meta.name}", fleet, index.profiles, cache, deployment.spec.model.copies)
 
 
 def weights_report(
@@ -59,9 +59,7 @@ def weights_report(
     stores = {name: one for name, one in index.profiles.items() if one is not None and one.status.store is not None}
     if repository is None or not stores:
         return None
-    needed = {
-        name for found in placed for name in weights.waits_for({rank.node: found.model_path for rank in found.ranks})
-    } & stores.keys()
+    needed = {name for found in placed for name in weights.waits_for(found.model_path, found.ranks)} & stores.keys()
     macs = [_mac(name, one, repository, known) for name, one in sorted(stores.items())]
     hub = _downloads(stores, needed, known)
     return WeightsReport(

@@ -417,11 +417,12 @@ def test_a_group_starts_when_its_own_layers_are_there() -> None:
     one, path = cache(IN_PARTS), part_path(STORE, DIGEST)
     plan = rank_plan(path, [(2, 4), (0, 2)])
     there = {"a": (path, frozenset({2, 3})), "b": (path, frozenset({0}))}
-    assert Weights(one, {}, there).waits_for(plan) == ("b",)
-    assert Weights(one, {}, {**there, "b": (path, frozenset({0, 1}))}).waits_for(plan) == ()
+    assert Weights(one, {}, there).waits_for(plan.model_path, plan.ranks) == ("b",)
+    assert Weights(one, {}, {**there, "b": (path, frozenset({0, 1}))}).waits_for(plan.model_path, plan.ranks) == ()
     # A part is no model for another group, which reads the folder of the commit.
     other = snapshot(STORE, "o/n", COMMIT)
-    assert Weights(one, {"a": other, "b": other}).waits_for(rank_plan(other, [(2, 4), (0, 2)])) == ("a", "b")
+    plan = rank_plan(other, [(2, 4), (0, 2)])
+    assert Weights(one, {"a": other, "b": other}).waits_for(plan.model_path, plan.ranks) == ("a", "b")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def _reported(fleet: Fleet) -> bool:
 
 def waits(weights: Weights, plan: Plan | None) -> tuple[str, ...]:
     """The Macs of a plan whose files have not arrived."""
-    return weights.waits_for(plan) if plan is not None else ()
+    return weights.waits_for(plan.model_path, plan.ranks) if plan is not None else ()
 
 
 def copies_of(weights: Weights, nodes: tuple[str, ...]) -> tuple[MacCopy, ...]:
