@@ -161,6 +161,14 @@ docs: install ## Generate docs/reference and the dashboards from the code
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python -m thunderfleet_dashboards
 
+.PHONY: page
+page: ## Build the files of the live page, which are committed (needs Node.js and npm)
+	cd view/page && npm ci --no-audit --no-fund && npm run types && npm run build
+
+.PHONY: screenshots
+screenshots: programs ## Take docs/page.png from a real run (needs chromium and chromedriver: apt-get install chromium chromium-driver)
+	$(BIN)/python -m tests.support.screenshots docs/page.png
+
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/
 	rm -rf dist

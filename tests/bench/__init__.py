@@ -25,6 +25,7 @@ routing     what the router costs and what its balancing is worth
 simulated   processes with simulated steps, and a router before them
 conversations  conversations from a seed, and policies of balancing, in simulated time; pure
 scrape      what a scrape of the operator costs, without a cluster
+page        the live page of 1,000 Macs, without a cluster
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster
 thousand    a thousand agents and one operator

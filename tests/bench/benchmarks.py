@@ -18,6 +18,7 @@ from tests.bench import (
     measure,
     memory,
     models,
+    page,
     placement,
     processes,
     proofs,
@@ -244,6 +245,11 @@ ALL = (
         "routing",
         "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
         lambda line, repeats, say: routing.figures(say),
+    ),
+    Benchmark(
+        "page",
+        "the live page of 1,000 Macs: size, first picture, 50 changes a second, a cable that turns red",
+        lambda line, repeats, say: page.figures(say),
     ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
     Benchmark(

@@ -26,6 +26,7 @@ GROUPS = {
         "e2e/test_lifecycle",
         "e2e/test_line",
         "e2e/test_monitoring",
+        "e2e/test_page",
         "e2e/test_run",
         "e2e/test_trust_matrix",
     ),

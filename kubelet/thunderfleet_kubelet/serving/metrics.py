@@ -1,6 +1,5 @@
 """The kubelet's Prometheus metrics, and ``/metrics/resource`` for ``kubectl top``."""
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ from thunderfleet_lib.metrics import ProcessMetrics
 
 from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.pods.queries import ContainerUsage, PodCounts
+from thunderfleet_kubelet.serving.stats import text
 
 
 class Metrics:
@@ -66,17 +66,6 @@ class Metrics:
         yield CounterMetricFamily("thunderfleet_kubelet_container_restarts", "Container restarts.", value=counts.restarts)
 
 
-class _Families:
-    """The families of one scrape."""
-
-    def __init__(self, families: Iterable[Any]) -> None:
-        self.families = list(families)
-
-    def collect(self) -> Iterable[Any]:
-        """Called by prometheus-client."""
-        return self.families
-
-
 def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
     """``/metrics/resource`` for metrics-server. Memory is the resident memory; macOS has no working set."""
     labels = ["container", "namespace", "pod"]
@@ -103,6 +92,4 @@ def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
         families.append(CounterMetricFamily("node_cpu_usage_seconds", "CPU time of the machine in seconds", value=busy))
         families.append(GaugeMetricFamily("node_memory_working_set_bytes", "Memory of the machine in bytes", value=used))
     families.append(GaugeMetricFamily("resource_scrape_error", "1 if a value could not be read", value=0 if machine else 1))
-    registry = CollectorRegistry()
-    registry.register(_Families(families))
-    return re.sub(rb"# EOF\n$", b"", generate_latest(registry))
+    return text(families)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from thunderfleet_crds.names import LABEL_NAME
 from thunderfleet_operator.observe import routers
 from thunderfleet_router import cli
 from thunderfleet_router.http.metrics import RouterMetrics
@@ -45,7 +46,7 @@ def test_the_example_of_an_inference_pool_is_that_of_routers() -> None:
     pool = yaml.safe_load((root / "examples" / "inferencepool.yaml").read_text())
     assert pool["spec"]["targetPorts"] == [{"number": cli.PORT}]
     assert pool["spec"]["selector"]["matchLabels"] == {
-        routers.LABEL_NAME: routers.NAME,
+        LABEL_NAME: routers.NAME,
         routers.LABEL_COMPONENT: routers.COMPONENT,
     }
     (named,) = re.findall(r"--total-queued-requests-metric=(\S+)", (root / "docs" / "endpoint.md").read_text())
