@@ -143,7 +143,6 @@ def test_values_reach_the_pods_of_each_component(rendered: Callable[[Json], list
 def test_containers_need_no_rights(rendered: Callable[[Json], list[Json]], component: str) -> None:
     for pod in pods(rendered({"router": ROUTERS}), component):
         assert pod["containers"][0]["securityContext"] == {
-            "runAsNonRoot": True,
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
