@@ -120,8 +120,13 @@ test: ## Everything that must pass, and where the time went
 soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
 	@$(PYTHON) tests/support/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
 
+# The image is tried with a container runtime that needs no daemon.
+.PHONY: runc
+runc: ## Install runc from the packages of Debian, if it is missing (Linux, as root)
+	@command -v runc >/dev/null || test "$$(uname)" = Darwin || { apt-get update -qq && apt-get install -y -qq --no-install-recommends runc; }
+
 .PHONY: matrices
-matrices: programs prometheus ## The cases of unit and end-to-end tests that `make test` leaves out
+matrices: programs prometheus runc ## The cases of unit and end-to-end tests that `make test` leaves out
 	$(UNIT) -m soak
 	$(E2E) -m soak
 

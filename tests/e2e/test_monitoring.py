@@ -53,6 +53,13 @@ QUIET = {
     "Thunderfleet / Operator and control plane: Wrong bytes",
 }
 
+# Panels of benchmarks, which need Macs and groups without other work; here they have none.
+MEASURED = {
+    "Thunderfleet / Cables: Measured",
+    "Thunderfleet / Cables: Measured of negotiated",
+    "Thunderfleet / ModelDeployment: Benchmark",
+}
+
 RIGHTS = """
 apiVersion: v1
 kind: ServiceAccount
@@ -239,14 +246,15 @@ def test_every_panel_of_every_dashboard_has_something_to_show(line: Line, pair: 
         for target in panel.get("targets", ())
     }
     assert len(asked) > 80
-    assert {title for title in asked.values() if title in QUIET} == QUIET
+    may_be_empty = QUIET | MEASURED
+    assert may_be_empty <= set(asked.values())
 
     def empty() -> list[str]:
         pair.tokens("hello", 8)
         return [
             f"{title}: {expression}"
             for expression, title in asked.items()
-            if not prometheus.value(expression) and title not in QUIET
+            if not prometheus.value(expression) and title not in may_be_empty
         ]
 
     until(lambda: not empty(), "every panel shows something", SCRAPE_SECONDS, describe=lambda: "\n".join(empty()))

@@ -33,6 +33,7 @@ GROUPS = {
     # Each worker would start the cluster without Nodes once more.
     "idle fleet": (
         "e2e/test_chart",
+        "e2e/test_image",
         "e2e/test_joining",
         "e2e/test_pods_on_macs",
     ),
