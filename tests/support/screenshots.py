@@ -23,7 +23,8 @@ def fleet() -> str:
     ends = (one.split() for one in CABLES)
     cables = "".join(f'  - {{a: "studio-{a}", b: "studio-{b}", speed: 80}}\n' for a, b in ends)
     # The operator runs on the Linux machine.
-    return f"machines:\n  - {{name: linux-1, kind: linux}}\n{''.join(MAC.format(number) for number in range(1, 7))}cables:\n{cables}"
+    linux = "  - {name: linux-1, kind: linux}\n"
+    return f"machines:\n{linux}{''.join(MAC.format(number) for number in range(1, 7))}cables:\n{cables}"
 
 
 @contextlib.contextmanager
