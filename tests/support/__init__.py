@@ -12,7 +12,6 @@ embeddingmodel  a small random model for embeddings
 fleetpage    the live page of a fleet without a cluster
 browser      headless Chromium
 screenshots  pictures of the page, from a real run
-shardedmodel  the test model in several files of weights
 routing      small gateways and ModelDeployments, for the router
 router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses
