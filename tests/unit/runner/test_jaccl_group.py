@@ -30,6 +30,9 @@ from tests.support.tiers import quick
 SECONDS = 150.0
 """Time limit for imports of real ranks, which take a few seconds on an idle machine."""
 
+BLOCK = 10
+"""Cables have addresses in 127.10.0.0/16, of which tests/darwin/loopback.py has those of this fleet. Ports are free ones."""
+
 FLEET = """
 machines:
   - {name: studio-0, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
@@ -50,7 +53,7 @@ class Macs:
 
     def __init__(self, group: Any, folder: Path, model: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.group = group
-        self.layout = plan_layout(parse_fleet(FLEET), "loopback", block=64 + os.getpid() % 128)
+        self.layout = plan_layout(parse_fleet(FLEET), "loopback", block=BLOCK)
         self.homes = [folder / machine.name for machine in self.layout.machines]
         for machine, home in zip(self.layout.machines, self.homes, strict=True):
             write_machine(self.layout, machine, home / "bin")
