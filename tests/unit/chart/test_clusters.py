@@ -172,9 +172,7 @@ def test_annotations_of_pods_can_end_their_scraping(helm: Helm, chart: Path, tmp
 
 
 @pytest.mark.parametrize("component", ["operator", "router"])
-def test_containers_on_linux_have_a_folder_for_temporary_files(
-    rendered: Callable[[Json], list[Json]], component: str
-) -> None:
+def test_containers_on_linux_have_a_folder_for_temporary_files(rendered: Callable[[Json], list[Json]], component: str) -> None:
     """Their root is read-only, and the ssl module loads keys from files only."""
     on_linux = [pod for pod in pods(rendered({"router": ROUTERS}), component) if pod["nodeSelector"] == LINUX]
     assert on_linux
