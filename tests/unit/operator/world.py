@@ -407,7 +407,7 @@ def _served_spec(before: Json, applied: Json) -> Json:
     ExternalName has no address. An empty selector is removed.
     """
     kept = {key: before[key] for key in ("clusterIP", "selector") if key in before and applied.get("type") != "ExternalName"}
-    return {key: value for key, value in {**kept, **applied}.items() if value != {}}
+    return {key: value for key, value in (kept | applied).items() if value or not isinstance(value, dict)}
 
 
 def tiny_model(size: int = 8 * GIB, path: str = "/models/org/tiny") -> Json:
