@@ -143,13 +143,7 @@ class Relays:
     async def _local(self, hop: int) -> "_Local":
         """Our rank's end of the hop into rank ``hop``."""
         if hop != self._rank:
-            try:
-                return await asyncio.shield(self._dialled)
-            except asyncio.CancelledError:
-                # The hop ends in the turn of the loop in which the rank was accepted; nobody else closes it then.
-                if self._dialled.done() and not self._dialled.cancelled():
-                    self._dialled.result().end(clean=False)
-                raise
+            return await asyncio.shield(self._dialled)
         address = self._plan.ranks[self._rank].ring_address
         failures = 0
         while True:

@@ -24,7 +24,6 @@ from thunderfleet_runner.net import control, relay, socket_owner
 from tests.support.processes import PROC
 from tests.support.prompts import demo_prompt
 from tests.support.tiers import quick
-from tests.support.waiting import until_async
 
 MakeGroup = Callable[..., Any]
 SECONDS = 150.0
@@ -189,30 +188,6 @@ async def test_both_ends_of_a_hop_notice_a_broken_connection_at_once(make_keys: 
                     assert await reader.read(1) == b""
         await asyncio.wait_for(hop.until_over(), 60)
         assert {fault.reason for fault in hop.said} == {"RelayLost"} and all(fault.echo for fault in hop.said)
-
-
-async def test_a_hop_that_ends_as_its_rank_connects_closes_the_ranks_connection(
-    make_keys: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    """The rank's connection has just been accepted, and the hop has not seen it yet."""
-    async with Hop(make_keys(tmp_path)) as hop:
-
-        class EndsTheHop(asyncio.Future[Any]):
-            def set_result(self, result: Any) -> None:
-                super().set_result(result)
-                (carrying,) = (
-                    task for task in asyncio.all_tasks() if task.get_name() == "relay-1" and task in hop.ends[0]._tasks
-                )
-                carrying.cancel()
-
-        # The hop waits for this one: it has not run since the relay started.
-        hop.ends[0]._dialled = EndsTheHop()
-        host, _, port = hop.target.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        hop.writers.append(writer)
-        async with asyncio.timeout(60):
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read(1) == b""
 
 
 class Hop:
