@@ -40,7 +40,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Shown:
-    """A panel. ``warn`` and ``bad``: from which value it is yellow and red; ``low``: these are lower limits instead.
+    """A panel. ``warn`` and ``bad``: the values from which the panel is yellow and red. With ``low`` small values are bad: red
+    below ``warn``, yellow from there to ``bad``, green from ``bad``.
 
     ``quiet``: it is empty while nothing is wrong.
     """
