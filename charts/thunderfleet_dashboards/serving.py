@@ -25,7 +25,8 @@ PAGE = Page(
             (
                 Shown(
                     "Requests that succeed",
-                    "Share of requests with a status below 500, in the last hour. An alert fires if it is below 95 % for 10 minutes.",
+                    "Share of requests with a status below 500, in the last hour. An alert fires if it is below 95 % "
+                    "for 10 minutes.",
                     (Query(_share("1h"), "{{namespace}}/{{deployment}}"),),
                     unit="percentunit",
                     warn=0.95,

@@ -20,7 +20,8 @@ class CopyState(ApiModel):
     )
     layers: Ranges | None = Field(
         default=None,
-        description="Layers whose files the Mac has in the folder for a part of the model, such as 0-13; unset if there is no such folder.",
+        description="Layers whose files the Mac has in the folder for a part of the model, such as 0-13; unset if "
+        "there is no such folder.",
     )
     bytes: Int64 = Field(default=0, description="Size in bytes of the files of the model that the Mac is to have.")
     bytes_done: Int64 = Field(default=0, description="Bytes that have arrived.")
@@ -57,7 +58,9 @@ class ModelCopy(CopyState):
     manifest: Token = Field(description="SHA-256 of the model's manifest: its files with sizes and hashes.")
     used_at: Time | None = Field(
         default=None,
-        description="Time of the last use, accurate to one hour. Set only if nothing needs the model on this Mac: no ModelCache "
-        "assigns it, no ModelDeployment names it, and no group serves it. Such models are removed when disk space is needed, the "
+        description="Time of the last use, accurate to one hour. Set only if nothing needs the model on this Mac: no "
+        "ModelCache "
+        "assigns it, no ModelDeployment names it, and no group serves it. Such models are removed when disk space is "
+        "needed, the "
         "one with the earliest time first.",
     )

@@ -124,8 +124,10 @@ class ModelSource(ApiModel):
     )
     copies: Copies = Field(
         default=Copies.WHOLE,
-        description="What each Mac of a group fetches: Whole (all files, so nothing is fetched when a new placement moves layers) "
-        "or Shard (in a pipeline, only the files with the layers of its rank). All files are fetched with tensor parallelism, on "
+        description="What each Mac of a group fetches: Whole (all files, so nothing is fetched when a new placement "
+        "moves layers) "
+        "or Shard (in a pipeline, only the files with the layers of its rank). All files are fetched with tensor "
+        "parallelism, on "
         "one Mac, and if the files cannot be divided. A change applies to new placements.",
     )
 

@@ -66,8 +66,8 @@ def ranges(found: Iterable[int]) -> str:
 def files_for(weights: Iterable[WeightFile], layers: frozenset[int], count: int) -> frozenset[int]:
     """The numbers of the files that ranks with these layers need, of a model with ``count`` files.
 
-    A file without weights, and a file with weights that all ranks need, is needed for any layer. A file with layers of two ranks is
-    needed by both.
+    A file without weights, and a file with weights that all ranks need, is needed for any layer. A file with layers of two
+    ranks is needed by both.
     """
     left_out = {one.file for one in weights if not one.shared and not numbers(one.layers) & layers}
     return frozenset(range(count)) - left_out

@@ -275,7 +275,7 @@ def test_the_hub_is_read_once_unless_no_mac_can_give_the_model_away() -> None:
     # One that only is not there yet is waited for.
     alone = decide(observed(cache(RESOLVED, copies=2), a=profile("a"), b=lonely))
     shown = next(copy for copy in alone.status.macs if copy.node == "b")
-    assert (shown.reason, shown.message) == (None, "waits for a, which downloads it")
+    assert (shown.reason, shown.message) == (None, "waits for a, which downloads the model")
 
 
 def test_a_mac_that_is_lost_in_the_middle_is_replaced_by_another_pod() -> None:
