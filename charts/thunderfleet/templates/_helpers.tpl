@@ -36,7 +36,7 @@ runbook_url: {{ printf "%s#%s" . (index $ 1) | quote }}
 {{ .Values.namespaceOverride | default .Release.Namespace }}
 {{- end }}
 
-{{/* Labels of a pod: those of every object, and the value podLabels: (dict "root" $ "component" "operator"). Ours come last and win. */}}
+{{/* Labels of a pod: those of every object, and the value podLabels: (dict "root" $ "component" "operator"). The chart's own labels take precedence. */}}
 {{- define "thunderfleet.podLabels" -}}
 {{- $own := include "thunderfleet.labels" . | fromYaml }}
 {{- $added := (index .root.Values .component | default dict).podLabels | default dict }}

@@ -1,4 +1,4 @@
-"""What the ModelCaches ask of this Mac."""
+"""The models that ModelCaches assign to this Mac."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_SOURCES = 16
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that this Mac shall hold."""
+    """A model that this Mac is to have."""
 
     digest: str
     """SHA-256 of its manifest."""
     repository: str
     commit: str
     bytes: int
-    """Of what this Mac shall hold of it."""
+    """Size of the files that this Mac is to have."""
     revisions: tuple[str, ...] = ()
     source: CopySource = CopySource.PEER
     """Hub if a pod downloads it here."""
@@ -33,17 +33,17 @@ class Wanted:
     downloads: tuple[str, ...] = ()
     """UIDs of the ModelCaches whose pods download it here: the names of their staging folders."""
     files: frozenset[int] | None = None
-    """Numbers of the files of the manifest that this Mac shall hold; None for all."""
+    """Numbers of the manifest's files that this Mac is to have; None for all."""
     layers: frozenset[int] = frozenset()
     """Layers that ranks on this Mac read from the folder for a part; empty if none does."""
 
     def of(self, manifest: Manifest) -> Manifest:
-        """The files that this Mac shall hold. Raises InvalidManifest if the model has no such files."""
+        """The files that this Mac is to have. Raises InvalidManifest if the model has no such files."""
         return manifest if self.files is None else manifest.narrowed(self.files)
 
 
 def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
-    """By digest, what this Mac shall hold. Several ModelCaches may want one model."""
+    """By digest, the models that this Mac is to have. Several ModelCaches may assign the same model."""
     found: dict[str, Wanted] = {}
     for cache in sorted(caches, key=lambda one: (one.metadata.namespace or "", one.metadata.name)):
         status = cache.status
@@ -73,7 +73,7 @@ def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
 
 
 def _part(mine: Assignment) -> tuple[frozenset[int] | None, frozenset[int]]:
-    """Files and layers of an assignment. What cannot be read means the whole model: more than is needed, never less."""
+    """Files and layers of an assignment. If they cannot be read, the whole model is fetched."""
     try:
         return numbers(mine.files) if mine.files else None, numbers(mine.layers or "")
     except ValueError:

@@ -44,7 +44,7 @@ def layers_of(rank: PlacedRank, count: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a Mac shall hold of a model: all files, or those of the layers. Ranks read ``layers`` from the folder for parts."""
+    """What a Mac is to have of a model: all files, or those of the layers. Ranks read ``layers`` from the folder for parts."""
 
     whole: bool
     layers: frozenset[int] = frozenset()
@@ -78,7 +78,7 @@ def layer_count(cache: ModelCache) -> int:
 
 
 def has_parts(cache: ModelCache) -> bool:
-    """Whether Macs can hold a part of the model."""
+    """Whether Macs can have a part of the model."""
     return bool(cache.status.weight_files) and layer_count(cache) > 1
 
 

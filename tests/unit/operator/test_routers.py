@@ -559,7 +559,8 @@ async def test_the_least_recently_used_model_makes_room_for_one_that_is_asked_fo
         assert world.yielding == ([] if busy else ["ns/md"])
     await _rounds(world, 5, inFlight=0, idleSeconds=30)
     assert world.md.wanted_groups == 0
-    assert world.md.status.autoscaling is not None and world.md.status.autoscaling.message == "it is the turn of ns/other"
+    assert world.md.status.autoscaling is not None
+    assert world.md.status.autoscaling.message == "stopped to make room for ns/other"
     await _stopped(world)
     await world.reconciler.deployment("ns/other")
     assert {name.rsplit("-e", 1)[0] for name in world.pods()} == {"other-0"}
@@ -657,8 +658,8 @@ async def test_a_router_learns_why_a_deployment_is_not_woken(world: World, pair:
             _, body = await server.send(context, _body())
             texts.append([refusal.message for refusal in DemandAnswer.model_validate_json(body).refusals])
     assert texts == [
-        ["ModelDeployment ns/md has no replicas: its owner can raise spec.replicas"],
+        ["ModelDeployment ns/md has no replicas: its owner can set spec.replicas to 1 or more"],
         ["ModelDeployment ns/md is suspended: its owner can set spec.suspend to false"],
         [],
-        ["ModelDeployment ns/md does not exist any more"],
+        ["ModelDeployment ns/md no longer exists"],
     ]

@@ -275,7 +275,7 @@ def test_the_hub_is_read_once_unless_no_mac_can_give_the_model_away() -> None:
     # One that only is not there yet is waited for.
     alone = decide(observed(cache(RESOLVED, copies=2), a=profile("a"), b=lonely))
     shown = next(copy for copy in alone.status.macs if copy.node == "b")
-    assert (shown.reason, shown.message) == (None, "waits for a, which downloads it")
+    assert (shown.reason, shown.message) == (None, "waits for a, which downloads the model")
 
 
 def test_a_mac_that_is_lost_in_the_middle_is_replaced_by_another_pod() -> None:
@@ -461,7 +461,7 @@ def test_the_files_of_parts_fit_into_a_result_or_are_left_out() -> None:
     assert FetchResult.parse(result.text) == result
     many = tuple(WeightFile(file=number, bytes=number * 2654435761 % GIB, layers=str(number % 400)) for number in range(1000))
     cut = FetchResult.parse(replace(result, weight_files=many).text)
-    assert cut is not None and cut.weight_files == () and "1000 files" in cut.no_parts
+    assert cut is not None and cut.weight_files == () and "1000 weight files" in cut.no_parts
 
 
 @pytest.mark.parametrize("listed", [[[1, 2, "3-1", 0]], [[1, 2, "../x", 0]], [[1, 2, "0", 0]] * 2, [[-1, 2, "0", 0]], [1], {}])

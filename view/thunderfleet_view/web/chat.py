@@ -1,4 +1,4 @@
-"""Passes a chat on to a model, and its answer back. The page shows it as text."""
+"""Sends a chat to a model and returns the answer, which the page shows as text."""
 
 import asyncio
 from typing import Any, Final
@@ -14,7 +14,7 @@ MAX_ANSWER: Final = 8 << 20
 MAX_MESSAGES: Final = 200
 MAX_CHATS: Final = 8
 SILENCE_SECONDS: Final = 300.0
-"""The first token of a long prompt takes long."""
+"""Long, because of the first token of a long prompt."""
 WRITE_SECONDS: Final = 30.0
 
 

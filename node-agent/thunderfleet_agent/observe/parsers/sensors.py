@@ -1,4 +1,4 @@
-"""How busy, hot and full a Mac is: the outputs of ``macmon``, ``ioreg``, ``powermetrics``, ``vm_stat`` and ``netstat -ib``.
+"""Parses ``macmon``, ``ioreg``, ``powermetrics``, ``vm_stat`` and ``netstat -ib``: power, heat, memory and traffic of a Mac.
 
 A value that a command does not print is absent.
 """
