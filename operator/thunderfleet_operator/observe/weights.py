@@ -204,7 +204,8 @@ class WeightsFleets:
                 missing[name] = path
             path = part if shard else path
             one = made.setdefault(path, replace(facts, path=path, repository=cache.spec.repository, revision=None))
-            macs.append(_with_model(mac, one, _room(cache, mac, shard=shard), state))
+            there = 0 if shard else state.part_bytes
+            macs.append(_with_model(mac, one, _room(cache, mac, shard=shard) - there, state, extends=there > 0))
         found, weights = fleet.changed(macs), Weights(cache, missing, parts)
         self._known[key] = fleet, about, found, weights
         return found, weights
@@ -242,12 +243,13 @@ def _room(cache: ModelCache, mac: Mac, *, shard: bool) -> int:
     return min(whole, mac.allocatable_bytes + 2 * max(files) + max(0, whole - sum(files)))
 
 
-def _with_model(mac: Mac, facts: ModelFacts, size: int, state: _State) -> Mac:
+def _with_model(mac: Mac, facts: ModelFacts, size: int, state: _State, *, extends: bool) -> Mac:
+    """``size``: bytes of disk that it still needs; ``extends``: to a part that is there, of which no copy has started."""
     others = tuple(model for model in mac.models if model.path != facts.path)
     if state.complete:
         return replace(mac, models=(*others, facts), absent_bytes=0)
     has_other = any(model.repository == facts.repository and model.complete and model.sized for model in others)
-    if not state.started and mac.store_bytes < size:
+    if (extends or not state.started) and mac.store_bytes < size:
         problem = f"its disk has room for {gib(mac.store_bytes)} of {gib(size)}; free some, or delete a ModelCache"
         return replace(mac, models=(*others, replace(facts, complete=False, problem=problem)))
     return replace(mac, models=(*others, facts), absent_bytes=0 if has_other else max(0, facts.bytes - state.part_bytes))

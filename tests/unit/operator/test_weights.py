@@ -452,10 +452,26 @@ def test_layers_that_are_no_ranges_are_none() -> None:
 )
 def test_a_mac_needs_disk_for_what_its_memory_can_hold(disk: int, memory: int, copies: Copies, usable: bool) -> None:
     mac = Mac("a", "10.0.0.1", memory, allocatable_bytes=memory, store=STORE, store_bytes=disk)
-    fleet, weights = WeightsFleets().of("k", Fleet([mac]), {}, cache(IN_PARTS), copies)
+    fleet, _ = WeightsFleets().of("k", Fleet([mac]), {}, cache(IN_PARTS), copies)
     (model,) = fleet.macs["a"].models
     assert model.complete == usable
     assert model.path == (part_path(STORE, DIGEST) if copies is Copies.SHARD else snapshot(STORE, "o/n", COMMIT))
+
+
+@pytest.mark.parametrize(
+    ("disk", "copies", "usable"), [(2, Copies.WHOLE, False), (3, Copies.WHOLE, True), (0, Copies.SHARD, True)]
+)
+def test_a_mac_with_a_part_needs_disk_for_the_rest_of_the_model(disk: int, copies: Copies, usable: bool) -> None:
+    mac = Mac("a", "10.0.0.1", 9 * GIB, allocatable_bytes=9 * GIB, store=STORE, store_bytes=disk * GIB)
+    fleet, _ = WeightsFleets().of("k", Fleet([mac]), {"a": holder("a", "0-1")}, cache(IN_PARTS), copies)
+    (model,) = fleet.macs["a"].models
+    assert model.complete == usable
+
+
+def test_a_model_that_was_resolved_before_parts_says_how_to_get_them() -> None:
+    _, weights = WeightsFleets().of("k", Fleet(), {}, cache({**RESOLVED, "files": 6, "model": SIZED}), Copies.SHARD)
+    found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
+    assert "an earlier version has resolved it; delete the ModelCache" in found.message
 
 
 def test_a_model_without_parts_is_fetched_whole_and_the_condition_says_why() -> None:

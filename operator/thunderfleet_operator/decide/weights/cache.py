@@ -21,7 +21,15 @@ from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import Need, bytes_done, copy_phase, is_resolved, layers_there, needed_files, resolved_from
+from thunderfleet_operator.observe.weights import (
+    Need,
+    bytes_done,
+    copy_phase,
+    is_resolved,
+    layers_there,
+    needed_files,
+    resolved_from,
+)
 
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
