@@ -15,7 +15,7 @@ Json = dict[str, Any]
 GIB = 2**30
 COMMIT, DIGEST = "c" * 40, "d" * 64
 STORE = "/Library/Thunderfleet/models"
-DEPLOYMENT = {
+DEPLOYMENT: Json = {
     "apiVersion": "thunderfleet.io/v1alpha1",
     "kind": "ModelDeployment",
     "metadata": {"name": "chat", "namespace": "ns"},
@@ -66,7 +66,7 @@ class Fleet:
         self._objects = [{**item, "kind": kind} for found, kind in kinds for item in world.cache[found].items.values()]
 
     def plan(self, *more: Json, form: str = "json", copies: str = "Whole") -> tuple[int, str]:
-        spec: Json = DEPLOYMENT["spec"]
+        spec = DEPLOYMENT["spec"]
         deployment = {**DEPLOYMENT, "spec": {**spec, "model": {**spec["model"], "copies": copies}}}
         fleet, wanted = self._folder / "fleet.yaml", self._folder / "deployment.yaml"
         fleet.write_text(yaml.safe_dump_all([*self._objects, *more]))
@@ -109,7 +109,7 @@ def test_what_a_mac_has_is_not_fetched(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 LAYERS = len(tiny_model(8 * GIB)["pipeline"]["layerBytes"])
-FILES = [
+FILES: list[Json] = [
     {"file": 1, "bytes": 2 * GIB, "shared": True},
     {"file": 2, "bytes": 3 * GIB, "layers": f"0-{LAYERS // 2 - 1}"},
     {"file": 3, "bytes": 3 * GIB, "layers": f"{LAYERS // 2}-{LAYERS - 1}"},
