@@ -272,6 +272,7 @@ class Store:
         for entry in narrowed.files:
             link = folder / entry.path
             self._link(link, os.path.relpath(self.layout.blob(manifest.repository, entry.blob), link.parent))
+        self._drop_links(folder, {entry.path for entry in narrowed.files})
         # Written last, because readers take it as proof that the other files are complete.
         fresh = self.layout.temporary / uuid.uuid4().hex
         fresh.write_bytes(made.dump())
@@ -302,6 +303,12 @@ class Store:
         fresh = self.layout.temporary / uuid.uuid4().hex
         fresh.symlink_to(target)
         os.replace(fresh, link)
+
+    def _drop_links(self, folder: Path, kept: Collection[str]) -> None:
+        """Removes links other than ``kept``: a rank reads every file of weights that it finds, and they may lead nowhere."""
+        for path in folder.rglob("*"):
+            if path.is_symlink() and path.relative_to(folder).as_posix() not in kept:
+                path.unlink(missing_ok=True)
 
     def verify(self, manifest: Manifest) -> tuple[str, ...]:
         """Reads every file again and returns what is wrong with them; a wrong blob loses its name. Raises OSError."""

@@ -177,6 +177,7 @@ class PeerCopies:
             return None
         layout = self.shelf.store.layout
         coming = {layout.snapshot(one.repository, one.commit) for one in self._wanted.values()}
+        coming |= {layout.part(one.digest) for one in self._wanted.values()}
         absent = {str(folder) for folder in coming if not folder.is_dir()}
         return [group for group in groups if group.model_path not in absent]
 

@@ -127,7 +127,8 @@ class Keeper:
 
     def _models(self) -> list[ModelCache]:
         found = []
-        for key, item in self._caches.items.items():
+        # A copy: a thread reads them while they change.
+        for key, item in list(self._caches.items.items()):
             try:
                 found.append(ModelCache.load(item))
             except ValidationError as error:

@@ -92,11 +92,28 @@ def named_by_deployments(caches: Iterable[ModelCache]) -> set[str]:
 
 
 def _sources(cache: ModelCache, node: str) -> list[str]:
+    """Other Macs: first those with the whole model or with layers that those before do not have, and the one that downloads."""
     status = cache.status
     done = {mac.node: (mac.phase is CopyPhase.COMPLETE, mac.bytes_done) for mac in status.macs}
     names = {one.node for one in status.assignments} | {name for name, (_, count) in done.items() if count}
-    ordered = sorted(names - {node})
-    return sorted(ordered, key=lambda name: done.get(name, (False, 0)), reverse=True)
+    ordered = sorted(sorted(names - {node}), key=lambda name: done.get(name, (False, 0)), reverse=True)
+    mine = next((_part(one) for one in status.assignments if one.node == node), (None, frozenset[int]()))
+    there = {mac.node: _layers(mac) if mine[0] is None else _layers(mac) & mine[1] for mac in status.macs}
+    hub = {one.node for one in status.assignments if one.source is CopySource.HUB}
+    adding, covered = list[str](), set[int]()
+    for name in ordered:
+        layers = there.get(name, frozenset())
+        if done.get(name, (False, 0))[0] or name in hub or layers - covered:
+            adding.append(name)
+            covered |= layers
+    return adding + [name for name in ordered if name not in adding]
+
+
+def _layers(copy: CopyState) -> frozenset[int]:
+    try:
+        return numbers(copy.layers or "")
+    except ValueError:
+        return frozenset()
 
 
 def reports(

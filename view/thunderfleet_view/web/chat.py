@@ -1,6 +1,7 @@
 """Sends a chat to a model and returns the answer, which the page shows as text."""
 
 import asyncio
+import logging
 from typing import Any, Final
 
 import aiohttp
@@ -8,6 +9,8 @@ from aiohttp import web
 from thunderfleet_lib import jsonbounds
 
 from thunderfleet_view.web import guard
+
+log = logging.getLogger(__name__)
 
 MAX_BODY: Final = 1 << 20
 MAX_ANSWER: Final = 8 << 20
@@ -80,12 +83,25 @@ class Chat:
             # Whatever the model's server says it is: for a browser it is text.
             response.content_type = "text/plain"
             await response.prepare(request)
-            sent = 0
-            async for part in found.content.iter_any():
-                sent += len(part)
-                if sent > MAX_ANSWER:
-                    break
+            try:
+                try:
+                    await self._copy(found, response)
+                except aiohttp.ClientError as error:
+                    # The status is sent, so no other response can follow: the page sees that the last event is not there.
+                    log.info("an answer of %s ended early: %s", endpoint, error)
                 async with asyncio.timeout(WRITE_SECONDS):
-                    await response.write(part)
-            await response.write_eof()
+                    await response.write_eof()
+            except OSError as error:
+                log.info("a browser does not take an answer of %s: %s", endpoint, error or "it does not read")
+                if request.transport is not None:
+                    request.transport.abort()
             return response
+
+    async def _copy(self, found: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+        sent = 0
+        async for part in found.content.iter_any():
+            sent += len(part)
+            if sent > MAX_ANSWER:
+                break
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write(part)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import Assignment, Download, ModelCacheStatus
-from thunderfleet_crds.parts import files_for, ranges
+from thunderfleet_crds.parts import ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.backoff import Backoff
@@ -21,7 +21,15 @@ from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import Need, bytes_done, copy_phase, is_resolved, layers_there, resolved_from
+from thunderfleet_operator.observe.weights import (
+    Need,
+    bytes_done,
+    copy_phase,
+    is_resolved,
+    layers_there,
+    needed_files,
+    resolved_from,
+)
 
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
@@ -110,9 +118,7 @@ def _satisfied(observed: ObservedCache, name: str, need: Need) -> bool:
 
 
 def _files(observed: ObservedCache, need: Need) -> frozenset[int]:
-    status = observed.cache.status
-    count = status.files or 0
-    return frozenset(range(count)) if need.whole else files_for(status.weight_files, need.layers, count)
+    return needed_files(observed.cache, need)
 
 
 def holders(observed: ObservedCache) -> dict[str, Need]:

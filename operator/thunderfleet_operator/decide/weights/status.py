@@ -14,6 +14,7 @@ from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
 
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.weights import layers_of_copy
 
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
 """Phases in which a Mac has all files that it is to have."""
@@ -91,7 +92,7 @@ def _is_ended(assigned: Assignment, copy: MacCopy) -> bool:
     """Whether a Mac has all files that it is to have, in the folder that its ranks read."""
     if assigned.files is None and copy.phase is not CopyPhase.COMPLETE:
         return False
-    return numbers(assigned.layers or "") <= numbers(copy.layers or "")
+    return numbers(assigned.layers or "") <= layers_of_copy(copy)
 
 
 def _bytes(status: ModelCacheStatus, assigned: Assignment) -> int:
