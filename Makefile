@@ -22,7 +22,7 @@ WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Under the rules of macOS; see tests/darwin. A Mac has them anyway.
 DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
-# `make image`: PLATFORM=linux/amd64 builds for that platform only; DEBIAN_MIRROR=URL is for machines whose apt uses no Debian.
+# `make image`: PLATFORM=linux/amd64 builds for that platform only; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
 PLATFORM ?=
 export DEBIAN_MIRROR ?=
 # KEEP=1 leaves the demo's cluster running.
@@ -122,7 +122,7 @@ test: ## Everything that must pass, and where the time went
 soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
 	@$(PYTHON) tests/support/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
 
-# The image is tried with a container runtime that needs no daemon.
+# The tests of the image use runc, which needs no daemon.
 .PHONY: runc
 runc: ## Install runc from the packages of Debian, if it is missing (Linux, as root)
 	@command -v runc >/dev/null || test "$$(uname)" = Darwin || { apt-get update -qq && apt-get install -y -qq --no-install-recommends runc; }

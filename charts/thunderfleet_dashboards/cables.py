@@ -30,14 +30,14 @@ PAGE = Page(
                 ),
                 Shown(
                     "Flapping",
-                    "Cables that connect and disconnect so often that not every change is reported.",
+                    "1 for cables that connect and disconnect so often that not every change is reported.",
                     (Query(latest(f"{LINK}_flapping", CLUSTER, "name"), "{{name}}"),),
                     bad=1,
                     width=6,
                 ),
                 Shown(
                     "Changes",
-                    "Times in the last hour that an end of a cable lost or got its carrier. Empty until one has changed.",
+                    "How often an end of a cable lost or got its carrier in the last hour. Empty if that never happened.",
                     (
                         Query(
                             f"max by (cluster, name, node) (increase({LINK}_changes_total{{{NODE}}}[1h]))",

@@ -20,7 +20,7 @@ PAGE = Page(
             (
                 Shown(
                     "Leaders",
-                    "Replicas of the operator that act. It must be 1.",
+                    "Replicas of the operator that are the leader. Must be 1.",
                     (Query(f"sum({LEADING})", ""),),
                     kind="number",
                     width=4,
@@ -30,7 +30,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Work queue",
-                    "Keys that wait.",
+                    "Objects that wait to be reconciled.",
                     (Query(f"max({OPERATOR}_queue_depth{{{CLUSTER}}})", ""),),
                     kind="number",
                     width=4,
@@ -106,7 +106,7 @@ PAGE = Page(
             (
                 Shown(
                     "Since the last publishing round",
-                    "Seconds since an agent last compared its Mac with the API.",
+                    "Seconds since an agent last published the state of its Mac.",
                     (Query(since(latest(f"{AGENT}_published_timestamp_seconds", CLUSTER, "instance")), "{{instance}}"),),
                     unit="s",
                     warn=300,
@@ -161,7 +161,7 @@ PAGE = Page(
                 Shown(
                     "Copies of weights",
                     "Bytes per second that agents receive from other Macs, by way, and send. "
-                    "Received is empty until a model was copied.",
+                    "Received is empty until a model has been copied.",
                     (
                         Query(rate(f"{AGENT}_copy_received_bytes_total", CLUSTER, OF_A_TARGET, "way"), "received over {{way}}"),
                         Query(rate(f"{AGENT}_copy_sent_bytes_total", CLUSTER, OF_A_TARGET), "sent"),
@@ -183,7 +183,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Models on disk",
-                    "Models that the agents of Macs find.",
+                    "Number of models that each agent finds on the disk of its Mac.",
                     (Query(latest(f"{AGENT}_models", CLUSTER, "instance"), "{{instance}}"),),
                 ),
                 Shown(
@@ -238,7 +238,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Certificates expire in",
-                    "Time until a certificate of a kubelet expires. The kubelet renews it before.",
+                    "Time until a certificate of a kubelet expires. The kubelet renews it before that.",
                     (
                         Query(
                             latest(f"{KUBELET}_certificate_expiry_seconds", CLUSTER, "instance", "name") + " - time()",
@@ -277,8 +277,8 @@ PAGE = Page(
                 ),
                 Shown(
                     "CPU",
-                    "CPU time of programs per second. Ranks are not counted; /metrics/resource of "
-                    "kubelets has their containers.",
+                    "CPU time of programs per second. Ranks are not included; the path /metrics/resource of "
+                    "kubelets has the CPU time of their containers.",
                     (Query(rate("thunderfleet_process_cpu_seconds_total", CLUSTER, OF_A_TARGET, "program"), "{{program}}"),),
                     unit="percentunit",
                 ),

@@ -179,7 +179,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "KV cache reserved",
-                    "Tokens that running requests have reserved, as a share of what they may.",
+                    "Tokens that running requests have reserved, as a share of the maximum.",
                     (
                         Query(
                             ratio(_kv("reserved"), _kv("limit")),
@@ -192,7 +192,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Prompt cache",
-                    "Share of the prompt tokens that the prompt cache had.",
+                    "Share of the prompt tokens that came from the prompt cache.",
                     (
                         Query(
                             ratio(CACHED, f"({PROMPT} > 0)"),

@@ -40,8 +40,10 @@ class Query:
 
 @dataclass(frozen=True)
 class Shown:
-    """A panel. ``warn`` and ``bad``: from which value it is yellow and red; ``low``: these are lower limits instead.
+    """A panel.
 
+    ``warn`` and ``bad``: the values from which it is yellow and red. With ``low``, small values are bad: it is red below
+    ``warn``, yellow from there to ``bad``, and green from ``bad``.
     ``quiet``: it is empty while nothing is wrong.
     """
 

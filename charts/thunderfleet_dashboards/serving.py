@@ -25,7 +25,8 @@ PAGE = Page(
             (
                 Shown(
                     "Requests that succeed",
-                    "Share of requests with a status below 500, in the last hour. An alert fires below 95 %.",
+                    "Share of requests with a status below 500, in the last hour. An alert fires if it is below 95 % "
+                    "for 10 minutes.",
                     (Query(_share("1h"), "{{namespace}}/{{deployment}}"),),
                     unit="percentunit",
                     warn=0.95,
@@ -151,7 +152,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Reports of demand",
-                    "Reports to the operator per second, from which autoscaling decides.",
+                    "Reports to the operator per second, by result. Autoscaling uses them.",
                     (Query(rate(f"{ROUTER}_demand_reports_total", CLUSTER, OF_A_TARGET, "result"), "{{result}}"),),
                     unit="reqps",
                     quiet=True,

@@ -20,19 +20,20 @@ class CopyState(ApiModel):
     )
     layers: Ranges | None = Field(
         default=None,
-        description="Layers whose files are in the folder for parts of the model, such as 0-13; unset without one.",
+        description="Layers whose files the Mac has in the folder for a part of the model, such as 0-13; unset if "
+        "there is no such folder.",
     )
-    bytes: Int64 = Field(default=0, description="Size of what the Mac shall hold of the model, in bytes.")
+    bytes: Int64 = Field(default=0, description="Size in bytes of the files of the model that the Mac is to have.")
     bytes_done: Int64 = Field(default=0, description="Bytes that have arrived.")
     bytes_per_second: Int64 | None = Field(default=None, description="Rate of the last seconds.")
     seconds_left: Int64 | None = Field(default=None, description="Estimated time until all bytes have arrived, in seconds.")
     source: CopySource | None = Field(
-        default=None, description="Where the files come from, or came from: Hub, or Peer (another Mac)."
+        default=None, description="Where the files come from: Hub, or Peer (another Mac). Kept after the copy is complete."
     )
     peer: Name | None = Field(
         default=None,
-        description="Name of the Node that most bytes come from, if source is Peer. Unset for a model that was there "
-        "before the agent started.",
+        description="Name of the Node that most bytes come from, if source is Peer. Unset if the model was on the "
+        "disk before the agent started.",
     )
     link: Name | None = Field(
         default=None, description="Name of the ThunderboltLink that carries them; unset if they come over the LAN."
@@ -57,7 +58,9 @@ class ModelCopy(CopyState):
     manifest: Token = Field(description="SHA-256 of the model's manifest: its files with sizes and hashes.")
     used_at: Time | None = Field(
         default=None,
-        description="Time of the last use, to the hour. It is set if nothing needs the model here: no ModelCache asks this Mac "
-        "for it, no ModelDeployment names it, and no group serves it. Such models are removed when the disk is needed, the one "
-        "with the earliest time first.",
+        description="Time of the last use, accurate to one hour. Set only if nothing needs the model on this Mac: no "
+        "ModelCache "
+        "assigns it, no ModelDeployment names it, and no group serves it. Such models are removed when disk space is "
+        "needed, the "
+        "one with the earliest time first.",
     )

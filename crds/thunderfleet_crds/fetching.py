@@ -42,9 +42,9 @@ class FetchResult:
     """Whether the hub accepted a token for this repository."""
     model: Model | None = None
     weight_files: tuple[WeightFile, ...] = ()
-    """By file, the layers that it has; empty if Macs cannot hold parts."""
+    """The layers in each weight file; empty if Macs can have only the whole model."""
     no_parts: str = ""
-    """Why they cannot."""
+    """Why Macs can have only the whole model."""
 
     @property
     def text(self) -> str:
@@ -66,7 +66,7 @@ class FetchResult:
             found["parts"] = _packed([[one.file, one.bytes, one.layers, int(one.shared)] for one in self.weight_files])
         text = json.dumps({key: value for key, value in found.items() if value not in (None, "", False)}, separators=(",", ":"))
         if len(text.encode()) > MESSAGE_BYTES and self.weight_files:
-            why = f"its {len(self.weight_files)} files of weights are too many to report which layers they have"
+            why = f"it has {len(self.weight_files)} weight files, too many to report the layers in each"
             return replace(self, weight_files=(), no_parts=why).text
         if len(text.encode()) > MESSAGE_BYTES:
             raise ValueError(f"the result has {len(text.encode())} bytes; a termination message has at most {MESSAGE_BYTES}")
@@ -128,12 +128,12 @@ def _weight_files(value: object) -> tuple[WeightFile, ...]:
         return ()
     listed = _unpacked(value)
     if not isinstance(listed, list) or len(listed) > MAX_PARTS:
-        raise ValueError("the list of the files of weights is too long")
+        raise ValueError("the list of weight files is too long")
     found = tuple(
         WeightFile(file=file, bytes=size, layers=layers, shared=bool(shared)) for file, size, layers, shared in listed
     )
     if len({one.file for one in found}) < len(found):
-        raise ValueError("a file of weights is listed twice")
+        raise ValueError("a weight file is listed twice")
     for one in found:
         numbers(one.layers)
     return found

@@ -57,7 +57,7 @@ class ModelCacheSpec(ApiModel):
 
 
 class Assignment(ApiModel):
-    """A Mac that shall hold the model. Its agent fetches the files."""
+    """A Mac that is to have the model. Its agent fetches the files."""
 
     node: Name = Field(description="Name of the Node.")
     source: CopySource = Field(
@@ -67,10 +67,12 @@ class Assignment(ApiModel):
         default=None, description="Since when the Mac has not reached any Mac that has the model, although there is one."
     )
     layers: Ranges | None = Field(
-        default=None, description="Layers of which the Mac needs the files, such as 0-13; unset if it needs no part."
+        default=None, description="Layers whose files the Mac needs, such as 0-13; unset if it needs no part of the model."
     )
     files: ManyRanges | None = Field(
-        default=None, description="Numbers of the files of the manifest that the Mac needs, such as 0-3,7; unset for all."
+        default=None,
+        description="Numbers of the files that the Mac needs, in the order of the manifest, such as "
+        "0-3,7; unset if it needs all.",
     )
 
 
@@ -104,15 +106,18 @@ class ModelCacheStatus(ApiModel):
     )
     weight_files: Annotated[tuple[WeightFile, ...], Field(max_length=MAX_PARTS)] = Field(
         default=(),
-        description="Files of weights with the layers that they have, for parts of the model; empty if it has no parts.",
+        description="Weight files and the layers in each, from which the files of a Mac are chosen; empty if Macs can "
+        "have only the whole model.",
         json_schema_extra={"x-list-keys": ["file"]},
     )
-    no_parts: Message = Field(default="", description="Why Macs can only hold the whole model; empty if they can hold parts.")
+    no_parts: Message = Field(
+        default="", description="Why Macs can have only the whole model; empty if they can have parts of it."
+    )
     token_accepted: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="Name of the Secret whose token the hub has accepted; unset if none was needed."
     )
     assignments: Annotated[tuple[Assignment, ...], Field(max_length=MAX_MACS)] = Field(
-        default=(), description="Macs that shall hold the model.", json_schema_extra={"x-list-keys": ["node"]}
+        default=(), description="Macs that are to have the model.", json_schema_extra={"x-list-keys": ["node"]}
     )
     macs: Annotated[tuple[MacCopy, ...], Field(max_length=MAX_MACS)] = Field(
         default=(),

@@ -124,9 +124,11 @@ class ModelSource(ApiModel):
     )
     copies: Copies = Field(
         default=Copies.WHOLE,
-        description="What each Mac of a group fetches of the model: Whole, which survives a new placement, or Shard: in a "
-        "pipeline only the files with the layers of its rank. With another split, and if the model has no parts, all files "
-        "are fetched. A change applies to new placements.",
+        description="What each Mac of a group fetches: Whole (all files, so nothing is fetched when a new placement "
+        "moves layers) "
+        "or Shard (in a pipeline, only the files with the layers of its rank). All files are fetched with tensor "
+        "parallelism, on "
+        "one Mac, and if the files cannot be divided. A change applies to new placements.",
     )
 
 

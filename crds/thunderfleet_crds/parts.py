@@ -26,20 +26,20 @@ ManyRanges = Annotated[str, Field(max_length=16_384, pattern=r"^([0-9]{1,5}(-[0-
 
 
 class WeightFile(ApiModel):
-    """A file of weights, and the layers whose weights it has."""
+    """A weight file, and the layers that have weights in it."""
 
     file: Annotated[int, Field(ge=0, lt=MAX_NUMBER)] = Field(
-        description="Number of the file in the manifest, in which files are sorted by path, starting at 0."
+        description="Number of the file, starting at 0, when the files of the manifest are sorted by path."
     )
     bytes: Int64 = Field(description="Size of the file in bytes.")
-    layers: Ranges = Field(default="", description="Layers whose weights are in it, as ranges such as 0-13,20.")
+    layers: Ranges = Field(default="", description="Layers with weights in the file, as ranges such as 0-13,20.")
     shared: bool = Field(
-        default=False, description="Whether it has weights that all ranks need, such as the embeddings or the head."
+        default=False, description="Whether the file has weights that all ranks need, such as the embeddings or the head."
     )
 
 
 def numbers(text: str) -> frozenset[int]:
-    """The numbers of ranges. Raises ValueError."""
+    """The numbers in a text of ranges. Raises ValueError."""
     found: set[int] = set()
     for part in text.split(",") if text else ():
         match = _RANGE.fullmatch(part)
@@ -53,7 +53,7 @@ def numbers(text: str) -> frozenset[int]:
 
 
 def ranges(found: Iterable[int]) -> str:
-    """Numbers as ranges."""
+    """The text of ranges for numbers."""
     parts: list[list[int]] = []
     for number in sorted(set(found)):
         if parts and parts[-1][1] == number - 1:
@@ -64,10 +64,10 @@ def ranges(found: Iterable[int]) -> str:
 
 
 def files_for(weights: Iterable[WeightFile], layers: frozenset[int], count: int) -> frozenset[int]:
-    """Numbers of the files of a model with ``count`` files that ranks with these layers need.
+    """The numbers of the files that ranks with these layers need, of a model with ``count`` files.
 
-    A file that is no weights, or has weights that all ranks need, is needed for any layer. A file with layers of two ranks is
-    needed by both.
+    A file without weights, and a file with weights that all ranks need, is needed for any layer. A file with layers of two
+    ranks is needed by both.
     """
     left_out = {one.file for one in weights if not one.shared and not numbers(one.layers) & layers}
     return frozenset(range(count)) - left_out

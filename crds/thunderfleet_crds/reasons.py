@@ -272,7 +272,7 @@ class Reason(StrEnum):
         "Wait a minute; if the reason stays, `kubectl describe` the pod that the message names.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
-    FETCHED = ("Fetched", "Every Mac that shall hold the model has all of its files.", "", (On.FETCHED,))
+    FETCHED = ("Fetched", "Every Mac that is to have the model has all files that it needs.", "", (On.FETCHED,))
     FETCHING = (
         "Fetching",
         "Macs fetch the model's files from the hub or from other Macs.",
@@ -281,8 +281,8 @@ class Reason(StrEnum):
     )
     NOTHING_TO_FETCH = (
         "NothingToFetch",
-        "No Mac shall hold the model: spec.copies is 0, or no Node matches spec.nodeSelector, and no ModelDeployment needs it.",
-        "None, or change spec.copies or spec.nodeSelector.",
+        "No ModelDeployment needs the model, and spec.copies is 0, or no Mac that matches spec.nodeSelector has room for it.",
+        "None, or change spec.copies or spec.nodeSelector, or free disk space on a Mac.",
         (On.FETCHED,),
     )
     NOT_RESOLVED = (

@@ -303,7 +303,7 @@ class CopyPhase(StrEnum):
     COMPLETE = "Complete"
     """Every file has its hash."""
     PART = "Part"
-    """Every file of the layers that the Mac needs has its hash; others are not there."""
+    """The Mac has every file of the layers that it needs, each with its hash, and not all files of the model."""
     FAILED = "Failed"
     """It is tried again when what the message names has changed."""
 
@@ -314,7 +314,7 @@ class Copies(StrEnum):
     WHOLE = "Whole"
     """All files: a new placement that moves layers needs no copy."""
     SHARD = "Shard"
-    """The files with the Mac's layers."""
+    """Only the files with the layers of the Mac's rank, and those that all ranks need."""
 
 
 class CopySource(StrEnum):

@@ -89,7 +89,9 @@ class Apt:
                 ) from error
             (found,) = folder.iterdir()
             if not _has(found, package.sha256):
-                raise ImageError(f"{found.name} has not the hash of image/debian.lock: the mirror is damaged or not Debian's")
+                raise ImageError(
+                    f"{found.name} does not have the hash in image/debian.lock: the mirror is damaged, or is not one of Debian"
+                )
             found.replace(path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -137,8 +139,8 @@ def chosen(targets: str) -> tuple[str, str]:
     found = dict(reversed([line.split("|", 1) for line in targets.splitlines() if "|" in line]))
     if "Debian" not in found or "Debian-Security" not in found:
         raise ImageError(
-            "this machine's apt uses no mirror of Debian (or was never updated: apt-get update); name one: "
-            f"make image {MIRROR}=URL, with the security updates at URL-security"
+            "this machine's apt uses no mirror of Debian, or apt-get update was never run; name a mirror: "
+            f"make image {MIRROR}=URL, which has the security updates at URL-security"
         )
     return found["Debian"].rstrip("/"), found["Debian-Security"].rstrip("/")
 

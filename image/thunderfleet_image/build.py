@@ -40,7 +40,7 @@ def build(checkout: Path, cache: Path, out: Path, chosen: Sequence[Platform], re
         ImageError: a package is missing or has another hash, or ``out`` is something else.
     """
     if out.exists() and any(out.iterdir()) and not (out / "oci-layout").exists():
-        raise ImageError(f"{out} is not empty and no image: name another folder, or remove it")
+        raise ImageError(f"{out} is not empty and not an image layout: name another folder, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     if not (checkout / LOCK).exists():
         raise ImageError(f"{checkout / LOCK} is missing: run this in a checkout of the repository")

@@ -64,7 +64,7 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
         return link(member.linkname)
     content = tar.extractfile(member)
     if content is None:
-        raise ImageError(f"{member.name} is neither a file, nor a directory, nor a link: images have no devices")
+        raise ImageError(f"{member.name} is not a file, a directory or a link, and cannot be in the image")
     # Without set-user-id: nothing in the image may gain rights.
     return file(content.read(), member.mode & 0o755)
 

@@ -1,4 +1,4 @@
-"""What users can mend."""
+"""Errors that users can fix."""
 
 
 class ImageError(Exception):

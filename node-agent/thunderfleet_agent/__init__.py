@@ -9,7 +9,7 @@ rounds      the agent's loop: observe, dial, publish
 server      HTTP servers for other agents and for Prometheus
 metrics     Prometheus metrics
 inspection  `inspect`: what would be published, and the problems
-weights     the models that this Mac shall hold: its model store
+weights     this Mac's model store: the models that ModelCaches assign to it
 copies      copies of models from and to other Macs
 measure     probes of GPU, memory and links; `measure`
 peers       identity, dials to other agents, reachability

@@ -60,7 +60,7 @@ class Metrics:
         )
         self._changes = Counter(
             "thunderfleet_thunderboltlink_changes",
-            "Times that this Mac's end of a cable lost or got its carrier.",
+            "How often this Mac's end of a cable lost or got its carrier.",
             ["name", "node"],
             registry=self.registry,
         )
@@ -130,7 +130,7 @@ class Metrics:
         self.registry.register(_Sensed(node, read, links))
 
     def changed(self, node: str, link: str) -> None:
-        """Counts a carrier that came or went at this Mac's end of a cable."""
+        """Counts a change of the carrier at this Mac's end of a cable."""
         self._changes.labels(link, node).inc()
 
     def wrote(self, kind: str, result: str) -> None:

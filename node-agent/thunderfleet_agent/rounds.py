@@ -418,7 +418,7 @@ def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:
 
 
 def _changed(before: Facts, after: Facts) -> set[str]:
-    """Interfaces whose carrier came or went."""
+    """Interfaces that lost or got their carrier."""
     if before.interfaces is None or after.interfaces is None:
         return set()
     were = {one.name: one.up for one in before.interfaces}

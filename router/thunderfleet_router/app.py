@@ -1,4 +1,4 @@
-"""Puts the router together and runs it until it is to end."""
+"""Creates the parts of the router and runs it until ``ending`` is set."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from thunderfleet_router.watch import Watch
 log = logging.getLogger(__name__)
 
 PORT_SECONDS = 15.0
-"""How long to retry a port that the router before this one may still have."""
+"""How long to retry a port that the previous router may still hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Options:
     """Folder with ``tls.crt`` and ``tls.key``."""
     origins: Sequence[str] = ()
     notice_seconds: float = 3.0
-    """How long new connections are accepted after the router has said that it ends: Services follow within seconds."""
+    """How long new connections are accepted after `/readyz` has failed: Services stop sending requests within seconds."""
     drain_seconds: float = 30.0
     settings: Settings = field(default_factory=Settings)
 
@@ -52,7 +52,7 @@ class Router:
 
     def __init__(self, kube: Kube, options: Options) -> None:
         self.options = options
-        # First: it may fail, and what follows must be closed.
+        # First, because it may fail, and what is created after it would have to be closed.
         self._certificate = Certificate(options.tls) if options.tls is not None else None
         self.port = options.port
         self.ending = asyncio.Event()
@@ -75,7 +75,7 @@ class Router:
 
     def _cannot_wake(self) -> str | None:
         if self._operator() is None:
-            return "the operator has not published yet where it can be asked"
+            return "the operator has not published the address of its endpoint for routers yet"
         return None if self.watch.connected else "the API server does not answer"
 
     def _operator(self) -> str | None:
@@ -128,8 +128,8 @@ class Router:
             await asyncio.sleep(0.5)
 
     async def _drain(self, runner: web.AppRunner) -> None:
-        """Lets requests end, for a while. Those on connections that are open are answered too, and end the connection."""
-        log.info("stopping: %d requests may take %g s to end", self.server.inside, self.options.drain_seconds)
+        """Waits for requests to end, with a limit. Requests on open connections are answered, then the connection is closed."""
+        log.info("stopping: %d requests have at most %g s to end", self.server.inside, self.options.drain_seconds)
         self.server.ending = True
         await asyncio.sleep(self.options.notice_seconds)
         for site in list(runner.sites):
@@ -139,11 +139,11 @@ class Router:
             async with asyncio.timeout(self.options.drain_seconds):
                 await self.server.idle.wait()
         except TimeoutError:
-            log.warning("%d requests have not ended and are cut off", self.server.inside)
+            log.warning("%d requests have not ended in time; their connections are closed", self.server.inside)
 
 
 def _unlogged() -> logging.Logger:
-    """For requests that are no HTTP: aiohttp would log a traceback for each."""
+    """A logger that is silent: aiohttp logs a traceback for each connection that does not speak HTTP."""
     logger = logging.getLogger(f"{__name__}.http")
     logger.setLevel(logging.CRITICAL + 1)
     return logger

@@ -24,7 +24,7 @@ class Certificate:
         """Uses the present content of the files for new connections."""
         content = b"".join(file.read_bytes() for file in self._files)
         if content != self._loaded:
-            # A pair that does not fit must not take the place of the one in use.
+            # Checked first: a certificate and key that do not match must not replace the pair in use.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
             self.context.load_cert_chain(*self._files)
             self._loaded = content
@@ -36,4 +36,4 @@ class Certificate:
             try:
                 self.load()
             except OSError as error:
-                log.warning("cannot read the certificate again, the old one stays: %s", error)
+                log.warning("cannot load the changed certificate, so the previous one is still used: %s", error)

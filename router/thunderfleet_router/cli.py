@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
         help="URL of the operator's endpoint for routers, such as https://10.0.0.5:9402 (default: the one that the operator "
         "publishes)",
     )  # fmt: skip
-    serve.add_argument("--aliases", type=mounted, metavar="FILE", help="JSON file with aliases: name to namespace/name")
+    serve.add_argument(
+        "--aliases", type=mounted, metavar="FILE", help="JSON file that maps aliases to namespace/name of ModelDeployments"
+    )
     serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin of web pages; * for all")
     serve.add_argument("--anonymous-wake", action="store_true", help="let requests without an API key wake models")
     serve.add_argument("--hold-seconds", type=float, default=300.0, help="how long a request waits for a group at most")
@@ -70,7 +72,9 @@ def aliases_of(file: Path | None) -> dict[str, str]:
         raise ValueError(f"{file} must be a JSON object with at most {MAX_FLEET_ALIASES} aliases")
     for alias, target in found.items():
         if not isinstance(target, str) or target.count("/") != 1:
-            raise ValueError(f"{file}: the alias {alias!r} must lead to namespace/name of a ModelDeployment, not {target!r}")
+            raise ValueError(
+                f"{file}: the alias {alias!r} must have namespace/name of a ModelDeployment as its value, not {target!r}"
+            )
     return found
 
 

@@ -78,7 +78,7 @@ class Reporter:
     async def _send(self, session: aiohttp.ClientSession, report: DemandReport) -> DemandAnswer:
         url, context = self._url(), self._context()
         if url is None:
-            raise ReportFailed("the operator has not published where it receives reports")
+            raise ReportFailed("the operator has not published the address of its endpoint for routers")
         if context is None:
             raise ReportFailed("the operator has published no key pair for routers")
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
@@ -91,7 +91,7 @@ class Reporter:
             ) as answer:  # fmt: skip
                 body = await answer.content.read(routing.DEMAND_BYTES)
                 if answer.status == 429:
-                    # The report before is still valid; this one is not worth refusing requests for.
+                    # The previous report is still valid, so requests are not refused because of this one.
                     self._not_before = time.monotonic() + _seconds(answer.headers.get("Retry-After"))
                     self._dispatcher.hurry.set()
                     return DemandAnswer()

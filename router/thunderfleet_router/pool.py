@@ -47,7 +47,7 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """A request's place at a group. Must be left."""
+    """A request's place at a group. Its holder must call ``leave``."""
 
     group: Group
     light: bool
@@ -102,7 +102,7 @@ class Pool:
     # --- requests ---
 
     def ask(self, ticket: Ticket, *, again: bool = False) -> None:
-        """Lets the request wait for a seat; ``again``: it had one. Its future gets ApiError if it can get none."""
+        """Queues the request for a seat; ``again``: it had one before. If it can get none, its future gets an ApiError."""
         self.last_used = time.monotonic()
         refusal = self._refusal(ticket)
         if refusal is not None:
@@ -119,7 +119,7 @@ class Pool:
         ticket.seat.cancel()
 
     def has_other(self, avoid: Iterable[str]) -> bool:
-        """Whether a group is Ready, or comes, beside some."""
+        """Whether a group other than those of ``avoid`` is Ready or may become Ready."""
         shunned = set(avoid)
         return any(group.name not in shunned for group in self.deployment.groups if group.phase != "GaveUp")
 
@@ -168,7 +168,7 @@ class Pool:
         self._seat_all()
 
     def refuse_all(self, error: Callable[[], ApiError], *, wakers_only: bool = False) -> None:
-        """Refuses the waiting requests; ``wakers_only``: unless a group serves or comes."""
+        """Refuses the waiting requests; ``wakers_only``: only if the ModelDeployment sleeps."""
         if wakers_only and self.deployment.outlook is not Outlook.ASLEEP:
             return
         for ticket in list(self.waiting):
@@ -189,7 +189,9 @@ class Pool:
             case Outlook.FAILED:
                 return unavailable(f"{deployment.full_name} has failed{why}", 30)
             case Outlook.ASLEEP if not ticket.may_wake:
-                return unavailable(f"{deployment.full_name} sleeps; only a request with one of its API keys wakes it", 60)
+                return unavailable(
+                    f"{deployment.full_name} sleeps: it has no groups, and only a request with one of its API keys wakes it", 60
+                )
         return None
 
     # --- seats ---
@@ -201,7 +203,7 @@ class Pool:
             self._seat(ticket, next(group for group in self.deployment.groups if group.name == chosen.name))
 
     def _next(self) -> Ticket | None:
-        # Most of the time all groups are full, and then no request need be looked at: there may be a thousand.
+        # If all groups are full, which is common, no request is examined: a thousand may wait.
         free = {
             light: any(
                 self._takes(group, self._loads.setdefault(group.name, _Load()), light=light) for group in self.deployment.groups

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 0.05
 """Changes that come together are handled together."""
 AWAY_SECONDS = 3.0
-"""How long a watch may be interrupted before the API server counts as away: watches end now and then, and begin again."""
+"""How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 
 
 class Watch:

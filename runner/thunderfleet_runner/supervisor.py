@@ -338,7 +338,7 @@ class Supervisor:
 
 
 def _unlogged() -> logging.Logger:
-    """For requests that are no HTTP: aiohttp would log a traceback for each. The gateway logs its own errors."""
+    """For connections that do not speak HTTP: aiohttp would log a traceback for each. The gateway logs its own errors."""
     logger = logging.getLogger(f"{__name__}.http")
     logger.setLevel(logging.CRITICAL + 1)
     return logger

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_crds.plan import KEYS_FOLDER
 from thunderfleet_localcluster.models import tinymodel
 
@@ -169,8 +170,19 @@ def test_runners_and_agents_have_users_of_their_own(pair: Deployment, line: Line
 def test_operator_and_runner_have_metrics(pair: Deployment, line: Line) -> None:
     pair.tokens("How many?", 2)
     runner = line.request(f"{pair.endpoint.removesuffix('/v1')}/metrics").body
-    assert 'thunderfleet_runner_requests_total{code="200",endpoint="/v1/chat/completions"}' in runner
-    assert "thunderfleet_runner_time_to_first_token_seconds_count" in runner
+    place = {
+        "namespace": pair.namespace,
+        "deployment": pair.name,
+        "group": "0",
+        "rank": "0",
+        "node": str(pair.ranks()[0]["node"]),
+    }
+    for name, more in (
+        ("thunderfleet_runner_requests_total", {"code": "200", "endpoint": "/v1/chat/completions"}),
+        ("thunderfleet_runner_time_to_first_token_seconds_count", {}),
+    ):
+        found = [one for family in text_string_to_metric_families(runner) for one in family.samples if one.name == name]
+        assert place | more in [one.labels for one in found if one.value >= 1], found
     wanted = (
         'reconciles_total{kind="modeldeployments",result="ok"}',
         "reconcile_duration_seconds_count",

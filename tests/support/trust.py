@@ -121,19 +121,19 @@ API: dict[str, tuple[Action, ...]] = {
             "md-create",
             "create one in A",
             f"POST {DEPLOYMENTS}",
-            "401 yes role role yes role role role role role role",
+            "401 yes yes role yes role role role role role role",
             _ours("ModelDeployment", "matrix", spec=MODEL),
         ),
         Action(
             "md-change",
             "change one in A",
             f"PATCH {DEPLOYMENTS}/$md",
-            "401 yes role role yes role role role role role role",
+            "401 yes yes role yes role role role role role role",
             {"spec": {"replicas": 2}},
             MERGE,
         ),
         Action(
-            "md-delete", "delete one in A", f"DELETE {DEPLOYMENTS}/$md", "401 yes role role yes role role role role role role"
+            "md-delete", "delete one in A", f"DELETE {DEPLOYMENTS}/$md", "401 yes yes role yes role role role role role role"
         ),
         Action(
             "md-status",

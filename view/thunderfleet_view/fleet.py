@@ -19,6 +19,8 @@ Entity = dict[str, Any]
 
 MAX_TEXT: Final = 400
 """Characters of a message on the page; the details have all of it."""
+ENDED: Final = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
+"""Phases of a copy whose Mac has what it shall hold."""
 
 
 class Kind(StrEnum):
@@ -199,7 +201,7 @@ class Fleet:
             "serves": bool(status.get("endpoint")) and serves,
             "key": bool(((deployment.get("spec") or {}).get("server") or {}).get("apiKeySecret")),
             "groups": groups,
-            "copies": [_copy(copy) for copy in status.get("copies") or () if copy.get("phase") != CopyPhase.COMPLETE],
+            "copies": [_copy(copy) for copy in status.get("copies") or () if copy.get("phase") not in ENDED],
             "problem": _short(problem),
         }
 

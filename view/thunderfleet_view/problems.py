@@ -10,7 +10,7 @@ from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import waiting_for
 
 WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
-"""What such Macs and cables are; models run over TCP there."""
+"""Reasons that are not problems: models run over TCP on such Macs and cables."""
 
 
 def macs(picture: Picture) -> Sequence[tuple[Json, Json | None]]:

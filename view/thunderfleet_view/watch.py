@@ -24,7 +24,7 @@ RESOURCES: Final = {
 """Of each kind: its path, and how `kubectl auth can-i list` names it."""
 LOOK_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 3.0
-"""How long a watch may be interrupted before the API server counts as away: watches end now and then, and begin again."""
+"""How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 POD_SECONDS: Final = 5.0
 OPERATORS: Final = {"labelSelector": f"{names.LABEL_NAME}=thunderfleet,app.kubernetes.io/component=operator"}
 

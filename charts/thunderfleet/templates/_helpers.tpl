@@ -3,17 +3,19 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* Labels of every object. Call with (dict "root" $ "component" "operator"). */}}
+{{/* Labels of every object. Call with (dict "root" $ "component" "operator"). commonLabels replace none of ours. */}}
 {{- define "thunderfleet.labels" -}}
+{{- $own := include "thunderfleet.ownLabels" . | fromYaml }}
+{{- toYaml (merge $own (.root.Values.commonLabels | default dict)) }}
+{{- end }}
+
+{{- define "thunderfleet.ownLabels" -}}
 app.kubernetes.io/name: thunderfleet
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
 {{- end }}
 
 {{/* Labels that select pods; they must never change. */}}
@@ -34,18 +36,18 @@ runbook_url: {{ printf "%s#%s" . (index $ 1) | quote }}
 {{ .Values.namespaceOverride | default .Release.Namespace }}
 {{- end }}
 
-{{/* Labels of a pod: those of every object, and the value podLabels: (dict "root" $ "component" "operator"). Ours come last and win. */}}
+{{/* Labels of a pod: those of every object, and the value podLabels: (dict "root" $ "component" "operator"). The chart's own labels take precedence. */}}
 {{- define "thunderfleet.podLabels" -}}
 {{- $own := include "thunderfleet.labels" . | fromYaml }}
 {{- $added := (index .root.Values .component | default dict).podLabels | default dict }}
 {{- toYaml (merge $own $added) }}
 {{- end }}
 
-{{/* The value podAnnotations of a component. */}}
+{{/* Annotations of a component's pods: the value podAnnotations, and ours where it has none: (list $c (dict "name" "value")). */}}
 {{- define "thunderfleet.podAnnotations" -}}
-{{- with (index .root.Values .component | default dict).podAnnotations }}
-{{- toYaml . }}
-{{- end }}
+{{- $c := index . 0 }}
+{{- $added := (index $c.root.Values $c.component | default dict).podAnnotations | default dict }}
+{{- toYaml (merge (deepCopy $added) (index . 1)) }}
 {{- end }}
 
 {{/* Annotations of a component's service account. */}}

@@ -21,7 +21,11 @@ def add(commands: Parsers) -> None:
     fetch.add_argument("model", metavar="REPOSITORY", help="repository on the hub, as organization/name")
     fetch.add_argument("--revision", default="main", help="branch, tag or commit")
     fetch.add_argument(
-        "--copies", type=int, default=1, metavar="N", help="number of Macs that keep it; 0: only ask the hub for sizes"
+        "--copies",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of Macs that keep the model; 0: only read its sizes from the hub, for `thunderfleet-operator plan`",
     )
     fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
     fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")
@@ -29,8 +33,9 @@ def add(commands: Parsers) -> None:
     shown = parsers.add(
         "list",
         "list models, and which Macs have them",
-        "List ModelCaches, and the models that Macs keep without one: who uses them, and how long each Mac has not used them. "
-        "Unreferenced ones are removed when their disk is needed. Example: `thunderfleet model list -A`",
+        "List ModelCaches, and models on Macs that no ModelCache keeps: what uses each, and how long ago each Mac last "
+        "used it. "
+        "Models with the status Unreferenced are removed when disk space is needed. Example: `thunderfleet model list -A`",
         call=list_models,
     )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")

@@ -18,7 +18,7 @@ MANAGER = "thunderfleet-model"
 POLL_SECONDS = 1.0
 NOT_FETCHED = 3
 PATIENCE_SECONDS = 30.0
-"""How long a reason that does not pass by itself may last until the command gives up."""
+"""The command gives up after a reason that is not in HOPEFUL has lasted this long."""
 HOPEFUL = frozenset(("Resolving", "Fetching", "NotResolved", "RateLimited", "Pending", "WrongBytes", "NothingToFetch"))
 _API = f"/apis/{API_VERSION}"
 
@@ -38,7 +38,7 @@ def _refused(error: ApiError) -> LocalClusterError:
 
 
 def pull(arguments: argparse.Namespace) -> int:
-    """``thunderfleet model pull``. Exit code 3: it cannot be fetched as things are. Raises LocalClusterError."""
+    """``thunderfleet model pull``. Exit code 3: the model was not fetched. Raises LocalClusterError."""
     name = view.name_for(arguments.model)
     if not name or arguments.copies < 0:
         raise LocalClusterError(f"REPOSITORY must be organization/name, and --copies at least 0: {arguments.model}", usage=True)
@@ -80,7 +80,7 @@ async def _follow(kube: Kube, path: str, seconds: float, *, fetch: bool) -> int:
         hopeful = waits.partition(":")[0] in HOPEFUL
         stuck = None if hopeful else stuck or now
         if now > limit or (stuck is not None and now - stuck > PATIENCE_SECONDS):
-            say("the ModelCache stays, and the operator tries again: `thunderfleet model list` shows it")
+            say("the ModelCache still exists and the operator tries again; `thunderfleet model list` shows its status")
             return NOT_FETCHED
         await asyncio.sleep(POLL_SECONDS)
 

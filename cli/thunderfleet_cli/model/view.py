@@ -38,12 +38,12 @@ def condition(cache: Json, name: str) -> Json:
 
 
 def is_fetched(cache: Json) -> bool:
-    """Whether all Macs that shall hold the model have it."""
+    """Whether all Macs that are to have the model have it."""
     return condition(cache, "Fetched").get("status") == "True"
 
 
 def waits_for(cache: Json) -> str:
-    """What it waits for, in words."""
+    """Reason and message of the first condition that is not True."""
     for name in ("Resolved", "Fetched"):
         found = condition(cache, name)
         if found.get("status") != "True":
@@ -52,7 +52,7 @@ def waits_for(cache: Json) -> str:
 
 
 def _held(copy: Json) -> str:
-    """A Mac that has what it shall hold, with the layers if that is a part; empty for another one."""
+    """The name of a Mac whose copy is complete, with the layers if it is a part; empty if the copy is not complete."""
     if copy.get("phase") == "Part":
         return f"{copy['node']}({copy.get('layers') or ''})"
     return str(copy["node"]) if copy.get("phase") == "Complete" else ""
@@ -74,7 +74,7 @@ def _owner(cache: Json) -> str:
 
 @dataclass
 class Kept:
-    """A model that Macs keep although no ModelCache asks them to: who uses it nevertheless, and the Macs in words."""
+    """A model on Macs that no ModelCache assigns to them: what uses it, and the text for each Mac."""
 
     bytes: int
     named_by: str
@@ -83,12 +83,12 @@ class Kept:
 
     @property
     def state(self) -> str:
-        """``Unreferenced`` is removed when the disk is needed."""
+        """The column STATUS. ``Unreferenced`` models are removed when disk space is needed."""
         return "InUse" if self.groups else "Named" if self.named_by else "Unreferenced"
 
 
 def unreferenced(profiles: Iterable[Json], caches: Iterable[Json], now: datetime) -> list[tuple[str, ...]]:
-    """A line for each model that Macs keep without being asked to; for each Mac, how long it has not been used."""
+    """A line for each model that no ModelCache assigns to a Mac; for each Mac, how long ago the model was used."""
     asked: set[tuple[str, str]] = set()
     owners: dict[str, str] = {}
     for cache in caches:

@@ -10,7 +10,7 @@ from typing import Any
 from thunderfleet_localcluster.errors import LocalClusterError
 
 ANSWER_SECONDS = 300.0
-"""Maximum silence of a stream. The first token of a long prompt takes long."""
+"""Maximum silence of a stream. Long, because of the first token of a long prompt."""
 LINE_BYTES = 1 << 20
 ERROR_BYTES = 64 << 10
 

@@ -28,7 +28,7 @@ ADDRESS: Final = "127.0.0.1"
 def show_page(arguments: argparse.Namespace) -> int:
     """``thunderfleet ui``. Raises LocalClusterError."""
     connection = connect(arguments.kubeconfig, arguments.context, arguments.namespace)
-    # What goes wrong with the API server is on the page.
+    # The page shows problems with the API server.
     logging.getLogger("thunderfleet_lib.kube").setLevel(logging.ERROR)
     asyncio.run(_serve(connection, arguments))
     return 0
@@ -59,7 +59,7 @@ async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:
 
             announce()
             if sys.stdin.isatty():
-                page.line("open it within 10 minutes; it works once. Enter prints a new one, Ctrl-C ends the page", QUIET)
+                page.line("open it within 10 minutes; it works once. Enter prints another address, Ctrl-C ends the page", QUIET)
             with _on_enter(announce):
                 await watch.run()
         finally:
@@ -68,7 +68,7 @@ async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _on_enter(call: Callable[[], None]) -> Iterator[None]:
-    """Calls ``call`` whenever somebody presses Enter on the terminal."""
+    """Calls ``call`` each time Enter is pressed on the terminal."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:

@@ -16,7 +16,7 @@ LSOF_PATH = "/usr/sbin:/usr/bin:/bin"
 _LISTEN = "0A"
 """The state of a listening socket in Linux's /proc/net/tcp."""
 TABLE_READS = 3
-"""The kernel does not return the table in one piece: a row may be missed while other sockets come and go."""
+"""The table is read several times, because the kernel may leave out a row while other sockets are opened and closed."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from thunderfleet_kubelet.shim import processes
 
 DIAL_SECONDS = 10.0
 DIAL_BYTES = 32 * 1024
-"""What is read ahead of a forwarded connection."""
+"""Bytes that are read ahead from a forwarded connection."""
 
 
 class PodLookupError(Exception):
@@ -221,7 +221,7 @@ class PodQueries:
         found = await asyncio.to_thread(_listening, running, own, port)
         chosen = listeners.choose(found)
         if chosen is None:
-            who = "a process that is not the pod's listens there" if found else "no process listens there"
+            who = "another process, which is not of this pod, listens there" if found else "no process listens there"
             raise PortRefused(f"pod {namespace}/{pod} does not listen on TCP port {port} of node {self._node_name}: {who}")
         async with asyncio.timeout(DIAL_SECONDS):
             return await asyncio.open_connection(chosen.reached_at, port, limit=DIAL_BYTES)

@@ -1,4 +1,4 @@
-"""Which models a Mac removes when they take more disk than they may."""
+"""Chooses the models that a Mac removes when it needs disk space."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Kept:
 def evict(models: Iterable[Kept], referenced: Collection[str], excess_bytes: int) -> tuple[Kept, ...]:
     """The models to remove, least recently used first, until ``excess_bytes`` are freed.
 
-    Only models whose digest nothing refers to. Blobs that two models share are counted with both, so the caller looks again
-    after removing them. Without excess nothing is removed.
+    Models in ``referenced`` are never chosen. A blob that two models share counts for both, so the caller must check the free
+    space again after removing them.
     """
     chosen: list[Kept] = []
     for model in sorted(models, key=lambda one: (one.used, one.digest)):

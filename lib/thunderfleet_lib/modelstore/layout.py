@@ -48,7 +48,7 @@ class Layout:
         return self.repository(repository) / "snapshots" / _token(commit)
 
     def reference(self, repository: str, revision: str) -> Path:
-        """The file that has the commit of a revision."""
+        """The file that contains the commit of a revision."""
         return self.repository(repository) / "refs" / _token(revision)
 
     @property
@@ -74,7 +74,7 @@ class Layout:
         return self.root / OWN / "staging"
 
     def staged(self, download: str) -> Path:
-        """The folder that the pod of a download writes to: a Hugging Face cache too, of which nothing is trusted."""
+        """The folder that the pod of a download writes to. Its content is not trusted."""
         return self.staging / _token(download)
 
     @property

@@ -81,12 +81,12 @@ class Manifest:
         object.__setattr__(self, "files", tuple(sorted(self.files, key=lambda entry: entry.path)))
 
     def narrowed(self, numbers: Collection[int]) -> "Manifest":
-        """With some of the files, by their numbers. Not the model: its digest means nothing.
+        """A manifest of some of the files, by their numbers. Its digest does not identify a model.
 
         Raises InvalidManifest if there are no such files.
         """
         if any(not 0 <= number < len(self.files) for number in numbers):
-            raise InvalidManifest(f"{self.repository} has {len(self.files)} files, and another one is asked for")
+            raise InvalidManifest(f"{self.repository} has {len(self.files)} files, and a requested file is not among them")
         if len(numbers) == len(self.files):
             return self
         return replace(self, files=tuple(self.files[number] for number in sorted(numbers)))

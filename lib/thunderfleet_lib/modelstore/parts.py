@@ -1,6 +1,6 @@
-"""The file in a folder with a part of a model, which says which part it is.
+"""The file that describes the part of a model in a folder.
 
-A runner reads it, so it never takes a part for the whole.
+A runner reads it, so that it never treats a part as the whole model.
 """
 
 import json
@@ -18,7 +18,7 @@ MAX_BYTES = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``files``: numbers of the manifest's files. ``layers``: those that are there completely, with what all ranks need."""
+    """A part. ``files``: numbers of the manifest's files in it. ``layers``: layers whose files are all in it."""
 
     manifest: str
     files: frozenset[int]

@@ -106,7 +106,7 @@ class Store:
         self.layout.temporary.mkdir(parents=True, exist_ok=True)
 
     def prepare_once(self) -> None:
-        """The same the first time; later it creates what is missing. Raises OSError."""
+        """Calls ``prepare`` the first time; later creates only missing folders. Raises OSError."""
         if not self._prepared:
             self.prepare()
             self._prepared = True
@@ -234,7 +234,7 @@ class Store:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to("/".join([*[".."] * (entry.path.count("/") + 2), "blobs", entry.blob]))
             target.parent.mkdir(parents=True, exist_ok=True)
-            # Of another selection of files, or damaged: blobs stay, so nothing that has a file open notices.
+            # The folder is damaged or has another selection of files. Blobs stay, so programs with open files are not affected.
             self._drop_folder(target)
             os.replace(fresh, target)
             _sync_folder(target.parent)
@@ -272,7 +272,8 @@ class Store:
         for entry in narrowed.files:
             link = folder / entry.path
             self._link(link, os.path.relpath(self.layout.blob(manifest.repository, entry.blob), link.parent))
-        # Last, because it says that the others are there.
+        self._drop_links(folder, {entry.path for entry in narrowed.files})
+        # Written last, because readers take it as proof that the other files are complete.
         fresh = self.layout.temporary / uuid.uuid4().hex
         fresh.write_bytes(made.dump())
         os.replace(fresh, folder / parts.PART_FILE)
@@ -302,6 +303,12 @@ class Store:
         fresh = self.layout.temporary / uuid.uuid4().hex
         fresh.symlink_to(target)
         os.replace(fresh, link)
+
+    def _drop_links(self, folder: Path, kept: Collection[str]) -> None:
+        """Removes links other than ``kept``: a rank reads every file of weights that it finds, and they may lead nowhere."""
+        for path in folder.rglob("*"):
+            if path.is_symlink() and path.relative_to(folder).as_posix() not in kept:
+                path.unlink(missing_ok=True)
 
     def verify(self, manifest: Manifest) -> tuple[str, ...]:
         """Reads every file again and returns what is wrong with them; a wrong blob loses its name. Raises OSError."""

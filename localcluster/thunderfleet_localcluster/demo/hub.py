@@ -15,11 +15,11 @@ from thunderfleet_localcluster.errors import LocalClusterError
 
 PORT = 18080
 LARGE = "GET /cdn/"
-"""How the hub's log says that it was asked for a weight file."""
+"""A request for a weight file in the hub's log."""
 
 
 def is_needed(session: Session) -> bool:
-    """Whether each Mac has a disk of its own."""
+    """Whether a hub is needed: each Mac has a disk of its own, so no Mac has the model."""
     return session.cluster.network == "namespaces"
 
 
@@ -48,12 +48,12 @@ def model_folder(session: Session) -> Path:
 
 
 def show(session: Session, cache: Json) -> None:
-    """Where each Mac has the files of a ModelCache from, and how often the hub was asked for the weights."""
+    """Print the source of each Mac's files of a ModelCache, and the number of requests for weights to the hub."""
     for mac in cache["status"]["macs"]:
         source = f"from {mac['peer']} over {mac.get('link') or 'the LAN'}" if mac.get("peer") else "from the hub"
         say(f"      {mac['node']}: {mac['bytesDone']} bytes {source}")
     asked = sum(line.startswith(LARGE) for line in _log(session).read_text().splitlines())
-    say(f"      the hub was asked for the weights {asked} times: for the header of the file, and for the file")
+    say(f"      the hub got {asked} requests for the weight file: one for its header, one for the file")
 
 
 def _machine(session: Session) -> Machine:

@@ -32,7 +32,7 @@ def why_no_daemons() -> str:
 
 
 def start_macs(session: Session) -> None:
-    """Start recorded Macs that have nothing of ours, not even the model."""
+    """Start recorded Macs on which nothing is installed and no model is stored."""
     session.up(MACS_AND_HUB, parse_fleet(MACS_AND_HUB, "the fleet").machines[0].name)
 
 
@@ -108,7 +108,7 @@ def start_with_own_control_plane(session: Session) -> None:
         session.model_folder = hub.model_folder(session)
     else:
         session.model.install(session.model_folder)
-        say("      without namespaces these Macs have one disk, so all of them have the model from the start")
+        say("      without network namespaces the recorded Macs share a disk, so all of them have the model from the start")
 
 
 def install_chart(session: Session) -> None:

@@ -139,7 +139,7 @@ def show_how_to_go_on(session: Session) -> None:
     say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
     say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
     say("      kubectl get md,np,tbl,pods")
-    say(f"      {sys.argv[0]} ui    # prints the address of a live page of this cluster")
+    say(f"      {sys.argv[0]} ui    # a live page of this cluster")
     say(f"      {sys.argv[0]} local status --name {NAME}    # processes, addresses, logs")
     say(f"      {sys.argv[0]} local down --name {NAME}      # stop it")
 

@@ -139,7 +139,7 @@ class Board:
         self._moved[way] = now
 
     def leave(self, key: str) -> None:
-        """A connection ended; what it had taken is to do again."""
+        """A connection ended; its unfinished work is done by others."""
         self._sources.pop(key, None)
         for large in self.large.values():
             large.flying = {index: by for index, by in large.flying.items() if by != key}
@@ -224,7 +224,7 @@ class Board:
             source.asked[blob] = now
         return Ask(unknown) if unknown else None
 
-    # --- what became of it ---------------------------------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------------------
 
     def answered(self, key: str, held: Mapping[str, frozenset[int] | None]) -> None:
         """What a source has: chunks, or None for all of them. A file that is missing is not there."""
@@ -322,7 +322,7 @@ class Board:
         self.large.pop(blob, None)
 
     def waits_for(self) -> str:
-        """Why nothing happens."""
+        """What the transfer waits for."""
         if not self._sources:
             return "no Mac that has the model can be reached"
         names = ", ".join(sorted({source.node for source in self._sources.values()}))

@@ -1,4 +1,4 @@
-"""Starts and stops the transfers of models that this Mac shall copy from other Macs, and says how far they are.
+"""Starts and stops the transfers of models from other Macs to this one, and reports their progress.
 
 A model that is wanted has one task: it gets the manifest, runs a transfer in a thread, and tries again with back-off when that
 fails. What was fetched stays on disk, so every attempt continues. A task of a model that is not wanted any more is stopped.
@@ -109,7 +109,7 @@ class PeerCopies:
         self._groups = groups
 
     def want(self, models: Collection[Wanted]) -> None:
-        """The models that shall come from other Macs now. Those that are no longer named are stopped."""
+        """Sets the models to fetch from other Macs. Transfers of all others are stopped."""
         self._wanted = {one.digest: one for one in models}
         for digest in [digest for digest, attempt in self._attempts.items() if not self._goes_on(digest, attempt)]:
             task = self._attempts.pop(digest).task
@@ -128,7 +128,7 @@ class PeerCopies:
         return one is not None and one.files == attempt.files
 
     def states(self) -> Mapping[str, CopyState]:
-        """By digest, how far each model is."""
+        """By digest, the progress of each model."""
         return {digest: _state(self._wanted[digest], attempt, self._ways(digest)) for digest, attempt in self._attempts.items()}
 
     async def run(self) -> None:
@@ -164,19 +164,20 @@ class PeerCopies:
         """Called from threads too: it reads values that are replaced, never changed."""
         one, view = self._wanted.get(digest), self._view
         if one is None or not view.node:
-            # Before cables are known, everything would come over the network.
+            # Otherwise everything would be fetched over the network before the cables are known.
             return ()
         neighbors = sorted({cable.peer for cable in view.cables.values()})
         names = dict.fromkeys([*one.sources, *neighbors])
         return paths([name for name in names if name != self.node], view, self._started(), self._agents)
 
     def _started(self) -> Sequence[GroupUse] | None:
-        """The groups that may use their cables: not those whose model this Mac is still to get, which wait for it."""
+        """The groups whose cables count as used. A group that waits for its model on this Mac does not use its cables yet."""
         groups = self._groups
         if groups is None:
             return None
         layout = self.shelf.store.layout
         coming = {layout.snapshot(one.repository, one.commit) for one in self._wanted.values()}
+        coming |= {layout.part(one.digest) for one in self._wanted.values()}
         absent = {str(folder) for folder in coming if not folder.is_dir()}
         return [group for group in groups if group.model_path not in absent]
 
@@ -227,7 +228,7 @@ class PeerCopies:
             attempt.bytes_done, attempt.main = ended.done, ended.most or attempt.main
             attempt.transfer = None
             if not ending.done():
-                # The next transfer of this model must not meet the writers of this one.
+                # This transfer must release its files before the next one of this model starts.
                 with contextlib.suppress(Exception):
                     await asyncio.wait({ending}, timeout=STOP_SECONDS)
 
@@ -249,7 +250,7 @@ class PeerCopies:
                 return found
             problems.append(f"{way.to.node} does not have it")
         text = "; ".join(dict.fromkeys(problems))[:500] or "no other Mac of the ModelCache has an agent that can be reached"
-        raise TransferFailed(Reason.NO_SOURCE, f"the list of the model's files has not arrived: {text}")
+        raise TransferFailed(Reason.NO_SOURCE, f"cannot get the list of the model's files from another Mac: {text}")
 
     def _ask_manifest(self, way: Path, one: Wanted) -> Manifest | None:
         connection = connect(way, self.node, self.context)

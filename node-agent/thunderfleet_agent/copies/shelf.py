@@ -1,4 +1,4 @@
-"""What this Mac gives to other Macs: files of its model store by hash, complete ones and those that arrive.
+"""The files that this Mac gives to other Macs, by hash: complete and incomplete files of its model store.
 
 The hashes of a file's chunks are computed with the hash of the whole file, in one pass, when the model is complete or when
 another Mac asks. They are kept beside the store. A file that has changed on disk is not given, and loses its name. Thread-safe.
@@ -133,7 +133,7 @@ class Shelf:
             self._partials.pop(blob, None)
 
     def keep(self, repository: str, entry: FileEntry, found: ChunkList) -> None:
-        """Keeps the list of a file whose own hash was right. A failure costs computing it again."""
+        """Keeps the list of a file whose own hash was right. If this fails, the list is computed again later."""
         about = self._about(repository, entry)
         if about is None:
             return

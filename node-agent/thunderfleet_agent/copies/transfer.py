@@ -204,7 +204,7 @@ class Transfer:
         for connection in connections:
             connection.interrupt()
         for thread in (checker, *self._threads.values()):
-            # One that still connects uses no files, and sees that it is over.
+            # A thread that is still connecting uses no files, and ends when it sees that the transfer is over.
             thread.join(JOIN_SECONDS)
         for blob in list(self._files):
             self._close_file(blob)
@@ -468,7 +468,7 @@ class Transfer:
             self._drop(node, f"{node} {what} of {path}")
 
     def _drop(self, node: str, why: str) -> None:
-        """Nothing is fetched for a while from a Mac that sent wrong bytes."""
+        """Stops fetching from a Mac that sent wrong bytes, for a limited time."""
         log.error("copy of %s: %s; nothing is fetched from it for a while", self._manifest.repository, why)
         self._network.wrong(node)
         with self._lock:
@@ -615,7 +615,7 @@ def _hash_chunk(opened: OpenFile, entry: FileEntry, index: int, buffer: memoryvi
     while at < end:
         read = os.preadv(opened.file.fileno(), [buffer[: min(len(buffer), end - at)]], at)
         if read == 0:
-            # The file was cut by something else; its hash will be wrong.
+            # Another program truncated the file, so the check of its hash will fail.
             return
         opened.hasher.update(buffer[:read])
         at += read

@@ -1,4 +1,4 @@
-"""Reads the sensors of this Mac while somebody scrapes the agent; otherwise no command runs.
+"""Reads the sensors of this Mac while the agent is scraped; otherwise no command runs.
 
 A command that does not exist is asked for again after ``ABSENT_SECONDS``. Values that are older than ``FRESH_SECONDS`` are not
 shown.
@@ -29,7 +29,7 @@ from thunderfleet_agent.observe.parsers.sensors import (
 COMMAND_SECONDS: Final = 5.0
 ABSENT_SECONDS: Final = 600.0
 REST_SECONDS: Final = 10.0
-"""How long the sensors are left alone after they were read."""
+"""The sensors are read again after this time at the earliest."""
 FRESH_SECONDS: Final = 90.0
 MACMON: Final = ("macmon", "pipe", "-s", "1", "-i", "500")
 IOREG: Final = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")

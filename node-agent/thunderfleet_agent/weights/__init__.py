@@ -1,6 +1,6 @@
-"""The models that this Mac shall hold: its model store, kept as ModelCaches ask.
+"""This Mac's model store: the models that ModelCaches assign to the Mac.
 
 keeper    watches ModelCaches, takes downloaded files over, makes room, reports progress
-wanted    what the ModelCaches ask of this Mac, and what it reports; pure
+wanted    the models that ModelCaches assign to this Mac, and what it reports; pure
 progress  rates and times left; pure
 """

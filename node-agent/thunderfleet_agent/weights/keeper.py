@@ -1,4 +1,4 @@
-"""Keeps this Mac's model store as ModelCaches ask: takes downloaded files over, makes room, reports progress.
+"""Maintains this Mac's model store for ModelCaches: takes over downloaded files, makes room, reports progress.
 
 It is the only writer of the store. A pod that downloads leaves files in its staging folder; each is checked against the hash of
 the manifest before it is used. Files from other Macs are fetched by ``peers``.
@@ -47,9 +47,9 @@ STEP_BYTES = 256 * 2**20
 """Free disk is published in multiples of this, so that it does not change all the time."""
 MANIFEST = "manifest.json"
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
-"""Phases in which a Mac has everything that it shall hold."""
+"""Phases in which a Mac has all files that it is to have."""
 TOUCH_SECONDS = 3600.0
-"""The time at which a model was last used is this exact if the agent is killed."""
+"""If the agent is killed, the recorded time of a model's last use is wrong by at most this."""
 BLOBS_AT_ONCE = 16
 """Files that one round takes over, before it reports progress."""
 
@@ -58,7 +58,7 @@ class Peers(Protocol):
     """Fetches models from other Macs."""
 
     def want(self, models: Collection[Wanted]) -> None:
-        """The models that shall come from other Macs now. Those that are no longer named are stopped."""
+        """Sets the models to fetch from other Macs. Transfers of all others are stopped."""
 
     def states(self) -> Mapping[str, CopyState]:
         """By digest, how far each model is. Complete once the folder of the commit is there."""
@@ -99,7 +99,7 @@ class Keeper:
         self._rates: dict[str, Rate] = {}
         self._problems: dict[str, CopyState] = {}
         self._origins: dict[str, dict[str, object]] = {}
-        """By digest, the fields of a state that say where a model came from, since this process runs."""
+        """By digest, the fields of a state that name a model's source. Empty when the process starts."""
         self._reported = float("-inf")
 
     async def run(self) -> None:
@@ -127,7 +127,8 @@ class Keeper:
 
     def _models(self) -> list[ModelCache]:
         found = []
-        for key, item in self._caches.items.items():
+        # A copy: a thread reads them while they change.
+        for key, item in list(self._caches.items.items()):
             try:
                 found.append(ModelCache.load(item))
             except ValidationError as error:
@@ -138,7 +139,7 @@ class Keeper:
         return wanted_of(self._models(), self._node)
 
     async def _round(self) -> bool:
-        """One round. Whether another one is due soon."""
+        """Does one round. Returns whether the next one is due soon."""
         wanted = self._wanted()
         states = await asyncio.to_thread(self._work, wanted)
         if self.peers is not None:
@@ -158,7 +159,7 @@ class Keeper:
         return any(state.phase not in ENDED for state in states.values())
 
     def _note_origins(self, copied: Mapping[str, CopyState]) -> None:
-        """Keeps which Mac, and which cable, a copy comes from: the transfer is forgotten when it has ended."""
+        """Records the Mac and the cable that a copy comes from, because a transfer's state is lost when it ends."""
         for digest, state in copied.items():
             if state.peer is not None:
                 self._origins[digest] = {"source": state.source, "peer": state.peer, "link": state.link}
@@ -186,7 +187,7 @@ class Keeper:
         return states
 
     def _note_use(self, wanted: Mapping[str, Wanted]) -> None:
-        """Notes when models were last wanted: now and then while they are, and when they are no longer."""
+        """Records the last use of models: every TOUCH_SECONDS while they are wanted, and when they no longer are."""
         now = self._clock()
         for digest in {str(key[0]) for key in self._complete}:
             if digest not in wanted or now - self._touched.get(digest, float("-inf")) >= TOUCH_SECONDS:
@@ -239,7 +240,7 @@ class Keeper:
         return {digest: layers for digest, layers in found if layers is not None}
 
     def _manifest(self, one: Wanted) -> Manifest | None:
-        """The model's manifest: of the store, or as a download has left it. Its digest says that it is the right one."""
+        """The model's manifest, from the store or from a download. Its digest is verified."""
         known = self.store.manifest(one.digest)
         if known is not None:
             return known
@@ -251,7 +252,7 @@ class Keeper:
         return None
 
     def _adopt(self, one: Wanted, manifest: Manifest) -> int:
-        """Takes downloaded files over, some at a time. How many are missing then."""
+        """Takes over at most BLOBS_AT_ONCE downloaded files. Returns how many files are still missing."""
         missing, taken = self.store.missing(manifest), 0
         for entry in missing:
             for download in one.downloads:
@@ -308,7 +309,7 @@ class Keeper:
         excess = needed + RESERVE_BYTES - self.store.free_bytes()
         kept = self.store.kept()
         for old in evict(kept, self._referenced(kept, self._wanted()), excess):
-            log.info("removing %s, commit %s, which nothing refers to: the disk is needed", old.repository, old.commit)
+            log.info("removing %s, commit %s, which nothing needs, to make room on the disk", old.repository, old.commit)
             self.store.remove(old.digest)
 
     def _referenced(self, kept: Collection[Kept], wanted: Mapping[str, Wanted]) -> set[str]:
@@ -366,12 +367,12 @@ class Keeper:
 
 
 def _phases(copies: Collection[ModelCopy]) -> list[object]:
-    """What is no mere progress."""
+    """The fields that are published at once when they change."""
     return [(copy.manifest, copy.phase, copy.reason, copy.layers) for copy in copies]
 
 
 def _key(one: Wanted) -> tuple[object, ...]:
-    """What must be there for it."""
+    """Identifies a model and the part of it that must be there."""
     return one.digest, one.files, one.layers
 
 

@@ -1,4 +1,4 @@
-"""What the ModelCaches ask of this Mac."""
+"""The models that ModelCaches assign to this Mac."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_SOURCES = 16
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that this Mac shall hold."""
+    """A model that this Mac is to have."""
 
     digest: str
     """SHA-256 of its manifest."""
     repository: str
     commit: str
     bytes: int
-    """Of what this Mac shall hold of it."""
+    """Size of the files that this Mac is to have."""
     revisions: tuple[str, ...] = ()
     source: CopySource = CopySource.PEER
     """Hub if a pod downloads it here."""
@@ -33,17 +33,17 @@ class Wanted:
     downloads: tuple[str, ...] = ()
     """UIDs of the ModelCaches whose pods download it here: the names of their staging folders."""
     files: frozenset[int] | None = None
-    """Numbers of the files of the manifest that this Mac shall hold; None for all."""
+    """Numbers of the manifest's files that this Mac is to have; None for all."""
     layers: frozenset[int] = frozenset()
     """Layers that ranks on this Mac read from the folder for a part; empty if none does."""
 
     def of(self, manifest: Manifest) -> Manifest:
-        """The files that this Mac shall hold. Raises InvalidManifest if the model has no such files."""
+        """The files that this Mac is to have. Raises InvalidManifest if the model has no such files."""
         return manifest if self.files is None else manifest.narrowed(self.files)
 
 
 def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
-    """By digest, what this Mac shall hold. Several ModelCaches may want one model."""
+    """By digest, the models that this Mac is to have. Several ModelCaches may assign the same model."""
     found: dict[str, Wanted] = {}
     for cache in sorted(caches, key=lambda one: (one.metadata.namespace or "", one.metadata.name)):
         status = cache.status
@@ -73,7 +73,7 @@ def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
 
 
 def _part(mine: Assignment) -> tuple[frozenset[int] | None, frozenset[int]]:
-    """Files and layers of an assignment. What cannot be read means the whole model: more than is needed, never less."""
+    """Files and layers of an assignment. If they cannot be read, the whole model is fetched."""
     try:
         return numbers(mine.files) if mine.files else None, numbers(mine.layers or "")
     except ValueError:
@@ -92,11 +92,28 @@ def named_by_deployments(caches: Iterable[ModelCache]) -> set[str]:
 
 
 def _sources(cache: ModelCache, node: str) -> list[str]:
+    """Other Macs: first those with the whole model or with layers that those before do not have, and the one that downloads."""
     status = cache.status
     done = {mac.node: (mac.phase is CopyPhase.COMPLETE, mac.bytes_done) for mac in status.macs}
     names = {one.node for one in status.assignments} | {name for name, (_, count) in done.items() if count}
-    ordered = sorted(names - {node})
-    return sorted(ordered, key=lambda name: done.get(name, (False, 0)), reverse=True)
+    ordered = sorted(sorted(names - {node}), key=lambda name: done.get(name, (False, 0)), reverse=True)
+    mine = next((_part(one) for one in status.assignments if one.node == node), (None, frozenset[int]()))
+    there = {mac.node: _layers(mac) if mine[0] is None else _layers(mac) & mine[1] for mac in status.macs}
+    hub = {one.node for one in status.assignments if one.source is CopySource.HUB}
+    adding, covered = list[str](), set[int]()
+    for name in ordered:
+        layers = there.get(name, frozenset())
+        if done.get(name, (False, 0))[0] or name in hub or layers - covered:
+            adding.append(name)
+            covered |= layers
+    return adding + [name for name in ordered if name not in adding]
+
+
+def _layers(copy: CopyState) -> frozenset[int]:
+    try:
+        return numbers(copy.layers or "")
+    except ValueError:
+        return frozenset()
 
 
 def reports(

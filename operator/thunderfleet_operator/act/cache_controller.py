@@ -100,7 +100,7 @@ class CacheController:
 
 
 def _states(status: ModelCacheStatus) -> object:
-    """What is no mere progress."""
+    """The fields that are written at once when they change."""
     macs = [(copy.node, copy.phase, copy.reason) for copy in status.macs]
     return macs, [(one.type, one.status, one.reason) for one in status.conditions]
 

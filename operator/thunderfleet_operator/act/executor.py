@@ -32,10 +32,12 @@ from thunderfleet_operator.decide.deployment import (
     views_after,
 )
 from thunderfleet_operator.decide.manifests import PodSettings, transport
+from thunderfleet_operator.decide.routing.endpoints import is_headless
 from thunderfleet_operator.decide.status.events import occurrences
 from thunderfleet_operator.decide.status.outcome import Blocked
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.objects import annotation
+from thunderfleet_operator.observe.observed import ServiceView
 from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
 from thunderfleet_operator.observe.pods import Pod, read_pod
 from thunderfleet_operator.observe.proofs import Keyring, Proof
@@ -290,7 +292,7 @@ class Executor:
             return taken if decision.service_taken else None
         try:
             if "uid" in manifest["metadata"]:
-                await self._update_service(manifest)
+                await self._update_service(manifest, decision.observed.service)
             else:
                 await self._writer.create(SERVICES, manifest)
         except ApiError as error:
@@ -301,16 +303,22 @@ class Executor:
             return Blocked(Reason.FORBIDDEN, f"the API server rejected Service {meta.namespace}/{meta.name}: {error.message}")
         return None
 
-    async def _update_service(self, manifest: Json) -> None:
-        """A Service cannot get an address once it is headless, or lose it, except by way of the type ExternalName."""
-        try:
-            await self._writer.apply(SERVICES, manifest)
-        except ApiError as error:
-            if error.status != 422:
-                raise
-            between = {"type": "ExternalName", "externalName": "kubernetes.default.svc"}
-            await self._writer.apply(SERVICES, {**manifest, "spec": between})
-            await self._writer.apply(SERVICES, manifest)
+    async def _update_service(self, manifest: Json, known: ServiceView | None) -> None:
+        """A Service cannot get an address once it is headless, or lose it, except by way of the type ExternalName.
+
+        The API server refuses to take an address away. It accepts a manifest that names none, and leaves the Service headless.
+        """
+        turns = known is not None and is_headless(known.spec) != is_headless(manifest["spec"])
+        if not turns:
+            try:
+                await self._writer.apply(SERVICES, manifest)
+                return
+            except ApiError as error:
+                if error.status != 422:
+                    raise
+        between = {"type": "ExternalName", "externalName": "kubernetes.default.svc"}
+        await self._writer.apply(SERVICES, {**manifest, "spec": between})
+        await self._writer.apply(SERVICES, manifest)
 
     async def _endpoint_slice(self, key: str, manifest: Json) -> None:
         """Writes where the Service leads."""

@@ -464,8 +464,8 @@ def _service(observed: Observed, routers: RouterSettings | None) -> Manifest | N
         manifest["spec"]["selector"] = {}
     # With the UID the API server refuses the update if another Service has the name by now.
     manifest["metadata"]["uid"] = known.uid
-    same = manifest["metadata"]["annotations"][ANNOTATION_HASH] == known.hash and endpoints.has(known.spec, manifest["spec"])
-    return manifest if not same else None
+    same = manifest["metadata"]["annotations"][ANNOTATION_HASH] == known.hash
+    return None if same and endpoints.has_service(known.spec, manifest["spec"]) else manifest
 
 
 def _endpoint_slice(observed: Observed, routers: RouterSettings | None) -> Manifest | None:
@@ -474,7 +474,7 @@ def _endpoint_slice(observed: Observed, routers: RouterSettings | None) -> Manif
     deployment = observed.deployment
     manifest = endpoints.endpoint_slice(deployment, manifests.owner(deployment), observed.routers, routers)
     known = observed.endpoint_slices.get(f"{deployment.metadata.namespace}/{manifest['metadata']['name']}")
-    return manifest if known is None or not endpoints.has(known, manifest) else None
+    return manifest if known is None or not endpoints.has_slice(known, manifest) else None
 
 
 def _own_service(observed: Observed) -> bool:

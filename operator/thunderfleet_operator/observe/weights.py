@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from thunderfleet_crds.copies import CopyState
 from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.parts import numbers
+from thunderfleet_crds.parts import files_for, numbers
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Copies, CopyPhase
 
@@ -44,7 +45,7 @@ def layers_of(rank: PlacedRank, count: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a Mac shall hold of a model: all files, or those of the layers. Ranks read ``layers`` from the folder for parts."""
+    """What a Mac is to have of a model: all files, or those of the layers. Ranks read ``layers`` from the folder for parts."""
 
     whole: bool
     layers: frozenset[int] = frozenset()
@@ -58,17 +59,27 @@ def needed_by(plans: Iterable[Plan], cache: ModelCache) -> dict[str, Need]:
     spec, status = cache.spec, cache.status
     if status.commit is None or status.manifest is None:
         return {}
-    whole, part = snapshot("", spec.repository, status.commit), part_path("", status.manifest)
+    known = snapshot("", spec.repository, status.commit), part_path("", status.manifest)
     found: dict[str, Need] = {}
     for plan in plans:
-        if plan.namespace != cache.metadata.namespace or not plan.model_path.endswith((whole, part)):
+        if plan.namespace != cache.metadata.namespace or not plan.model_path.endswith(known):
             continue
         for rank in plan.ranks:
-            need = Need(True)
-            if plan.model_path.endswith(part):
-                need = Need(rank.layers is None, layers_of(rank, layer_count(cache)))
-            found[rank.node] = found.get(rank.node, Need(False)) | need
+            found[rank.node] = found.get(rank.node, Need(False)) | need_of(rank, plan.model_path, cache)
     return found
+
+
+def need_of(rank: PlacedRank, path: str, cache: ModelCache) -> Need:
+    """What the Mac of a rank that reads the model of a ModelCache from ``path`` needs."""
+    if not path.endswith(part_path("", cache.status.manifest or "")):
+        return Need(True)
+    return Need(rank.layers is None, layers_of(rank, layer_count(cache)))
+
+
+def needed_files(cache: ModelCache, need: Need) -> frozenset[int]:
+    """Numbers of the files that a Mac with this need shall hold."""
+    count = cache.status.files or 0
+    return frozenset(range(count)) if need.whole else files_for(cache.status.weight_files, need.layers, count)
 
 
 def layer_count(cache: ModelCache) -> int:
@@ -78,7 +89,7 @@ def layer_count(cache: ModelCache) -> int:
 
 
 def has_parts(cache: ModelCache) -> bool:
-    """Whether Macs can hold a part of the model."""
+    """Whether Macs can have a part of the model."""
     return bool(cache.status.weight_files) and layer_count(cache) > 1
 
 
@@ -123,9 +134,13 @@ def bytes_done(profile: NodeProfile | None, manifest: str | None) -> int:
 def layers_there(profile: NodeProfile | None, manifest: str | None) -> frozenset[int]:
     """The layers in a Mac's folder for the part of a model."""
     copies = profile.status.copies if profile is not None else ()
-    text = next((copy.layers for copy in copies if copy.manifest == manifest), None)
+    return next((layers_of_copy(copy) for copy in copies if copy.manifest == manifest), frozenset())
+
+
+def layers_of_copy(copy: CopyState) -> frozenset[int]:
+    """The layers that an agent reports of a copy; none if they are no ranges of numbers."""
     try:
-        return numbers(text or "")
+        return numbers(copy.layers or "")
     except ValueError:
         return frozenset()
 
@@ -136,7 +151,7 @@ class Weights:
 
     cache: ModelCache | None = None
     missing: Mapping[str, str] | None = None
-    """By Mac without all files, the path at which the model will be."""
+    """By Mac without all files, the path at which the whole model will be."""
     parts: Mapping[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
     """By Mac, the path of its part of the model, and the layers that are in it."""
 
@@ -182,13 +197,15 @@ class WeightsFleets:
         for name, state in here.items():
             mac = fleet.macs[name]
             path = snapshot(mac.store, cache.spec.repository, status.commit or "")
-            if shard:
-                path = part_path(mac.store, status.manifest or "")
-                parts[name] = path, layers_there(profiles.get(name), status.manifest)
-            elif not state.complete:
+            part = part_path(mac.store, status.manifest or "")
+            # Of both: a group that was placed before spec.model.copies changed keeps the path of its plan.
+            parts[name] = part, layers_there(profiles.get(name), status.manifest)
+            if not state.complete:
                 missing[name] = path
+            path = part if shard else path
             one = made.setdefault(path, replace(facts, path=path, repository=cache.spec.repository, revision=None))
-            macs.append(_with_model(mac, one, _room(cache, mac, shard=shard), state))
+            there = 0 if shard else state.part_bytes
+            macs.append(_with_model(mac, one, _room(cache, mac, shard=shard) - there, state, extends=there > 0))
         found, weights = fleet.changed(macs), Weights(cache, missing, parts)
         self._known[key] = fleet, about, found, weights
         return found, weights
@@ -226,12 +243,13 @@ def _room(cache: ModelCache, mac: Mac, *, shard: bool) -> int:
     return min(whole, mac.allocatable_bytes + 2 * max(files) + max(0, whole - sum(files)))
 
 
-def _with_model(mac: Mac, facts: ModelFacts, size: int, state: _State) -> Mac:
+def _with_model(mac: Mac, facts: ModelFacts, size: int, state: _State, *, extends: bool) -> Mac:
+    """``size``: bytes of disk that it still needs; ``extends``: to a part that is there, of which no copy has started."""
     others = tuple(model for model in mac.models if model.path != facts.path)
     if state.complete:
         return replace(mac, models=(*others, facts), absent_bytes=0)
     has_other = any(model.repository == facts.repository and model.complete and model.sized for model in others)
-    if not state.started and mac.store_bytes < size:
+    if (extends or not state.started) and mac.store_bytes < size:
         problem = f"its disk has room for {gib(mac.store_bytes)} of {gib(size)}; free some, or delete a ModelCache"
         return replace(mac, models=(*others, replace(facts, complete=False, problem=problem)))
     return replace(mac, models=(*others, facts), absent_bytes=0 if has_other else max(0, facts.bytes - state.part_bytes))

@@ -185,8 +185,8 @@ def _hint(fleet: Fleet) -> str:
     if not any(mac.store for mac in fleet.macs.values()):
         return ""
     return (
-        "; the operator would fetch it, but its sizes are known only when a ModelCache has asked the hub: run `thunderfleet "
-        "model pull REPOSITORY --copies 0`, and read the fleet again"
+        "; the operator would fetch it, but its sizes are not known: read them from the hub with `thunderfleet "
+        "model pull REPOSITORY --copies 0`, and create the fleet file again"
     )
 
 

@@ -1,17 +1,28 @@
 """The weights of a planned ModelDeployment: which Macs have them, the free disk of the others, and what would be fetched."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.parts import bytes_for
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 
 from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.weights import Weights, WeightsFleets, is_resolved, of_deployment
+from thunderfleet_operator.observe.weights import (
+    Need,
+    Weights,
+    WeightsFleets,
+    copy_phase,
+    is_resolved,
+    layers_there,
+    need_of,
+    needed_files,
+    of_deployment,
+)
 from thunderfleet_operator.placement import Fleet, Placement
 
 
@@ -59,14 +70,14 @@ def weights_report(
     stores = {name: one for name, one in index.profiles.items() if one is not None and one.status.store is not None}
     if repository is None or not stores:
         return None
-    needed = {name for found in placed for name in weights.waits_for(found.model_path, found.ranks)} & stores.keys()
+    needs = _needs(weights, placed, stores)
     macs = [_mac(name, one, repository, known) for name, one in sorted(stores.items())]
-    hub = _downloads(stores, needed, known)
+    sources = _sources(stores, needs, known) if known is not None else {}
     return WeightsReport(
         model_cache=f"{cache.metadata.namespace}/{cache.metadata.name}" if cache is not None else None,
         commit=known.status.commit if known is not None else None,
         bytes=known.status.bytes if known is not None else None,
-        macs=tuple(_fetching(mac, known, hub) if mac.node in needed else mac for mac in macs),
+        macs=tuple(_fetching(mac, stores, needs, sources, known) if known is not None else mac for mac in macs),
     )
 
 
@@ -85,19 +96,51 @@ def _mac(name: str, profile: NodeProfile, repository: str, known: ModelCache | N
     )
 
 
-def _downloads(stores: dict[str, NodeProfile], needed: Iterable[str], known: ModelCache | None) -> str | None:
-    """The Mac that would read from the hub; None if another one can give the files."""
-    if known is None:
-        return None
-    manifest = known.status.manifest
-    complete = any(
-        copy.manifest == manifest and copy.phase is CopyPhase.COMPLETE for one in stores.values() for copy in one.status.copies
-    )
-    order = {name: download_order(name, stores[name], manifest) for name in needed}
-    return None if complete or not order else min(order, key=lambda name: order[name])
+def _needs(weights: Weights, placed: Iterable[Placement], stores: Mapping[str, NodeProfile]) -> dict[str, Need]:
+    """What the Macs without all their files need, by Mac."""
+    found: dict[str, Need] = {}
+    for one in placed:
+        waiting = set(weights.waits_for(one.model_path, one.ranks)) & stores.keys()
+        for rank in one.ranks:
+            if rank.node in waiting and weights.cache is not None:
+                need = need_of(rank, one.model_path, weights.cache)
+                found[rank.node] = found.get(rank.node, Need(False)) | need
+    return found
 
 
-def _fetching(mac: MacWeightsReport, known: ModelCache | None, hub: str | None) -> MacWeightsReport:
-    size = (known.status.bytes or 0) if known is not None else 0
-    source = CopySource.HUB if mac.node == hub else CopySource.PEER
-    return mac.model_copy(update={"fetch_bytes": max(0, size - mac.present_bytes), "source": source})
+def _held(profile: NodeProfile, known: ModelCache) -> frozenset[int]:
+    """Numbers of the files that a Mac has, as far as it reports which."""
+    if copy_phase(profile, known.status.manifest) is CopyPhase.COMPLETE:
+        return needed_files(known, Need(True))
+    layers = layers_there(profile, known.status.manifest)
+    return needed_files(known, Need(False, layers)) if layers else frozenset()
+
+
+def _sources(stores: Mapping[str, NodeProfile], needs: Mapping[str, Need], known: ModelCache) -> dict[str, CopySource]:
+    """Where each Mac would get its files from. One after the other reads what no Mac has from the hub."""
+    held = frozenset[int]().union(*(_held(profile, known) for profile in stores.values()))
+    found = {}
+    for name in sorted(needs, key=lambda name: download_order(name, stores[name], known.status.manifest)):
+        files = needed_files(known, needs[name])
+        found[name] = CopySource.PEER if files <= held else CopySource.HUB
+        held |= files
+    return found
+
+
+def _fetching(
+    mac: MacWeightsReport,
+    stores: Mapping[str, NodeProfile],
+    needs: Mapping[str, Need],
+    sources: Mapping[str, CopySource],
+    known: ModelCache,
+) -> MacWeightsReport:
+    need = needs.get(mac.node)
+    if need is None:
+        return mac
+    status, held = known.status, _held(stores[mac.node], known)
+    left = needed_files(known, need) - held
+    weights = sum(one.bytes for one in status.weight_files if one.file in left)
+    size = (status.bytes or 0) if need.whole else bytes_for(status.weight_files, need.layers, status.bytes or 0)
+    # With a part of the model, a Mac has the files that are no weights too.
+    fetched = weights if held else max(0, size - mac.present_bytes)
+    return mac.model_copy(update={"fetch_bytes": fetched, "source": sources[mac.node]})

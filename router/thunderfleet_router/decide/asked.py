@@ -12,7 +12,7 @@ from thunderfleet_lib import jsonbounds
 from thunderfleet_lib.httpapi.errors import refused
 
 MAX_VALUES = 400_000
-"""More than a gateway with a context of 262,144 tokens accepts; beyond that, prompts of token ids do not pass."""
+"""More than a gateway with a context of 262,144 tokens accepts; longer prompts of token ids are refused."""
 MAX_DEPTH = 64
 MAX_NAME = 512
 MAX_PROMPT = 128 * 1024
@@ -24,7 +24,7 @@ _MESSAGES = ("messages", "input", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A parsed body. ``prompt``: bytes with which those of a later request in the same conversation begin too."""
+    """A parsed body. ``prompt``: text of the prompt; that of a later request in the same conversation starts with it."""
 
     model: str | None
     stream: bool
@@ -37,7 +37,7 @@ class Asked:
 
     def renamed(self, model: str) -> bytes:
         """The body for a gateway that knows the model under another name."""
-        # Escaped: JSON may have halves of surrogate pairs, which UTF-8 has not.
+        # Escaped: JSON may have single surrogates, which UTF-8 cannot encode.
         return json.dumps({**self.fields, "model": model}).encode()
 
 

@@ -1,7 +1,7 @@
 """What the router knows of the fleet: ModelDeployments, their groups and the keys they accept. Pure.
 
-Objects come from the API server, written by other versions too. What cannot be read is left out, so one odd object takes
-nothing from the others.
+Objects may be written by other versions. Those that cannot be read are left out, so that one invalid object does not affect the
+others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def lost(self) -> bool:
-        """Whether it can no longer answer what it was asked before."""
+        """Whether it can no longer answer requests that it has received."""
         return self.phase not in (GroupPhase.READY, GroupPhase.DRAINING)
 
 

@@ -1,9 +1,9 @@
 """Which ModelDeployment a request means, and which ones a caller may use. Pure.
 
 A name is, in this order: namespace and name of a ModelDeployment, its name, its repository, the last part of the repository, an
-alias. What is earlier in the list wins, so an alias never takes the place of a name. Within one step, the caller's own
-namespaces come first: those with a ModelDeployment that accepts the caller's key. Aliases of other namespaces do not exist for
-the holder of a key, so nobody can attract requests of others with one.
+alias. The first match is used, so an alias never replaces a name. Within one step, the caller's own
+namespaces come first: those with a ModelDeployment that accepts the caller's key. Aliases of other namespaces are ignored for
+the holder of a key, so nobody can attract requests of others with an alias.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ _MODEL_STEP = 2
 
 
 def unauthorized() -> ApiError:
-    """Status 401, in the words of the gateway."""
+    """Status 401, with the message of the gateway."""
     return ApiError(
         401,
         "the API key is missing or not accepted: send the header Authorization: Bearer <key>, or x-api-key: <key>",
@@ -39,7 +39,7 @@ def unauthorized() -> ApiError:
 
 
 def usable(catalog: Catalog, caller: Caller) -> list[Deployment]:
-    """What the caller may use, own namespaces first. Raises ApiError if a key is needed to use anything."""
+    """The ModelDeployments that the caller may use, own namespaces first. Raises ApiError if every one needs a key."""
     found = [deployment for deployment in catalog.deployments.values() if caller.may_use(deployment)]
     if not found and catalog.deployments and not caller.known:
         raise unauthorized()

@@ -1,6 +1,6 @@
-"""Requests that were in flight when groups failed. A request that was there twice is refused. Pure: times are arguments.
+"""Refuses requests that were in flight when two groups failed. Pure: times are arguments.
 
-The request that makes a rank crash would otherwise be repeated on one group after the other.
+Otherwise a request that makes ranks crash would be repeated on one group after another.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class Suspects:
         return len(self._failures)
 
     def failed(self, name: str, group: str, sent: float, now: float) -> int:
-        """The request, ``sent`` to the group then, was in flight when that failed. Returns how often that has happened.
+        """Counts a failure of ``group`` with the request, which was sent at ``sent``. Returns the number of failures.
 
         Several clients may have sent the same request: one failure counts once for all of them.
         """
@@ -52,11 +52,11 @@ class Suspects:
         return known.count
 
     def answered(self, name: str) -> None:
-        """A group has answered the request, so it was there by chance when others failed."""
+        """A group has answered the request, so it did not cause the failures of others."""
         self._failures.pop(name, None)
 
     def count(self, name: str, now: float) -> int:
-        """Number of group failures, none of them long ago."""
+        """Number of group failures; 0 if the last one is more than FORGET_SECONDS ago."""
         known = self._failures.get(name)
         if known is None:
             return 0

@@ -31,7 +31,7 @@ PARSED_HERE_BYTES = 256 * 1024
 _PASSED = ("Content-Type", "Accept", "anthropic-version", "anthropic-beta", "traceparent", "tracestate")
 NO_LIMITS = KeyLimits()
 WORKED_SECONDS = 0.5
-"""A gateway that does not take a request says so sooner."""
+"""A gateway that refuses a request answers sooner than this."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Exchanges:
         catalog = self._catalog()
         who = caller(catalog, request.headers, request.remote or "")
         record.key = who.name
-        # Before the body is read: what nobody may use needs no memory.
+        # Before the body is read: a caller who may use no model must not take memory.
         names.usable(catalog, who)
         async with self._bodies.read(request) as body:
             parsed = await _parsed(body)
@@ -220,7 +220,7 @@ class _Call:
 
 
 def _failed_silently(outcome: Outcome, seat: Seat, seconds: float) -> bool:
-    """Whether a group failed with the request, whose gateway is from before gateways said so: it answers 503 after a while."""
+    """Whether a group of an earlier version failed: its gateway does not report failures, and answers 503 after some time."""
     of_before = seat.group.credential is None
     return of_before and outcome.verdict is Verdict.NOT_TAKEN and outcome.status == 503 and seconds >= WORKED_SECONDS
 
@@ -239,7 +239,7 @@ def _headers(call: _Call, seat: Seat) -> dict[str, str]:
     if seat.group.credential is not None:
         found["Authorization"] = f"Bearer {seat.group.credential}"
     elif call.deployment.requires_key:
-        # A group from before routers had credentials. It knows the keys itself.
+        # A group of an earlier version, without credentials for routers. It checks the key itself.
         for key in sent_keys(call.request.headers)[:1]:
             found["Authorization"] = f"Bearer {key}"
     return found

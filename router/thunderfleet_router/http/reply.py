@@ -1,4 +1,4 @@
-"""The response to a client: kept alive until something is answered, and ended with an error in the client's format."""
+"""The response to a client: comments keep it alive until the answer starts; errors have the format of the client's path."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ FIRST_COMMENT_SECONDS = 5.0
 """How long an error can still become an HTTP status, before a stream starts with a comment; as in the gateway."""
 COMMENT_SECONDS = 15.0
 READ_SECONDS = 60.0
-"""How long a client may read nothing of a response that has data for it."""
+"""A client that reads nothing for this time, while data waits for it, is disconnected."""
 UNREAD_BYTES = 32 * 1024
 """What a client may not have read before writes wait for it."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -30,13 +30,13 @@ class Reply:
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         self._request = request
         self.headers = dict(headers)
-        """On the response, whatever it is."""
+        """Headers of the response, also of an error."""
         self.response: web.StreamResponse | None = None
         """Once it has started."""
         self._writing = asyncio.Lock()
         self._written = time.monotonic()
         self.answered = False
-        """Whether the client has got a part of an answer. Comments are none."""
+        """Whether a part of the answer was sent. Comments do not count."""
         self.events = 0
         """Events of the answer that were sent."""
         self.first_byte: float | None = None
@@ -74,7 +74,7 @@ class Reply:
         await self._send(data)
 
     async def comment(self, data: bytes) -> None:
-        """Sends what clients ignore."""
+        """Sends comments of an event stream, which clients ignore."""
         await self._send(data)
 
     async def _send(self, data: bytes) -> None:
@@ -135,7 +135,7 @@ class Reply:
             yield
         finally:
             if keeping is not None:
-                # Not in the middle of a write.
+                # No comment in the middle of a write.
                 async with self._writing:
                     keeping.cancel()
                 await asyncio.gather(keeping, return_exceptions=True)

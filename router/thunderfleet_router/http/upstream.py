@@ -23,7 +23,7 @@ SILENT_STREAM_SECONDS: Final = 60.0
 SILENT_SECONDS: Final = 3700.0
 """An answer that is not streamed takes as long as the gateway allows; a group that fails meanwhile shows in its status."""
 BUFFER_BYTES: Final = 256 * 1024
-"""Of a whole response; what is smaller is only passed on when it is complete."""
+"""A response that is not streamed is passed on when it is complete, unless it is larger than this."""
 TAIL_BYTES: Final = 512
 _ELSEWHERE: Final = frozenset({401, 403, 421, 429, 503})
 """Statuses of a gateway that does not take the request."""
@@ -137,7 +137,7 @@ class _Relay:
         if self._reply.streams:
             await self._reply.error(said)
         else:
-            # An error behind a part of a body would look like its end.
+            # An error after a part of a body would look like the rest of the body.
             self._reply.abort()
         return Outcome(Verdict.CUT, 200, error=said)
 

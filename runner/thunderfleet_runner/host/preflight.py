@@ -123,7 +123,9 @@ def _part(folder: Path, entry: RankPlan) -> parts.Part | None:
     found = weightfiles.part_of(folder)
     if found is not None and entry.layers is not None and not frozenset(range(*entry.layers)) <= found.layers:
         first, last = entry.layers
-        raise weightfiles.IncompleteModel(f"the folder has a part of the model without all of the layers {first} to {last - 1}")
+        raise weightfiles.IncompleteModel(
+            f"the folder has a part of the model, which does not include all of the layers {first} to {last - 1}"
+        )
     return found
 
 

@@ -36,9 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, download: bool) -> None:
         return
     parser.add_argument("--commit", required=True, help="full hash of the commit")
     parser.add_argument("--manifest", required=True, help="SHA-256 of the manifest that the commit must have")
-    parser.add_argument("--files", help="numbers of the files to download, by path from 0, such as 0-3,7; default: all")
+    parser.add_argument(
+        "--files",
+        help="numbers of the files to download, such as 0-3,7, counted from 0 in the order of their paths (default: all)",
+    )
     parser.add_argument("--store", type=Path, default=mounted(STORE_FOLDER), help="model store of this Mac")
-    parser.add_argument("--staging", type=Path, default=mounted(STAGING_FOLDER), help="folder for the files")
+    parser.add_argument("--staging", type=Path, default=mounted(STAGING_FOLDER), help="folder to download to")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -90,7 +93,9 @@ def _download(arguments: argparse.Namespace) -> FetchResult:
     hub = Hub(arguments.repository, arguments.commit, read_token(arguments.token_folder, TOKEN_KEY))
     manifest = hub.manifest(arguments.commit)
     if manifest.digest != arguments.manifest:
-        raise HubFault(Reason.HUB_FAILED, f"{hub.endpoint} lists other files for commit {arguments.commit} than before")
+        raise HubFault(
+            Reason.HUB_FAILED, f"{hub.endpoint} lists other files for commit {arguments.commit} than when it was resolved"
+        )
     return Download(hub, manifest, Store(arguments.store), arguments.staging, files=_files(arguments.files)).run()
 
 

@@ -127,7 +127,8 @@ class Download:
         free = self._free(self._staging)
         if free < needed:
             raise HubFault(
-                Reason.DISK_FULL, f"the disk has {free} free bytes, and the download needs {needed} more; free some disk space"
+                Reason.DISK_FULL,
+                f"the disk has {free} bytes free, and the download needs {needed} bytes; free disk space on this Mac",
             )
 
     def _watch(self, jobs: list["concurrent.futures.Future[None]"]) -> None:
@@ -153,7 +154,7 @@ class Download:
         log.info("downloaded %s, %d bytes", entry.path, entry.size)
 
     def _continue(self, entry: FileEntry, file: BinaryIO, path: Path) -> None:
-        """Downloads the rest of a file, again while a broken connection has brought some bytes."""
+        """Downloads the rest of a file. Continues after a broken connection; fails after TRIES attempts without a new byte."""
         failures = 0
         while True:
             before = path.stat().st_size
@@ -171,7 +172,7 @@ class Download:
                 self._stop.wait(RETRY.seconds(failures + 1))
 
     def _check_small(self, entry: FileEntry, path: Path) -> None:
-        """Checks what costs nothing to check; the agent checks everything."""
+        """Checks the hash of a small file. The agent checks all files."""
         if entry.sha256 is not None:
             return
         try:

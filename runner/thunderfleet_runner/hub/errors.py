@@ -1,4 +1,4 @@
-"""What the hub's refusals mean: reason, message, and when to ask again."""
+"""What refusals of the hub mean: reason, message, and time of the next attempt."""
 
 from dataclasses import dataclass
 
@@ -36,12 +36,14 @@ def of_status(answer: Answer, repository: str, revision: str, endpoint: str, *, 
         case _, "RevisionNotFound":
             return HubFault(Reason.REVISION_NOT_FOUND, f"{what} has no revision {revision}")
         case _, "EntryNotFound":
-            return HubFault(Reason.HUB_FAILED, f"{endpoint} lists a file of {repository} that it does not have; it tries again")
+            return HubFault(
+                Reason.HUB_FAILED, f"{endpoint} lists a file of {repository} that it does not have; the download is tried again"
+            )
         case 429, _:
             seconds = _seconds(answer.retry_after)
             when = f"in {seconds} s" if seconds is not None else "later"
             return HubFault(
-                Reason.RATE_LIMITED, f"{endpoint} answers 429, too many requests; it is tried again {when}", seconds
+                Reason.RATE_LIMITED, f"{endpoint} answers 429, too many requests; the next attempt is {when}", seconds
             )
         case 401, _ if with_token and answer.code != "RepoNotFound":
             return HubFault(

@@ -117,18 +117,18 @@ def _sizes(manifest: Manifest, folder: Path) -> tuple[Model, tuple[WeightFile, .
 
 
 def _parts(manifest: Manifest, folder: Path) -> tuple[tuple[WeightFile, ...], str]:
-    """The files of weights with their layers, or why there are no parts."""
+    """The weight files with the layers in each, or why Macs can have only the whole model."""
     try:
         found = weightfiles.by_file(folder)
     except IncompleteModel as error:
         return (), str(error)
     if len(found) > MAX_PARTS:
-        return (), f"it has {len(found)} files of weights; parts are possible with at most {MAX_PARTS}"
+        return (), f"it has {len(found)} weight files; a model can be divided if it has at most {MAX_PARTS}"
     files = tuple(
         WeightFile(file=number, bytes=entry.size, layers=ranges(found[entry.path][0]), shared=found[entry.path][1])
         for number, entry in enumerate(manifest.files)
         if entry.path in found
     )
     if sum(not one.shared for one in files) == 0:
-        return (), "each of its files of weights has weights that all ranks need"
+        return (), "each of its weight files has weights that all ranks need"
     return files, ""

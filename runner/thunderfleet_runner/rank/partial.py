@@ -31,7 +31,7 @@ def load(folder: Path, layers: range, split: Callable[[Any], None]) -> tuple[Any
     known = {name for name, _ in tree_flatten(model.parameters())}
     unknown = sorted(given.keys() - known)
     if unknown:
-        raise ValueError(f"the model has no parameters {_names(unknown)}, which are in the files")
+        raise ValueError(f"the weight files have tensors {_names(unknown)}, which are not parameters of the model")
     split(model)
     sources = {id(array) for array in given.values()}
     missing = sorted(name for name, array in tree_flatten(model.parameters()) if id(array) not in sources)

@@ -80,7 +80,7 @@ class Facts:
     shared_bytes: int = 0
     pipeline_refusal: str | None = None
     pipeline_asked: bool = False
-    no_parts: str | None = "the dry run of mlx-lm ended before it tried parts of the model"
+    no_parts: str | None = "the dry run of mlx-lm ended before it loaded a part of the model"
     """Why a rank of a pipeline cannot be loaded from its own layers' weights alone; None if it can."""
     tensor: dict[int, tuple[int, ...] | str] = field(default_factory=dict)
     """World size to the bytes of each rank, or to the refusal."""

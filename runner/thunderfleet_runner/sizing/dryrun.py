@@ -57,7 +57,7 @@ def no_parts(folder: Path, layers: int) -> str | None:
             split = functools.partial(loading.split_model, split=Split.PIPELINE, group=group, ranges=ranges)
             partial.load(folder, range(first, last), split)
     except Exception as error:
-        return arithmetic.text(f"a part of its layers cannot be loaded by itself: {error}")
+        return arithmetic.text(f"mlx-lm cannot load a rank from its own layers alone: {error}")
     return None
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,22 @@ async def test_a_cable_of_a_group_is_free_until_this_mac_has_the_groups_model(fl
         assert [path.way for path in copies._ways(WHOLE.digest)] == [Way.USED_CABLE]
 
 
+async def test_a_cable_of_a_group_is_free_until_this_mac_has_the_groups_part(fleet: Fleet) -> None:
+    source, target = await fleet.mac(), await fleet.mac()
+    fill(source.store, WHOLE, FILES)
+    part = target.store.layout.part(WHOLE.digest)
+    group = GroupUse(name="ns/md-0", epoch=1, model_path=str(part), links=(f"cable-{source.node}",))
+    async with copying(target, cables=(source,)) as copies:
+        copies.want([replace(model(source), files=frozenset({0}), layers=frozenset({0}))])
+        copies.set_groups((group,))
+        assert [path.way for path in copies._ways(WHOLE.digest)] == [Way.CABLE]
+        await until_async(lambda: arrived(target, WHOLE.narrowed({0})) and not copies.running)
+        assert [path.way for path in copies._ways(WHOLE.digest)] == [Way.CABLE]
+        # The keeper makes it appear.
+        part.mkdir(parents=True)
+        assert [path.way for path in copies._ways(WHOLE.digest)] == [Way.USED_CABLE]
+
+
 async def test_a_model_that_nobody_has_waits_and_arrives_later(fleet: Fleet) -> None:
     source, target = await fleet.mac(), await fleet.mac()
     async with copying(target, cables=(source,)) as copies:
@@ -223,3 +240,21 @@ def test_sources_are_the_other_macs_those_with_most_of_the_model_first() -> None
     assert found.sources == ("mac-3", "mac-9", "mac-2", "mac-4", "mac-5")
     many = cache("c", assigned=("mac-1", *(f"other-{n:03}" for n in range(200))))
     assert len(wanted_of([many], "mac-1")[WHOLE.digest].sources) == MAX_SOURCES
+
+
+def test_sources_of_a_part_have_together_its_layers_however_many_macs_have_others() -> None:
+    first = [MacCopy(node=f"a-{n:02}", phase=CopyPhase.PART, bytes_done=30, layers="0-13") for n in range(20)]
+    both = [
+        MacCopy(node="b-0", phase=CopyPhase.PART, bytes_done=10, layers="14-20"),
+        MacCopy(node="b-1", phase=CopyPhase.PART, bytes_done=10, layers="21-27"),
+    ]
+    one = cache("a", *first, *both, MacCopy(node="c", bytes_done=40, layers="9-1"), assigned=())
+    mine = Assignment(node="mac-1", source=CopySource.PEER, layers="14-27", files="0-3")
+    loads = Assignment(node="z", source=CopySource.HUB, layers="14-27", files="0-3")
+    parts = one.model_copy(update={"status": one.status.model_copy(update={"assignments": (mine, loads)})})
+    found = wanted_of([parts], "mac-1")[WHOLE.digest].sources
+    assert set(found[:3]) == {"b-0", "b-1", "z"} and len(found) == MAX_SOURCES
+    whole = parts.model_copy(
+        update={"status": parts.status.model_copy(update={"assignments": (mine.model_copy(update={"files": None}),)})}
+    )
+    assert {"b-0", "b-1"} < set(wanted_of([whole], "mac-1")[WHOLE.digest].sources[:3])

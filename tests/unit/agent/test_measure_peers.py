@@ -766,6 +766,7 @@ from thunderfleet_agent import server as serving
 from thunderfleet_agent.measure.session import pair_session
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.measure.prober import Prober
+from thunderfleet_agent.measure.schedule import due
 from thunderfleet_agent.measure.schedule.probes import Target
 from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.schedule.probes import CableEnd
@@ -774,11 +775,14 @@ from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent
+from thunderfleet_lib.backoff import Backoff
 
 async def main(said):
     # Else what has begun may come to its end.
     serving.SHUTDOWN_SECONDS = 0.1
     pair_session.ALIVE_SECONDS = said["alive"]
+    if said["soon"]:
+        due.BACKOFF = Backoff(0.5, 2.0)
     name, address, peer, link = said["name"], said["address"], Agent.load(said["peer"]), said["link"]
     folder, stop = Path(said["folder"]), asyncio.Event()
     certificate = identity.load(folder)
@@ -825,12 +829,16 @@ def marked(folder: Path) -> list[int]:
 
 @asynccontextmanager
 async def program(
-    mac: Mac, peer: Mac, folder: Path, *, dials: bool, chosen: MeasureSettings | None = None
+    mac: Mac, peer: Mac, folder: Path, *, dials: bool, chosen: MeasureSettings | None = None, soon: bool = False
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A listening agent in a separate process that replaces ``mac``, whose server in this process is closed."""
+    """A listening agent in a separate process that replaces ``mac``, whose server in this process is closed.
+
+    ``soon``: it tries a failed probe again within seconds, not after half a minute.
+    """
     said = {
         **{"name": mac.name, "address": mac.address, "port": mac.port, "folder": str(folder), "link": LINK, "alive": ALIVE},
         **{"peerName": peer.name, "peer": peer.agent.model_dump(mode="json", by_alias=True), "dials": dials},
+        "soon": soon,
         "settings": (chosen or mac.prober.settings).model_dump_json(by_alias=True),
     }
     command = (sys.executable, "-c", AGENT, json.dumps(said))
@@ -945,7 +953,7 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
         async with AsyncExitStack() as stack:
             for kind in (ProbeKind.GPU, ProbeKind.MEMORY):
                 only = settings(sockets={"enabled": False}, **{kind.value: {"seconds": 8}})
-                other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only))
+                other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only, soon=True))
                 await until(lambda: marked(tmp_path))
                 os.kill(other.pid, how)
                 # A frozen process ends at its own time limit.
@@ -957,7 +965,7 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
                     other.terminate()
                 await other.wait()
             if how is not signal.SIGSTOP:
-                await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only))
+                await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only, soon=True))
                 await until(lambda: ProbeKind.MEMORY.value in kept(), seconds=60)
 
 

@@ -91,6 +91,14 @@ def reader(commands: Commands, now: list[float], root: bool = False) -> SensorRe
     return SensorReader(cast(Host, commands), Path("/no/such/folder"), root, clock=lambda: now[0])
 
 
+def test_numbers_that_no_command_prints_are_absent() -> None:
+    """An integer of JSON may be larger than any float, and not every character that counts as a digit is one."""
+    assert parse_macmon('{"cpu_power": 1' + "0" * 400 + ', "gpu_power": 2}').watts == {"gpu": 2.0}
+    lines = NETSTAT.splitlines()
+    odd = " ".join(["en9", "1500", "<Link#9>", "a2:00:00:00:00:09", "1", "0", "\u00b2", "1", "0", "\u00b2", "0"])
+    assert parse_traffic("\n".join([*lines, odd])) == parse_traffic(NETSTAT)
+
+
 async def test_a_scrape_shows_the_sensors_and_the_traffic_of_cables() -> None:
     now = [0.0]
     sensors = reader(Commands(ANSWERS), now)

@@ -252,6 +252,18 @@ def test_the_time_of_the_last_use_is_kept(mac: Mac) -> None:
     assert path.stat().st_mtime == used
 
 
+def test_caches_may_change_while_a_thread_reads_them(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac.wants(cache("tiny"), cache("other"))
+    load = ModelCache.load
+
+    def changing(item: Any) -> ModelCache:
+        mac.keeper._caches.items[f"ns/new-{len(mac.keeper._caches.items)}"] = item
+        return load(item)
+
+    monkeypatch.setattr(ModelCache, "load", changing)
+    assert set(mac.keeper._wanted()) == {manifest("tiny").digest, manifest("other").digest}
+
+
 def test_two_caches_share_one_model_and_each_has_its_download(mac: Mac) -> None:
     other = UID.replace("1", "9")
     both = [cache("tiny", "Peer"), cache("tiny", "Hub", uid=other, namespace="other")]
@@ -348,6 +360,21 @@ def test_a_part_without_a_file_that_it_had_is_fetched_again(mac: Mac) -> None:
     assert mac.keeper.copies[0].layers is None
     mac.download("tiny")
     assert mac.round() == {"tiny": (CopyPhase.PART, None)}
+
+
+def test_a_link_to_a_file_that_is_no_longer_part_of_it_goes(mac: Mac) -> None:
+    mac.wants(of_part("tiny", "0-1", "0-3"))
+    mac.download("tiny")
+    mac.round()
+    folder = mac.store.layout.part(manifest("tiny").digest)
+    weights = next(entry for entry in manifest("tiny").files if entry.path == "model.safetensors")
+    # It is found damaged after its layers have moved to another Mac.
+    mac.store.layout.blob("owner/tiny", weights.blob).unlink()
+    mac.wants(of_part("tiny", "0", "0-1"))
+    assert mac.round() == {"tiny": (CopyPhase.PART, None)}
+    assert mac.keeper.copies[0].layers == "0-1"
+    # A rank would fail on a link that leads nowhere.
+    assert {path.name for path in folder.iterdir()} == {"config.json", PART_FILE}
 
 
 def test_a_part_goes_with_its_model_unless_a_group_serves_it(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,40 @@ def test_containers_need_no_rights(rendered: Callable[[Json], list[Json]], compo
         }
 
 
+def test_common_labels_replace_none_of_ours(rendered: Callable[[Json], list[Json]]) -> None:
+    common = {"app.kubernetes.io/component": "mine", "app.kubernetes.io/name": "mine", "example.com/owner": "me"}
+    objects = rendered({"router": ROUTERS, "commonLabels": common})
+    for component in WORKLOADS:
+        for workload in workloads(objects, component):
+            for metadata in (workload["metadata"], workload["spec"]["template"]["metadata"]):
+                labels = metadata["labels"]
+                assert labels["app.kubernetes.io/component"] == component
+                assert labels["app.kubernetes.io/name"] == "thunderfleet"
+                assert labels["example.com/owner"] == "me"
+
+
+def test_annotations_of_pods_can_end_their_scraping(helm: Helm, chart: Path, tmp_path: Path) -> None:
+    """The text has each key once: some tools refuse a document that repeats one."""
+    own = {"podAnnotations": {"prometheus.io/scrape": "false"}}
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"operator": own, "agent": own, "router": own | ROUTERS}))
+    text = helm("template", "thunderfleet", chart, "--values", file).stdout
+    assert text.count("prometheus.io/scrape") == text.count('prometheus.io/scrape: "false"') == 4
+
+
+@pytest.mark.parametrize("component", ["operator", "router"])
+def test_containers_on_linux_have_a_folder_for_temporary_files(rendered: Callable[[Json], list[Json]], component: str) -> None:
+    """Their root is read-only, and the ssl module loads keys from files only."""
+    on_linux = [pod for pod in pods(rendered({"router": ROUTERS}), component) if pod["nodeSelector"] == LINUX]
+    assert on_linux
+    for pod in on_linux:
+        (container,) = pod["containers"]
+        (folder,) = [one["value"] for one in container["env"] if one["name"] == "TMPDIR"]
+        (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == folder]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+        assert "emptyDir" in volume and not mount.get("readOnly")
+
+
 def test_values_of_an_older_release_still_work(rendered: Callable[[Json], list[Json]]) -> None:
     """``helm upgrade --reuse-values`` has none of the new values."""
     new = ("nodeSelector", "tolerations", "priorityClassName", "podLabels", "podAnnotations", "serviceAccount", "extraEnv")

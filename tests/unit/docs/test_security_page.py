@@ -43,6 +43,8 @@ ROUTED = "unit/router/test_routing_http.py"
 ROUTER = "unit/router/test_router_app.py"
 ROUTES = "unit/router/test_decisions.py"
 COPIES = "unit/agent/test_copies.py"
+PAGE_SERVER = "unit/view/test_page_server.py"
+FORWARDED = "unit/kubelet/test_server_portforward.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     # Routers
@@ -169,6 +171,19 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "gateway-metrics",
     ),
     # Ports and sockets
+    "While a user runs `thunderfleet ui`,": ADVICE,
+    "live page |": (
+        f"{PAGE_SERVER}::test_without_a_session_nothing_of_the_fleet_is_sent",
+        f"{PAGE_SERVER}::test_a_token_opens_one_session_and_is_then_worth_nothing",
+        f"{PAGE_SERVER}::test_pages_of_other_origins_are_refused",
+    ),
+    "`kubectl port-forward` reaches a TCP port": (f"{FORWARDED}::test_only_the_pods_own_sockets_are_reached",),
+    "The kubelet checks this for each connection": (f"{FORWARDED}::test_only_the_pods_own_sockets_are_reached",),
+    "It may list and watch the EndpointSlices": ADVICE,
+    "If the chart value `pods.allowed` is": (
+        "unit/chart/test_clusters.py::test_pods_on_macs_are_the_operators_if_the_value_says_so",
+        "e2e/test_chart.py::test_a_user_with_edit_makes_models_and_no_pod_on_a_mac",
+    ),
     "kubelet | 10250": (
         "kubelet-healthz",
         "kubelet-pods",
@@ -386,7 +401,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "pod-agent",
     ),
     "in a namespace of `pods.privilegedNamespaces`": (f"{ON_MACS}::test_agents_and_privileged_namespaces_are_exempt",),
-    "any other | refused": (f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs", "pod-root", "pod-user", "pod-host"),
+    "any other, with `pods.allowed: Anyone`": (
+        f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs",
+        "pod-root",
+        "pod-user",
+        "pod-host",
+    ),
     "The priority classes `system-cluster-critical`": ("pod-priority", f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs"),
     "Ids below 1000": ADVICE,
     "Accounts of a directory service": ADVICE,

@@ -109,7 +109,7 @@ def test_a_package_with_another_hash_is_refused_and_not_kept(fake_apt: Path, tmp
     apt, store = Apt(tmp_path / "apt", ["amd64"]), tmp_path / "store"
     package = Package("amd64", "libc6", "1", "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824")
     fake_apt.write_bytes(b"other")
-    with pytest.raises(ImageError, match=r"has not the hash of image/debian\.lock"):
+    with pytest.raises(ImageError, match=r"does not have the hash in image/debian\.lock"):
         apt.download([package], store)
     assert list(store.iterdir()) == []
     fake_apt.write_bytes(b"hello")
@@ -128,7 +128,7 @@ def test_a_version_that_is_gone_names_the_command_that_helps(fake_apt: Path, tmp
 
 def test_another_folder_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(ImageError, match="is not empty and no image"):
+    with pytest.raises(ImageError, match="is not empty and not an image layout"):
         build(ROOT, tmp_path / "cache", tmp_path, PLATFORMS, "", 0)
     assert (tmp_path / "mine").read_text() == "mine"
 

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 GIB = 2**30
 COMMIT, DIGEST = "c" * 40, "d" * 64
 STORE = "/Library/Thunderfleet/models"
-DEPLOYMENT = {
+DEPLOYMENT: Json = {
     "apiVersion": "thunderfleet.io/v1alpha1",
     "kind": "ModelDeployment",
     "metadata": {"name": "chat", "namespace": "ns"},
@@ -23,7 +23,7 @@ DEPLOYMENT = {
 }
 
 
-def cache(*, resolved: bool = True) -> Json:
+def cache(*, resolved: bool = True, **more: object) -> Json:
     facts = {**tiny_model(8 * GIB), "path": "/", "repository": "o/fresh", "revision": COMMIT}
     status = {
         "resolvedFrom": "o/fresh@main",
@@ -32,6 +32,7 @@ def cache(*, resolved: bool = True) -> Json:
         "files": 4,
         "bytes": 8 * GIB,
         "model": facts,
+        **more,
     }
     return {
         "apiVersion": "thunderfleet.io/v1alpha1",
@@ -64,17 +65,19 @@ class Fleet:
         kinds = ((NODES, "Node"), (NODEPROFILES, "NodeProfile"), (LINKS, "ThunderboltLink"))
         self._objects = [{**item, "kind": kind} for found, kind in kinds for item in world.cache[found].items.values()]
 
-    def plan(self, *more: Json, form: str = "json") -> tuple[int, str]:
+    def plan(self, *more: Json, form: str = "json", copies: str = "Whole") -> tuple[int, str]:
+        spec = DEPLOYMENT["spec"]
+        deployment = {**DEPLOYMENT, "spec": {**spec, "model": {**spec["model"], "copies": copies}}}
         fleet, wanted = self._folder / "fleet.yaml", self._folder / "deployment.yaml"
         fleet.write_text(yaml.safe_dump_all([*self._objects, *more]))
-        wanted.write_text(yaml.safe_dump(DEPLOYMENT))
+        wanted.write_text(yaml.safe_dump(deployment))
         status = main(["plan", "--fleet", str(fleet), "--deployment", str(wanted), "-o", form])
         said = self._capsys.readouterr()
         assert status in (0, 3), said.err
         return status, said.out
 
-    def weights(self, *more: Json) -> tuple[int, Json]:
-        status, said = self.plan(*more)
+    def weights(self, *more: Json, copies: str = "Whole") -> tuple[int, Json]:
+        status, said = self.plan(*more, copies=copies)
         return status, json.loads(said)["weights"]
 
 
@@ -103,6 +106,32 @@ def test_what_a_mac_has_is_not_fetched(tmp_path: Path, capsys: pytest.CaptureFix
     status, weights = fleet.weights(cache())
     assert status == 0
     assert rows(weights) == {"a": (8, 0, None), "b": (0, 8, "Peer"), "c": (0, 0, None)}
+
+
+LAYERS = len(tiny_model(8 * GIB)["pipeline"]["layerBytes"])
+FILES: list[Json] = [
+    {"file": 1, "bytes": 2 * GIB, "shared": True},
+    {"file": 2, "bytes": 3 * GIB, "layers": f"0-{LAYERS // 2 - 1}"},
+    {"file": 3, "bytes": 3 * GIB, "layers": f"{LAYERS // 2}-{LAYERS - 1}"},
+]
+
+
+def test_of_parts_each_mac_fetches_the_files_of_its_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = Fleet(tmp_path, capsys, a=store(), b=store(), c=store())
+    status, weights = fleet.weights(cache(weightFiles=FILES), copies="Shard")
+    assert status == 0
+    # No Mac can give the other half to the second one.
+    assert rows(weights) == {"a": (0, 5, "Hub"), "b": (0, 5, "Hub"), "c": (0, 0, None)}
+
+
+def test_parts_that_macs_have_are_not_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    has = {**copy(5 * GIB, "Part"), "layers": FILES[1]["layers"]}
+    other = {**copy(5 * GIB, "Part"), "layers": FILES[2]["layers"]}
+    fleet = Fleet(tmp_path, capsys, a=store(has), b=store(), c=store(other))
+    _, weights = fleet.weights(cache(weightFiles=FILES), copies="Shard")
+    found = rows(weights)
+    # Whichever half each rank has: the other Macs have all files together.
+    assert found["a"] in ((5, 0, None), (5, 3, "Peer")) and found["b"] == (0, 5, "Peer")
 
 
 def test_a_disk_without_room_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

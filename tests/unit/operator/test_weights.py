@@ -275,7 +275,7 @@ def test_the_hub_is_read_once_unless_no_mac_can_give_the_model_away() -> None:
     # One that only is not there yet is waited for.
     alone = decide(observed(cache(RESOLVED, copies=2), a=profile("a"), b=lonely))
     shown = next(copy for copy in alone.status.macs if copy.node == "b")
-    assert (shown.reason, shown.message) == (None, "waits for a, which downloads it")
+    assert (shown.reason, shown.message) == (None, "waits for a, which downloads the model")
 
 
 def test_a_mac_that_is_lost_in_the_middle_is_replaced_by_another_pod() -> None:
@@ -425,6 +425,20 @@ def test_a_group_starts_when_its_own_layers_are_there() -> None:
     assert Weights(one, {"a": other, "b": other}).waits_for(plan.model_path, plan.ranks) == ("a", "b")
 
 
+@pytest.mark.parametrize("copies", Copies)
+def test_a_group_waits_for_its_files_although_the_spec_asks_for_other_copies_now(copies: Copies) -> None:
+    mac = Mac("a", "10.0.0.1", 9 * GIB, allocatable_bytes=9 * GIB, store=STORE, store_bytes=9 * GIB)
+    _, weights = WeightsFleets().of("k", Fleet([mac]), {}, cache(IN_PARTS), copies)
+    for path in (part_path(STORE, DIGEST), snapshot(STORE, "o/n", COMMIT)):
+        plan = rank_plan(path, [(0, 4)])
+        assert weights.waits_for(plan.model_path, plan.ranks) == ("a",), path
+
+
+def test_layers_that_are_no_ranges_are_none() -> None:
+    found = decide(observed(cache(IN_PARTS, copies=0), needed={"a": FIRST}, a=holder("a", "9-1")))
+    assert [copy.phase for copy in found.status.macs] == [CopyPhase.WAITING]
+
+
 @pytest.mark.parametrize(
     ("disk", "memory", "copies", "usable"),
     [
@@ -438,18 +452,31 @@ def test_a_group_starts_when_its_own_layers_are_there() -> None:
 )
 def test_a_mac_needs_disk_for_what_its_memory_can_hold(disk: int, memory: int, copies: Copies, usable: bool) -> None:
     mac = Mac("a", "10.0.0.1", memory, allocatable_bytes=memory, store=STORE, store_bytes=disk)
-    fleet, weights = WeightsFleets().of("k", Fleet([mac]), {}, cache(IN_PARTS), copies)
+    fleet, _ = WeightsFleets().of("k", Fleet([mac]), {}, cache(IN_PARTS), copies)
     (model,) = fleet.macs["a"].models
     assert model.complete == usable
-    shard = copies is Copies.SHARD
-    assert model.path == (part_path(STORE, DIGEST) if shard else snapshot(STORE, "o/n", COMMIT))
-    assert (dict(weights.missing or {}), set(weights.parts)) == ({}, {"a"}) if shard else ({"a": model.path}, set())
+    assert model.path == (part_path(STORE, DIGEST) if copies is Copies.SHARD else snapshot(STORE, "o/n", COMMIT))
+
+
+@pytest.mark.parametrize(
+    ("disk", "copies", "usable"), [(2, Copies.WHOLE, False), (3, Copies.WHOLE, True), (0, Copies.SHARD, True)]
+)
+def test_a_mac_with_a_part_needs_disk_for_the_rest_of_the_model(disk: int, copies: Copies, usable: bool) -> None:
+    mac = Mac("a", "10.0.0.1", 9 * GIB, allocatable_bytes=9 * GIB, store=STORE, store_bytes=disk * GIB)
+    fleet, _ = WeightsFleets().of("k", Fleet([mac]), {"a": holder("a", "0-1")}, cache(IN_PARTS), copies)
+    (model,) = fleet.macs["a"].models
+    assert model.complete == usable
+
+
+def test_a_model_that_was_resolved_before_parts_says_how_to_get_them() -> None:
+    _, weights = WeightsFleets().of("k", Fleet(), {}, cache({**RESOLVED, "files": 6, "model": SIZED}), Copies.SHARD)
+    found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
+    assert "an earlier version has resolved it; delete the ModelCache" in found.message
 
 
 def test_a_model_without_parts_is_fetched_whole_and_the_condition_says_why() -> None:
     known = {**RESOLVED, "files": 6, "model": SIZED, "no_parts": "a tensor is in two files"}
     _, weights = WeightsFleets().of("k", Fleet(), {}, cache(known), Copies.SHARD)
-    assert not weights.parts
     found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
     assert found.found and found.message.endswith("although spec.model.copies is Shard: a tensor is in two files")
     assert "Shard" not in resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, "")).message
@@ -461,7 +488,7 @@ def test_the_files_of_parts_fit_into_a_result_or_are_left_out() -> None:
     assert FetchResult.parse(result.text) == result
     many = tuple(WeightFile(file=number, bytes=number * 2654435761 % GIB, layers=str(number % 400)) for number in range(1000))
     cut = FetchResult.parse(replace(result, weight_files=many).text)
-    assert cut is not None and cut.weight_files == () and "1000 files" in cut.no_parts
+    assert cut is not None and cut.weight_files == () and "1000 weight files" in cut.no_parts
 
 
 @pytest.mark.parametrize("listed", [[[1, 2, "3-1", 0]], [[1, 2, "../x", 0]], [[1, 2, "0", 0]] * 2, [[-1, 2, "0", 0]], [1], {}])

@@ -160,7 +160,12 @@ class World:
         if status:
             self._apply_status(path, item, copy.deepcopy(body["status"]))
         else:
-            item.update({k: copy.deepcopy(v) for k, v in body.items() if k != "metadata"})
+            new = {k: copy.deepcopy(v) for k, v in body.items() if k != "metadata"}
+            if "/services/" in path:
+                new["spec"] = _served_spec(item.get("spec", {}), new["spec"])
+            if "/endpointslices/" in path:
+                new["endpoints"] = new["endpoints"] or None
+            item.update(new)
             item["metadata"].update(copy.deepcopy(body["metadata"]))
         return copy.deepcopy(item) if item == before else self._stamp(item)
 
@@ -393,6 +398,16 @@ class World:
 
     async def round(self) -> float | None:
         return await self.reconciler.deployment("ns/md")
+
+
+def _served_spec(before: Json, applied: Json) -> Json:
+    """The spec of a Service after an apply, as a real API server answers.
+
+    Fields that the manifest does not name stay if another manager has set them, such as one that created the Service. The type
+    ExternalName has no address. An empty selector is removed.
+    """
+    kept = {key: before[key] for key in ("clusterIP", "selector") if key in before and applied.get("type") != "ExternalName"}
+    return {key: value for key, value in (kept | applied).items() if value or not isinstance(value, dict)}
 
 
 def tiny_model(size: int = 8 * GIB, path: str = "/models/org/tiny") -> Json:

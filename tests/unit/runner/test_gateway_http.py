@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_crds import routing
 from thunderfleet_crds.group import GroupState, RankReport
 from thunderfleet_crds.plan import Plan, RouterPlan
@@ -152,10 +153,17 @@ def _client(script: Script, keys: tuple[str, ...] = ()) -> TestClient[Any, Any]:
     )
 
 
-async def _shown(client: TestClient[Any, Any], line: str) -> None:
-    """Waits until the metrics have a line with this beginning."""
+async def _metric(client: TestClient[Any, Any], name: str, **labels: str) -> float | None:
+    """The value of a sample with these labels, whatever else it has; None if there is none."""
+    families = text_string_to_metric_families(await (await client.get("/metrics")).text())
+    samples = [one for family in families for one in family.samples if one.name == f"thunderfleet_runner_{name}"]
+    return next((float(one.value) for one in samples if labels.items() <= one.labels.items()), None)
+
+
+async def _shown(client: TestClient[Any, Any], value: float, name: str, **labels: str) -> None:
+    """Waits until a sample has this value."""
     async with asyncio.timeout(60):
-        while f"thunderfleet_runner_{line}" not in await (await client.get("/metrics")).text():
+        while await _metric(client, name, **labels) != value:
             pass
 
 
@@ -356,7 +364,7 @@ async def test_the_queue_is_limited_and_in_order(client: TestClient[Any, Any], s
     (full,) = done
     answer = await full
     assert answer.status == 429 and "Retry-After" in answer.headers
-    assert "queue_depth 16.0" in await (await client.get("/metrics")).text()
+    assert await _metric(client, "queue_depth") == 16
     script.auto = 2
     script.say(2, done=True)
     assert {(await task).status for task in waiting} == {200}
@@ -402,7 +410,7 @@ async def test_a_client_that_reads_nothing_is_left(
     slow = await _flooded(client, script)
     await until_async(lambda: script.cancelled == [script.requests[0].id])
     await until_async(lambda: script.service.running == 0)
-    await _shown(client, 'requests_total{code="499",endpoint="/v1/chat/completions"} 1.0')
+    await _shown(client, 1, "requests_total", code="499", endpoint="/v1/chat/completions")
     slow.transport.abort()
 
 
@@ -425,7 +433,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(bodies, "BODY_SECONDS", 0.05)
     slow = await _raw(client, CHAT, length=10_000)
-    await _shown(client, 'requests_total{code="408",endpoint="/v1/chat/completions"} 1.0')
+    await _shown(client, 1, "requests_total", code="408", endpoint="/v1/chat/completions")
     slow.transport.abort()
 
 
@@ -521,12 +529,12 @@ async def test_a_place_is_kept_until_rank_0_has_ended_the_request(client: TestCl
     posted.cancel()
     await until_async(lambda: script.cancelled)
     waiting = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
-    await _shown(client, "queue_depth 1.0")
+    await _shown(client, 1, "queue_depth")
     assert len(script.requests) == 1
     script.auto = 2
     script.service.deliver(script.done(script.cancelled[0], "cancelled", 7))
     assert (await waiting).status == 200
-    assert "generated_tokens_total 9.0" in await (await client.get("/metrics")).text()
+    assert await _metric(client, "generated_tokens_total") == 9
 
 
 async def test_requests_beyond_all_queues_are_turned_away_unread(client: TestClient[Any, Any], script: Script) -> None:
@@ -549,11 +557,10 @@ async def test_requests_beyond_all_queues_are_turned_away_unread(client: TestCli
 async def test_metrics_count_tokens_and_statuses(client: TestClient[Any, Any]) -> None:
     await client.post("/v1/chat/completions", json=CHAT)
     await client.post("/v1/chat/completions", data=b"{")
-    text = await (await client.get("/metrics")).text()
-    assert 'thunderfleet_runner_requests_total{code="200",endpoint="/v1/chat/completions"} 1.0' in text
-    assert 'thunderfleet_runner_requests_total{code="400",endpoint="/v1/chat/completions"} 1.0' in text
-    assert "thunderfleet_runner_generated_tokens_total 2.0" in text
-    assert "thunderfleet_runner_time_to_first_token_seconds_count 1.0" in text
+    for code in ("200", "400"):
+        assert await _metric(client, "requests_total", code=code, endpoint="/v1/chat/completions") == 1
+    assert await _metric(client, "generated_tokens_total") == 2
+    assert await _metric(client, "time_to_first_token_seconds_count") == 1
 
 
 async def test_a_place_that_is_given_up_goes_to_the_next() -> None:

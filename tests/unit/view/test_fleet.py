@@ -75,6 +75,7 @@ def test_loading_and_copying_show_their_progress() -> None:
     copies = [
         {"node": "studio-1", "phase": "Copying", "bytes": 100, "bytesDone": 40, "bytesPerSecond": 10, "secondsLeft": 6},
         {"node": "studio-2", "phase": "Complete", "bytes": 100, "bytesDone": 100},
+        {"node": "studio-3", "phase": "Part", "layers": "0-3", "bytes": 50, "bytesDone": 50},
     ]
     loading = model("model-0", ["studio-1", "studio-2"], "nobody/tiny", "Loading", "rank 1 loads", copies=copies)
     found.put(Kind.DEPLOYMENTS, "default/model-0", loading)

@@ -330,6 +330,48 @@ async def test_a_chat_passes_the_key_on_and_the_answer_is_text(api: FleetApi, cl
         assert (await ask(client, page, "/api/chat", "POST", {**body, "model": "default/none"}, **session))[0] == 503
 
 
+async def test_an_answer_that_breaks_off_is_not_followed_by_another_response(
+    api: FleetApi, client: aiohttp.ClientSession
+) -> None:
+    async def complete(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"data: begins")
+        assert request.transport is not None
+        request.transport.close()
+        return answer
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    api.put(Kind.DEPLOYMENTS, model("model-0", ["studio-1"], "nobody/tiny", endpoint=endpoint))
+    async with served(api) as page:
+        await until_async(lambda: page.watch.synced, "the fleet is known")
+        session = await opened(client, page)
+        body = json.dumps({"model": "default/model-0", "messages": [{"role": "user", "content": "hello"}]})
+        host = page.origin.removeprefix("http://")
+        reader, writer = await asyncio.open_connection(*host.rsplit(":", 1))
+        head = [
+            "POST /api/chat HTTP/1.1",
+            f"Host: {host}",
+            "Connection: close",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            *(f"{name}: {value}" for name, value in session.items()),
+        ]
+        writer.write(("\r\n".join(head) + "\r\n\r\n" + body).encode())
+        said = b""
+        async with asyncio.timeout(30):
+            while part := await reader.read(65536):
+                said += part
+        writer.close()
+        assert said.startswith(b"HTTP/1.1 200") and said.count(b"HTTP/1.1") == 1, said
+    await runner.cleanup()
+
+
 # --- the files ---
 
 

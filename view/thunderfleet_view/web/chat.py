@@ -1,6 +1,7 @@
-"""Passes a chat on to a model, and its answer back. The page shows it as text."""
+"""Sends a chat to a model and returns the answer, which the page shows as text."""
 
 import asyncio
+import logging
 from typing import Any, Final
 
 import aiohttp
@@ -9,12 +10,14 @@ from thunderfleet_lib import jsonbounds
 
 from thunderfleet_view.web import guard
 
+log = logging.getLogger(__name__)
+
 MAX_BODY: Final = 1 << 20
 MAX_ANSWER: Final = 8 << 20
 MAX_MESSAGES: Final = 200
 MAX_CHATS: Final = 8
 SILENCE_SECONDS: Final = 300.0
-"""The first token of a long prompt takes long."""
+"""Long, because of the first token of a long prompt."""
 WRITE_SECONDS: Final = 30.0
 
 
@@ -80,12 +83,25 @@ class Chat:
             # Whatever the model's server says it is: for a browser it is text.
             response.content_type = "text/plain"
             await response.prepare(request)
-            sent = 0
-            async for part in found.content.iter_any():
-                sent += len(part)
-                if sent > MAX_ANSWER:
-                    break
+            try:
+                try:
+                    await self._copy(found, response)
+                except aiohttp.ClientError as error:
+                    # The status is sent, so no other response can follow: the page sees that the last event is not there.
+                    log.info("an answer of %s ended early: %s", endpoint, error)
                 async with asyncio.timeout(WRITE_SECONDS):
-                    await response.write(part)
-            await response.write_eof()
+                    await response.write_eof()
+            except OSError as error:
+                log.info("a browser does not take an answer of %s: %s", endpoint, error or "it does not read")
+                if request.transport is not None:
+                    request.transport.abort()
             return response
+
+    async def _copy(self, found: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+        sent = 0
+        async for part in found.content.iter_any():
+            sent += len(part)
+            if sent > MAX_ANSWER:
+                break
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write(part)

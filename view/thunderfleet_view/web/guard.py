@@ -1,4 +1,4 @@
-"""Which requests are refused whoever sends them, and the headers of every response. Pure.
+"""Which requests are refused regardless of the caller, and the headers of every response. Pure.
 
 A browser lets any web page send requests to this machine. It says in ``Origin`` and ``Sec-Fetch-Site`` which page that is, and
 in ``Host`` which name led here: with DNS rebinding, a name of the attacker's.
@@ -46,9 +46,9 @@ def refusal(headers: Mapping[str, str], hosts: frozenset[str] | None, scheme: st
         return f"the host must be one of {', '.join(sorted(hosts))}"
     origin = headers.get("Origin")
     if origin is not None and origin.lower() != f"{scheme}://{host}".lower():
-        return "requests of pages of another origin are not allowed"
+        return "requests from pages of another origin are not allowed"
     if headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-        return "requests of pages of another site are not allowed"
+        return "requests from pages of another site are not allowed"
     return None
 
 

@@ -23,7 +23,7 @@ MAX_READERS: Final = 64
 ALIVE_SECONDS: Final = 10.0
 """An empty line at least this often: the page sees from its absence that the server is away."""
 WRITE_SECONDS: Final = 30.0
-"""How long a browser that does not read is waited for."""
+"""A browser that reads nothing for this time is disconnected."""
 JSON: Final = "application/json"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -71,11 +71,13 @@ class Server:
         if request.method == "POST" and request.content_type != JSON:
             return _problem(415, f"the content type must be {JSON}")
         if request.path.startswith("/api/") and not self._sessions.valid(guard.bearer(request.headers)):
-            return _problem(401, "no open session: run `thunderfleet ui` again, and open the address that it prints")
+            return _problem(
+                401, "no open session: press Enter in the terminal of `thunderfleet ui`, and open the address that it prints"
+            )
         return await handler(request)
 
     async def page(self, request: web.Request) -> web.StreamResponse:
-        """The page itself, which has nothing of the fleet."""
+        """The page itself, without data of the fleet."""
         return self._file(request, "index.html")
 
     async def asset(self, request: web.Request) -> web.StreamResponse:
@@ -103,7 +105,10 @@ class Server:
             return _problem(400, 'the body must be {"token": "…"}')
         opened = self._sessions.exchange(token) if isinstance(token, str) else None
         if opened is None:
-            return _problem(401, "this address has been used, or is too old: run `thunderfleet ui` again")
+            return _problem(
+                401,
+                "this address has been used or has expired: press Enter in the terminal of `thunderfleet ui` for another one",
+            )
         return _json({"session": opened})
 
     async def feed(self, request: web.Request) -> web.StreamResponse:
@@ -127,7 +132,7 @@ class Server:
                 async with asyncio.timeout(WRITE_SECONDS):
                     await response.write(f"{message or ''}\n".encode())
             except TimeoutError:
-                log.info("a browser has not read for %g s and is cut off", WRITE_SECONDS)
+                log.info("a browser has read nothing for %g s and is disconnected", WRITE_SECONDS)
                 if request.transport is not None:
                     request.transport.abort()
                 return response

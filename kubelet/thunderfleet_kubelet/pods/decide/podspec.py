@@ -11,9 +11,7 @@ TERMINAL_PHASES = ("Succeeded", "Failed")
 DEFAULT_GRACE_SECONDS = 30.0
 EVICTION_GRACE_SECONDS = 15.0
 
-NO_EPHEMERAL = (
-    "this node does not run ephemeral containers: its containers are processes of the machine itself; use kubectl exec"
-)
+NO_EPHEMERAL = "this node does not run ephemeral containers, because its containers are processes of the host; use kubectl exec"
 """The answer to ``kubectl debug``."""
 
 CLOCK_SECONDS = 1.0

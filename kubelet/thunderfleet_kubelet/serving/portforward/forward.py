@@ -19,7 +19,8 @@ Send = Callable[[bytes], Awaitable[None]]
 """Sends frames to the client; waits while the client does not read. Raises ConnectionError."""
 
 INBOX_BYTES = 128 * 1024
-"""What is kept of an upload. A process that reads more slowly holds the whole tunnel up: SPDY clients have no flow control."""
+"""Bytes of an upload that are buffered. A process that reads slowly blocks the whole tunnel, because SPDY clients have no flow
+control."""
 
 READ_BYTES = 64 * 1024
 STALL_SECONDS = 300.0
@@ -36,7 +37,7 @@ class Inbox:
         self._filled, self._room = asyncio.Event(), asyncio.Event()
 
     async def put(self, data: bytes) -> None:
-        """Adds ``data``; returns when there is room for more, or when nobody takes it any more."""
+        """Adds ``data``; returns when there is room for more, or when the reader has ended."""
         if self._closed or self._ended or not data:
             return
         self._pieces.append(data)

@@ -39,7 +39,7 @@ PAIR_SECONDS = 30.0
 """How long the second stream of a connection may take after the first."""
 
 IDLE_SECONDS = 4 * 3600.0
-"""A tunnel over which nothing but pings goes for so long is closed, as the Kubernetes kubelet does by default."""
+"""A tunnel that carries only pings for this time is closed, as in the Kubernetes kubelet by default."""
 
 _TYPES = ("error", "data")
 
@@ -77,7 +77,7 @@ class Tunnel:
         self._idle = asyncio.timeout(IDLE_SECONDS)
 
     async def run(self) -> None:
-        """Serves until the client disconnects, goes against the protocol, or is idle for too long."""
+        """Serves until the client disconnects, violates the protocol, or is idle for IDLE_SECONDS."""
         code, reason = WSCloseCode.OK, ""
         try:
             async with self._idle:

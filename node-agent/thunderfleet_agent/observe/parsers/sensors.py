@@ -1,10 +1,9 @@
-"""How busy, hot and full a Mac is: the outputs of ``macmon``, ``ioreg``, ``powermetrics``, ``vm_stat`` and ``netstat -ib``.
+"""Parses ``macmon``, ``ioreg``, ``powermetrics``, ``vm_stat`` and ``netstat -ib``: power, heat, memory and traffic of a Mac.
 
 A value that a command does not print is absent.
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,8 +28,9 @@ class Sensors:
 
 
 def _number(value: Any, most: float) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    # Compared first: an integer may be too large for a float. NaN is in no range.
     return float(value) if 0 <= value <= most else None
 
 
@@ -100,6 +100,6 @@ def parse_traffic(text: str) -> dict[str, tuple[int, int]]:
     for line in lines[1:]:
         fields = line.split()
         # The row of the link layer; the rows of addresses repeat its numbers. From the right, because the address may be empty.
-        if len(fields) > 9 and fields[2].startswith("<Link#") and fields[-5].isdigit() and fields[-2].isdigit():
+        if len(fields) > 9 and fields[2].startswith("<Link#") and fields[-5].isdecimal() and fields[-2].isdecimal():
             found[fields[0].rstrip("*")] = (int(fields[-5]), int(fields[-2]))
     return found

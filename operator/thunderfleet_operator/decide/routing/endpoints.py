@@ -74,14 +74,33 @@ def endpoint_slice(
 
 
 def has(found: object, wanted: object) -> bool:
-    """Whether an object has all that a manifest says. The API server adds fields; lists and selectors are compared whole."""
+    """Whether an object has all that a manifest says. The API server adds fields; lists and selectors are compared whole.
+
+    It leaves out what is empty, or has null there.
+    """
     if isinstance(wanted, dict):
         if not isinstance(found, dict) or found.get("selector", wanted.get("selector")) != wanted.get("selector"):
             return False
-        return all(key in found and has(found[key], value) for key, value in wanted.items())
+        return all(has(found.get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
+        found = found or []
         return isinstance(found, list) and len(found) == len(wanted) and all(map(has, found, wanted))
     return found == wanted
+
+
+def has_slice(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether an EndpointSlice has all that a manifest says. Items of a list have neither version nor kind."""
+    return has(found, {name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")})
+
+
+def is_headless(spec: dict[str, Any]) -> bool:
+    """Whether a Service has no address. An apply that names no address keeps that."""
+    return spec.get("clusterIP") == "None"
+
+
+def has_service(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether the spec of a Service has all that a manifest says, and an address only if the manifest does."""
+    return has(found, wanted) and is_headless(found) == is_headless(wanted)
 
 
 def _port_name(settings: RouterSettings) -> str:

@@ -8,7 +8,7 @@ from thunderfleet_crds.routing import DemandReport, Refusal
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 
 PLACED_AGAIN_SECONDS = 30
-"""When a ModelDeployment that has no place may have one: others may have made room."""
+"""A ModelDeployment that cannot be placed may fit after this time, because others may have made room."""
 MESSAGE_LENGTH = 1024
 
 
@@ -30,11 +30,11 @@ def _refusal(namespace: str, name: str, deployment: ModelDeployment | None) -> R
     called = f"ModelDeployment {namespace}/{name}"
     why, after = None, None
     if deployment is None:
-        why = f"{called} does not exist any more"
+        why = f"{called} no longer exists"
     elif deployment.spec.suspend:
         why = f"{called} is suspended: its owner can set spec.suspend to false"
     elif not deployment.wanted_groups and not deployment.wakes:
-        why = f"{called} has no replicas: its owner can raise spec.replicas"
+        why = f"{called} has no replicas: its owner can set spec.replicas to 1 or more"
     else:
         placed = find_condition(deployment.status.conditions, ConditionType.PLACED)
         if deployment.wanted_groups and placed is not None and placed.status is ConditionStatus.FALSE and placed.message:

@@ -97,9 +97,9 @@ def _wish(deployment: ModelDeployment, current: int, idle: float, load: Load, si
     if spec is None:
         return None
     if signals.yields_to is not None and current:
-        return _Wish(0, f"it is the turn of {signals.yields_to}")
+        return _Wish(0, f"stopped to make room for {signals.yields_to}")
     if not current:
-        return _Wish(1, "a request came") if deployment.wakes and _woken(signals) else None
+        return _Wish(1, "a request arrived") if deployment.wakes and _woken(signals) else None
     after = spec.scale_to_zero_after_seconds
     if deployment.wakes and signals.can_wake and idle >= after and not _woken(signals):
         return _Wish(0, f"no request for {after} s")
@@ -129,7 +129,7 @@ def scale(
     if spec is None:
         return None
     if deployment.spec.suspend:
-        # It resumes with what it has at least, and not with what it needed before.
+        # It resumes with minReplicas, and not with the number that it had before.
         resumed = max(spec.min_replicas, 1)
         status = AutoscalingStatus(replicas=resumed, message="suspended (spec.suspend)")
         return Scaling(status if before is None or before.replicas != resumed else before, Load())

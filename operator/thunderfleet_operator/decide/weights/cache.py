@@ -1,7 +1,7 @@
-"""One round for one ModelCache: which Macs shall hold the model, and which pods read from the hub.
+"""One round for one ModelCache: which Macs are to have the model, and which pods read from the hub.
 
-The hub is read once for a fleet: one Mac downloads, and others copy from it. A pod that has ended says why. What failed is
-tried again later: when the hub asks for it, or with growing pauses.
+A fleet downloads a model once: one Mac downloads, and others copy from it. The message of a pod that has ended has the cause.
+A failure is retried later: at the time that the hub names, or with growing pauses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import Assignment, Download, ModelCacheStatus
-from thunderfleet_crds.parts import files_for, ranges
+from thunderfleet_crds.parts import ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.backoff import Backoff
@@ -21,7 +21,15 @@ from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import Need, bytes_done, copy_phase, is_resolved, layers_there, resolved_from
+from thunderfleet_operator.observe.weights import (
+    Need,
+    bytes_done,
+    copy_phase,
+    is_resolved,
+    layers_there,
+    needed_files,
+    resolved_from,
+)
 
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
@@ -37,7 +45,7 @@ SLOW = frozenset(
     )
 )
 START_SECONDS = 120.0
-"""How long a pod may take to start before it is made on another Mac."""
+"""A pod that has not started after this time is created on another Mac."""
 RECHECK_SECONDS = 15.0
 LOST_SECONDS = 60.0
 NO_SOURCE_SECONDS = 60.0
@@ -100,23 +108,21 @@ def _layers(observed: ObservedCache, name: str) -> frozenset[int]:
 
 
 def _has_files(observed: ObservedCache, name: str, need: Need) -> bool:
-    """Whether a Mac has all files that it shall hold."""
+    """Whether a Mac has all files that it is to have."""
     return _is_complete(observed, name) or (not need.whole and need.layers <= _layers(observed, name))
 
 
 def _satisfied(observed: ObservedCache, name: str, need: Need) -> bool:
-    """The same, and they are where its ranks read them."""
+    """Whether a Mac has all files that it is to have, in the folder that its ranks read."""
     return _has_files(observed, name, need) and need.layers <= _layers(observed, name)
 
 
 def _files(observed: ObservedCache, need: Need) -> frozenset[int]:
-    status = observed.cache.status
-    count = status.files or 0
-    return frozenset(range(count)) if need.whole else files_for(status.weight_files, need.layers, count)
+    return needed_files(observed.cache, need)
 
 
 def holders(observed: ObservedCache) -> dict[str, Need]:
-    """What Macs shall hold: those that need the model or a part of it, and as many others as the spec asks for."""
+    """By Mac, what it is to have: Macs that need the model or a part of it, and as many others as the spec asks for."""
     spec, before = observed.cache.spec, {one.node for one in observed.cache.status.assignments}
     found = {name: need for name, need in observed.needed.items() if name in observed.nodes}
     chosen = {name for name, need in found.items() if need.whole}
@@ -140,7 +146,7 @@ def holders(observed: ObservedCache) -> dict[str, Need]:
 
 
 def _given(observed: ObservedCache, name: str, need: Need) -> bool:
-    """Whether other Macs that are up have, together, all files that a Mac shall hold."""
+    """Whether other Macs that are Ready have, together, all files that a Mac is to have."""
     left, seen = _files(observed, need), set[frozenset[int]]()
     for other in observed.nodes:
         if other == name or not observed.nodes[other].ready:
@@ -157,7 +163,7 @@ def _given(observed: ObservedCache, name: str, need: Need) -> bool:
 
 
 def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime | None:
-    """Since when a Mac has not reached any that has the model, although there is one."""
+    """Since when a Mac has reached no other Mac that has the model; None if it has reached one, or if no Mac has it."""
     profile, status = observed.profiles.get(name), observed.cache.status
     copies = profile.status.copies if profile is not None else ()
     if not any(copy.manifest == status.manifest and copy.reason == Reason.NO_SOURCE for copy in copies):
@@ -174,8 +180,8 @@ def _has_no_source(observed: ObservedCache, name: str, need: Need) -> bool:
 def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
     """The Mac that downloads from the hub; None if none has to, or none can.
 
-    One at a time: others then copy from it. One that has started goes on, then one that has most of the files, then the one
-    with the fastest connection.
+    One Mac at a time, so that others can copy from it. A Mac that has started continues; otherwise it is the one with most
+    of the files, then the one with the fastest connection.
     """
     missing = [
         name

@@ -20,6 +20,11 @@ from thunderfleet_operator.observe.weights import Weights, has_parts, is_resolve
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.eligibility import wanted_model
 
+_UNKNOWN_PARTS = (
+    "which layers its files have is not known, because an earlier version has resolved it; delete the ModelCache to resolve it "
+    "again, files stay on the Macs"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Needed:
@@ -63,7 +68,7 @@ def _may_be_fetched(repository: str) -> bool:
 
 
 def _reported(fleet: Fleet) -> bool:
-    """Whether all Macs that are up have said which models they have."""
+    """Whether all Macs that are Ready have reported their models."""
     up = [mac for mac in fleet.macs.values() if mac.ready]
     return any(mac.store for mac in up) and all(mac.profiled and (mac.store or mac.models) for mac in up)
 
@@ -97,7 +102,7 @@ def resolution(weights: Weights, found: Resolution, copies: Copies = Copies.WHOL
     if is_resolved(cache):
         message = resolved.message if resolved is not None else f"commit {cache.status.commit}"
         if copies is Copies.SHARD and not has_parts(cache):
-            why = cache.status.no_parts or "which layers its files have is not known"
+            why = cache.status.no_parts or _UNKNOWN_PARTS
             message += f"; each Mac fetches all files although spec.model.copies is Shard: {why}"
         return Resolution(True, Reason.RESOLVED, f"{name}: {message}")
     if found.found:

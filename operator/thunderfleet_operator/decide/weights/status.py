@@ -14,15 +14,16 @@ from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
 
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.weights import layers_of_copy
 
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
-"""Phases in which a Mac has what it shall hold."""
+"""Phases in which a Mac has all files that it is to have."""
 LISTED = 4
 """Copies that a summary names."""
 
 
 def duration(seconds: int) -> str:
-    """Seconds for people."""
+    """A duration as text."""
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
@@ -79,7 +80,7 @@ def _copies(
             shared = {name: getattr(known, name) for name in MacCopy.model_fields if name != "node"}
             copy = MacCopy(node=assigned.node, **shared)
         if copy.phase in ENDED and not _is_ended(assigned, copy):
-            # The agent has not seen yet that its Mac shall hold more.
+            # The agent has not yet read that its Mac is to have more files.
             copy = copy.model_copy(update={"phase": CopyPhase.WAITING, "bytes": max(copy.bytes, _bytes(status, assigned))})
         if copy.phase not in ENDED:
             copy = copy.model_copy(update=_waits(status, assigned.source, copy, node, profile))
@@ -88,14 +89,14 @@ def _copies(
 
 
 def _is_ended(assigned: Assignment, copy: MacCopy) -> bool:
-    """Whether a Mac has what it shall hold, where its ranks read it."""
+    """Whether a Mac has all files that it is to have, in the folder that its ranks read."""
     if assigned.files is None and copy.phase is not CopyPhase.COMPLETE:
         return False
-    return numbers(assigned.layers or "") <= numbers(copy.layers or "")
+    return numbers(assigned.layers or "") <= layers_of_copy(copy)
 
 
 def _bytes(status: ModelCacheStatus, assigned: Assignment) -> int:
-    """Of the files that a Mac shall hold."""
+    """Bytes of the files that a Mac is to have."""
     files = numbers(assigned.files) if assigned.files else None
     left_out = sum(one.bytes for one in status.weight_files if files is not None and one.file not in files)
     return max(0, (status.bytes or 0) - left_out)
@@ -104,7 +105,7 @@ def _bytes(status: ModelCacheStatus, assigned: Assignment) -> int:
 def _waits(
     status: ModelCacheStatus, source: CopySource, copy: MacCopy, node: Node | None, profile: NodeProfile | None
 ) -> dict[str, object]:
-    """What a copy waits for, if its own agent cannot say."""
+    """What a copy waits for, if the agent of the Mac does not know it."""
     store = profile.status.store if profile is not None else None
     if node is None or not node.ready:
         return {"message": "waits for the Mac, which is not Ready", "bytes_per_second": None, "seconds_left": None}
@@ -115,7 +116,7 @@ def _waits(
     download, hub = status.download, next((one.node for one in status.assignments if one.source is CopySource.HUB), None)
     if source is CopySource.PEER and copy.reason == Reason.NO_SOURCE and hub is not None:
         part = next((one.files for one in status.assignments if one.node == hub), None)
-        what = "it" if part is None else "its part; then this Mac gets its own"
+        what = "the model" if part is None else "its own part first"
         return {"reason": None, "message": f"waits for {hub}, which downloads {what}"}
     if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
         when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
@@ -143,7 +144,12 @@ def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy]) -> Verdict:
     if status.commit is None:
         return Verdict(False, Reason.NOT_RESOLVED, f"see condition {ConditionType.RESOLVED}")
     if not macs:
-        return Verdict(False, Reason.NOTHING_TO_FETCH, "no Mac shall hold the model")
+        return Verdict(
+            False,
+            Reason.NOTHING_TO_FETCH,
+            "no Mac fetches the model: no group needs it, and spec.copies "
+            "is 0, or no Mac that matches spec.nodeSelector has room for it",
+        )
     if all(copy.phase in ENDED for copy in macs):
         return Verdict(True, Reason.FETCHED, f"on {', '.join(map(_where, macs))}")
     reason = next((copy.reason for copy in macs if copy.reason and copy.phase not in ENDED), None)
@@ -161,7 +167,7 @@ def complete(
     profiles: Mapping[str, NodeProfile | None],
     now: datetime,
 ) -> ModelCacheStatus:
-    """``status`` with everything that follows from it."""
+    """``status`` with copies, progress and conditions."""
     macs = _copies(status, nodes, profiles)
     there = sum(copy.phase in ENDED for copy in macs)
     found = cache.status.conditions

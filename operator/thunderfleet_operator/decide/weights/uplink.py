@@ -1,4 +1,4 @@
-"""How fast a Mac probably reaches the hub: by the interface that has the Mac's address, which is that of its default route."""
+"""The probable speed of a Mac's connection to the hub: that of the interface with the Mac's address (its default route)."""
 
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.vocabulary import InterfaceKind
@@ -11,10 +11,10 @@ USUAL_MBPS = {
     InterfaceKind.THUNDERBOLT: 1000,
     InterfaceKind.WIFI: 300,
 }
-"""Of an interface without a known link speed. macOS reports none for Wi-Fi. Behind a Thunderbolt cable, another Mac shares its
-connection."""
+"""For interfaces without a known link speed: macOS reports none for Wi-Fi, and a Thunderbolt cable leads to another Mac that
+shares its connection."""
 UNKNOWN_MBPS = 100
-"""Of a VPN, of other interfaces, and of a Mac whose agent has not reported its interfaces."""
+"""For a VPN, other interfaces, and Macs whose agent has not reported its interfaces."""
 
 
 def uplink_mbps(profile: NodeProfile | None) -> int:
@@ -32,7 +32,7 @@ def uplink_mbps(profile: NodeProfile | None) -> int:
 
 
 def download_order(name: str, profile: NodeProfile | None, manifest: str | None) -> tuple[int, int, int, str]:
-    """Macs in the order in which they are preferred for the download: most of the files, fastest connection, most free disk."""
+    """Sorts Macs by preference for a download: most files present, then fastest connection, then most free disk space."""
     store = profile.status.store if profile is not None else None
     free = store.free_bytes if store is not None and not store.problem else -1
     return (-bytes_done(profile, manifest), -uplink_mbps(profile), -free, name)
