@@ -62,7 +62,8 @@ async def copying(
 
     found = PeerCopies(mac.node, mac.shelf, mac.identity.client, agent_of, limits or Limits())
     ends = {
-        f"cable-{one.node}": Cable(f"cable-{one.node}", one.node, LOOPBACK, CableEnd("", mac.addresses[0]), None) for one in cables
+        f"cable-{one.node}": Cable(f"cable-{one.node}", one.node, LOOPBACK, CableEnd("", mac.addresses[0]), None)
+        for one in cables
     }
     targets = tuple(Target(one.node, one.addresses[0], f"cable-{one.node}") for one in cables)
     found.set_view(View(mac.node, mac.addresses[0], targets, ends, {one.node: agent(one) for one in cables}, {}))
