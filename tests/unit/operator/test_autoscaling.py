@@ -213,7 +213,7 @@ def test_it_makes_room_when_it_is_the_turn_of_another_one() -> None:
     assert operator.stays == 0
     operator.now += 2.0
     assert operator.round(_serving(0, idle=12.0), to="ns/other") == 0
-    assert operator.last is not None and "the turn of ns/other" in operator.last.status.message
+    assert operator.last is not None and operator.last.status.message == "stopped to make room for ns/other"
 
 
 def test_new_bounds_hold_at_once() -> None:
