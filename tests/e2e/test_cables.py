@@ -127,6 +127,8 @@ class TestOneGroup:
         assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
     def test_a_link_that_somebody_edits_or_deletes_moves_no_group(self, line: Line, served: Deployment, alone: Alone) -> None:
+        # From an operator that remembers nothing of the test before.
+        rested(line)
         before = served.group()
         assert links(served) == {LINK}
 

@@ -172,11 +172,11 @@ def test_profiles_show_what_the_gpu_does(line: Line) -> None:
 
 
 def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line: Line, deploy: Deploy) -> None:
+    until_right(line)
     # Memory counts before cables, and what is measured while other tests run differs from Mac to Mac.
     alike = json.dumps({"status": {"benchmarks": {"memory": {"megabytesPerSecond": 800_000}}}})
     for mac in line.macs:
         line.kubectl("patch", "np", mac, "--subresource=status", "--type=merge", "-p", alike)
-    until_right(line)
     served = deploy("fast", transport="Ring", nodes={"min": 2, "max": 2}).until_ready()
     assert {rank["node"] for rank in served.ranks()} == {"studio-2", "studio-3"}, served.conditions()
     link = "studio-2.tb2--studio-3.tb2"

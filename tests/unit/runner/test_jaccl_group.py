@@ -179,7 +179,7 @@ def check_a_point_that_has_failed(leader: Any) -> None:
 async def check_a_killed_rank(group: Macs, leader: Any, before: list[int]) -> None:
     """It is noticed, although JACCL says nothing."""
     os.kill(group.rank_pid(1), signal.SIGKILL)
-    await group.group.until(lambda: leader.state.phase is not GroupPhase.READY, "the death is noticed")
+    await group.group.until(lambda: leader.state.phase is not GroupPhase.READY, "the death is noticed", 3.0)
     failure = leader.state.failure
     assert (failure.rank, failure.node, failure.reason) == (1, "studio-1", "RankKilled")
     await group.until_ready()
