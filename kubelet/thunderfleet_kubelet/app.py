@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from thunderfleet_lib import logs
+from thunderfleet_lib.eventlimit import EventLimit
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_lib.quantity import to_bytes
@@ -116,6 +118,7 @@ class Kubelet:
         self.identity = identity
         self.config = config
         self._background_tasks: set[asyncio.Task[None]] = set()
+        self._event_limit = EventLimit()
         self.credentials = Credentials(
             identity,
             config.certificate_seconds,
@@ -315,6 +318,8 @@ class Kubelet:
 
     async def _event(self, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Warning") -> None:
         name, now = self.identity.node_name, datetime.now(UTC)
+        if not self._event_limit.take(name, time.monotonic()):
+            return
         event: Json = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -342,6 +347,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     commands = Commands(config.path, python_path=config.python_path)
     gpu = GpuMemory(commands)
     machine = await look(commands, root, config.operating_system, gpu)
+    logs.always(node=config.node_name)
     log.info(
         "%s: %s, %s, %d CPUs, %d MiB for pods",
         config.node_name,

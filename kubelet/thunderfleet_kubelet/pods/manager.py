@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_EPOCH, LABEL_GROUP, LABEL_RANK
+from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet.containers import leftovers
@@ -137,7 +139,8 @@ class PodManager:
     def _add(self, pod: Json, folder: PodFolder, *, accepted: bool) -> None:
         worker = PodWorker(pod, folder, self._services, accepted=accepted)
         self._workers[worker.uid] = worker
-        self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
+        with logs.fields(**_about(pod)):
+            self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
 
     def _ended(self, uid: str) -> None:
         self._workers.pop(uid, None)
@@ -242,3 +245,21 @@ class PodManager:
             log.error("%s: processes %s of user %s do not end; the user stays reserved", folder.path, left, user)
             return
         self._users.release(folder)
+
+
+def _about(pod: Json) -> logs.Fields:
+    """The fields of the log of one pod. Somebody may have written other labels, so numbers are read with care."""
+    labels = pod["metadata"].get("labels") or {}
+
+    def number(label: str) -> int | None:
+        text = str(labels.get(label) or "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+    return {
+        "namespace": pod["metadata"]["namespace"],
+        "pod": pod["metadata"]["name"],
+        "deployment": labels.get(LABEL_DEPLOYMENT),
+        "group": number(LABEL_GROUP),
+        "rank": number(LABEL_RANK),
+        "epoch": number(LABEL_EPOCH),
+    }

@@ -13,6 +13,7 @@ from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentSt
 from thunderfleet_crds.names import ANNOTATION_HASH, API_VERSION, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, key_of
 
 from thunderfleet_operator.act.drains import Drains
@@ -151,6 +152,10 @@ class Executor:
 
     async def _group(self, deployment: ModelDeployment, decision: GroupDecision) -> Result:
         """A new placement replaces all pods together; else pods that are missing are created, and old ones deleted."""
+        with logs.fields(group=decision.view.index):
+            return await self._changed(deployment, decision)
+
+    async def _changed(self, deployment: ModelDeployment, decision: GroupDecision) -> Result:
         epoch = decision.view.epoch if decision.plan is not None else None
         written: Epoch | None = None
         if decision.placement is not None:
@@ -161,7 +166,8 @@ class Executor:
                     raise
                 return Result(blocked=_taken(error) if error.status == 409 else Blocked(Reason.FORBIDDEN, str(error)))
             plan = epoch.plan
-            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, ", ".join(rank.node for rank in plan.ranks))
+            nodes = ", ".join(rank.node for rank in plan.ranks)
+            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, nodes, extra=logs.about(epoch=plan.epoch))
             self._metrics.placements.labels(transport(plan).value).inc()
         deleted = await self._delete_pods(deployment, decision.delete)
         if epoch is None:
@@ -182,7 +188,8 @@ class Executor:
                 blocked = _refused(epoch.plan, error)
             else:
                 # Its pods run with the Secret that they have.
-                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error)
+                extra = logs.about(epoch=epoch.number)
+                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error, extra=extra)
         return Result(written, tuple(created), deleted, blocked)
 
     async def _write_plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Epoch:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE
+from thunderfleet_lib import logtext
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import (
@@ -213,7 +214,8 @@ def _deleted_at(metadata: Json) -> datetime | None:
 
 def _last_words(container: Json) -> str:
     ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
-    return str(ended.get("message") or "").strip()
+    # The end of the log, if the supervisor could not write a message.
+    return logtext.messages(str(ended.get("message") or "").strip())
 
 
 def _unschedulable(conditions: list[Json]) -> tuple[datetime | None, str]:
