@@ -22,7 +22,7 @@ from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission
-from thunderfleet_kubelet.pods.decide.podspec import grace_of
+from thunderfleet_kubelet.pods.decide.podspec import grace_of, is_critical
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
 from thunderfleet_kubelet.pods.objects import Objects
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 10.0
 END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
+KILL_SECONDS = 2.0
+"""How much of the time for a shutdown is left for what must be killed, and for statuses."""
 DISCARD_SECONDS = 2.0
 SEARCH_SECONDS = 10.0
 """How long to search for what the user of a discarded pod left in folders of everybody."""
@@ -76,6 +78,7 @@ class PodManager:
         self._recorder = Recorder(kube, node_name)
         self._own_tasks: list[asyncio.Task[None]] = []
         self._ending_all = False
+        self._shutting_down = False
         self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
         self.evictor = Evictor(self._workers, disk, disk_changed, node_event)
@@ -163,6 +166,7 @@ class PodManager:
                 self._settings.allocatable,
                 switches_users=self._users.enabled,
                 disk_pressure=self.evictor.pressure,
+                shutting_down=self._shutting_down,
             )
             if rejection is None:
                 worker = self._workers.get(str(pod["metadata"]["uid"]))
@@ -206,6 +210,20 @@ class PodManager:
             await asyncio.wait(tasks, timeout=STOP_SECONDS)
         self._workers.clear()
         self._tasks.clear()
+
+    async def shut_down(self, seconds: float, critical_seconds: float) -> None:
+        """Ends all pods within ``seconds``, of which the last ``critical_seconds`` are for critical pods.
+
+        A pod that does not end in its part of the time is killed, and its status is written as long as there is time.
+        """
+        self._shutting_down = True
+        for critical, part in ((False, seconds - critical_seconds), (True, critical_seconds)):
+            leaving = [one for one in self._workers.values() if one.active and is_critical(one.pod) is critical]
+            for worker in leaving:
+                worker.shut_down(max(0.0, part - KILL_SECONDS))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(part, KILL_SECONDS)):
+                    await asyncio.gather(*(one.until_over() for one in leaving))
 
     async def end_all_pods(self) -> None:
         """Ends every pod with its grace period, because the cluster no longer has this Node. Returns when all have ended."""
