@@ -8,11 +8,11 @@ import gzip
 import hashlib
 import io
 import json
+import sys
 import tarfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -262,17 +262,41 @@ def pull_secret(host: str, user: str, password: str) -> dict[str, str]:
     return {".dockerconfigjson": base64.b64encode(json.dumps(auths).encode()).decode()}
 
 
-@contextmanager
-def in_thread(registry: Registry) -> Iterator[Registry]:
-    """The registry beside a test that has no event loop."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        asyncio.run_coroutine_threadsafe(registry.start(), loop).result(30)
-        yield registry
-        asyncio.run_coroutine_threadsafe(registry.stop(), loop).result(30)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
-        loop.close()
+def save(registry: Registry, folder: Path) -> None:
+    """Writes what the registry has, for a process that serves it; that process notices changes."""
+    (folder / "blobs").mkdir(parents=True, exist_ok=True)
+    for digest, content in registry.blobs.items():
+        (folder / "blobs" / digest).write_bytes(content)
+    listed = [[*key, media, content.decode()] for key, (media, content) in registry.manifests.items()]
+    (folder / "manifests.new").write_text(json.dumps({"manifests": listed, "users": registry.users}))
+    (folder / "manifests.new").rename(folder / "manifests.json")
+
+
+def load(registry: Registry, folder: Path) -> None:
+    """Reads what ``save`` has written."""
+    found = json.loads((folder / "manifests.json").read_text())
+    registry.manifests = {(name, tag): (media, content.encode()) for name, tag, media, content in found["manifests"]}
+    registry.users = found["users"]
+    for file in (folder / "blobs").iterdir():
+        if file.name not in registry.blobs:
+            registry.blobs[file.name] = file.read_bytes()
+
+
+async def serve(folder: Path, port: int) -> None:
+    """Serves what is in ``folder`` until the process is ended, and writes each request to ``log``."""
+    registry = Registry(port=port)
+
+    def answer(path: str) -> int:
+        load(registry, folder)
+        with (folder / "log").open("a") as log:
+            log.write(f"GET {path}\n")
+        return 0
+
+    registry.failing = answer
+    await registry.start()
+    (folder / "ready").touch()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
