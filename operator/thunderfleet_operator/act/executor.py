@@ -168,8 +168,8 @@ class Executor:
                     raise
                 return Result(blocked=refusals.of_plan(decision.placement.plan, error))
             plan = epoch.plan
-            nodes = ", ".join(rank.node for rank in plan.ranks)
-            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, nodes, extra=logs.about(epoch=plan.epoch))
+            where = ", ".join(rank.node for rank in plan.ranks)
+            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, where, extra=logs.about(epoch=plan.epoch))
             self._metrics.placements.labels(transport(plan).value).inc()
         deleted = await self._delete_pods(deployment, decision.delete)
         if epoch is None:
