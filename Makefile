@@ -120,8 +120,13 @@ test: ## Everything that must pass, and where the time went
 soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
 	@$(PYTHON) tests/support/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
 
+# The image is tried with a container runtime that needs no daemon.
+.PHONY: runc
+runc: ## Install runc from the packages of Debian, if it is missing (Linux, as root)
+	@command -v runc >/dev/null || test "$$(uname)" = Darwin || { apt-get update -qq && apt-get install -y -qq --no-install-recommends runc; }
+
 .PHONY: matrices
-matrices: programs prometheus ## The cases of unit and end-to-end tests that `make test` leaves out
+matrices: programs prometheus runc ## The cases of unit and end-to-end tests that `make test` leaves out
 	$(UNIT) -m soak
 	$(E2E) -m soak
 
@@ -152,8 +157,17 @@ crds: install ## Generate the CRDs from the models
 	$(BIN)/python -m thunderfleet_crds.generate crds --chart charts/thunderfleet
 
 .PHONY: docs
-docs: install ## Generate docs/reference from the code
+docs: install ## Generate docs/reference and the dashboards from the code
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python -m thunderfleet_dashboards
+
+.PHONY: page
+page: ## Build the files of the live page, which are committed (needs Node.js and npm)
+	cd view/page && npm ci --no-audit --no-fund && npm run types && npm run build
+
+.PHONY: screenshots
+screenshots: programs ## Take docs/page.png from a real run (needs chromium and chromedriver: apt-get install chromium chromium-driver)
+	$(BIN)/python -m tests.support.screenshots docs/page.png
 
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/

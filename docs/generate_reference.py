@@ -218,6 +218,25 @@ def chart() -> str:
     return "".join(parts)
 
 
+def chart_readme() -> str:
+    """The page that ``helm show readme`` prints."""
+    about = yaml.safe_load((ROOT / "charts/thunderfleet/Chart.yaml").read_text(encoding="utf-8"))
+    _, _, values = chart().partition("\n\n")
+    return (
+        f"# {about['name']}\n\n{about['description']}.\n\n"
+        f"Version {about['version']}, for Kubernetes {about['kubeVersion'].removesuffix('-0')}. "
+        "Every Mac joins as a Node of its own; "
+        "`docs/install.md` in the repository has the steps, the image for Linux nodes, and what other clusters "
+        "need.\n\n"
+        "```console\n$ kubectl create namespace thunderfleet-system\n"
+        "$ kubectl label namespace thunderfleet-system pod-security.kubernetes.io/enforce=privileged\n"
+        "$ helm install thunderfleet CHART --namespace thunderfleet-system\n"
+        "$ helm test thunderfleet --namespace thunderfleet-system\n```\n\n"
+        "`helm uninstall` keeps the custom resource definitions and your objects.\n\n"
+        f"## Values\n\nValues that cannot work are refused with a message that says what is allowed.\n\n{values}"
+    )
+
+
 # --- Files ---
 
 
@@ -304,10 +323,12 @@ def _operator_metrics() -> CollectorRegistry:
 
 def _agent_metrics() -> CollectorRegistry:
     from thunderfleet_agent.metrics import Metrics
+    from thunderfleet_agent.observe.sensors import Reading
 
     idle = SimpleNamespace(ledger=SimpleNamespace(results={}, history={}), running=())
     metrics = Metrics()
     metrics.show_measurements(cast(Any, idle))
+    metrics.show_sensors("studio-1", Reading, {})
     return metrics.registry
 
 
@@ -318,7 +339,7 @@ def _runner_metrics() -> CollectorRegistry:
     registry = CollectorRegistry()
     GroupMetrics(registry, dict)
     memory = SimpleNamespace(concurrent_requests=1, context_tokens=1)
-    service = SimpleNamespace(registry=registry, memory=memory, plan=SimpleNamespace(router=None))
+    service = SimpleNamespace(registry=registry, memory=memory, plan=SimpleNamespace(router=None), labels={})
     Gateway(cast(Any, service), cast(Any, SimpleNamespace()))
     return registry
 
@@ -340,7 +361,7 @@ def _kubelet_metrics() -> CollectorRegistry:
 def main() -> int:
     """Exit status 0 when the pages are written or current, 1 when one is stale."""
     parser = argparse.ArgumentParser(
-        prog="python docs/generate_reference.py", description="Write docs/reference from the code."
+        prog="python docs/generate_reference.py", description="Write docs/reference and the README of the chart from the code."
     )
     parser.add_argument("--check", action="store_true", help="compare only; exit with 1 when a page is stale")
     check = bool(parser.parse_args().check)
@@ -350,6 +371,7 @@ def main() -> int:
         "metrics.md": metrics(),
         "commands.md": commands(),
         "chart.md": chart(),
+        "../../charts/thunderfleet/README.md": chart_readme(),
         "files.md": files(),
         "permissions.md": permissions(),
     }

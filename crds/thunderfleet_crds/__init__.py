@@ -11,6 +11,7 @@ modelcache       ModelCache: a model that Macs keep on their disks
 modeldeployment  ModelDeployment: a model served across Macs
 names            API group, kinds, labels, annotations, limits
 nodeprofile      NodeProfile: what one Mac is and can do
+parts            parts of a model: which of its files a Mac needs
 plan             the plan of one group, from the operator to its runners
 reasons          every reason, with its meaning and remedy
 routing          what the operator and the routers exchange: keys, routes, demand

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from thunderfleet_crds.apimodel import ApiModel
 from thunderfleet_crds.fields import Int64, Message, Name, ReasonText, Time, Token
+from thunderfleet_crds.parts import Ranges
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 
 
@@ -15,9 +16,13 @@ class CopyState(ApiModel):
     phase: CopyPhase = Field(
         default=CopyPhase.WAITING,
         description="Waiting (for a download, a source or free disk), Copying, Checking (hashes are computed), Complete (every "
-        "file has its hash) or Failed.",
+        "file has its hash), Part (every file of the layers that the Mac needs has its hash) or Failed.",
     )
-    bytes: Int64 = Field(default=0, description="Size of the model in bytes.")
+    layers: Ranges | None = Field(
+        default=None,
+        description="Layers whose files are in the folder for parts of the model, such as 0-13; unset without one.",
+    )
+    bytes: Int64 = Field(default=0, description="Size of what the Mac shall hold of the model, in bytes.")
     bytes_done: Int64 = Field(default=0, description="Bytes that have arrived.")
     bytes_per_second: Int64 | None = Field(default=None, description="Rate of the last seconds.")
     seconds_left: Int64 | None = Field(default=None, description="Estimated time until all bytes have arrived, in seconds.")

@@ -7,10 +7,11 @@ is refused by the pod, never cut.
 import base64
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.parts import MAX_PARTS, WeightFile, numbers
 from thunderfleet_crds.reasons import Reason
 
 STORE_FOLDER: Final = "/store"
@@ -40,6 +41,10 @@ class FetchResult:
     token_used: bool = False
     """Whether the hub accepted a token for this repository."""
     model: Model | None = None
+    weight_files: tuple[WeightFile, ...] = ()
+    """By file, the layers that it has; empty if Macs cannot hold parts."""
+    no_parts: str = ""
+    """Why they cannot."""
 
     @property
     def text(self) -> str:
@@ -53,11 +58,16 @@ class FetchResult:
             "files": self.files,
             "bytes": self.bytes,
             "tokenUsed": self.token_used,
+            "noParts": self.no_parts[:TEXT_LENGTH],
         }
         if self.model is not None:
-            packed = zlib.compress(json.dumps(self.model.dump(), separators=(",", ":")).encode(), 9)
-            found["model"] = base64.b85encode(packed).decode()
+            found["model"] = _packed(self.model.dump())
+        if self.weight_files:
+            found["parts"] = _packed([[one.file, one.bytes, one.layers, int(one.shared)] for one in self.weight_files])
         text = json.dumps({key: value for key, value in found.items() if value not in (None, "", False)}, separators=(",", ":"))
+        if len(text.encode()) > MESSAGE_BYTES and self.weight_files:
+            why = f"its {len(self.weight_files)} files of weights are too many to report which layers they have"
+            return replace(self, weight_files=(), no_parts=why).text
         if len(text.encode()) > MESSAGE_BYTES:
             raise ValueError(f"the result has {len(text.encode())} bytes; a termination message has at most {MESSAGE_BYTES}")
         return text
@@ -77,6 +87,8 @@ class FetchResult:
                 bytes=_count(found.get("bytes"), 2**63 - 1) or 0,
                 token_used=found.get("tokenUsed") is True,
                 model=_model(found.get("model")),
+                weight_files=_weight_files(found.get("parts")),
+                no_parts=str(found.get("noParts") or "")[:TEXT_LENGTH],
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error):
             return None
@@ -95,11 +107,33 @@ def _word(value: object) -> str | None:
     return value
 
 
-def _model(value: object) -> Model | None:
-    if value is None:
-        return None
+def _packed(value: object) -> str:
+    return base64.b85encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 9)).decode()
+
+
+def _unpacked(value: object) -> Any:
     unpacker = zlib.decompressobj()
     raw = unpacker.decompress(base64.b85decode(str(value)), MODEL_BYTES)
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError("the sizes of the model are too long")
-    return Model.load(json.loads(raw))
+    return json.loads(raw)
+
+
+def _model(value: object) -> Model | None:
+    return None if value is None else Model.load(_unpacked(value))
+
+
+def _weight_files(value: object) -> tuple[WeightFile, ...]:
+    if value is None:
+        return ()
+    listed = _unpacked(value)
+    if not isinstance(listed, list) or len(listed) > MAX_PARTS:
+        raise ValueError("the list of the files of weights is too long")
+    found = tuple(
+        WeightFile(file=file, bytes=size, layers=layers, shared=bool(shared)) for file, size, layers, shared in listed
+    )
+    if len({one.file for one in found}) < len(found):
+        raise ValueError("a file of weights is listed twice")
+    for one in found:
+        numbers(one.layers)
+    return found

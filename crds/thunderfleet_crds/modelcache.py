@@ -15,6 +15,7 @@ from thunderfleet_crds.conditions import Condition
 from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import Count, Int64, LabelValue, Message, Name, ReasonText, Time, Token, Word
 from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.parts import MAX_PARTS, ManyRanges, Ranges, WeightFile
 from thunderfleet_crds.vocabulary import ConditionType, CopySource
 
 CONDITION_TYPES: Final = (ConditionType.RESOLVED, ConditionType.FETCHED)
@@ -65,6 +66,12 @@ class Assignment(ApiModel):
     no_source_since: Time | None = Field(
         default=None, description="Since when the Mac has not reached any Mac that has the model, although there is one."
     )
+    layers: Ranges | None = Field(
+        default=None, description="Layers of which the Mac needs the files, such as 0-13; unset if it needs no part."
+    )
+    files: ManyRanges | None = Field(
+        default=None, description="Numbers of the files of the manifest that the Mac needs, such as 0-3,7; unset for all."
+    )
 
 
 class Download(ApiModel):
@@ -95,6 +102,12 @@ class ModelCacheStatus(ApiModel):
     model: Model | None = Field(
         default=None, description="Sizes that placement needs, computed from the headers of the weight files on the hub."
     )
+    weight_files: Annotated[tuple[WeightFile, ...], Field(max_length=MAX_PARTS)] = Field(
+        default=(),
+        description="Files of weights with the layers that they have, for parts of the model; empty if it has no parts.",
+        json_schema_extra={"x-list-keys": ["file"]},
+    )
+    no_parts: Message = Field(default="", description="Why Macs can only hold the whole model; empty if they can hold parts.")
     token_accepted: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="Name of the Secret whose token the hub has accepted; unset if none was needed."
     )

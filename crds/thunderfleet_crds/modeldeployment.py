@@ -38,6 +38,7 @@ from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
     ConditionType,
+    Copies,
     FailbackPolicy,
     FastSynch,
     FaultClass,
@@ -120,6 +121,12 @@ class ModelSource(ApiModel):
         default=None,
         description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
         "repositories. Only the pods that read from the hub mount it.",
+    )
+    copies: Copies = Field(
+        default=Copies.WHOLE,
+        description="What each Mac of a group fetches of the model: Whole, which survives a new placement, or Shard: in a "
+        "pipeline only the files with the layers of its rank. With another split, and if the model has no parts, all files "
+        "are fetched. A change applies to new placements.",
     )
 
 

@@ -302,8 +302,19 @@ class CopyPhase(StrEnum):
     """All bytes have arrived; hashes are computed."""
     COMPLETE = "Complete"
     """Every file has its hash."""
+    PART = "Part"
+    """Every file of the layers that the Mac needs has its hash; others are not there."""
     FAILED = "Failed"
     """It is tried again when what the message names has changed."""
+
+
+class Copies(StrEnum):
+    """How much of a model the Macs of a pipeline fetch."""
+
+    WHOLE = "Whole"
+    """All files: a new placement that moves layers needs no copy."""
+    SHARD = "Shard"
+    """The files with the Mac's layers."""
 
 
 class CopySource(StrEnum):

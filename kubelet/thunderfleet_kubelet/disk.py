@@ -45,7 +45,7 @@ class DiskWatch:
 
     def _read(self) -> dict[str, FileSystem] | None:
         try:
-            found = {"nodefs": _file_system(self._root)}
+            found = {"nodefs": file_system(self._root)}
             device = self._root.stat().st_dev
         except OSError as error:
             log.warning("%s: cannot read free space: %s", self._root, error.strerror)
@@ -54,12 +54,13 @@ class DiskWatch:
             # A folder that is missing is reported by the pods that need it.
             with contextlib.suppress(OSError):
                 if folder.stat().st_dev != device and not os.statvfs(folder).f_flag & os.ST_RDONLY:
-                    found["imagefs"] = _file_system(folder)
+                    found["imagefs"] = file_system(folder)
                     break
         return found
 
 
-def _file_system(path: Path) -> FileSystem:
+def file_system(path: Path) -> FileSystem:
+    """The file system of ``path``. Raises OSError."""
     about = os.statvfs(path)
     return FileSystem(about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize, about.f_favail, about.f_files)
 

@@ -13,6 +13,7 @@ jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch
 listener    a listener for HTTP servers with a bound on connections
 macnet      network settings of a Mac: parsers, and one network service for each Thunderbolt port
+metrics     Prometheus metrics that every program has, and labels for all metrics of one
 modelstore  the folder of models that a Mac has fetched: manifest, layout, checked writes
 parsing     parsers of command output: errors, bounds, checks
 privilege   what root may use of its caller: environment, commands, files

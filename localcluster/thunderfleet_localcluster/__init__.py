@@ -1,7 +1,6 @@
 """A local Kubernetes cluster with recorded Macs: for demos, tests and small fleets.
 
 demo/           ``thunderfleet demo``
-follow          what a ModelDeployment waits for, in one sentence
 client/         clusters from Python
 supervisor/     the process that runs one cluster
 network/        LAN and cables, forwarder, HTTP proxy

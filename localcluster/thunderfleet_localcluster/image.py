@@ -43,6 +43,7 @@ WITHOUT_COMPILER = {"MLX_DISABLE_COMPILE": "1"}
 PACKAGES = (
     "thunderfleet_crds",
     "thunderfleet_lib",
+    "thunderfleet_view",
     "thunderfleet_operator",
     "thunderfleet_agent",
     "thunderfleet_runner",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import sys
+from pathlib import Path
 
 from thunderfleet_crds.nodeprofile import Agent
 from thunderfleet_lib import listener
@@ -18,6 +21,7 @@ from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.observe.collector import Collector
+from thunderfleet_agent.observe.sensors import SensorReader
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_rounds import DialRounds
 from thunderfleet_agent.peers.identity import Identity
@@ -60,6 +64,9 @@ async def _serve(
     prober = Prober(settings.node, settings.measure, certificate.client, ledger, lambda: rounds.publish_soon(), metrics)
     metrics.show_measurements(prober)
     rounds = Rounds(settings, collector, publisher, metrics, dial_rounds, prober)
+    folder = settings.model_store or next(iter(settings.model_folders), Path("/"))
+    rounds.sensors = SensorReader(host, folder, root=sys.platform == "darwin" and os.geteuid() == 0)
+    metrics.show_sensors(settings.node, rounds.sensors.latest, rounds.links)
     if settings.model_store is not None:
         rounds.keeper = Keeper(
             kube,

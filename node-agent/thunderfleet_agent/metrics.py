@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.metrics import ProcessMetrics
 
 from thunderfleet_agent.copies.paths import Path
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.observe.facts import Source
+from thunderfleet_agent.observe.sensors import Reading
 from thunderfleet_agent.peers.reachability import DialOutcome
 
 SECONDS_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 20, 60)
@@ -24,6 +26,7 @@ class Metrics:
         # They would double the number of series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.registry.register(ProcessMetrics("agent"))
         prefix = "thunderfleet_agent"
         self._seconds = Histogram(
             f"{prefix}_command_seconds",
@@ -54,6 +57,12 @@ class Metrics:
         self._probe_seconds = Counter(f"{prefix}_probe_seconds", "Duration of benchmarks.", ["probe"], registry=self.registry)
         self._probe_bytes = Counter(
             f"{prefix}_probe_bytes", "Bytes that benchmarks between Macs sent and received.", ["probe"], registry=self.registry
+        )
+        self._changes = Counter(
+            "thunderfleet_thunderboltlink_changes",
+            "Times that this Mac's end of a cable lost or got its carrier.",
+            ["name", "node"],
+            registry=self.registry,
         )
         self.refused = Counter(
             f"{prefix}_refused_dials",
@@ -116,6 +125,14 @@ class Metrics:
         """Adds the prober's current figures to every scrape."""
         self.registry.register(_Measured(prober))
 
+    def show_sensors(self, node: str, read: Callable[[], Reading], links: Mapping[str, str]) -> None:
+        """Adds the sensors of this Mac to every scrape. ``links``: the cable at each interface, which may change."""
+        self.registry.register(_Sensed(node, read, links))
+
+    def changed(self, node: str, link: str) -> None:
+        """Counts a carrier that came or went at this Mac's end of a cable."""
+        self._changes.labels(link, node).inc()
+
     def wrote(self, kind: str, result: str) -> None:
         """Counts a write to the API server. ``result`` is ``ok`` or the reason of the error."""
         self._writes.labels(kind, result).inc()
@@ -171,3 +188,53 @@ class _Measured:
         running = GaugeMetricFamily(f"{prefix}_probes_running", "Running benchmarks.")
         running.add_metric([], len(self._prober.running))
         yield running
+
+
+class _Sensed:
+    """A Prometheus collector: the sensors of this Mac, and the traffic of its cables."""
+
+    def __init__(self, node: str, read: Callable[[], Reading], links: Mapping[str, str]) -> None:
+        self._node = node
+        self._read = read
+        self._links = links
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        reading = self._read()
+        sensors = reading.sensors
+        free, size = reading.disk or (None, None)
+        info = GaugeMetricFamily("thunderfleet_agent_info", "1; the node of the agent.", labels=["node"])
+        info.add_metric([self._node], 1.0)
+        yield info
+        yield self._gauge("gpu_utilization_ratio", "Share of the time in which the GPU works.", sensors.gpu)
+        yield self._parts("power_watts", "Power of a part of the Mac.", "part", sensors.watts)
+        yield self._parts("temperature_celsius", "Mean temperature of a part of the Mac.", "part", sensors.celsius)
+        levels = {sensors.pressure: 1.0} if sensors.pressure else {}
+        yield self._parts("thermal_pressure", "1 for the level of thermal pressure that macOS reports.", "level", levels)
+        yield self._gauge("wired_memory_bytes", "Memory that macOS cannot page out.", reading.wired)
+        yield self._gauge("disk_free_bytes", "Free space of the volume with the models.", free)
+        yield self._gauge("disk_size_bytes", "Size of the volume with the models.", size)
+        for number, way in enumerate(("received", "sent")):
+            family = CounterMetricFamily(
+                f"thunderfleet_thunderboltlink_{way}_bytes",
+                f"Bytes that this Mac has {way} over the network interface of a cable. macOS does not count RDMA.",
+                labels=["name", "node"],
+            )
+            for interface, counts in reading.traffic.items():
+                if interface in self._links:
+                    family.add_metric([self._links[interface], self._node], counts[number])
+            yield family
+
+    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
+        family = GaugeMetricFamily(f"thunderfleet_mac_{name}", text, labels=["node"])
+        if value is not None:
+            family.add_metric([self._node], value)
+        return family
+
+    def _parts(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"thunderfleet_mac_{name}", text, labels=["node", label])
+        for part, value in values.items():
+            family.add_metric([self._node, part], value)
+        return family

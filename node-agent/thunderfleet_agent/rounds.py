@@ -34,6 +34,7 @@ from thunderfleet_agent.measure.schedule.view import view
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.observe.collector import Collector
 from thunderfleet_agent.observe.facts import Facts
+from thunderfleet_agent.observe.sensors import SensorReader
 from thunderfleet_agent.peers.dial_plan import listen_addresses
 from thunderfleet_agent.peers.dial_rounds import DialRounds
 from thunderfleet_agent.publish.publisher import PROFILES, Publisher
@@ -100,6 +101,10 @@ class Rounds:
         self._found: Profile | None = None
         self._ends: tuple[LinkReport, ...] = ()
         self._dial_now = asyncio.Event()
+        self.links: dict[str, str] = {}
+        """The cable that was last seen at each interface."""
+        self.sensors: SensorReader | None = None
+        """Set before ``run``."""
         self.listen: Callable[[frozenset[str]], Awaitable[None]] | None = None
         """Receives this Mac's addresses for other agents whenever something was published."""
         self.move: Callable[[str], Awaitable[None]] | None = None
@@ -155,6 +160,8 @@ class Rounds:
             if self.copies is not None:
                 rounds.create_task(self.copies.run())
             rounds.create_task(self._publish_for_ever())
+            if self.sensors is not None:
+                rounds.create_task(self.sensors.run())
             if self._dial_rounds is not None:
                 rounds.create_task(self._every("reach", self._settings.reach_seconds, self._reach, self._dial_now))
             if self._prober is not None:
@@ -258,6 +265,8 @@ class Rounds:
         before = self._collector.facts
         answer = await turn()
         if self._collector.facts != before:
+            for interface in _changed(before, self._collector.facts) & self.links.keys():
+                self._metrics.changed(self._settings.node, self.links[interface])
             calm = self._damper.flapping
             self._damper.see(self._collector.facts, time.monotonic())
             for port in sorted(self._damper.flapping - calm):
@@ -371,6 +380,7 @@ class Rounds:
         if self._found is None or [end.spec for end in ends] != [end.spec for end in self._ends]:
             self._dial_now.set()
         self._found, self._ends = found, ends
+        self.links.update({end.endpoint.interface: end.name for end in ends if end.endpoint.interface is not None})
         self._update_prober()
         self._metrics.links.set(len(ends))
         self._metrics.models.set(len(found.status.models))
@@ -405,6 +415,14 @@ def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:
         return None
     states = [(device.name, device.state) for device in facts.rdma_info or ()]
     return frozenset([*((interface.name, interface.up) for interface in facts.interfaces), *states])
+
+
+def _changed(before: Facts, after: Facts) -> set[str]:
+    """Interfaces whose carrier came or went."""
+    if before.interfaces is None or after.interfaces is None:
+        return set()
+    were = {one.name: one.up for one in before.interfaces}
+    return {one.name for one in after.interfaces if were.get(one.name, one.up) != one.up}
 
 
 def _groups(item: Json) -> tuple[GroupUse, ...]:

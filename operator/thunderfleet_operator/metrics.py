@@ -1,6 +1,7 @@
 """The operator's own Prometheus metrics."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from thunderfleet_lib.metrics import ProcessMetrics
 
 
 class Metrics:
@@ -8,6 +9,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(ProcessMetrics("operator"))
         self.reconciles = Counter(
             "thunderfleet_operator_reconciles", "Reconciles, by kind and result.", ["kind", "result"], registry=self.registry
         )

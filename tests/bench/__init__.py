@@ -15,6 +15,8 @@ proofs      what groups prove before they serve: what it costs, false alarms, wh
 formation   how soon groups form and recover
 copies      models from Mac to Mac
 copymac     one Mac of these
+weights     the hub, ranks beside a copy, and what loading from a neighbour could save
+weightmac   what runs on a Mac for these
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade
@@ -22,6 +24,8 @@ measure     what probes find and cost
 routing     what the router costs and what its balancing is worth
 simulated   processes with simulated steps, and a router before them
 conversations  conversations from a seed, and policies of balancing, in simulated time; pure
+scrape      what a scrape of the operator costs, without a cluster
+page        the live page of 1,000 Macs, without a cluster
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster
 thousand    a thousand agents and one operator

@@ -18,12 +18,15 @@ from tests.bench import (
     measure,
     memory,
     models,
+    page,
     placement,
     processes,
     proofs,
     routing,
+    scrape,
     serving,
     speculation,
+    weights,
 )
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
@@ -206,9 +209,9 @@ def masking(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 
 def copying(line: Line, repeats: int, say: Say) -> list[Figure]:
-    """Copies from Mac to Mac, in namespaces of their own."""
+    """Weights from the hub and from Mac to Mac, in namespaces of their own."""
     try:
-        return copies.figures(repeats, say)
+        return [*copies.figures(repeats, say), *weights.figures(repeats, say)]
     except copies.NotMeasured as error:
         raise BenchFailed(str(error)) from error
 
@@ -243,7 +246,17 @@ ALL = (
         "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
         lambda line, repeats, say: routing.figures(say),
     ),
+    Benchmark(
+        "page",
+        "the live page of 1,000 Macs: size, first picture, 50 changes a second, a cable that turns red",
+        lambda line, repeats, say: page.figures(say),
+    ),
     Benchmark("placement", "the planner on fleets that grow, against listing all cycles", placing),
+    Benchmark(
+        "scrape",
+        "a scrape of the operator: seconds and series on a large fleet",
+        lambda line, repeats, say: scrape.figures(repeats, say),
+    ),
     Benchmark(
         "discovery",
         "a pulled cable to its condition; what agents ask of the API server, their Mac, the operator",
@@ -255,6 +268,10 @@ ALL = (
         "Macs from nothing: init, join, all Macs booted until a group serves, and an upgrade while it does",
         installing.installing,
     ),
-    Benchmark("copies", "models from Mac to Mac: one and two cables against iperf3, a chain, memory, many files", copying),
+    Benchmark(
+        "copies",
+        "models from the hub and from Mac to Mac: against hf download and iperf3, chain, memory, many files, ranks beside one",
+        copying,
+    ),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

@@ -22,6 +22,7 @@ from thunderfleet_agent.copies.shelf import hash_chunks
 from thunderfleet_lib.modelstore.manifest import Manifest
 from thunderfleet_lib.modelstore.store import Store
 
+from tests.bench.copymac import PORT
 from tests.bench.figures import Bound, Figure
 from tests.support.copies import REPOSITORY, content, fill, make_identity, manifest
 
@@ -47,12 +48,20 @@ def _run(*command: str) -> str:
 class BenchMac:
     """A process in a namespace."""
 
-    def __init__(self, bench: "CopyBench", number: int, addresses: list[str]) -> None:
+    def __init__(
+        self, bench: "CopyBench", number: int, addresses: list[str], root: Path | None = None, port: int = PORT
+    ) -> None:
         self.node = f"mac-{number}"
         self.space = bench.space(number)
         self.addresses = addresses
-        self.root = bench.folder / self.node
-        config = {"node": self.node, "root": str(self.root), "identity": str(bench.identity), "addresses": addresses}
+        self.root = root or bench.folder / self.node
+        config = {
+            "node": self.node,
+            "root": str(self.root),
+            "identity": str(bench.identity),
+            "addresses": addresses,
+            "port": port,
+        }
         self._process = subprocess.Popen(
             ["ip", "netns", "exec", self.space, sys.executable, "-m", "tests.bench.copymac", json.dumps(config)],
             stdin=subprocess.PIPE,
@@ -133,8 +142,9 @@ class CopyBench:
                 _run(*tc)
         return ends
 
-    def mac(self, number: int, *addresses: str) -> BenchMac:
-        mac = BenchMac(self, number, list(addresses))
+    def mac(self, number: int, *addresses: str, root: Path | None = None, port: int = PORT) -> BenchMac:
+        """A Mac in a namespace. ``root``: its store, else in memory."""
+        mac = BenchMac(self, number, list(addresses), root, port)
         self._macs.append(mac)
         return mac
 
@@ -182,7 +192,8 @@ class CopyBench:
 
 
 @contextlib.contextmanager
-def _bench() -> Iterator[CopyBench]:
+def bench_of_copies() -> Iterator[CopyBench]:
+    """Namespaces in which models are copied. Raises NotMeasured."""
     if os.geteuid() != 0:
         raise NotMeasured("namespaces need root")
     memory = Path("/dev/shm")
@@ -194,7 +205,8 @@ def _bench() -> Iterator[CopyBench]:
             bench.close()
 
 
-def _fetch(mac: BenchMac, path: Path, *ways: dict[str, str], forget: bool = True) -> dict[str, Any]:
+def fetch(mac: BenchMac, path: Path, *ways: dict[str, str], forget: bool = True) -> dict[str, Any]:
+    """Lets a Mac copy a model. Raises NotMeasured."""
     found = mac.do(do="fetch", manifest=str(path), ways=ways, forget=forget)
     if not found["done"]:
         raise NotMeasured(f"{mac.node} did not finish")
@@ -203,7 +215,7 @@ def _fetch(mac: BenchMac, path: Path, *ways: dict[str, str], forget: bool = True
 
 def one_cable(rate: str | None, size: int, repeats: int, say: Say) -> list[Figure]:
     """A copy over one cable, against iperf3 on the same one, one after the other."""
-    with _bench() as bench:
+    with bench_of_copies() as bench:
         here, there = bench.cable(1, 2, rate)
         whole, path = bench.model(1, {"model.safetensors": content(1, size)})
         source = bench.mac(1, here)
@@ -213,7 +225,7 @@ def one_cable(rate: str | None, size: int, repeats: int, say: Say) -> list[Figur
         for number in range(repeats):
             other.append(bench.iperf(1, 2, here) / MEGABYTE)
             before = source.do(do="usage")
-            found = _fetch(target, path, {"node": source.node, "address": here, "source": there})
+            found = fetch(target, path, {"node": source.node, "address": here, "source": there})
             after = source.do(do="usage")
             ours.append(whole.total_bytes / MEGABYTE / found["seconds"])
             giga = whole.total_bytes / 1e9
@@ -234,7 +246,7 @@ def one_cable(rate: str | None, size: int, repeats: int, say: Say) -> list[Figur
 
 def chain(repeats: int, say: Say, macs: int = 6, rate: str = "200mbit", size: int = 400 * MEGABYTE) -> list[Figure]:
     """All Macs of a chain from its first one, against one copy over its first cable."""
-    with _bench() as bench:
+    with bench_of_copies() as bench:
         ends = [bench.cable(number, number + 1, rate) for number in range(1, macs)]
         _, path = bench.model(1, {"model.safetensors": content(2, size)})
         at: list[list[str]] = [[ends[0][0]], *([ends[n - 1][1], ends[n][0]] for n in range(1, macs - 1)), [ends[-1][1]]]
@@ -242,7 +254,7 @@ def chain(repeats: int, say: Say, macs: int = 6, rate: str = "200mbit", size: in
         all_macs[0].lists_known()
         ours, other = [], []
         for number in range(repeats):
-            one = _fetch(all_macs[1], path, {"node": "mac-1", "address": ends[0][0], "source": ends[0][1]})
+            one = fetch(all_macs[1], path, {"node": "mac-1", "address": ends[0][0], "source": ends[0][1]})
             other.append(one["seconds"])
             began = time.monotonic()
             for which in range(1, macs):
@@ -261,7 +273,7 @@ def chain(repeats: int, say: Say, macs: int = 6, rate: str = "200mbit", size: in
 
 def two_cables(repeats: int, say: Say, rate: str = "600mbit", size: int = 500 * MEGABYTE) -> list[Figure]:
     """Two cables between the same Macs, against one of them."""
-    with _bench() as bench:
+    with bench_of_copies() as bench:
         ends = [bench.cable(1, 2, rate) for _ in range(2)]
         whole, path = bench.model(1, {"model.safetensors": content(3, size)})
         source, target = bench.mac(1, *(a for a, _ in ends)), bench.mac(2, *(b for _, b in ends))
@@ -269,21 +281,21 @@ def two_cables(repeats: int, say: Say, rate: str = "600mbit", size: int = 500 * 
         ways = [{"node": source.node, "address": a, "source": b} for a, b in ends]
         ours, other = [], []
         for number in range(repeats):
-            other.append(whole.total_bytes / MEGABYTE / _fetch(target, path, ways[0])["seconds"])
-            ours.append(whole.total_bytes / MEGABYTE / _fetch(target, path, *ways)["seconds"])
+            other.append(whole.total_bytes / MEGABYTE / fetch(target, path, ways[0])["seconds"])
+            ours.append(whole.total_bytes / MEGABYTE / fetch(target, path, *ways)["seconds"])
             say(f"two cables {number}: {ours[-1]:.0f} MB/s, one {other[-1]:.0f} MB/s")
         return [Figure("two cables", "MB/s", tuple(ours), tuple(other), "one cable", Bound(">=", 1.8), f"{rate} each")]
 
 
 def many_files(repeats: int, say: Say, count: int = 10_000) -> list[Figure]:
     """Many small files, against `cp -r` of the same in memory."""
-    with _bench() as bench:
+    with bench_of_copies() as bench:
         here, there = bench.cable(1, 2, None)
         whole, path = bench.model(1, {f"part-{n % 100}/{n}.json": b"%d" % n * 40 for n in range(count)})
         source, target = bench.mac(1, here), bench.mac(2, there)
         ours, other = [], []
         for _ in range(repeats):
-            ours.append(_fetch(target, path, {"node": source.node, "address": here, "source": there})["seconds"])
+            ours.append(fetch(target, path, {"node": source.node, "address": here, "source": there})["seconds"])
             began, copied = time.monotonic(), bench.folder / "copied"
             _run("cp", "-rL", str(source.root / "models--owner--model" / "snapshots" / whole.commit), str(copied))
             other.append(time.monotonic() - began)
@@ -294,7 +306,7 @@ def many_files(repeats: int, say: Say, count: int = 10_000) -> list[Figure]:
 
 def verification(repeats: int, say: Say, size: int = 1000 * MEGABYTE) -> list[Figure]:
     """The hashes of chunks and of the whole, against SHA-256 of the whole alone."""
-    with _bench() as bench:
+    with bench_of_copies() as bench:
         whole, _ = bench.model(1, {"model.safetensors": content(4, size)})
         path = Store(bench.folder / "mac-1").layout.blob(REPOSITORY, whole.files[0].blob)
         ours, other = [], []

@@ -1,7 +1,7 @@
 """One Mac of the benchmark of copies, a process in a network namespace of its own: serves its store, fetches on command.
 
-Usage: ``python -m tests.bench.copymac CONFIG`` with a JSON object: ``node``, ``root``, ``identity``, ``addresses``. Commands
-are lines of JSON on the standard input; each has one line of JSON as its answer.
+Usage: ``python -m tests.bench.copymac CONFIG`` with a JSON object: ``node``, ``root``, ``identity``, ``addresses``, ``port``.
+Commands are lines of JSON on the standard input; each has one line of JSON as its answer.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_agent import agent as whole_agent
+from thunderfleet_agent.copies.pace import Pace
 from thunderfleet_agent.copies.paths import Path as WayTo
 from thunderfleet_agent.copies.paths import Way
 from thunderfleet_agent.peers import identity
@@ -41,7 +42,7 @@ async def main() -> None:
     config = json.loads(sys.argv[1])
     made = identity.load(Path(config["identity"]))
     mac = Mac(config["node"], Path(config["root"]), made, tuple(config["addresses"]))
-    mac.port = PORT
+    mac.port = config["port"]
     await mac.start(Everyone(made.sha256))
     for one in mac.store.manifests():
         mac.shelf.prepare(one)
@@ -69,11 +70,13 @@ def _usage() -> dict[str, Any]:
 
 async def _fetch(mac: Mac, command: dict[str, Any]) -> dict[str, Any]:
     whole = load(await asyncio.to_thread(Path(command["manifest"]).read_bytes))
+    limit = command.get("limit")
+    kind = Way.CABLE if limit is None else Way.USED_CABLE
     ways = [
-        WayTo(PeerAddress(way["node"], way["address"], PORT, mac.identity.sha256), Way.CABLE, way.get("source"), way["address"])
+        WayTo(PeerAddress(way["node"], way["address"], PORT, mac.identity.sha256), kind, way.get("source"), way["address"])
         for way in command["ways"]
     ]
-    transfer = mac.transfer(whole, *ways)
+    transfer = mac.transfer(whole, *ways, paces={Way.USED_CABLE: Pace(limit)})
     before, began = _usage(), time.monotonic()
     done = await asyncio.to_thread(transfer.run)
     seconds, after = time.monotonic() - began, _usage()

@@ -20,8 +20,8 @@ COMMAND_SECONDS = 60.0
 OBJECT = 'namespace="team",name="qwen"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 GROUP = f'{OBJECT},group="0"'
-RUNNER = 'instance="10.0.0.1:20000",namespace="team",pod="qwen-0",thunderfleet_io_deployment="qwen"'
-OF_THE_CLUSTER = {"ThunderfleetOperatorWithoutLeader", "ThunderfleetAgentMissing"}
+RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
+OF_THE_CLUSTER = {"ThunderfleetOperatorWithoutLeader"}
 # Alert: series with the problem, and without it. They are evaluated after three hours; times in values are seconds since the
 # Unix epoch, at which promtool starts.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -87,13 +87,31 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {
             'thunderfleet_mac_ready{node="m1"}': "1x180",
             'thunderfleet_mac_ready{node="m2"}': "1x180",
-            'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440",job="pods"}': "0+60x180",
-            'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440",job="monitors"}': "0+60x180",
+            'thunderfleet_agent_info{node="m1",job="pods"}': "1x180",
+            'thunderfleet_agent_info{node="m1",job="monitors"}': "1x180",
         },
         {
             'thunderfleet_mac_ready{node="m1"}': "1x180",
             'thunderfleet_mac_ready{node="m2"}': "0x180",
-            'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440"}': "0+60x180",
+            'thunderfleet_agent_info{node="m1"}': "1x180",
+        },
+    ),
+    "ThunderfleetMacDiskFull": (
+        {'thunderfleet_mac_disk_free_bytes{node="m1"}': "40x180", 'thunderfleet_mac_disk_size_bytes{node="m1"}': "1000x180"},
+        {'thunderfleet_mac_disk_free_bytes{node="m1"}': "60x180", 'thunderfleet_mac_disk_size_bytes{node="m1"}': "1000x180"},
+    ),
+    "ThunderfleetTargetDown": (
+        {
+            'thunderfleet_build_info{instance="m1:9440",job="pods",program="agent",version="1"}': "1x60",
+            'thunderfleet_build_info{instance="m1:9440",job="monitors",program="agent",version="1"}': "1x60",
+            'up{instance="m1:9440",job="pods"}': "1x60 0x120",
+            'up{instance="m1:9440",job="monitors"}': "1x60 0x120",
+        },
+        {
+            # A pod that was deleted, and a target of another project.
+            'thunderfleet_build_info{instance="m1:9440",job="pods",program="agent",version="1"}': "1x60",
+            'up{instance="m1:9440",job="pods"}': "1x60",
+            'up{instance="other:80",job="pods"}': "0x180",
         },
     ),
     "ThunderfleetAgentSilent": (

@@ -446,6 +446,70 @@ def test_no_rule_is_a_wildcard(installed: Cluster, account: str) -> None:
         assert not [word for word in words if "*" in word]
 
 
+# --- users of namespaces -----------------------------------------------------------------------------------------------------
+
+
+async def denied(work: Awaitable[object], words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        await work
+    assert caught.value.status == 403, caught.value
+    assert words in caught.value.message
+
+
+async def test_a_user_with_edit_makes_models_and_no_pod_on_a_mac(
+    admin: Kube, installed: Cluster, as_token: Callable[[str], Kube]
+) -> None:
+    namespace = "chart-tenant"
+    pod: Json = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "mine", "namespace": namespace},
+        "spec": {
+            "runtimeClassName": "macos",
+            "hostNetwork": True,
+            "containers": [{"name": "main", "image": "thunderfleet/thunderfleet:0.1.0", "command": ["python3"]}],
+        },
+    }
+    model = {"apiVersion": API, "kind": "ModelDeployment", "metadata": {"name": "mine", "namespace": namespace}}
+    models = f"/apis/{API}/namespaces/{namespace}/modeldeployments"
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    install(installed, CHART, "--set", "pods.allowed=Operator")
+    try:
+        installed.kubectl("create", "namespace", namespace)
+        who: dict[str, Kube] = {}
+        for role in ("edit", "view"):
+            installed.kubectl("create", "serviceaccount", role, "-n", namespace)
+            binding = (f"--clusterrole={role}", f"--serviceaccount={namespace}:{role}")
+            installed.kubectl("create", "rolebinding", role, *binding, "-n", namespace)
+            who[role] = as_token(installed.kubectl("create", "token", role, "-n", namespace).stdout.strip())
+
+        async def made() -> bool:
+            # The controller that aggregates roles needs a moment.
+            await who["edit"].create(models, model | {"spec": {"model": {"repository": "a/b"}}})
+            return True
+
+        await until_async(made, "a user with edit creates a ModelDeployment", WAIT_SECONDS, retry_on=(ApiError,))
+        assert (await who["view"].get(f"{models}/mine"))["spec"]["model"]["repository"] == "a/b"
+        await denied(who["view"].patch(f"{models}/mine", {"spec": {"suspend": True}}), "cannot patch resource")
+        await who["edit"].patch(f"{models}/mine", {"spec": {"suspend": True}})
+        await denied(who["edit"].patch(f"{models}/mine/status", {"status": {}}), "cannot patch resource")
+        await denied(who["edit"].get(PROFILES), "cannot list resource")
+
+        async def policy_in_force() -> bool:
+            try:
+                await admin.request("POST", pods, query={"dryRun": "All"}, body=pod)
+            except ApiError as error:
+                return "only the operator may create pods on Macs" in str(error)
+            return False
+
+        await until_async(policy_in_force, "the policy is in force", WAIT_SECONDS)
+        await denied(who["edit"].create(pods, pod), "only the operator may create pods on Macs")
+        await who["edit"].delete(f"{models}/mine")
+    finally:
+        installed.kubectl("delete", "namespace", namespace, "--wait=false")
+        install(installed)
+
+
 # --- a release's life --------------------------------------------------------------------------------------------------------
 
 

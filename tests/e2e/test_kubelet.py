@@ -6,6 +6,7 @@ back-off, a ConfigMap's way into a volume) passes while the others run. Tests th
 
 import base64
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 import yaml
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.client.launch import kubelet_command
@@ -41,6 +43,7 @@ SCHEDULED_SECONDS = 240.0
 TOLERATION = {"key": "thunderfleet.io/macos", "operator": "Exists", "effect": "NoSchedule"}
 ROOT = os.geteuid() == 0
 HTTP_PORT = 18080
+FORWARD_PORT = 18081
 
 
 def container(image: str, script: str, name: str = "main", **more: Any) -> Json:
@@ -191,6 +194,17 @@ server.shutdown()
 server.server_close()
 time.sleep(3600)
 '"""
+ANSWER = f"""exec python3 -u -c '
+import http.server
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"from the pod")
+server = http.server.ThreadingHTTPServer(("127.0.0.1", {FORWARD_PORT}), Answer)
+print("listens")
+server.serve_forever()
+'"""
 # Reads a mounted file in a loop: prints each new content once, and any content that is neither old nor new.
 READ = """exec python3 -u -c '
 import os, time
@@ -299,6 +313,7 @@ def objects(image: str, scratch: Path) -> list[Json]:
         ),
         pod("crashes", [container(image, "echo here I crash; exit 5")]),
         pod("talks", [container(image, talk)]),
+        pod("serves", [container(image, ANSWER)]),
         pod("stays", [container(image, 'echo "I am $$$$"; i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.2; done')]),
         pod("who", [container(image, "id -u; id -g; sleep 3600")]),
         pod(
@@ -784,6 +799,67 @@ def test_exec(fleet: Fleet) -> None:
     assert "command 'no-such-command' not found on PATH=" in missing.stderr
     nowhere = fleet.kubectl("exec", "talks", "-c", "none", "--", "true", check=False)
     assert nowhere.returncode != 0
+
+
+def test_port_forward_reaches_the_pods_own_ports_only(fleet: Fleet) -> None:
+    uid = fleet.running("serves")["metadata"]["uid"]
+    until(lambda: "listens" in fleet.log("serves"), "the pod listens")
+    with forwarding(fleet, "serves", FORWARD_PORT) as local:
+        for _ in range(2):
+            with urllib.request.urlopen(f"http://127.0.0.1:{local}/", timeout=20) as answer:
+                assert answer.read() == b"from the pod"
+        assert alive_with(uid)
+    # etcd's, the kubelet's: any program of the machine may listen there.
+    with forwarding(fleet, "talks", FORWARD_PORT) as local:
+        with pytest.raises((urllib.error.URLError, ConnectionError, http.client.HTTPException)):
+            urllib.request.urlopen(f"http://127.0.0.1:{local}/", timeout=20)
+        refused = f"pod default/talks does not listen on TCP port {FORWARD_PORT} of node {MAC}: a process that is not the pod's"
+        until(lambda: refused in (fleet.scratch / "forward.err").read_text(), "kubectl shows the reason")
+
+
+def test_figures_of_pods_under_the_names_of_kubernetes(fleet: Fleet) -> None:
+    fleet.running("talks")
+
+    def read(path: str) -> str:
+        return fleet.kubectl("get", "--raw", f"/api/v1/nodes/{MAC}/proxy/{path}").stdout
+
+    def figures(path: str, pod: str) -> dict[str, float]:
+        families = text_string_to_metric_families(read(path))
+        return {one.name: one.value for family in families for one in family.samples if one.labels.get("pod") == pod}
+
+    found = figures("metrics/cadvisor", "talks")
+    assert found["container_memory_rss"] == found["container_memory_working_set_bytes"] > 0
+    assert "container_cpu_usage_seconds_total" in found
+    until(lambda: figures("metrics/probes", "probed").get("prober_probe_total"), "a probe has a result")
+    summary = json.loads(read("stats/summary"))
+    assert summary["node"]["fs"]["capacityBytes"] > summary["node"]["fs"]["availableBytes"] > 0
+    assert "talks" in [one["podRef"]["name"] for one in summary["pods"]]
+
+
+def test_debug_says_why_it_cannot(fleet: Fleet) -> None:
+    fleet.running("talks")
+    done = fleet.kubectl("debug", "talks", "--image=busybox", "-c", "debugger", "-i", check=False)
+    assert "this node does not run ephemeral containers" in done.stderr + done.stdout
+    assert first(fleet.pod("talks"))["ready"]
+
+
+@contextlib.contextmanager
+def forwarding(fleet: Fleet, pod: str, port: int) -> Iterator[int]:
+    """The local port of a running ``kubectl port-forward``."""
+    errors = fleet.scratch / "forward.err"
+    words = [str(fleet.cluster.tool("kubectl")), "port-forward", f"pod/{pod}", f":{port}", "--address", "127.0.0.1"]
+    environment = fleet.cluster.environment()
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True, env=environment) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("Forwarding from 127.0.0.1:"), (line, errors.read_text())
+            yield int(line.split(" -> ")[0].rpartition(":")[2])
+        finally:
+            process.terminate()
 
 
 def test_exec_ends_with_its_command_though_a_child_holds_its_output(fleet: Fleet) -> None:

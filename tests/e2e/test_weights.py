@@ -9,11 +9,13 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Json, Line, chat, condition
+from tests.support import shardedmodel
+from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Deployment, Json, Line, chat, condition
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,8 @@ SLOW_MBPS = 25
 LINK, END, CABLE = "studio-1.tb1--studio-2.tb1", "studio-1:1", "en2"
 PORT = 18080
 AGENT_METRICS_PORT = 9441
+SHARDED = "sharded/tiny"
+"""In several files of weights, of which one has layers of both ranks."""
 LATER_LAYERS = 2
 PROMPT, TOKENS = "Hello", 8
 
@@ -46,6 +50,7 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tinymodel.make(folder / "model")
     # Other weights: a Mac that has a file already, of whatever repository, copies nothing.
     tinymodel.make(folder / "later", layers=LATER_LAYERS)
+    shardedmodel.make(folder / "sharded")
     tinymodel.make(folder / "bulky")
     (folder / "bulky" / "notes.txt").write_bytes(random.Random(14).randbytes(BULK_BYTES))
     address = machine.address
@@ -57,6 +62,7 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         str(PORT),
         f"{REPOSITORY}={folder / 'model'}",
         f"{LATER}={folder / 'later'}",
+        f"{SHARDED}={folder / 'sharded'}",
         f"{BULKY}={folder / 'bulky'}",
     ]
     script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
@@ -109,6 +115,40 @@ def from_macs(line: Line, name: str) -> float:
     answer = line.request(f"http://{line.cluster.machines[name].address}:{AGENT_METRICS_PORT}/metrics")
     series = "thunderfleet_agent_copy_received_bytes_total{"
     return sum(float(text.split()[-1]) for text in answer.body.splitlines() if text.startswith(series))
+
+
+def test_a_mac_of_a_pipeline_fetches_only_the_files_of_its_layers(line: Line, hub: str, deploy: Deploy, alone: Alone) -> None:
+    model = {"repository": SHARDED, "copies": "Shard"}
+    deployment = deploy("sharded", model=model, parallelism="Pipeline", transport="Ring", nodes={"min": 2}).until_ready()
+    status = deployment.status
+    assert {copy["node"]: copy["phase"] for copy in status["copies"]} == dict.fromkeys(line.macs, "Part")
+    source = line.cluster.machines["linux-1"].folder / "hub" / "sharded"
+    shared, first, both, last = shardedmodel.names(4)
+    small = {path.name for path in source.iterdir() if path.suffix != ".safetensors"}
+    layers = {rank["node"]: tuple(rank["layers"]) for rank in plan(line, deployment)["ranks"]}
+    assert sorted(layers.values()) == [(0, 2), (2, 4)]
+    for name, held in layers.items():
+        store = line.cluster.machines[name].folder / "disk/Library/Thunderfleet/models"
+        (folder,) = (store / ".thunderfleet/parts").iterdir()
+        own = first if held == (0, 2) else last
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+        assert files == {path: (source / path).read_bytes() for path in (*small, shared, both, own)}
+        # No other file of the model is on this Mac, and it is not taken for one that has all.
+        assert len(list((store / "models--sharded--tiny" / "blobs").iterdir())) == len(files)
+        assert not (store / "models--sharded--tiny" / "snapshots").exists()
+        copy = next(one for one in status["copies"] if one["node"] == name)
+        assert copy["bytes"] == copy["bytesDone"] == sum(map(len, files.values()))
+        assert copy["layers"] == f"{held[0]}-{held[1] - 1}"
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": SHARDED})
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
+
+
+def plan(line: Line, deployment: Deployment) -> dict[str, Any]:
+    """The plan of a deployment's only group."""
+    name = f"{deployment.name}-0-e1"
+    found: dict[str, Any] = json.loads(line.json("get", "configmap", name, "-n", deployment.namespace)["data"]["plan.json"])
+    return found
 
 
 def received(line: Line, mac: str, interface: str) -> int:

@@ -24,8 +24,9 @@ PURE = {
     ),
     "localcluster": (
         "localcluster/thunderfleet_localcluster",
-        "fleet/* network/plan recorded/thunderbolt recorded/rdma follow",
+        "fleet/* network/plan recorded/thunderbolt recorded/rdma",
     ),
+    "view": ("view/thunderfleet_view", "details facts fleet follow problems why web/guard"),
     "cli": (
         "cli/thunderfleet_cli",
         "run/manifest doctor/check doctor/cluster doctor/network doctor/power doctor/security doctor/selftest doctor/system",

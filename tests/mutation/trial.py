@@ -16,7 +16,7 @@ from tests.mutation.modules import UNIT, pure, unit_tests
 from tests.mutation.mutants import Mutant
 from tests.mutation.reach import Reach
 
-PACKAGES = ("crds", "lib", "operator", "node-agent", "runner", "kubelet", "controlplane", "localcluster", "cli")
+PACKAGES = ("crds", "lib", "view", "operator", "node-agent", "runner", "kubelet", "controlplane", "localcluster", "cli")
 LEAST_SECONDS = 20.0
 """CPU seconds that any run of tests may take. A mutant that loops is ended by its CPU time, so that a busy machine, on which
 tests take longer, does not count as having noticed it."""

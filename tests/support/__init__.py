@@ -9,10 +9,14 @@ connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
+fleetpage    the live page of a fleet without a cluster
+browser      headless Chromium
+screenshots  pictures of the page, from a real run
 routing      small gateways and ModelDeployments, for the router
 router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
+shardedmodel  the test model in several files of weights
 line         a fleet with the chart and the model installed
 installed    a recorded Mac on which `thunderfleet` installs
 upgrading    a newer version to upgrade to, and a client that asks meanwhile

@@ -156,7 +156,7 @@ class Line:
         """
         with tempfile.TemporaryDirectory() as folder:
             fleet, wanted = Path(folder, "fleet.yaml"), Path(folder, "deployment.yaml")
-            fleet.write_text(self.kubectl("get", "nodes,np,tbl,md,pods", "-A", "-o", "yaml"))
+            fleet.write_text(self.kubectl("get", "nodes,np,tbl,md,mc,pods", "-A", "-o", "yaml"))
             wanted.write_text(yaml.safe_dump(manifest))
             arguments = ["plan", "--fleet", str(fleet), "--deployment", str(wanted), "-o", "json"]
             status, said, complained = self._program(arguments) if of_image else _here(arguments)

@@ -51,10 +51,17 @@ def waits_for(cache: Json) -> str:
     return "Fetched"
 
 
+def _held(copy: Json) -> str:
+    """A Mac that has what it shall hold, with the layers if that is a part; empty for another one."""
+    if copy.get("phase") == "Part":
+        return f"{copy['node']}({copy.get('layers') or ''})"
+    return str(copy["node"]) if copy.get("phase") == "Complete" else ""
+
+
 def row(cache: Json) -> tuple[str, ...]:
     """One line of the table."""
     meta, status = cache["metadata"], cache.get("status") or {}
-    macs = ",".join(str(copy["node"]) for copy in status.get("macs") or [] if copy.get("phase") == "Complete")
+    macs = ",".join(filter(None, map(_held, status.get("macs") or [])))
     state = condition(cache, "Resolved" if condition(cache, "Resolved").get("status") != "True" else "Fetched")
     shown = [meta["namespace"], meta["name"], cache["spec"]["repository"], status.get("size"), status.get("copies")]
     return tuple(str(value or "-") for value in (*shown, state.get("reason"), _owner(cache), macs))
@@ -98,7 +105,7 @@ def unreferenced(profiles: Iterable[Json], caches: Iterable[Json], now: datetime
                 continue
             what = (copy["repository"], copy["commit"])
             kept = found.setdefault(what, Kept(copy.get("bytes") or 0, owners.get(copy["manifest"], "")))
-            groups = _groups(status, *what)
+            groups = _groups(status, *what, copy["manifest"])
             kept.groups |= groups
             kept.macs[name] = f"{name} ({age(copy['usedAt'], now)})" if copy.get("usedAt") and not groups else name
     return [_line(*what, kept) for what, kept in sorted(found.items(), key=lambda one: one[0])]
@@ -110,10 +117,10 @@ def _line(repository: str, commit: str, kept: Kept) -> tuple[str, ...]:
     return ("-", "-", f"{repository}@{commit[:8]}", binary_size(kept.bytes), "-", kept.state, users, macs)
 
 
-def _groups(status: Json, repository: str, commit: str) -> set[str]:
-    """The groups on a Mac that serve a model of its store."""
-    folder = f"/models--{repository.replace('/', '--')}/snapshots/{commit}"
-    return {str(group["name"]) for group in status.get("groups") or [] if str(group.get("modelPath") or "").endswith(folder)}
+def _groups(status: Json, repository: str, commit: str, digest: str) -> set[str]:
+    """The groups on a Mac that serve a model of its store, or a part of it."""
+    folders = f"/models--{repository.replace('/', '--')}/snapshots/{commit}", f"/.thunderfleet/parts/{digest}"
+    return {str(group["name"]) for group in status.get("groups") or [] if str(group.get("modelPath") or "").endswith(folders)}
 
 
 def age(used: str, now: datetime) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.follow import is_asleep, is_ready, obstacle, waiting_for
+from thunderfleet_view.follow import is_asleep, is_ready, obstacle, waiting_for
 
 from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.run.chat import Conversation, NotServing

@@ -3,12 +3,12 @@
 arguments  the command lines
 command    the steps of the commands
 picture    reads the objects, and names the rights that are missing
-facts      what the objects say, in the words that the other modules need
 status     models, Macs and cables in three tables
 cables     the cables that groups need beside those that the Macs see
 topology   Macs, ranks and the cables between them
 svg        the topology as a drawing
-why        the way from a ModelDeployment to the first cause of its state
+ui         serves the live page on this machine
+why        shows the way from a ModelDeployment to the first cause of its state
 top        what Macs and groups use now
 events     what happened, in order
 logs       the logs of all ranks by time

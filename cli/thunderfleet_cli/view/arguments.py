@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from thunderfleet_cli.parsers import Parsers
-from thunderfleet_cli.view import command
+from thunderfleet_cli.view import command, ui
 
 MAX_TAIL = 100_000
 NAME = "name of a ModelDeployment; with -A, NAMESPACE/NAME"
 
 
 def add(commands: Parsers) -> None:
-    """Adds ``status``, ``topology``, ``why``, ``cables``, ``top``, ``events`` and ``logs``."""
+    """Adds ``status``, ``topology``, ``why``, ``cables``, ``top``, ``events``, ``logs`` and ``ui``."""
     _view(
         commands,
         "status",
@@ -78,6 +78,19 @@ def add(commands: Parsers) -> None:
     logs.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
     logs.add_argument("--tail", type=_lines, default=200, metavar="LINES", help=f"last lines of each rank, at most {MAX_TAIL}")
     logs.add_argument("-f", "--follow", action="store_true", help="continue until the ranks end, or Ctrl-C")
+    page = _view(
+        commands,
+        "ui",
+        "open a live page of Macs, cables and models",
+        "Serve a live page of Macs, cables, models and their progress, for browsers on this machine, until Ctrl-C. It needs "
+        "only a kubeconfig. The address that it prints works once. Example: `thunderfleet ui --open`",
+        ui.show_page,
+        formats=(),
+        namespace="namespace of the ModelDeployments to show (default: all)",
+        every="ModelDeployments of all namespaces, which is the default",
+    )
+    page.add_argument("--port", type=_port, default=0, help="port of 127.0.0.1 to listen on (default: a free one)")
+    page.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
 
 
 def _view(
@@ -109,3 +122,10 @@ def _lines(text: str) -> int:
     if not 0 <= lines <= MAX_TAIL:
         raise ValueError(text)
     return lines
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError(text)
+    return port

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from thunderfleet_crds.vocabulary import ConditionType
+from thunderfleet_view import facts
+from thunderfleet_view.facts import Json, Picture
+from thunderfleet_view.problems import cable_problem
 
-from thunderfleet_cli.view import facts
-from thunderfleet_cli.view.facts import Json, Picture
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
-from thunderfleet_cli.view.status import cable_problem, unread
+from thunderfleet_cli.view.status import unread
 
 COLUMNS = ("CABLE", "SEEN BY", "SPEED", "GBIT/S", "RTT", "RDMA", "NEEDED BY", "PROBLEM")
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_view import facts
+from thunderfleet_view import why as explain
+from thunderfleet_view.facts import Json, Picture
 
 from thunderfleet_cli.connection import Connection, connect
-from thunderfleet_cli.view import cables, events, facts, logs, status, top, topology, why
-from thunderfleet_cli.view.facts import Json, Picture
+from thunderfleet_cli.view import cables, events, logs, status, top, topology, why
 from thunderfleet_cli.view.page import BAD, QUIET, Page
 from thunderfleet_cli.view.picture import picture, read_lists
 from thunderfleet_cli.view.svg import svg
@@ -77,9 +79,9 @@ def show_topology(arguments: argparse.Namespace) -> int:
 def show_why(arguments: argparse.Namespace) -> int:
     """``thunderfleet why DEPLOYMENT``; 1 if it does not serve as it should. Raises LocalClusterError."""
     found = _read(arguments)
-    explained = why.why(found, _deployment(found, arguments.deployment))
+    explained = explain.why(found, _deployment(found, arguments.deployment))
     if arguments.output == "json":
-        _print(why.as_values(explained))
+        _print(explain.as_values(explained))
     else:
         why.show(explained, found, Page())
     return 1 if explained.cause else 0

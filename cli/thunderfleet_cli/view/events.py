@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from thunderfleet_crds import names
+from thunderfleet_view import facts
+from thunderfleet_view.facts import Json, Picture
 
-from thunderfleet_cli.view import facts
-from thunderfleet_cli.view.facts import Json, Picture
 from thunderfleet_cli.view.page import BAD, Page
 from thunderfleet_cli.view.status import unread
 

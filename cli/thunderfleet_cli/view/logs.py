@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from thunderfleet_crds.names import LABEL_GROUP, LABEL_RANK
-
-from thunderfleet_cli.view import facts
-from thunderfleet_cli.view.facts import Json
+from thunderfleet_view import facts
+from thunderfleet_view.facts import Json
 
 CAUSE = ">>>"
 """Begins a line that is not of a log."""

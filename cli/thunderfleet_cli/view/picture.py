@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
 
 from thunderfleet_cli.connection import Connection
-from thunderfleet_cli.view.facts import CHART, LABEL_COMPONENT, Picture
 
 SECONDS = 30.0
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"

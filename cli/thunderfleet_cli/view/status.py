@@ -4,16 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
-from thunderfleet_localcluster.follow import waiting_for
+from thunderfleet_view import facts
+from thunderfleet_view.facts import Json, Picture
+from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem, macs
 
-from thunderfleet_cli.view import facts
-from thunderfleet_cli.view.facts import Json, Picture
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
-
-WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
-"""What such Macs and cables are; models run over TCP there."""
 
 
 def as_values(picture: Picture) -> dict[str, Any]:
@@ -86,54 +82,6 @@ def unread(picture: Picture, page: Page) -> None:
     """What the view could not read."""
     for text in dict.fromkeys(picture.unread.values()):
         page.line(f"not shown: {text}", DOUBTFUL)
-
-
-def macs(picture: Picture) -> Sequence[tuple[Json, Json | None]]:
-    """Nodes that are Macs, each with its NodeProfile."""
-    profiles = {facts.name(profile): profile for profile in picture.profiles}
-    return [(node, profiles.get(facts.name(node))) for node in picture.nodes if not facts.is_linux(node)]
-
-
-def deployment_problem(deployment: Json) -> str:
-    """Why a ModelDeployment does not serve as it should; "" if it does."""
-    ready, degraded = (facts.conditions(deployment).get(kind) for kind in (ConditionType.READY, ConditionType.DEGRADED))
-    if ready is None or ready.get("status") != "True":
-        return facts.plain(waiting_for({"metadata": deployment["metadata"], "status": facts.status(deployment)}))
-    return facts.said(degraded) if degraded is not None and degraded.get("status") == "True" else ""
-
-
-def mac_problem(node: Json, profile: Json | None) -> str:
-    """What is wrong with a Mac; "" if nothing is."""
-    ready = facts.conditions(node).get("Ready", {})
-    if ready.get("status") != "True":
-        text = f"NotReady: {facts.said(ready).rstrip('.') or 'the kubelet has not reported yet'}"
-        # A kubelet that reports False says itself what is wrong.
-        return text if ready.get("status") == "False" else f"{text}: check that the Mac is on and that its kubelet runs"
-    if profile is None:
-        return "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there"
-    found = facts.conditions(profile)
-    quarantined = found.get(ConditionType.QUARANTINED, {})
-    if quarantined.get("status") == "True":
-        return facts.said(quarantined)
-    for kind in (ConditionType.INVENTORY_COMPLETE, ConditionType.BRIDGE_FREE):
-        if found.get(kind, {}).get("status") == "False":
-            return facts.said(found[kind])
-    if (node.get("spec") or {}).get("unschedulable"):
-        return f"cordoned: `kubectl uncordon {facts.name(node)}` allows new pods"
-    return ""
-
-
-def cable_problem(link: Json) -> str:
-    """What is wrong with a cable; "" if nothing is."""
-    found = facts.conditions(link)
-    connected = found.get(ConditionType.CONNECTED)
-    if connected is None:
-        return "the operator has not reported on it yet: if that lasts, check with `kubectl get pods -A` that it runs"
-    for kind in (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE):
-        condition = found.get(kind, {})
-        if condition.get("status") == "False" and condition.get("reason") not in WITHOUT_RDMA:
-            return facts.said(condition)
-    return facts.said(connected) if connected.get("status") == "Unknown" else ""
 
 
 def _hardware(profile: Json | None) -> Json:

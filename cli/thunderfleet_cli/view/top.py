@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
+from thunderfleet_view import facts
+from thunderfleet_view.facts import Json, Picture
+from thunderfleet_view.problems import macs
 
-from thunderfleet_cli.view import facts
-from thunderfleet_cli.view.facts import Json, Picture
 from thunderfleet_cli.view.page import DOUBTFUL, Page
-from thunderfleet_cli.view.status import macs, unread
+from thunderfleet_cli.view.status import unread
 
 
 def as_values(picture: Picture, usage: Sequence[Json] | None) -> list[dict[str, Any]]:

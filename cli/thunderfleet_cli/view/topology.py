@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_crds.vocabulary import ConditionType
+from thunderfleet_view import facts
+from thunderfleet_view.facts import Json, Picture
+from thunderfleet_view.problems import cable_problem, mac_problem, macs
 
-from thunderfleet_cli.view import facts
-from thunderfleet_cli.view.facts import Json, Picture
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, QUIET, Page
-from thunderfleet_cli.view.status import cable_problem, mac_problem, macs, unread
+from thunderfleet_cli.view.status import unread
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ watch           whether a shim is alive
 folder          where a pod's files are
 attempt         one start of one container, as a value
 exec_session    commands in a container, with or without a terminal
+listeners       where a container's processes listen
 logs            reads container logs
 termination     termination messages
 leftovers       ends processes by user, deletes what containers wrote

@@ -1,7 +1,7 @@
 """The pods of this node: which containers run, and the status that is published.
 
 manager    all pods: adopts, admits, starts one worker per pod
-queries    answers the server's questions: logs, exec, usage
+queries    answers the server's questions: logs, exec, ports, usage
 evictor    evicts pods that use too much disk, or all that must leave while it is full
 worker     drives one pod: observes, decides, acts, publishes
 act        what a worker does for its pod: volumes, starts, probes, stops, status

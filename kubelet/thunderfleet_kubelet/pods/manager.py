@@ -74,7 +74,7 @@ class PodManager:
         self._recorder = Recorder(kube, node_name)
         self._own_tasks: list[asyncio.Task[None]] = []
         self._ending_all = False
-        self.queries = PodQueries(node_name, self._workers)
+        self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
         self.evictor = Evictor(self._workers, disk, disk_changed, node_event)
         self._services = NodeServices(

@@ -1,17 +1,25 @@
-"""Answers the server's questions about running pods: logs, exec, usage, counts."""
+"""Answers the server's questions about running pods: logs, exec, ports, usage, counts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_kubelet.containers import exec_session, logs, usage
+from thunderfleet_kubelet.containers import exec_session, listeners, logs, usage
 from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.containers.logs import LogOptions
-from thunderfleet_kubelet.pods.decide.podspec import all_containers, main_containers
+from thunderfleet_kubelet.disk import file_system
+from thunderfleet_kubelet.pods.decide.podspec import NO_EPHEMERAL, all_containers, ephemeral_containers, main_containers
 from thunderfleet_kubelet.pods.worker import PodWorker
+from thunderfleet_kubelet.pressure import FileSystem
+from thunderfleet_kubelet.shim import processes
+
+DIAL_SECONDS = 10.0
+DIAL_BYTES = 32 * 1024
+"""What is read ahead of a forwarded connection."""
 
 
 class PodLookupError(Exception):
@@ -38,6 +46,18 @@ class ContainerNotRunning(PodLookupError):
     status = 400
 
 
+class PodNotRunning(PodLookupError):
+    """No container of the pod runs."""
+
+    status = 400
+
+
+class PortRefused(PodLookupError):
+    """No process of the pod listens on the port."""
+
+    status = 400
+
+
 @dataclass(frozen=True)
 class ContainerUsage:
     """What a running container uses. ``cpu_seconds``: the sum over its live processes."""
@@ -49,6 +69,23 @@ class ContainerUsage:
     memory_bytes: int
     started_at: datetime
     sampled_at: datetime
+    uid: str = ""
+    """The pod's."""
+    image: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """How often a probe of a container had a result. ``kind``: liveness, readiness or startup. ``uid``: the pod's."""
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    kind: str
+    result: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -61,10 +98,11 @@ class PodCounts:
 
 
 class PodQueries:
-    """Reads ``workers`` (by uid), which the manager changes."""
+    """Reads ``workers`` (by uid), which the manager changes. ``folder``: that of all pods."""
 
-    def __init__(self, node_name: str, workers: Mapping[str, PodWorker]) -> None:
+    def __init__(self, node_name: str, workers: Mapping[str, PodWorker], folder: Path) -> None:
         self._node_name = node_name
+        self._folder = folder
         self._workers = workers
 
     def pods(self) -> list[Json]:
@@ -86,21 +124,44 @@ class PodQueries:
             namespace, _, pod = worker.key.partition("/")
             cpu, memory = sums.get(marker, (0.0, 0))
             started = datetime.fromtimestamp(attempt.started_at or 0.0, UTC)
-            result.append(ContainerUsage(namespace, pod, name, cpu, memory, started, sampled))
+            spec = next((item for item in all_containers(worker.pod) if item["name"] == name), {})
+            more = {"uid": worker.uid, "image": str(spec.get("image") or ""), "id": attempt.container_id}
+            result.append(ContainerUsage(namespace, pod, name, cpu, memory, started, sampled, **more))
         return result
 
-    def _find(self, namespace: str, pod: str, container: str | None) -> tuple[PodWorker, str, Attempt | None]:
-        """The worker, the container's name and its last attempt. Raises PodLookupError."""
+    def probe_results(self) -> list[ProbeResult]:
+        """The results of all probes of the pods on this node, since this kubelet started."""
+        found = []
+        for worker in self._workers.values():
+            namespace, _, pod = worker.key.partition("/")
+            for (container, kind, result), count in sorted(worker.probe_results.items()):
+                found.append(ProbeResult(namespace, pod, worker.uid, container, kind, result, count))
+        return found
+
+    def file_system(self) -> FileSystem | None:
+        """The file system of the pods; None if it cannot be read."""
+        try:
+            return file_system(self._folder)
+        except OSError:
+            return None
+
+    def _worker(self, namespace: str, pod: str) -> PodWorker:
         workers = [worker for worker in self._workers.values() if worker.key == f"{namespace}/{pod}"]
         if not workers:
             raise NoSuchPod(f"pod {namespace}/{pod} not found on node {self._node_name}")
-        worker = next((worker for worker in workers if not worker.removed), workers[0])
+        return next((worker for worker in workers if not worker.removed), workers[0])
+
+    def _find(self, namespace: str, pod: str, container: str | None) -> tuple[PodWorker, str, Attempt | None]:
+        """The worker, the container's name and its last attempt. Raises PodLookupError."""
+        worker = self._worker(namespace, pod)
         names = [item["name"] for item in all_containers(worker.pod)]
         mains = [item["name"] for item in main_containers(worker.pod)]
         if container is None:
             if len(mains) != 1:
                 raise NoSuchContainer(f"a container name must be specified for pod {namespace}/{pod}: {', '.join(names)}")
             container = mains[0]
+        if container in [item["name"] for item in ephemeral_containers(worker.pod)]:
+            raise ContainerNotRunning(f"container {container} in pod {pod} never ran: {NO_EPHEMERAL}")
         if container not in names:
             raise NoSuchContainer(f"container {container} not found in pod {namespace}/{pod}, which has {', '.join(names)}")
         numbers = worker.folder.numbers(container)
@@ -142,6 +203,29 @@ class PodQueries:
             raise FileNotFoundError("no command given")
         return await exec_session.start(worker.folder, name, last.number, command, stdin=stdin, tty=tty)
 
+    def require_running(self, namespace: str, pod: str) -> None:
+        """Raises PodLookupError if no container of the pod runs."""
+        if not _running(self._worker(namespace, pod)):
+            raise PodNotRunning(f"pod {namespace}/{pod} is not running")
+
+    async def open_port(self, namespace: str, pod: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connects to a port on which a process of the pod listens now. Raises PortRefused and other PodLookupErrors, OSError.
+
+        All pods share the addresses of the machine, so the connection is made only to a socket that the pod holds.
+        """
+        worker = self._worker(namespace, pod)
+        running = _running(worker)
+        if not running:
+            raise PodNotRunning(f"pod {namespace}/{pod} is not running")
+        own = worker.own_user
+        found = await asyncio.to_thread(_listening, running, own, port)
+        chosen = listeners.choose(found)
+        if chosen is None:
+            who = "a process that is not the pod's listens there" if found else "no process listens there"
+            raise PortRefused(f"pod {namespace}/{pod} does not listen on TCP port {port} of node {self._node_name}: {who}")
+        async with asyncio.timeout(DIAL_SECONDS):
+            return await asyncio.open_connection(chosen.reached_at, port, limit=DIAL_BYTES)
+
     def counts(self) -> PodCounts:
         """Counts of pods, running containers and restarts."""
         lasts = [attempts[-1] for worker in self._workers.values() for attempts in worker.attempts.values() if attempts]
@@ -150,3 +234,18 @@ class PodQueries:
             containers=sum(attempt.state == "running" for attempt in lasts),
             restarts=sum(attempt.number for attempt in lasts),
         )
+
+
+def _running(worker: PodWorker) -> dict[str, int]:
+    """The main process of each running container, by sandbox folder."""
+    lasts = {name: attempts[-1] for name, attempts in worker.attempts.items() if attempts}
+    running = {name: last for name, last in lasts.items() if last.state == "running"}
+    return {str(worker.folder.sandbox(name, last.number)): last.pid for name, last in running.items()}
+
+
+def _listening(running: Mapping[str, int], own: int | None, port: int) -> list[listeners.Listening]:
+    """The sockets on a port, with the processes of a pod that hold them. ``own``: the pod's own user. Raises OSError."""
+    pids = {pid for marker, group in running.items() for pid in processes.marked(marker, group)}
+    if own is not None:
+        pids |= set(processes.of_user(own))
+    return listeners.on_port(port, pids)

@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from thunderfleet_lib.kube import ApiError, Json
@@ -136,6 +136,16 @@ class PodWorker:
             self._context.event("Warning", eviction.REASON, message)
             self.wake()
         return eviction_grace_of(self.pod)
+
+    @property
+    def probe_results(self) -> Mapping[tuple[str, str, str], int]:
+        """How often each probe had each result, by container, kind and result."""
+        return self._prober.results
+
+    @property
+    def own_user(self) -> int | None:
+        """The user that only this pod has; None without one."""
+        return self._services.users.own(self.folder)
 
     async def free_space(self) -> None:
         """Kills what is left of an evicted pod, and deletes what it wrote. Raises OSError."""

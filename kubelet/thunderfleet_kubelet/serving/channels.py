@@ -77,8 +77,15 @@ async def closable(chunks: AsyncIterator[bytes]) -> Any:
 
 
 async def upgrade(request: web.Request) -> web.WebSocketResponse:
-    """Accepts a WebSocket. Raises BadRequest."""
-    socket = web.WebSocketResponse(protocols=(V5, V4), heartbeat=PING_SECONDS, max_msg_size=MESSAGE_BYTES, compress=False)
+    """Accepts a WebSocket for the streams of exec or attach. Raises BadRequest."""
+    return await accept(request, (V5, V4), MESSAGE_BYTES, heartbeat=PING_SECONDS)
+
+
+async def accept(
+    request: web.Request, protocols: tuple[str, ...], message_bytes: int, heartbeat: float | None = None
+) -> web.WebSocketResponse:
+    """Accepts a WebSocket with one of ``protocols``. Raises BadRequest."""
+    socket = web.WebSocketResponse(protocols=protocols, heartbeat=heartbeat, max_msg_size=message_bytes, compress=False)
     ready = socket.can_prepare(request)
     if not ready.ok:
         raise BadRequest(
@@ -86,7 +93,7 @@ async def upgrade(request: web.Request) -> web.WebSocketResponse:
             "ExtendWebSocketsToKubelet (Kubernetes 1.36 or later)"
         )
     if ready.protocol is None:
-        raise BadRequest(f"Sec-WebSocket-Protocol: must offer {V5} or {V4}")
+        raise BadRequest(f"Sec-WebSocket-Protocol: must offer {' or '.join(protocols)}")
     await socket.prepare(request)
     return socket
 

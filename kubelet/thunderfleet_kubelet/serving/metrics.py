@@ -1,14 +1,15 @@
 """The kubelet's Prometheus metrics, and ``/metrics/resource`` for ``kubectl top``."""
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from thunderfleet_lib.metrics import ProcessMetrics
 
 from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.pods.queries import ContainerUsage, PodCounts
+from thunderfleet_kubelet.serving.stats import text
 
 
 class Metrics:
@@ -18,6 +19,7 @@ class Metrics:
 
     def __init__(self, node_name: str, version: str, api: Callable[[], tuple[int, int]]) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(ProcessMetrics("kubelet"))
         self._api = api
         self._counts = PodCounts(0, 0, 0)
         self._requests = Counter(
@@ -64,17 +66,6 @@ class Metrics:
         yield CounterMetricFamily("thunderfleet_kubelet_container_restarts", "Container restarts.", value=counts.restarts)
 
 
-class _Families:
-    """The families of one scrape."""
-
-    def __init__(self, families: Iterable[Any]) -> None:
-        self.families = list(families)
-
-    def collect(self) -> Iterable[Any]:
-        """Called by prometheus-client."""
-        return self.families
-
-
 def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
     """``/metrics/resource`` for metrics-server. Memory is the resident memory; macOS has no working set."""
     labels = ["container", "namespace", "pod"]
@@ -101,6 +92,4 @@ def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
         families.append(CounterMetricFamily("node_cpu_usage_seconds", "CPU time of the machine in seconds", value=busy))
         families.append(GaugeMetricFamily("node_memory_working_set_bytes", "Memory of the machine in bytes", value=used))
     families.append(GaugeMetricFamily("resource_scrape_error", "1 if a value could not be read", value=0 if machine else 1))
-    registry = CollectorRegistry()
-    registry.register(_Families(families))
-    return re.sub(rb"# EOF\n$", b"", generate_latest(registry))
+    return text(families)

@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS server: logs, exec, attach and metrics, for the API server and authorized callers."""
+"""The kubelet's HTTPS server: logs, exec, attach, port-forward and metrics, for the API server and authorized callers."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,15 @@ from aiohttp import web
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.pods.queries import PodLookupError, PodQueries
-from thunderfleet_kubelet.serving import channels
+from thunderfleet_kubelet.serving import channels, stats
 from thunderfleet_kubelet.serving.auth import Guard, Refused
 from thunderfleet_kubelet.serving.channels import failure
 from thunderfleet_kubelet.serving.metrics import Metrics, resource_text
 from thunderfleet_kubelet.serving.parameters import BadRequest, log_options, stream_options
+from thunderfleet_kubelet.serving.portforward import tunnel
+from thunderfleet_kubelet.serving.portforward.tunnel import Places, Tunnel
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class Server:
         self.port = port
         self._listener = Listener(CONNECTIONS)
         self._runner: web.AppRunner | None = None
+        self._places = Places()
 
     @property
     def listening(self) -> bool:
@@ -98,6 +102,9 @@ class Server:
         routes.add_get("/pods", self._pods)
         routes.add_get("/metrics", self._metrics)
         routes.add_get("/metrics/resource", self._resource)
+        routes.add_get("/metrics/cadvisor", self._cadvisor)
+        routes.add_get("/metrics/probes", self._probes)
+        routes.add_get("/stats/summary", self._summary)
         routes.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         for method in ("GET", "POST"):
             routes.add_route(method, "/exec/{namespace}/{pod}/{container}", self._exec)
@@ -143,6 +150,18 @@ class Server:
     async def _resource(self, request: web.Request) -> web.Response:
         text = resource_text(await self.pods.usage())
         return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
+
+    async def _cadvisor(self, request: web.Request) -> web.Response:
+        text = stats.cadvisor_text(await self.pods.usage())
+        return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
+
+    async def _probes(self, request: web.Request) -> web.Response:
+        text = stats.probes_text(self.pods.probe_results())
+        return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
+
+    async def _summary(self, request: web.Request) -> web.Response:
+        usage, disk = await self.pods.usage(), self.pods.file_system()
+        return web.json_response(stats.summary(self.guard.node_name, usage, machine_usage(), disk, datetime.now(UTC)))
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         options, previous = log_options(request.query, datetime.now(UTC))
@@ -194,6 +213,13 @@ class Server:
         await channels.until_either(sender, channels.drain(socket))
         return await channels.finish(socket, channels.success())
 
-    async def _port_forward(self, request: web.Request) -> web.Response:
-        text = "port-forward is not supported; pods use the host network, so connect to the port on the node's address\n"
-        return web.Response(status=501, text=text)
+    async def _port_forward(self, request: web.Request) -> web.StreamResponse:
+        namespace, pod = request.match_info["namespace"], request.match_info["pod"]
+        self.pods.require_running(namespace, pod)
+        socket = await channels.accept(request, (tunnel.PROTOCOL,), tunnel.MESSAGE_BYTES)
+
+        async def dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await self.pods.open_port(namespace, pod, port)
+
+        await Tunnel(socket, dial, self._places, f"{namespace}/{pod}").run()
+        return socket

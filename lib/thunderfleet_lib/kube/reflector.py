@@ -33,6 +33,8 @@ class Reflector:
         self.items: dict[str, Json] = {}
         self.synced = asyncio.Event()
         self.connected = False
+        self.refusal: ApiError | None = None
+        """Why the API server refused the last list or watch; None once it has accepted one."""
         self._failures = 0
         self._version = ""
 
@@ -50,6 +52,8 @@ class Reflector:
                     self._version = ""
                 if error.status == 410:
                     continue
+                if not error.unanswered:
+                    self.refusal = error
                 self._failures += 1
                 delay = self.retry.jittered(self._failures)
                 log.warning("%s: %s; retrying in %.1f s", self.path, error, delay)
@@ -79,6 +83,7 @@ class Reflector:
         old, self.items = self.items, fresh
         self.synced.set()
         self.connected = True
+        self.refusal = None
         for key in old.keys() | fresh.keys():
             if _version(old.get(key)) != _version(fresh.get(key)):
                 await self._changed(key)

@@ -62,6 +62,12 @@ class Layout:
             raise ValueError(f"{digest[:80]!r} is not a hash")
         return self.manifests / f"{digest}.json"
 
+    def part(self, digest: str) -> Path:
+        """The folder with a part of a model: with links to some of its files, and ``parts.PART_FILE``."""
+        if not is_blob(digest):
+            raise ValueError(f"{digest[:80]!r} is not a hash")
+        return self.root / OWN / "parts" / digest
+
     @property
     def staging(self) -> Path:
         """The folder that has one folder for each download."""

@@ -8,8 +8,8 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,17 @@ class Manifest:
             _check_entry(entry)
         _check_together(self.files)
         object.__setattr__(self, "files", tuple(sorted(self.files, key=lambda entry: entry.path)))
+
+    def narrowed(self, numbers: Collection[int]) -> "Manifest":
+        """With some of the files, by their numbers. Not the model: its digest means nothing.
+
+        Raises InvalidManifest if there are no such files.
+        """
+        if any(not 0 <= number < len(self.files) for number in numbers):
+            raise InvalidManifest(f"{self.repository} has {len(self.files)} files, and another one is asked for")
+        if len(numbers) == len(self.files):
+            return self
+        return replace(self, files=tuple(self.files[number] for number in sorted(numbers)))
 
     @cached_property
     def total_bytes(self) -> int:

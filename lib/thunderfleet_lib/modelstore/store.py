@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from thunderfleet_lib.modelstore import hashing
+from thunderfleet_lib.modelstore import hashing, parts
 from thunderfleet_lib.modelstore.eviction import Kept
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.layout import INCOMPLETE, Layout
@@ -248,6 +248,61 @@ class Store:
                 os.replace(fresh, reference)
         return target
 
+    def publish_part(self, manifest: Manifest, files: Collection[int], layers: Collection[int]) -> frozenset[int]:
+        """Makes files of a manifest, by number, appear in the folder for its part. Returns the layers that are in it then.
+
+        What was there before stays. Raises Incomplete if a blob is missing, OSError.
+        """
+        folder = self.layout.part(manifest.digest)
+        before = self._part(manifest)
+        wanted = frozenset(files) | (before.files if before is not None else frozenset())
+        found = frozenset(layers) | (before.layers if before is not None else frozenset())
+        narrowed = manifest.narrowed(wanted)
+        absent = self.missing(narrowed)
+        if absent and before is not None:
+            # Files of earlier layers were removed as damaged.
+            wanted, found = frozenset(files), frozenset(layers)
+            narrowed = manifest.narrowed(wanted)
+            absent = self.missing(narrowed)
+        if absent:
+            raise Incomplete(errno.ENOENT, f"{len(absent)} files are missing, such as {absent[0].path}")
+        made = parts.Part(manifest.digest, wanted, found)
+        if before == made and all((folder / entry.path).exists() for entry in narrowed.files):
+            return found
+        for entry in narrowed.files:
+            link = folder / entry.path
+            self._link(link, os.path.relpath(self.layout.blob(manifest.repository, entry.blob), link.parent))
+        # Last, because it says that the others are there.
+        fresh = self.layout.temporary / uuid.uuid4().hex
+        fresh.write_bytes(made.dump())
+        os.replace(fresh, folder / parts.PART_FILE)
+        _sync_folder(folder)
+        return found
+
+    def part_layers(self, manifest: Manifest) -> frozenset[int] | None:
+        """The layers in the folder for a part of the model; None if there is none, or if a file of it is missing."""
+        found = self._part(manifest)
+        return None if found is None or self.missing(manifest.narrowed(found.files)) else found.layers
+
+    def _part(self, manifest: Manifest) -> parts.Part | None:
+        try:
+            found = parts.read(self.layout.part(manifest.digest))
+        except ValueError as error:
+            log.warning("%s", error)
+            return None
+        usable = found is not None and found.manifest == manifest.digest and found.files
+        return found if found is not None and usable and max(found.files) < len(manifest.files) else None
+
+    def _link(self, link: Path, target: str) -> None:
+        """A symbolic link, which replaces what is there."""
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == target:
+                return
+        link.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.layout.temporary / uuid.uuid4().hex
+        fresh.symlink_to(target)
+        os.replace(fresh, link)
+
     def verify(self, manifest: Manifest) -> tuple[str, ...]:
         """Reads every file again and returns what is wrong with them; a wrong blob loses its name. Raises OSError."""
         problems: list[str] = []
@@ -290,6 +345,7 @@ class Store:
         others = [other for other in self.manifests() if other.digest != digest and other.repository == manifest.repository]
         if not any(other.commit == manifest.commit for other in others):
             self._drop_folder(self.layout.snapshot(manifest.repository, manifest.commit))
+        self._drop_folder(self.layout.part(digest))
         held = {blob for other in others for blob in other.blobs} | self._linked(manifest.repository)
         freed = 0
         for name in manifest.blobs.keys() - held:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+from thunderfleet_view.follow import waiting_for
 
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.demo.model import the_model
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.follow import waiting_for
 from thunderfleet_localcluster.paths import cluster_folder
 from thunderfleet_localcluster.progress import Progress
 

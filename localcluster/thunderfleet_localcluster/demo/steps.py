@@ -8,6 +8,7 @@ from typing import Any
 
 from thunderfleet_controlplane.assets import ETCDUTL
 from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_view.follow import is_ready
 
 from thunderfleet_localcluster.client.addresses import offer_addresses
 from thunderfleet_localcluster.client.control import remove, running
@@ -32,7 +33,6 @@ from thunderfleet_localcluster.demo.session import (
     say,
 )
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.follow import is_ready
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_localcluster.progress import Progress
 from thunderfleet_localcluster.shipped import shipped
@@ -139,6 +139,7 @@ def show_how_to_go_on(session: Session) -> None:
     say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
     say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
     say("      kubectl get md,np,tbl,pods")
+    say(f"      {sys.argv[0]} ui    # prints the address of a live page of this cluster")
     say(f"      {sys.argv[0]} local status --name {NAME}    # processes, addresses, logs")
     say(f"      {sys.argv[0]} local down --name {NAME}      # stop it")
 

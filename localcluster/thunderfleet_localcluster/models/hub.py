@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -26,6 +27,7 @@ CDN_HOST = "localhost"
 """Another name than that of the hub, so that a client that sends its token there shows."""
 
 
+@functools.lru_cache(64)
 def sha256(data: bytes) -> str:
     """The hash of a large file."""
     return hashlib.sha256(data).hexdigest()
@@ -100,6 +102,8 @@ class Hub:
         self.log = False
         """Whether to print each request."""
         self.port = 0
+        self.cdn_port = 0
+        """Where large files are, if not at ``port``: clients expect another host or port there."""
         self.address = "127.0.0.1"
 
     @property
@@ -218,7 +222,7 @@ class Hub:
         if data is None:
             return _refused(404, "EntryNotFound", "Entry not found")
         if path.endswith(LARGE):
-            location = f"http://{CDN_HOST}:{self.port}/cdn/{sha256(data)}"
+            location = f"http://{CDN_HOST}:{self.cdn_port or self.port}/cdn/{sha256(data)}"
             headers |= {"X-Linked-ETag": f'"{sha256(data)}"', "X-Linked-Size": str(len(data)), "Location": location}
             return web.Response(status=302, headers=headers)
         return await self._send(request, data, {**headers, "ETag": f'"{git_sha1(data)}"'})
@@ -302,6 +306,8 @@ async def _serve(hub: Hub, host: str, port: int) -> None:
     await runner.setup()
     hub.address, hub.port = host, port
     await web.TCPSite(runner, host, port).start()
+    hub.cdn_port = port + 1
+    await web.TCPSite(runner, host, port + 1).start()
     print("ready", flush=True)
     await asyncio.Event().wait()
 

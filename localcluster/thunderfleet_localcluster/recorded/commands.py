@@ -48,6 +48,7 @@ def commands(layout: Layout, machine: MachineLayout, texts_folder: Path, launchc
         "vm_stat": script(
             '[ $# -eq 0 ] || { echo "Usage: vm_stat [[-c count] interval]" >&2; exit 1; }\nshow "$here/vm_stat"\n'
         ),
+        "macmon": script(_MACMON),
         "ibv_devices": script('show "$here/ibv_devices"\n'),
         "ibv_devinfo": script(_ibv_devinfo(devices)),
         "rdma_ctl": script(_RDMA_CTL),
@@ -244,6 +245,15 @@ case $2 in
 esac
 echo "ifconfig: this recorded Mac's interfaces cannot be changed" >&2
 exit 1
+"""
+
+
+_MACMON = """\
+[ "$1" = pipe ] || { echo "macmon: this recorded Mac knows only pipe" >&2; exit 1; }
+cat <<'END'
+{"all_power":0.65,"ane_power":0.0,"cpu_power":0.64,"ecpu_usage":[2061,0.17],"gpu_power":0.01,"gpu_usage":[503,0.0136],\
+"ram_power":0.15,"sys_power":10.5,"temp":{"cpu_temp_avg":23.04,"gpu_temp_avg":29.45},"timestamp":"2026-02-17T19:34:27.942556+00:00"}
+END
 """
 
 

@@ -53,6 +53,8 @@ class Limits:
 class Attempt:
     """What is known of one wanted model. ``problem``: the last failure, while it lasts."""
 
+    files: frozenset[int] | None = None
+    """Numbers of the files to fetch; None for all."""
     task: asyncio.Task[None] | None = None
     transfer: Transfer | None = None
     queued: bool = False
@@ -109,16 +111,21 @@ class PeerCopies:
     def want(self, models: Collection[Wanted]) -> None:
         """The models that shall come from other Macs now. Those that are no longer named are stopped."""
         self._wanted = {one.digest: one for one in models}
-        for digest in [digest for digest in self._attempts if digest not in self._wanted]:
+        for digest in [digest for digest, attempt in self._attempts.items() if not self._goes_on(digest, attempt)]:
             task = self._attempts.pop(digest).task
             if task is not None:
                 task.cancel()
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
-        for digest in self._wanted:
-            attempt = self._attempts.setdefault(digest, Attempt())
+        for digest, one in self._wanted.items():
+            attempt = self._attempts.setdefault(digest, Attempt(one.files))
             if attempt.task is None or attempt.task.done():
                 attempt.task = asyncio.get_running_loop().create_task(self._copy(digest, attempt))
+
+    def _goes_on(self, digest: str, attempt: Attempt) -> bool:
+        """Whether the same files are still wanted."""
+        one = self._wanted.get(digest)
+        return one is not None and one.files == attempt.files
 
     def states(self) -> Mapping[str, CopyState]:
         """By digest, how far each model is."""
@@ -176,12 +183,12 @@ class PeerCopies:
     async def _copy(self, digest: str, attempt: Attempt) -> None:
         """The task of one model, until it is complete or not wanted any more."""
         await self._look_up(digest)
-        while digest in self._wanted:
+        while self._goes_on(digest, attempt):
             try:
                 attempt.queued = self._slots.locked()
                 async with self._slots:
                     attempt.queued = False
-                    manifest = await self._manifest(self._wanted[digest])
+                    manifest = _narrowed(await self._manifest(self._wanted[digest]), attempt)
                     if await self._transfer(digest, manifest, attempt):
                         attempt.problem = None
                         return
@@ -261,6 +268,14 @@ class PeerCopies:
         self.shelf.store.prepare_repository(found.repository)
         self.shelf.store.add_manifest(found)
         self.shelf.refresh()
+
+
+def _narrowed(manifest: Manifest, attempt: Attempt) -> Manifest:
+    """The files to fetch. Raises TransferFailed."""
+    try:
+        return manifest if attempt.files is None else manifest.narrowed(attempt.files)
+    except InvalidManifest as error:
+        raise TransferFailed(Reason.COPY_FAILED, str(error)) from error
 
 
 def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:

@@ -5,4 +5,5 @@ facts      all observations at one moment, as one value
 models     models on disk
 panics     the newest report of a kernel panic
 parsers    parsers of command output; pure
+sensors    power, temperature, memory, disk and traffic, while somebody scrapes the agent
 """

@@ -21,13 +21,14 @@ from thunderfleet_crds.copies import CopyState, ModelCopy
 from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL
 from thunderfleet_crds.nodeprofile import ModelStore
+from thunderfleet_crds.parts import ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube, Reflector
 from thunderfleet_lib.modelstore.eviction import Kept, evict
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.layout import INCOMPLETE
-from thunderfleet_lib.modelstore.manifest import Manifest
+from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
 
 from thunderfleet_agent.weights.progress import Rate
@@ -45,6 +46,8 @@ RESERVE_BYTES = 2**30
 STEP_BYTES = 256 * 2**20
 """Free disk is published in multiples of this, so that it does not change all the time."""
 MANIFEST = "manifest.json"
+ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
+"""Phases in which a Mac has everything that it shall hold."""
 TOUCH_SECONDS = 3600.0
 """The time at which a model was last used is this exact if the agent is killed."""
 BLOBS_AT_ONCE = 16
@@ -91,7 +94,7 @@ class Keeper:
         self._clock = clock
         self._wake = asyncio.Event()
         self._caches = Reflector(kube, CACHES, {}, lambda _: self._wake.set())
-        self._complete: set[str] = set()
+        self._complete: set[tuple[object, ...]] = set()
         self._touched: dict[str, float] = {}
         self._rates: dict[str, Rate] = {}
         self._problems: dict[str, CopyState] = {}
@@ -139,19 +142,20 @@ class Keeper:
         wanted = self._wanted()
         states = await asyncio.to_thread(self._work, wanted)
         if self.peers is not None:
-            here = {digest for digest, state in states.items() if state.phase is CopyPhase.COMPLETE}
+            here = {digest for digest, state in states.items() if state.phase in ENDED}
             self._note_origins(self.peers.states())
             self.peers.want([one for one in wanted.values() if one.source is CopySource.PEER and one.digest not in here])
             states |= {
                 digest: state for digest, state in self.peers.states().items() if digest in wanted and digest not in here
             }
         for digest, state in states.items():
-            if state.phase is CopyPhase.COMPLETE:
+            if state.phase in ENDED:
                 states[digest] = state.model_copy(update=self._origins.get(digest, {}))
         self._origins = {digest: origin for digest, origin in self._origins.items() if digest in wanted}
         kept = await asyncio.to_thread(self.store.kept)
-        self._publish(wanted, states, kept)
-        return any(state.phase is not CopyPhase.COMPLETE for state in states.values())
+        parts = await asyncio.to_thread(self._parts)
+        self._publish(wanted, states, kept, parts)
+        return any(state.phase not in ENDED for state in states.values())
 
     def _note_origins(self, copied: Mapping[str, CopyState]) -> None:
         """Keeps which Mac, and which cable, a copy comes from: the transfer is forgotten when it has ended."""
@@ -172,40 +176,67 @@ class Keeper:
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 reason = Reason.DISK_FULL if full else Reason.DOWNLOAD_FAILED
                 states[digest] = CopyState(phase=CopyPhase.FAILED, bytes=one.bytes, reason=reason, message=_said(error))
+            except InvalidManifest as error:
+                states[digest] = CopyState(
+                    phase=CopyPhase.FAILED, bytes=one.bytes, reason=Reason.DOWNLOAD_FAILED, message=str(error)
+                )
         self._note_use(wanted)
-        self._complete &= wanted.keys()
+        self._complete &= {_key(one) for one in wanted.values()}
         self.store.clear_staging({download for one in wanted.values() for download in one.downloads})
         return states
 
     def _note_use(self, wanted: Mapping[str, Wanted]) -> None:
         """Notes when models were last wanted: now and then while they are, and when they are no longer."""
         now = self._clock()
-        for digest in self._complete:
+        for digest in {str(key[0]) for key in self._complete}:
             if digest not in wanted or now - self._touched.get(digest, float("-inf")) >= TOUCH_SECONDS:
                 self.store.touch(digest)
                 self._touched[digest] = now
         self._touched = {digest: at for digest, at in self._touched.items() if digest in wanted}
 
     def _advance(self, one: Wanted) -> CopyState:
-        if one.digest in self._complete and self.store.layout.snapshot(one.repository, one.commit).is_dir():
-            return CopyState(phase=CopyPhase.COMPLETE, bytes=one.bytes, bytes_done=one.bytes)
-        manifest = self._manifest(one)
-        if manifest is None:
+        if _key(one) in self._complete and self._is_published(one):
+            return _ended(one)
+        whole = self._manifest(one)
+        if whole is None:
             return self._moving(one, CopyPhase.WAITING, 0)
+        manifest = one.of(whole)
         self._make_room(one, manifest)
         left = self._adopt(one, manifest)
         if not left:
-            for revision in one.revisions:
-                self.store.publish(manifest, revision)
-            self._complete.add(one.digest)
+            self._make_appear(one, whole)
+            self._complete.add(_key(one))
             self._problems.pop(one.digest, None)
             self._arrived()
             self.completed(manifest)
-            log.info("%s: commit %s is complete, %d bytes", one.repository, one.commit, one.bytes)
-            return CopyState(phase=CopyPhase.COMPLETE, bytes=one.bytes, bytes_done=one.bytes)
+            part = f", layers {ranges(one.layers)}" if one.files is not None else ""
+            log.info("%s: commit %s is complete%s, %d bytes", one.repository, one.commit, part, one.bytes)
+            return _ended(one)
         done = self.store.arrived_bytes(manifest) + self._staged_bytes(one, manifest)
         phase = CopyPhase.CHECKING if done >= one.bytes else CopyPhase.COPYING if done else CopyPhase.WAITING
         return self._moving(one, phase, done)
+
+    def _make_appear(self, one: Wanted, whole: Manifest) -> None:
+        if one.files is None:
+            for revision in one.revisions:
+                self.store.publish(whole, revision)
+        if one.layers:
+            every = range(len(whole.files))
+            self.store.publish_part(whole, every if one.files is None else one.files, one.layers)
+
+    def _is_published(self, one: Wanted) -> bool:
+        if one.files is None and not self.store.layout.snapshot(one.repository, one.commit).is_dir():
+            return False
+        if not one.layers:
+            return True
+        manifest = self.store.manifest(one.digest)
+        # A file that has changed on disk loses its name, so it may be missing again.
+        return manifest is not None and one.layers <= (self.store.part_layers(manifest) or frozenset())
+
+    def _parts(self) -> dict[str, frozenset[int]]:
+        """By digest, the layers in the folders for parts."""
+        found = ((manifest.digest, self.store.part_layers(manifest)) for manifest in self.store.manifests())
+        return {digest: layers for digest, layers in found if layers is not None}
 
     def _manifest(self, one: Wanted) -> Manifest | None:
         """The model's manifest: of the store, or as a download has left it. Its digest says that it is the right one."""
@@ -283,12 +314,23 @@ class Keeper:
     def _referenced(self, kept: Collection[Kept], wanted: Mapping[str, Wanted]) -> set[str]:
         """Digests of models that are not removed: wanted here, named by a ModelDeployment, or served by a group."""
         used = set(self._used())
-        served = {one.digest for one in kept if str(self.store.layout.snapshot(one.repository, one.commit)) in used}
+        layout = self.store.layout
+        served = {
+            one.digest
+            for one in kept
+            if not used.isdisjoint((str(layout.snapshot(one.repository, one.commit)), str(layout.part(one.digest))))
+        }
         return served | wanted.keys() | named_by_deployments(self._models())
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
-    def _publish(self, wanted: Mapping[str, Wanted], states: Mapping[str, CopyState], kept: Collection[Kept]) -> None:
+    def _publish(
+        self,
+        wanted: Mapping[str, Wanted],
+        states: Mapping[str, CopyState],
+        kept: Collection[Kept],
+        parts: Mapping[str, frozenset[int]],
+    ) -> None:
         referenced = self._referenced(kept, wanted)
         spare = sum(model.bytes for model in kept if model.digest not in referenced)
         free = max(0, self.store.free_bytes() + spare - RESERVE_BYTES) // STEP_BYTES * STEP_BYTES
@@ -297,27 +339,45 @@ class Keeper:
                 repository=model.repository,
                 commit=model.commit,
                 manifest=model.digest,
-                phase=CopyPhase.COMPLETE if self._whole(model) else CopyPhase.WAITING,
+                phase=self._phase(model, parts),
+                layers=ranges(parts[model.digest]) if model.digest in parts else None,
                 bytes=model.bytes,
                 bytes_done=model.bytes,
                 used_at=None if model.digest in referenced else datetime.fromtimestamp(int(model.used), UTC),
             )
             for model in kept
         ]
-        self._tell(ModelStore(folder=str(self.store.root), free_bytes=free), reports(wanted, states, others))
+        self._tell(ModelStore(folder=str(self.store.root), free_bytes=free), reports(wanted, states, others, parts))
 
-    def _whole(self, model: Kept) -> bool:
-        return self.store.layout.snapshot(model.repository, model.commit).is_dir()
+    def _phase(self, model: Kept, parts: Mapping[str, frozenset[int]]) -> CopyPhase:
+        """Of a model that nothing wants any more."""
+        if self.store.layout.snapshot(model.repository, model.commit).is_dir():
+            return CopyPhase.COMPLETE
+        return CopyPhase.PART if model.digest in parts else CopyPhase.WAITING
 
     def _tell(self, about: ModelStore, copies: tuple[ModelCopy, ...]) -> None:
         if (about, copies) == (self.about, self.copies):
             return
-        phases = [(copy.manifest, copy.phase, copy.reason) for copy in copies]
-        same = phases == [(copy.manifest, copy.phase, copy.reason) for copy in self.copies]
+        same = _phases(copies) == _phases(self.copies)
         if same and about.problem == self.about.problem and self._clock() - self._reported < REPORT_SECONDS:
             return
         self.about, self.copies, self._reported = about, copies, self._clock()
         self._changed()
+
+
+def _phases(copies: Collection[ModelCopy]) -> list[object]:
+    """What is no mere progress."""
+    return [(copy.manifest, copy.phase, copy.reason, copy.layers) for copy in copies]
+
+
+def _key(one: Wanted) -> tuple[object, ...]:
+    """What must be there for it."""
+    return one.digest, one.files, one.layers
+
+
+def _ended(one: Wanted) -> CopyState:
+    phase = CopyPhase.COMPLETE if one.files is None else CopyPhase.PART
+    return CopyState(phase=phase, bytes=one.bytes, bytes_done=one.bytes)
 
 
 def _said(error: OSError) -> str:

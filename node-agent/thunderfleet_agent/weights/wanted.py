@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from thunderfleet_crds.copies import CopyState, ModelCopy
-from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.modelcache import Assignment, ModelCache
+from thunderfleet_crds.parts import numbers, ranges
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_lib.modelstore.manifest import Manifest
 
 MAX_COPIES = 64
 MAX_SOURCES = 16
@@ -22,6 +24,7 @@ class Wanted:
     repository: str
     commit: str
     bytes: int
+    """Of what this Mac shall hold of it."""
     revisions: tuple[str, ...] = ()
     source: CopySource = CopySource.PEER
     """Hub if a pod downloads it here."""
@@ -29,6 +32,14 @@ class Wanted:
     """Other Macs that have the model, or fetch it too: those with most of it first."""
     downloads: tuple[str, ...] = ()
     """UIDs of the ModelCaches whose pods download it here: the names of their staging folders."""
+    files: frozenset[int] | None = None
+    """Numbers of the files of the manifest that this Mac shall hold; None for all."""
+    layers: frozenset[int] = frozenset()
+    """Layers that ranks on this Mac read from the folder for a part; empty if none does."""
+
+    def of(self, manifest: Manifest) -> Manifest:
+        """The files that this Mac shall hold. Raises InvalidManifest if the model has no such files."""
+        return manifest if self.files is None else manifest.narrowed(self.files)
 
 
 def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
@@ -39,19 +50,34 @@ def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
         mine = next((one for one in status.assignments if one.node == node), None)
         if mine is None or status.manifest is None or status.commit is None or cache.metadata.deletion_timestamp is not None:
             continue
+        files, layers = _part(mine)
         known = found.get(status.manifest)
+        if known is not None:
+            layers |= known.layers
+            files = files | known.files if files is not None and known.files is not None else None
+        left_out = sum(one.bytes for one in status.weight_files if files is not None and one.file not in files)
         hub = mine.source is CopySource.HUB
         found[status.manifest] = Wanted(
             digest=status.manifest,
             repository=cache.spec.repository,
             commit=status.commit,
-            bytes=status.bytes or 0,
+            bytes=max(0, (status.bytes or 0) - left_out),
             revisions=tuple(dict.fromkeys((*(known.revisions if known else ()), cache.spec.revision))),
             source=CopySource.HUB if hub or (known is not None and known.source is CopySource.HUB) else CopySource.PEER,
             sources=tuple(dict.fromkeys((*(known.sources if known else ()), *_sources(cache, node))))[:MAX_SOURCES],
             downloads=(*(known.downloads if known else ()), *((str(cache.metadata.uid),) if hub else ())),
+            files=files,
+            layers=layers,
         )
     return found
+
+
+def _part(mine: Assignment) -> tuple[frozenset[int] | None, frozenset[int]]:
+    """Files and layers of an assignment. What cannot be read means the whole model: more than is needed, never less."""
+    try:
+        return numbers(mine.files) if mine.files else None, numbers(mine.layers or "")
+    except ValueError:
+        return None, frozenset()
 
 
 def named_by_deployments(caches: Iterable[ModelCache]) -> set[str]:
@@ -74,15 +100,24 @@ def _sources(cache: ModelCache, node: str) -> list[str]:
 
 
 def reports(
-    wanted: Mapping[str, Wanted], states: Mapping[str, CopyState], others: Iterable[ModelCopy]
+    wanted: Mapping[str, Wanted],
+    states: Mapping[str, CopyState],
+    others: Iterable[ModelCopy],
+    parts: Mapping[str, frozenset[int]],
 ) -> tuple[ModelCopy, ...]:
-    """What the NodeProfile shows: wanted models with their state, then ``others`` that the store has, at most MAX_COPIES."""
+    """What the NodeProfile shows: wanted models with their state, then ``others`` that the store has, at most MAX_COPIES.
+
+    ``parts``: by digest, the layers in the folder for its part.
+    """
     found = [
         ModelCopy(
             repository=one.repository,
             commit=one.commit,
             manifest=one.digest,
-            **dict(states.get(one.digest, CopyState(phase=CopyPhase.WAITING, bytes=one.bytes))),
+            **{
+                **dict(states.get(one.digest, CopyState(phase=CopyPhase.WAITING, bytes=one.bytes))),
+                "layers": ranges(parts[one.digest]) if one.digest in parts else None,
+            },
         )
         for one in wanted.values()
     ]

@@ -23,6 +23,8 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     for name in ("replicas", "recovery", "placement", "autoscaling", "suspend"):
         relevant.pop(name, None)
     _forget_former_default(relevant)
+    # What Macs keep of the files counts for new placements only.
+    relevant.get("model", {}).pop("copies", None)
     server = relevant.pop("server", {})
     server = {name: value for name, value in server.items() if name not in ("aliases", "apiKeys")}
     if server:

@@ -17,7 +17,7 @@ from thunderfleet_operator.observe.objects import Json, PlacementKey
 from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.usage import Taken, Usage
-from thunderfleet_operator.observe.weights import Weights
+from thunderfleet_operator.observe.weights import Need, Weights
 from thunderfleet_operator.placement import Fleet
 
 
@@ -152,8 +152,8 @@ class ObservedCache:
     pods: Sequence[FetchPod]
     nodes: Mapping[str, Node]
     profiles: Mapping[str, NodeProfile | None]
-    needed: frozenset[str]
-    """Macs of plans whose model it is."""
+    needed: Mapping[str, Need]
+    """What Macs of plans whose model it is need, by Mac."""
     now: datetime
 
 

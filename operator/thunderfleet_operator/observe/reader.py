@@ -27,7 +27,7 @@ from thunderfleet_operator.observe.proofs import Proof
 from thunderfleet_operator.observe.requests import ObservedRequests, ReadRequest, SentRequest
 from thunderfleet_operator.observe.routers import Router
 from thunderfleet_operator.observe.steadiness import Steadiness
-from thunderfleet_operator.observe.weights import WeightsFleets, of_deployment, snapshot
+from thunderfleet_operator.observe.weights import WeightsFleets, needed_by, of_deployment
 
 
 def groups_of(index: Index, deployment: ModelDeployment) -> Mapping[int, GroupView]:
@@ -91,7 +91,7 @@ def observe_deployment(
     meta = deployment.metadata
     key = f"{meta.namespace}/{meta.name}"
     cache = of_deployment(index.caches, deployment)
-    fleet, weights = fleets.of(key, steadiness.marked, index.profiles, cache)
+    fleet, weights = fleets.of(key, steadiness.marked, index.profiles, cache, deployment.spec.model.copies)
     named = index.caches.get(key)
     return Observed(
         deployment=deployment,
@@ -146,10 +146,7 @@ def observe_cache(index: Index, key: str, now: datetime) -> ObservedCache | None
     cache = index.caches.get(key)
     if cache is None or cache.metadata.deletion_timestamp is not None:
         return None
-    namespace, status = cache.metadata.namespace, cache.status
-    end = snapshot("", cache.spec.repository, status.commit or "")
-    plans = [plan for plan in index.plans.values() if plan.namespace == namespace and plan.model_path.endswith(end)]
-    needed = frozenset(rank.node for plan in plans for rank in plan.ranks) if status.commit else frozenset[str]()
+    needed = needed_by(index.plans.values(), cache)
     pods = index.fetch_pods_of.get(key, ())
     return ObservedCache(cache, pods, index.live_nodes, index.profiles, needed, now)
 

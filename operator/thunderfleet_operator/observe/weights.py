@@ -1,12 +1,15 @@
 """The fleet for a ModelDeployment whose model is fetched: Macs with a model store count as if they had it, if it fits."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.vocabulary import CopyPhase
+from thunderfleet_crds.parts import numbers
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.vocabulary import Copies, CopyPhase
 
 from thunderfleet_operator.observe.fleet import model_facts
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts
@@ -18,6 +21,65 @@ Profiles = Mapping[str, NodeProfile | None]
 def snapshot(store: str, repository: str, commit: str) -> str:
     """The path of a model in a Mac's store."""
     return f"{store}/models--{repository.replace('/', '--')}/snapshots/{commit}"
+
+
+def part_path(store: str, manifest: str) -> str:
+    """The path of the part of a model that ranks of a Mac read."""
+    return f"{store}/.thunderfleet/parts/{manifest}"
+
+
+class PlacedRank(Protocol):
+    """What plans and placements say about a rank."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def layers(self) -> tuple[int, int] | None: ...
+
+
+def layers_of(rank: PlacedRank, count: int) -> frozenset[int]:
+    """The layers of a rank, of a model with ``count`` layers."""
+    return frozenset(range(*rank.layers) if rank.layers is not None else range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a Mac shall hold of a model: all files, or those of the layers. Ranks read ``layers`` from the folder for parts."""
+
+    whole: bool
+    layers: frozenset[int] = frozenset()
+
+    def __or__(self, other: "Need") -> "Need":
+        return Need(self.whole or other.whole, self.layers | other.layers)
+
+
+def needed_by(plans: Iterable[Plan], cache: ModelCache) -> dict[str, Need]:
+    """What the Macs of plans need of a ModelCache, by Mac."""
+    spec, status = cache.spec, cache.status
+    if status.commit is None or status.manifest is None:
+        return {}
+    whole, part = snapshot("", spec.repository, status.commit), part_path("", status.manifest)
+    found: dict[str, Need] = {}
+    for plan in plans:
+        if plan.namespace != cache.metadata.namespace or not plan.model_path.endswith((whole, part)):
+            continue
+        for rank in plan.ranks:
+            need = Need(True)
+            if plan.model_path.endswith(part):
+                need = Need(rank.layers is None, layers_of(rank, layer_count(cache)))
+            found[rank.node] = found.get(rank.node, Need(False)) | need
+    return found
+
+
+def layer_count(cache: ModelCache) -> int:
+    """The number of layers of a model."""
+    model = cache.status.model
+    return len(model.pipeline.layer_bytes) if model is not None and model.pipeline is not None else 0
+
+
+def has_parts(cache: ModelCache) -> bool:
+    """Whether Macs can hold a part of the model."""
+    return bool(cache.status.weight_files) and layer_count(cache) > 1
 
 
 def resolved_from(repository: str, revision: str, secret: str | None) -> str:
@@ -58,6 +120,16 @@ def bytes_done(profile: NodeProfile | None, manifest: str | None) -> int:
     return next((copy.bytes_done for copy in copies if copy.manifest == manifest), 0)
 
 
+def layers_there(profile: NodeProfile | None, manifest: str | None) -> frozenset[int]:
+    """The layers in a Mac's folder for the part of a model."""
+    copies = profile.status.copies if profile is not None else ()
+    text = next((copy.layers for copy in copies if copy.manifest == manifest), None)
+    try:
+        return numbers(text or "")
+    except ValueError:
+        return frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The model of a ModelDeployment as far as it is fetched. ``cache`` None: nothing is."""
@@ -65,10 +137,18 @@ class Weights:
     cache: ModelCache | None = None
     missing: Mapping[str, str] | None = None
     """By Mac without all files, the path at which the model will be."""
+    parts: Mapping[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
+    """By Mac, the path of its part of the model, and the layers that are in it."""
 
-    def waits_for(self, nodes: Mapping[str, str]) -> tuple[str, ...]:
-        """The Macs of a plan (by name, the path of its model) whose files have not arrived."""
-        return tuple(name for name, path in nodes.items() if self.missing is not None and self.missing.get(name) == path)
+    def waits_for(self, path: str, ranks: Iterable[PlacedRank]) -> tuple[str, ...]:
+        """The Macs of ranks that read a model from ``path``, and whose files have not arrived."""
+        return tuple(rank.node for rank in ranks if self._waits_for(rank, path))
+
+    def _waits_for(self, rank: PlacedRank, path: str) -> bool:
+        if self.missing is not None and self.missing.get(rank.node) == path:
+            return True
+        part, there = self.parts.get(rank.node, ("", frozenset[int]()))
+        return self.cache is not None and part == path and not layers_of(rank, layer_count(self.cache)) <= there
 
 
 class WeightsFleets:
@@ -81,45 +161,77 @@ class WeightsFleets:
         """Drops what is kept for a ModelDeployment."""
         self._known.pop(key, None)
 
-    def of(self, key: str, fleet: Fleet, profiles: Profiles, cache: ModelCache | None) -> tuple[Fleet, Weights]:
+    def of(
+        self, key: str, fleet: Fleet, profiles: Profiles, cache: ModelCache | None, copies: Copies = Copies.WHOLE
+    ) -> tuple[Fleet, Weights]:
         """The fleet with the model of ``cache`` on each Mac that can fetch it, and what is missing where."""
         if cache is None or not is_resolved(cache):
             self.forget(key)
             return fleet, Weights(cache)
+        shard = copies is Copies.SHARD and has_parts(cache)
         status = cache.status
-        here = {
-            name: (copy_phase(profiles.get(name), status.manifest), bytes_done(profiles.get(name), status.manifest))
-            for name, mac in fleet.macs.items()
-            if mac.store
-        }
-        complete = frozenset(name for name, (phase, _) in here.items() if phase is CopyPhase.COMPLETE)
+        here = {name: _state(profiles.get(name), status.manifest) for name, mac in fleet.macs.items() if mac.store}
         # Progress changes no placement: only that a copy has started, so that its disk counts as taken by it.
-        started = frozenset(name for name, (_, done) in here.items() if done)
-        about = (status.commit, status.manifest, status.model, complete, started)
+        about = (status.commit, status.manifest, status.model, shard, tuple(sorted(here.items())))
         known = self._known.get(key)
         if known is not None and known[0] is fleet and known[1] == about:
             return known[2], replace(known[3], cache=cache)
         facts = model_facts(status.model) if status.model is not None else ModelFacts("")
         made: dict[str, ModelFacts] = {}
-        macs, missing = [], dict[str, str]()
-        for name in here:
+        macs, missing, parts = [], dict[str, str](), dict[str, tuple[str, frozenset[int]]]()
+        for name, state in here.items():
             mac = fleet.macs[name]
             path = snapshot(mac.store, cache.spec.repository, status.commit or "")
-            one = made.setdefault(path, replace(facts, path=path, repository=cache.spec.repository, revision=None))
-            macs.append(_with_model(mac, one, status.bytes or 0, complete=name in complete, started=name in started))
-            if name not in complete:
+            if shard:
+                path = part_path(mac.store, status.manifest or "")
+                parts[name] = path, layers_there(profiles.get(name), status.manifest)
+            elif not state.complete:
                 missing[name] = path
-        found, weights = fleet.changed(macs), Weights(cache, missing)
+            one = made.setdefault(path, replace(facts, path=path, repository=cache.spec.repository, revision=None))
+            macs.append(_with_model(mac, one, _room(cache, mac, shard=shard), state))
+        found, weights = fleet.changed(macs), Weights(cache, missing, parts)
         self._known[key] = fleet, about, found, weights
         return found, weights
 
 
-def _with_model(mac: Mac, facts: ModelFacts, size: int, *, complete: bool, started: bool) -> Mac:
+@dataclass(frozen=True, slots=True, order=True)
+class _State:
+    """What placement reads of a Mac's copy. ``part_bytes``: of a part that is there."""
+
+    complete: bool
+    started: bool
+    part_bytes: int
+    layers: str
+
+
+def _state(profile: NodeProfile | None, manifest: str | None) -> _State:
+    copies = profile.status.copies if profile is not None else ()
+    copy = next((copy for copy in copies if copy.manifest == manifest), None)
+    if copy is None:
+        return _State(False, False, 0, "")
+    part = copy.bytes_done if copy.phase is CopyPhase.PART else 0
+    return _State(copy.phase is CopyPhase.COMPLETE, copy.bytes_done > 0, part, copy.layers or "")
+
+
+def _room(cache: ModelCache, mac: Mac, *, shard: bool) -> int:
+    """Bytes of disk that a Mac without any file needs.
+
+    A part is no larger than what the Mac's memory holds of the model, with a file at both ends that is needed in part, and
+    with what is no weights.
+    """
+    whole = cache.status.bytes or 0
+    if not shard:
+        return whole
+    files = [one.bytes for one in cache.status.weight_files]
+    return min(whole, mac.allocatable_bytes + 2 * max(files) + max(0, whole - sum(files)))
+
+
+def _with_model(mac: Mac, facts: ModelFacts, size: int, state: _State) -> Mac:
     others = tuple(model for model in mac.models if model.path != facts.path)
-    if complete:
+    if state.complete:
         return replace(mac, models=(*others, facts), absent_bytes=0)
     has_other = any(model.repository == facts.repository and model.complete and model.sized for model in others)
-    if not started and mac.store_bytes < size:
+    if not state.started and mac.store_bytes < size:
         problem = f"its disk has room for {gib(mac.store_bytes)} of {gib(size)}; free some, or delete a ModelCache"
         return replace(mac, models=(*others, replace(facts, complete=False, problem=problem)))
-    return replace(mac, models=(*others, facts), absent_bytes=0 if has_other else size)
+    return replace(mac, models=(*others, facts), absent_bytes=0 if has_other else max(0, facts.bytes - state.part_bytes))

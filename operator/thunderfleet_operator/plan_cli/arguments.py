@@ -17,7 +17,7 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
         "--fleet",
         type=Path,
         metavar="FILE",
-        help="output of `kubectl get nodes,np,tbl,md,pods -A -o yaml`, or - for stdin; may be edited. Cables and RDMA "
+        help="output of `kubectl get nodes,np,tbl,md,mc,pods -A -o yaml`, or - for stdin; may be edited. Cables and RDMA "
         "connections of other groups are estimated, unless the file has their plans too (add configmaps after pods)",
     )
     plan.add_argument(

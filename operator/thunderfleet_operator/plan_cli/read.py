@@ -9,6 +9,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.modelcache import ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import MAX_NAME_LENGTH
 from thunderfleet_crds.nodeprofile import NodeProfile
@@ -20,7 +21,17 @@ from thunderfleet_operator.observe.objects import epoch_number, group_index, own
 from thunderfleet_operator.observe.plans import read_epoch
 from thunderfleet_operator.observe.pods import annotated_ports, pod_memory, pod_node, pod_ports, read_pod
 from thunderfleet_operator.observe.proofs import TRUSTING
-from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
+from thunderfleet_operator.watch.cache import (
+    CACHES,
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    PODS,
+    Cache,
+    Collection,
+)
 
 KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
     "Node": (NODES, None),
@@ -29,6 +40,7 @@ KINDS: dict[str, tuple[Collection, type[ApiModel] | None]] = {
     "NodeProfile": (NODEPROFILES, NodeProfile),
     "ThunderboltLink": (LINKS, ThunderboltLink),
     "ModelDeployment": (DEPLOYMENTS, ModelDeployment),
+    "ModelCache": (CACHES, ModelCache),
 }
 
 
@@ -167,7 +179,7 @@ def _check_fields(path: Path, name: str, item: Json, model: type[ApiModel]) -> N
 
 def _check_name(path: Path, item: Json) -> None:
     """Refuses names that the API server refuses."""
-    own = item["kind"] == "ModelDeployment"
+    own = item["kind"] in ("ModelDeployment", "ModelCache")
     name, namespace = item["metadata"]["name"], item["metadata"].get("namespace")
     pattern, most = (_LABEL, MAX_NAME_LENGTH) if own else (_SUBDOMAIN, 253)
     if len(name) > most or not pattern.fullmatch(name):
@@ -214,7 +226,7 @@ def read_fleet(path: Path, objects: Iterable[Json] | None = None) -> Cache:
         cache[collection].items[key_of(item)] = _bound(item) if collection is PODS else item
         found += item["kind"] == "Node"
     if not found:
-        raise BadInput(f"{path}: contains no Node; create the file with `kubectl get nodes,np,tbl,md,pods -A -o yaml`")
+        raise BadInput(f"{path}: contains no Node; create the file with `kubectl get nodes,np,tbl,md,mc,pods -A -o yaml`")
     return cache
 
 

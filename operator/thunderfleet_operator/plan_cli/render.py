@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 import yaml
-from thunderfleet_crds.vocabulary import Transport
+from thunderfleet_crds.vocabulary import CopySource, Transport
 
 from thunderfleet_operator.placement.preferences import LABELS
 from thunderfleet_operator.placement.score import ABOUT
 from thunderfleet_operator.placement.units import gbits, gib, one_line
 from thunderfleet_operator.plan_cli.report import GroupReport, PlanReport, SpeedReport
+from thunderfleet_operator.plan_cli.weights import WeightsReport
 
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:
@@ -115,8 +116,20 @@ def _placed(group: GroupReport) -> list[str]:
     return [*lines, "  runners-up: none"]
 
 
+def _weights(weights: WeightsReport) -> list[str]:
+    size = f", commit {weights.commit}, {gib(weights.bytes)}" if weights.bytes is not None else ""
+    lines = [f"weights: {f'ModelCache {weights.model_cache}' if weights.model_cache else 'no ModelCache'}{size}"]
+    sources = {CopySource.HUB: "from the hub", CopySource.PEER: "from another Mac"}
+    rows: list[tuple[str, ...]] = [("MAC", "PRESENT", "FREE DISK", "FETCHES", "PROBLEM")]
+    for mac in weights.macs:
+        fetches = f"{gib(mac.fetch_bytes)} {sources[mac.source]}" if mac.source is not None else "-"
+        rows.append((mac.node, gib(mac.present_bytes), gib(mac.free_bytes), fetches, mac.problem or "-"))
+    return [*lines, *_columns(rows)]
+
+
 def _table(report: PlanReport) -> str:
     lines = [f"{report.deployment}: {report.model}", report.model_resolved]
+    lines += _weights(report.weights) if report.weights is not None else []
     for group in report.groups:
         lines.append("")
         lines += _placed(group) if group.placed else _unplaced(group)

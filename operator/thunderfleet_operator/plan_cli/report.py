@@ -10,12 +10,14 @@ from thunderfleet_crds.vocabulary import Transport
 
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.weights.deployment import resolution
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.proofs import TRUSTING
-from thunderfleet_operator.placement import Placement, RankPlacement, Speed, Unplaceable
+from thunderfleet_operator.placement import Fleet, Placement, RankPlacement, Speed, Unplaceable
 from thunderfleet_operator.placement.score import PARTS
 from thunderfleet_operator.plan_cli.simulate import Planned
+from thunderfleet_operator.plan_cli.weights import WeightsReport, weights_report, with_weights
 from thunderfleet_operator.watch.cache import Cache
 
 
@@ -157,18 +159,34 @@ class PlanReport(_Report):
     model: str
     model_resolved: str = Field(description="Macs and directories that contain the model, or why none does.")
     placed: bool = Field(description="Whether every group has a placement.")
+    weights: WeightsReport | None = Field(
+        default=None, description="The model in the Macs' model stores; null for a folder, or if no Mac has a model store."
+    )
     groups: tuple[GroupReport, ...]
 
 
 def report(cache: Cache, deployment: ModelDeployment, planned: list[Planned]) -> PlanReport:
     """The report of a deployment's groups on the fleet in ``cache``."""
-    whole = Index(cache, lambda: TRUSTING).fleet
+    index = Index(cache, lambda: TRUSTING)
+    fleet, weights = with_weights(index, deployment, index.fleet)
+    found = resolution(weights, resolve(index.fleet, request(deployment.spec)))
     return PlanReport(
         deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
         model=deployment.spec.model.repository or deployment.spec.model.path or "",
-        model_resolved=resolve(whole, request(deployment.spec)).message,
+        model_resolved=found.message if found.found or weights.cache is not None else f"{found.message}{_hint(fleet)}",
         placed=all(isinstance(entry.found, Placement) for entry in planned),
+        weights=weights_report(index, deployment, weights, [one.found for one in planned if isinstance(one.found, Placement)]),
         groups=tuple(map(_group, planned)),
+    )
+
+
+def _hint(fleet: Fleet) -> str:
+    """What to do to plan a model that no Mac has; empty if it cannot be fetched."""
+    if not any(mac.store for mac in fleet.macs.values()):
+        return ""
+    return (
+        "; the operator would fetch it, but its sizes are known only when a ModelCache has asked the hub: run `thunderfleet "
+        "model pull REPOSITORY --copies 0`, and read the fleet again"
     )
 
 

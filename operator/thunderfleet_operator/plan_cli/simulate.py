@@ -28,6 +28,7 @@ from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.planner import KEPT
 from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS
 from thunderfleet_operator.placement.questions import where
+from thunderfleet_operator.plan_cli.weights import with_weights
 from thunderfleet_operator.watch.cache import Cache
 
 
@@ -226,7 +227,8 @@ class _Simulation:
         self._settled = set[int]()
         """Groups whose use is that of their plans."""
         links = [link for view in self._views.values() for link in self._avoided(view, None)]
-        self._fleet = avoided.without(index.fleet, links, now)
+        fetched, _ = with_weights(index, deployment, index.fleet)
+        self._fleet = avoided.without(fetched, links, now)
         self._next = {number: _next_step(view, index, deployment, now) for number, view in self._views.items()}
         for number, following in self._next.items():
             self._note(self._views[number], following.step.failure)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from thunderfleet_lib.metrics import ProcessMetrics
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -12,6 +13,7 @@ class RouterMetrics:
 
     def __init__(self, in_flight: Callable[[], float], waiting: Callable[[], float], connected: Callable[[], bool]) -> None:
         self.registry = registry = CollectorRegistry()
+        registry.register(ProcessMetrics("router"))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"thunderfleet_router_{name}", text, labels, registry=registry)

@@ -109,7 +109,7 @@ class Service:
         self.plan = plan
         self.rank = rank
         self.registry = CollectorRegistry()
-        """All metrics of this supervisor; the gateway serves them at /metrics."""
+        """All metrics of this supervisor."""
         self.benchmark: BenchmarkReport | None = None
         """Set by the benchmark; the supervisor reports it in its state."""
         self.answers = Answers()
@@ -165,6 +165,13 @@ class Service:
         if self.leader:
             return self._link is not None and not self.draining and not self.private
         return self.state.phase.value == "Ready"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of all metrics of this supervisor."""
+        plan = self.plan
+        place = {"namespace": plan.namespace, "deployment": plan.deployment, "group": str(plan.index)}
+        return {**place, "rank": str(self.rank), "node": plan.ranks[self.rank].node}
 
     @property
     def model_name(self) -> str:

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from thunderfleet_crds.group import Failure, GroupState
 from thunderfleet_crds.vocabulary import ReportedGroupPhase
+from thunderfleet_lib.metrics import ProcessMetrics
 
 _OF_A_RANK = {
     "loaded_bytes": "Bytes of weights that the rank has loaded.",
@@ -58,6 +59,7 @@ class GroupMetrics:
         }
         self._last: Failure | None = None
         registry.register(_HeartbeatAges(ages))
+        registry.register(ProcessMetrics("runner"))
 
     def observe(self, state: GroupState) -> None:
         """Sets all metrics from ``state``."""

@@ -13,6 +13,7 @@ from thunderfleet_crds.plan import Plan, RankPlan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 from thunderfleet_lib import jsonbounds
+from thunderfleet_lib.modelstore import parts
 
 from thunderfleet_runner.faults import Fault
 from thunderfleet_runner.host import broken_models, memory, rdma, weightfiles
@@ -105,7 +106,7 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
     try:
         _check_known(folder, entry.node)
         tensors = weightfiles.read(folder)
-        return Passed(_digest(folder, tensors), sum(tensor.nbytes for tensor in tensors))
+        return Passed(_digest(folder, tensors, _part(folder, entry)), sum(tensor.nbytes for tensor in tensors))
     except weightfiles.IncompleteModel as error:
         text = f"the model in {folder} on node {entry.node} is incomplete: {error}; download it again"
         raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, text)) from error
@@ -115,6 +116,15 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
             f"the Mac read it (sudo chmod -R a+rX {folder}) and enter all folders above it"
         )
         raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_UNREADABLE, text)) from error
+
+
+def _part(folder: Path, entry: RankPlan) -> parts.Part | None:
+    """Which part of the model the folder has; None for the whole. Raises IncompleteModel if it is not that of the rank."""
+    found = weightfiles.part_of(folder)
+    if found is not None and entry.layers is not None and not frozenset(range(*entry.layers)) <= found.layers:
+        first, last = entry.layers
+        raise weightfiles.IncompleteModel(f"the folder has a part of the model without all of the layers {first} to {last - 1}")
+    return found
 
 
 def _check_known(folder: Path, node: str) -> None:
@@ -152,14 +162,17 @@ def digest(plan: Plan) -> str:
         return ""
 
 
-def _digest(folder: Path, tensors: tuple[weightfiles.Tensor, ...]) -> str:
+def _digest(folder: Path, tensors: tuple[weightfiles.Tensor, ...], part: parts.Part | None) -> str:
     state = hashlib.sha256()
     for name in _TOKENIZER_FILES:
         path = folder / name
         if path.is_file():
             state.update(f"{name}\0".encode())
             state.update(hashlib.sha256(weightfiles.read_regular(path, _TOKENIZER_BYTES)).digest())
-    for tensor in tensors:
+    if part is not None:
+        # Ranks have other files, of which the manifest has the hashes.
+        state.update(f"part of {part.manifest}".encode())
+    for tensor in () if part is not None else tensors:
         state.update(json.dumps([tensor.name, tensor.dtype, tensor.shape]).encode())
     return state.hexdigest()
 

@@ -6,14 +6,16 @@ The format: 8 bytes little-endian length, that many bytes of JSON (name -> dtype
 """
 
 import math
+import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thunderfleet_lib import jsonbounds
+from thunderfleet_lib.modelstore import parts
 
 INDEX = "model.safetensors.index.json"
 PATTERN = "model*.safetensors"
@@ -28,6 +30,8 @@ _DIMENSIONS = 32
 _LARGEST = 1 << 63
 _NAMED = 5
 _NAME_CHARACTERS = 200
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.([0-9]{1,4})\.")
+MAX_LAYERS = 512
 _BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16,
     "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64,
@@ -47,6 +51,12 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of a tensor, by its name; None for what is outside of layers, such as the embeddings."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match is not None and int(match[1]) < MAX_LAYERS else None
 
 
 def shown(name: str) -> str:
@@ -131,14 +141,48 @@ def read(folder: Path) -> tuple[Tensor, ...]:
     files = sorted(folder.glob(PATTERN))
     if not files:
         raise IncompleteModel(f"{folder} has no {PATTERN}")
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        header, available = _header(path)
-        for name, entry in header.items():
-            if name != "__metadata__":
-                tensors[name] = _tensor(path, name, entry, available)
-    _check_index(folder, tensors)
+    tensors = {tensor.name: tensor for path in files for tensor in _tensors(path)}
+    if not is_part(folder):
+        _check_index(folder, tensors)
     return tuple(tensors[name] for name in sorted(tensors))
+
+
+def is_part(folder: Path) -> bool:
+    """Whether the folder has some files of a model only. Raises IncompleteModel if it does not say which."""
+    return part_of(folder) is not None
+
+
+def part_of(folder: Path) -> parts.Part | None:
+    """Which part of a model the folder has; None for the whole. Raises IncompleteModel if it does not say."""
+    try:
+        return parts.read(folder)
+    except ValueError as error:
+        raise IncompleteModel(str(error)) from error
+
+
+def _tensors(path: Path) -> Iterator[Tensor]:
+    header, available = _header(path)
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield _tensor(path, name, entry, available)
+
+
+def by_file(folder: Path) -> dict[str, tuple[frozenset[int], bool]]:
+    """By name of each file of weights, the layers in it, and whether it has weights outside of layers.
+
+    From the headers alone: the index may say anything. Raises IncompleteModel for a tensor that two files have, because
+    which of them counts is not defined; OSError.
+    """
+    found: dict[str, tuple[frozenset[int], bool]] = {}
+    seen: dict[str, str] = {}
+    for path in sorted(folder.glob(PATTERN)):
+        names = [tensor.name for tensor in _tensors(path)]
+        for name in names:
+            if seen.setdefault(name, path.name) != path.name:
+                raise IncompleteModel(f"tensor {shown(name)} is in {shown(seen[name])} and in {shown(path.name)}")
+        layers = {layer_of(name) for name in names}
+        found[path.name] = frozenset(layer for layer in layers if layer is not None), None in layers or not names
+    return found
 
 
 def _check_index(folder: Path, tensors: Mapping[str, Tensor]) -> None:

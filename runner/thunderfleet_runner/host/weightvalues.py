@@ -9,16 +9,22 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import threading
 import time
 from pathlib import Path
 
+from thunderfleet_lib.modelstore import hashing
+from thunderfleet_lib.modelstore.manifest import FileEntry
+
+from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.host.weightfiles import PATTERN
 
 log = logging.getLogger(__name__)
 
 BYTES_PER_SECOND = 200_000_000
 BLOCK_BYTES = 8 << 20
+_SHA256 = 64
 _NO_CACHE = getattr(fcntl, "F_NOCACHE", None)
 
 
@@ -36,24 +42,36 @@ def signature(folder: Path) -> str:
 
 
 def digest(folder: Path, end: threading.Event, rate: float = BYTES_PER_SECOND) -> tuple[str, str]:
-    """The signature of the files and the hash of their bytes, read at ``rate`` bytes a second. Raises Interrupted, OSError."""
+    """The signature of the files and the hash of their bytes, read at ``rate`` bytes a second. Raises Interrupted, OSError.
+
+    Ranks with parts of a model have other files. If each has the hash that its name in the model store says, the hash is that
+    of the manifest, which is equal on all Macs.
+    """
     before = signature(folder)
-    state = hashlib.sha256()
+    part = weightfiles.part_of(folder)
+    state, intact = hashlib.sha256(), part is not None
     for path in sorted(folder.glob(PATTERN)):
-        state.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        size = path.stat().st_size
+        state.update(f"{path.name}\0{size}\0".encode())
+        name = Path(os.path.realpath(path)).name
+        whole = hashing.start(FileEntry(path.name, size, sha256=name if len(name) == _SHA256 else None))
         with path.open("rb", buffering=0) as file:
             if _NO_CACHE is not None:
                 # A model as large as the memory would displace everything else.
                 fcntl.fcntl(file.fileno(), _NO_CACHE, 1)
             began, done = time.monotonic(), 0
             while block := file.read(BLOCK_BYTES):
-                state.update(block)
+                (state if part is None else whole).update(block)
                 done += len(block)
                 if end.wait(max(0.0, done / rate - (time.monotonic() - began))):
                     raise Interrupted
+        if part is not None:
+            found = whole.hexdigest()
+            state.update(found.encode())
+            intact = intact and found == name
     if signature(folder) != before:
         raise Interrupted
-    return before, state.hexdigest()
+    return before, part.manifest if part is not None and intact else state.hexdigest()
 
 
 class Known:

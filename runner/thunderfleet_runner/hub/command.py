@@ -11,6 +11,7 @@ from pathlib import Path
 
 from thunderfleet_crds.fetching import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER, TOKEN_KEY, FetchResult
 from thunderfleet_crds.group import TERMINATION_LOG
+from thunderfleet_crds.parts import numbers
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.sandbox import mounted
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, download: bool) -> None:
         return
     parser.add_argument("--commit", required=True, help="full hash of the commit")
     parser.add_argument("--manifest", required=True, help="SHA-256 of the manifest that the commit must have")
+    parser.add_argument("--files", help="numbers of the files to download, by path from 0, such as 0-3,7; default: all")
     parser.add_argument("--store", type=Path, default=mounted(STORE_FOLDER), help="model store of this Mac")
     parser.add_argument("--staging", type=Path, default=mounted(STAGING_FOLDER), help="folder for the files")
 
@@ -89,7 +91,11 @@ def _download(arguments: argparse.Namespace) -> FetchResult:
     manifest = hub.manifest(arguments.commit)
     if manifest.digest != arguments.manifest:
         raise HubFault(Reason.HUB_FAILED, f"{hub.endpoint} lists other files for commit {arguments.commit} than before")
-    return Download(hub, manifest, Store(arguments.store), arguments.staging).run()
+    return Download(hub, manifest, Store(arguments.store), arguments.staging, files=_files(arguments.files)).run()
+
+
+def _files(text: str | None) -> frozenset[int] | None:
+    return None if text is None else numbers(text)
 
 
 def _write(text: str) -> None:

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,10 +61,18 @@ class Download:
     """One download. ``store`` is read only; ``staging`` is this download's own folder."""
 
     def __init__(
-        self, hub: Hub, manifest: Manifest, store: Store, staging: Path, free: Callable[[Path], int] | None = None
+        self,
+        hub: Hub,
+        manifest: Manifest,
+        store: Store,
+        staging: Path,
+        free: Callable[[Path], int] | None = None,
+        files: Collection[int] | None = None,
     ) -> None:
+        """``files``: numbers of those to download; None for all. Raises InvalidManifest, which is a ValueError."""
         self._hub = hub
-        self._manifest = manifest
+        self._whole = manifest
+        self._manifest = manifest if files is None else manifest.narrowed(files)
         self._store = store
         self._staging = staging
         self._free = free or (lambda path: shutil.disk_usage(path).free)
@@ -91,7 +99,7 @@ class Download:
         return FetchResult(
             reason=Reason.FETCHED,
             commit=self._manifest.commit,
-            manifest=self._manifest.digest,
+            manifest=self._whole.digest,
             files=len(self._manifest.files),
             bytes=self._manifest.total_bytes,
             token_used=self._hub.token is not None,
@@ -102,7 +110,7 @@ class Download:
         with contextlib.suppress(PermissionError):
             self._staging.chmod(0o777)
         fresh = self._staging / f"{MANIFEST}{INCOMPLETE}"
-        fresh.write_bytes(self._manifest.canonical)
+        fresh.write_bytes(self._whole.canonical)
         os.replace(fresh, self._staging / MANIFEST)
 
     def _clean(self) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.parts import MAX_PARTS, WeightFile, ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.modelstore import hashing
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 
+from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.host.weightfiles import HEADER_BYTES, IncompleteModel
 from thunderfleet_runner.hub import selection
 from thunderfleet_runner.hub.client import Hub
@@ -52,6 +54,7 @@ def resolve(hub: Hub, folder: Path) -> FetchResult:
             _skeleton(hub, manifest, entry, folder / entry.path)
         elif entry.path in NEEDED:
             _small(hub, manifest, entry, folder / entry.path)
+    model, weight_files, no_parts = _sizes(manifest, folder)
     return FetchResult(
         reason=Reason.RESOLVED,
         commit=commit,
@@ -59,7 +62,9 @@ def resolve(hub: Hub, folder: Path) -> FetchResult:
         files=len(manifest.files),
         bytes=manifest.total_bytes,
         token_used=hub.token is not None,
-        model=_sizes(manifest, folder),
+        model=model,
+        weight_files=weight_files,
+        no_parts=no_parts,
     )
 
 
@@ -91,13 +96,13 @@ def _skeleton(hub: Hub, manifest: Manifest, entry: FileEntry, path: Path) -> Non
         file.truncate(entry.size)
 
 
-def _sizes(manifest: Manifest, folder: Path) -> Model:
+def _sizes(manifest: Manifest, folder: Path) -> tuple[Model, tuple[WeightFile, ...], str]:
     try:
-        found = sizing.size(folder, range(1, MAX_WORLD_SIZE + 1))
+        found, no_parts = sizing.size_and_parts(folder, range(1, MAX_WORLD_SIZE + 1))
     except (IncompleteModel, ValueError) as error:
         raise HubFault(Reason.FILES_REFUSED, f"{manifest.repository}: {error}") from error
     # The place of a copy is the Mac's; what is equal on all Macs is here.
-    return found.model_copy(
+    model = found.model_copy(
         update={
             "path": os.sep,
             "repository": manifest.repository,
@@ -107,3 +112,23 @@ def _sizes(manifest: Manifest, folder: Path) -> Model:
             "problem": None,
         }
     )
+    files, why = _parts(manifest, folder) if no_parts is None else ((), no_parts)
+    return model, files, why
+
+
+def _parts(manifest: Manifest, folder: Path) -> tuple[tuple[WeightFile, ...], str]:
+    """The files of weights with their layers, or why there are no parts."""
+    try:
+        found = weightfiles.by_file(folder)
+    except IncompleteModel as error:
+        return (), str(error)
+    if len(found) > MAX_PARTS:
+        return (), f"it has {len(found)} files of weights; parts are possible with at most {MAX_PARTS}"
+    files = tuple(
+        WeightFile(file=number, bytes=entry.size, layers=ranges(found[entry.path][0]), shared=found[entry.path][1])
+        for number, entry in enumerate(manifest.files)
+        if entry.path in found
+    )
+    if sum(not one.shared for one in files) == 0:
+        return (), "each of its files of weights has weights that all ranks need"
+    return files, ""

@@ -8,6 +8,7 @@ proof         whether the connections carry values unchanged
 kernels       whether this Mac multiplies the model's matrices right
 layers        whether the ranks together compute what the whole layers do
 loading       loads this rank's part of the model
+partial       the same from the files of its layers alone
 engine        turns, requests and cancels
 answer        one request's tokens as messages
 vectors       one request's vectors as a message

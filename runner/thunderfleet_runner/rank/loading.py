@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 from thunderfleet_crds.vocabulary import Split
 
 from thunderfleet_runner.host import weightfiles
-from thunderfleet_runner.rank import mlxlm
+from thunderfleet_runner.rank import mlxlm, partial
 
 Report = Callable[[int, int, int], None]
 """Called with loaded bytes, total bytes, loaded layers."""
@@ -107,8 +107,12 @@ def load(
     if not folder.is_dir():
         raise weightfiles.IncompleteModel(f"{folder} is not a folder on this Mac")
     weightfiles.read(folder)
-    model, config = mlxlm.load_lazily(folder)
-    split_model(model, split, group, ranges)
+    if split is Split.PIPELINE and weightfiles.is_part(folder):
+        own = range(*ranges[group.rank()])
+        model, config = partial.load(folder, own, lambda whole: split_model(whole, split, group, ranges))
+    else:
+        model, config = mlxlm.load_lazily(folder)
+        split_model(model, split, group, ranges)
     tokenizer = mlxlm.load_tokenizer(folder, config)
     nbytes, layers = evaluate(model, report)
     if group is not None:

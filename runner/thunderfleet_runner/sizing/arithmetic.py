@@ -9,10 +9,9 @@ from typing import Any
 from thunderfleet_crds.nodeprofile import KVLayer, Model, PipelineSize, TensorSize
 from thunderfleet_crds.vocabulary import SizedBy
 
-from thunderfleet_runner.host.weightfiles import Tensor
+from thunderfleet_runner.host.weightfiles import Tensor, layer_of
 
 TEXT_LIMIT = 500
-_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.([0-9]{1,4})\.")
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "max_seq_len",
@@ -81,6 +80,8 @@ class Facts:
     shared_bytes: int = 0
     pipeline_refusal: str | None = None
     pipeline_asked: bool = False
+    no_parts: str | None = "the dry run of mlx-lm ended before it tried parts of the model"
+    """Why a rank of a pipeline cannot be loaded from its own layers' weights alone; None if it can."""
     tensor: dict[int, tuple[int, ...] | str] = field(default_factory=dict)
     """World size to the bytes of each rank, or to the refusal."""
     kv: tuple[KVLayer, ...] | None = None
@@ -208,9 +209,9 @@ def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], wh
     """A model that mlx-lm cannot build: sized by its files, for one Mac."""
     layer_bytes: dict[int, int] = {}
     for tensor in tensors:
-        match = _LAYER.search(tensor.name)
-        if match is not None and int(match[1]) < 512:
-            layer_bytes[int(match[1])] = layer_bytes.get(int(match[1]), 0) + tensor.nbytes
+        layer = layer_of(tensor.name)
+        if layer is not None:
+            layer_bytes[layer] = layer_bytes.get(layer, 0) + tensor.nbytes
     total = sum(tensor.nbytes for tensor in tensors)
     layers = max(layer_bytes, default=-1) + 1
     workspace = workspace_by_configuration(config, 2048)

@@ -13,6 +13,7 @@ from thunderfleet_lib import jsonbounds
 from thunderfleet_runner.host import broken_models, preflight, weightfiles
 from thunderfleet_runner.host.weightfiles import IncompleteModel, Tensor
 from thunderfleet_runner.sizing import arithmetic, bounded
+from thunderfleet_runner.sizing.arithmetic import Facts
 from thunderfleet_runner.sizing.bounded import Limits
 
 log = logging.getLogger(__name__)
@@ -28,16 +29,20 @@ def size(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None)
     Within the time and memory of ``limits``. Raises IncompleteModel for incomplete files, ValueError when the configuration is
     invalid, OSError.
     """
+    return size_and_parts(folder, world_sizes, limits)[0]
+
+
+def size_and_parts(folder: Path, world_sizes: Sequence[int], limits: Limits | None = None) -> tuple[Model, str | None]:
+    """The same, and why ranks of a pipeline cannot be loaded from parts of the files; None if they can."""
     tensors = weightfiles.read(folder)
     config = _config(folder)
-    found = _sized(folder, config, tensors, world_sizes, limits or Limits())
-    return found.model_copy(update={"unsupported": broken_models.why_broken(config, preflight.version("mlx-lm"))})
+    facts = bounded.run(folder, world_sizes, limits or Limits())
+    found = _sized(folder, config, tensors, world_sizes, facts)
+    broken = broken_models.why_broken(config, preflight.version("mlx-lm"))
+    return found.model_copy(update={"unsupported": broken}), facts.no_parts
 
 
-def _sized(
-    folder: Path, config: dict[str, Any], tensors: Sequence[Tensor], world_sizes: Sequence[int], limits: Limits
-) -> Model:
-    facts = bounded.run(folder, world_sizes, limits)
+def _sized(folder: Path, config: dict[str, Any], tensors: Sequence[Tensor], world_sizes: Sequence[int], facts: Facts) -> Model:
     if facts.total_bytes is None:
         log.warning("%s: %s; using the sizes of its files instead", folder, facts.ended)
         return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm printed nothing")

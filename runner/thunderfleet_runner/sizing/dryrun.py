@@ -1,5 +1,6 @@
 """Builds the model lazily with mlx-lm, splits it for each world size, and traces it. Runs in the child process only."""
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.nodeprofile import KVLayer
 from thunderfleet_crds.vocabulary import Split
 
-from thunderfleet_runner.rank import loading, mlxlm
+from thunderfleet_runner.rank import loading, mlxlm, partial
 from thunderfleet_runner.sizing import arithmetic, blank, graph
 from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, StandIn, Workspace
 
@@ -40,7 +41,24 @@ def facts(folder: Path, world_sizes: Sequence[int], report: Report) -> Facts:
     with blank.no_values():
         model, config = mlxlm.load_lazily(folder)
         blank.hollow(model)
-        return of_model(model, world_sizes, report, arithmetic.context_length(config) or LONGEST)
+        found = of_model(model, world_sizes, report, arithmetic.context_length(config) or LONGEST)
+        refusal = found.pipeline_refusal
+        found.no_parts = refusal if refusal is not None else no_parts(folder, len(found.layer_bytes))
+        report(found)
+        return found
+
+
+def no_parts(folder: Path, layers: int) -> str | None:
+    """Why a rank of a pipeline cannot be loaded from the weights of its own layers alone; None if it can: tried with halves."""
+    ranges = [(layers // 2, layers), (0, layers // 2)]
+    try:
+        for rank, (first, last) in enumerate(ranges):
+            group = StandIn(rank, len(ranges))
+            split = functools.partial(loading.split_model, split=Split.PIPELINE, group=group, ranges=ranges)
+            partial.load(folder, range(first, last), split)
+    except Exception as error:
+        return arithmetic.text(f"a part of its layers cannot be loaded by itself: {error}")
+    return None
 
 
 def of_model(model: Any, world_sizes: Sequence[int], report: Report, context: int = LONGEST) -> Facts:

@@ -253,6 +253,27 @@ async def test_a_source_that_disappears_is_replaced(fleet: Fleet) -> None:
     assert target.wrong == []
 
 
+async def test_a_file_that_changes_during_the_copy_is_fetched_from_another_mac(fleet: Fleet) -> None:
+    files = {"model.safetensors": content(9, 12 * CHUNK_BYTES)}
+    changing, second = await holder(fleet, files), await holder(fleet, files)
+    target, whole = await fleet.mac(), manifest(files)
+    ways = [target.way(changing)]
+    transfer = target.transfer(whole, paces={Way.CABLE: Pace(100e6)})
+    object.__setattr__(transfer._network, "ways", lambda: tuple(ways))
+    running = asyncio.create_task(run(transfer))
+    await until_async(lambda: transfer.progress().done >= CHUNK_BYTES)
+    path = changing.store.layout.blob(REPOSITORY, whole.files[0].blob)
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        for index in range(12):
+            file.seek(index * CHUNK_BYTES + 77)
+            file.write(b"changed")
+    await until_async(lambda: target.wrong == [changing.node])
+    ways.append(target.way(second))
+    assert await running
+    assert target.has(whole, files)
+
+
 async def test_a_transfer_waits_and_says_what_for(fleet: Fleet) -> None:
     empty, target, whole = await fleet.mac(), await fleet.mac(), manifest(LARGE)
     transfer = target.transfer(whole, target.way(empty))

@@ -19,6 +19,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
+from thunderfleet_lib.modelstore.parts import PART_FILE
 
 from tests.support.copies import fill
 
@@ -88,13 +89,13 @@ class Mac:
 class Peers:
     """Copies from another Mac, as the keeper sees them: a model arrives as soon as it is wanted."""
 
-    def __init__(self, mac: Mac, name: str) -> None:
-        self.mac, self.name = mac, name
+    def __init__(self, mac: Mac, name: str, *, arrives: bool = True) -> None:
+        self.mac, self.name, self.arrives = mac, name, arrives
         self.wanted: set[str] = set()
 
     def want(self, models: Collection[Wanted]) -> None:
         self.wanted = {one.digest for one in models}
-        if self.wanted:
+        if self.wanted and self.arrives:
             fill(self.mac.store, manifest(self.name), contents(self.name))
 
     def states(self) -> dict[str, CopyState]:
@@ -135,6 +136,21 @@ def test_a_complete_model_says_where_it_came_from(mac: Mac) -> None:
     mac.round()
     copied = next(copy for copy in mac.keeper.copies if copy.manifest == digest)
     assert (copied.phase, copied.source, copied.peer, copied.link) == (CopyPhase.COMPLETE, CopySource.PEER, "mac-2", "cable")
+
+
+def test_a_deployment_that_is_deleted_during_the_copy_ends_it_and_leaves_no_model(mac: Mac) -> None:
+    mac.keeper.peers = peers = Peers(mac, "copied", arrives=False)
+    mac.wants(cache("copied", source="Peer"))
+    mac.round()
+    assert peers.wanted == {manifest("copied").digest}
+    # Its ModelCache goes with it: first it has a deletionTimestamp, then it is gone.
+    ending = cache("copied", source="Peer")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    for caches in ((ending,), ()):
+        mac.wants(*caches)
+        assert mac.round() == {}
+        assert peers.wanted == set()
+    assert not mac.store.layout.snapshot("owner/copied", manifest("copied").commit).exists()
 
 
 def test_progress_counts_what_is_staged_and_is_no_model_yet(mac: Mac) -> None:
@@ -264,3 +280,99 @@ def test_rates_and_times_left() -> None:
     # Bytes that were refused start again.
     rate.add(41.0, 0)
     assert rate.bytes_per_second is None
+
+
+# --- parts of a model ------------------------------------------------------------------------------------------------
+
+
+def of_part(name: str, files: str, layers: str, **about: str) -> Json:
+    """A ModelCache of which this Mac shall hold some files."""
+    one = cache(name, **about)
+    one["status"]["assignments"][0] |= {"files": files, "layers": layers}
+    weights = [{"file": 1, "bytes": manifest(name).files[1].size, "layers": "2-3"}]
+    return {**one, "status": {**one["status"], "weightFiles": weights}}
+
+
+def test_a_part_is_shown_with_its_layers_and_is_no_model(mac: Mac) -> None:
+    mac.wants(of_part("tiny", "0", "0-1"))
+    mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.PART, None)}
+    (copy,) = mac.keeper.copies
+    size = len(contents("tiny")["config.json"])
+    assert (copy.layers, copy.bytes, copy.bytes_done) == ("0-1", size, size)
+    assert not mac.store.layout.snapshot("owner/tiny", manifest("tiny").commit).exists()
+    folder = mac.store.layout.part(manifest("tiny").digest)
+    assert {path.name for path in folder.iterdir()} == {"config.json", PART_FILE}
+    assert mac.store.missing(manifest("tiny")), "the other file was left out"
+
+
+def test_layers_that_are_needed_later_are_added_and_earlier_ones_stay_until_then(mac: Mac) -> None:
+    mac.wants(of_part("tiny", "0", "0-1"))
+    folder = mac.download("tiny")
+    mac.round()
+    (folder / manifest("tiny").files[1].blob).unlink()
+    mac.wants(of_part("tiny", "0-1", "2-3"))
+    assert mac.round()["tiny"][0] is CopyPhase.COPYING
+    # A group that still serves layers 0 and 1 has them.
+    assert mac.keeper.copies[0].layers == "0-1"
+    mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.PART, None)}
+    assert mac.keeper.copies[0].layers == "0-3"
+
+
+def test_the_whole_model_and_a_part_of_it_are_both_there_if_both_are_wanted(mac: Mac) -> None:
+    other = "22222222-2222-3333-4444-555555555555"
+    mac.wants(of_part("tiny", "0", "0-1"), cache("tiny", uid=other, namespace="other"))
+    mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    assert mac.keeper.copies[0].layers == "0-1"
+    assert mac.keeper.copies[0].bytes == manifest("tiny").total_bytes
+    assert mac.store.layout.snapshot("owner/tiny", manifest("tiny").commit).is_dir()
+
+
+@pytest.mark.parametrize("files", ["0,77", "5"])
+def test_files_that_the_model_does_not_have_are_refused(mac: Mac, files: str) -> None:
+    mac.wants(of_part("tiny", files, "0-1"))
+    mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.FAILED, Reason.DOWNLOAD_FAILED)}
+    assert "has 2 files" in mac.keeper.copies[0].message
+
+
+def test_a_part_without_a_file_that_it_had_is_fetched_again(mac: Mac) -> None:
+    mac.wants(of_part("tiny", "0", "0-1"))
+    mac.download("tiny")
+    mac.round()
+    # As a peer's request does that finds that it has changed.
+    mac.store.layout.blob("owner/tiny", manifest("tiny").files[0].blob).unlink()
+    assert mac.round()["tiny"][0] is not CopyPhase.PART
+    assert mac.keeper.copies[0].layers is None
+    mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.PART, None)}
+
+
+def test_a_part_goes_with_its_model_unless_a_group_serves_it(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("served", "old"):
+        mac.wants(of_part(name, "0-1", "0-3"))
+        mac.download(name)
+        mac.round()
+    mac.used = [str(mac.store.layout.part(manifest("served").digest))]
+    mac.wants()
+    assert mac.round() == {"served": (CopyPhase.PART, None), "old": (CopyPhase.PART, None)}
+    monkeypatch.setattr(mac.store, "free_bytes", lambda: 0)
+    mac.wants(of_part("new", "0-1", "0-3"))
+    mac.download("new")
+    mac.round()
+    assert not mac.store.layout.part(manifest("old").digest).exists()
+    assert mac.store.layout.part(manifest("served").digest).is_dir()
+
+
+def test_a_damaged_description_of_a_part_is_written_again(mac: Mac) -> None:
+    mac.wants(of_part("tiny", "0", "0-1"))
+    mac.download("tiny")
+    mac.round()
+    marker = mac.store.layout.part(manifest("tiny").digest) / PART_FILE
+    marker.write_text("")
+    again = Mac(mac.store.root)
+    again.wants(of_part("tiny", "0", "0-1"))
+    assert again.round() == {"tiny": (CopyPhase.PART, None)}
+    assert again.keeper.copies[0].layers == "0-1"

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from thunderfleet_agent.metrics import Metrics as AgentMetrics
+from thunderfleet_agent.observe.sensors import Reading
+from thunderfleet_dashboards import __main__ as main
 from thunderfleet_kubelet.pods.queries import PodCounts
 from thunderfleet_kubelet.serving.metrics import Metrics as KubeletMetrics
 from thunderfleet_operator.metrics import Metrics as OperatorMetrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
+from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_runner.api.http.admission import Admission
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.group.metrics import GroupMetrics
@@ -24,9 +27,9 @@ Render = Callable[..., list[Json]]
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 # Labels that Prometheus adds to every scraped sample.
-TARGET_LABELS = {"instance", "le"}
-# Labels that the PodMonitor of runners adds.
-POD_LABELS = {"namespace", "pod", "thunderfleet_io_deployment"}
+TARGET_LABELS = {"instance", "le", "cluster"}
+# Labels that a runner adds to all its samples.
+RUNNER_LABELS = {"namespace", "deployment", "group", "rank", "node"}
 METRIC = re.compile(r"\b(thunderfleet_[a-z0-9_]+)\b")
 GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
 MATCHED = re.compile(r"\b([a-z_]+)\s*(?:=~|!~|!=|=)\s*\"")
@@ -37,10 +40,13 @@ def registries() -> Iterator[CollectorRegistry]:
     objects = CollectorRegistry()
     objects.register(ObjectMetrics(Objects, lambda: False))
     yield objects
-    yield AgentMetrics().registry
+    agent = AgentMetrics()
+    agent.show_sensors("mac", Reading, {})
+    yield agent.registry
     kubelet = KubeletMetrics("mac", "0", lambda: (0, 0))
     kubelet.text(PodCounts(pods=1, containers=1, restarts=0))
     yield kubelet.registry
+    yield RouterMetrics(lambda: 0.0, lambda: 0.0, lambda: True).registry
     runner = CollectorRegistry()
     GroupMetrics(runner, lambda: {0: 0.0})
     admission = Admission(budget=1, slots=1, queue=1)
@@ -67,21 +73,20 @@ def known() -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def dashboard(chart: Path) -> Json:
-    loaded: Json = json.loads((chart / "dashboards" / "thunderfleet.json").read_text())
-    return loaded
+def dashboards(chart: Path) -> list[Json]:
+    return [json.loads(path.read_text()) for path in sorted((chart / "dashboards").glob("*.json"))]
 
 
-def panels(dashboard: Json) -> list[Json]:
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+def panels(dashboards: list[Json]) -> list[Json]:
+    return [panel for dashboard in dashboards for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def wrong(expression: str, known: dict[str, set[str]]) -> list[str]:
     """Unknown metric names and labels in an expression."""
-    names = set(METRIC.findall(expression)) - POD_LABELS
+    names = set(METRIC.findall(expression))
     problems = [f"no program exports {name}" for name in sorted(names - set(known))]
-    by_pod = POD_LABELS if any(name.startswith("thunderfleet_runner_") for name in names) else set()
-    labels = TARGET_LABELS.union(by_pod, *(known.get(name, set()) for name in names))
+    of_runner = RUNNER_LABELS if any(name.startswith("thunderfleet_runner_") for name in names) else set()
+    labels = TARGET_LABELS.union(of_runner, *(known.get(name, set()) for name in names))
     used = {label.strip() for group in GROUPING.findall(expression) for label in group.split(",") if label.strip()}
     used |= set(MATCHED.findall(expression))
     problems += [f"no metric in it has the label {label}" for label in sorted(used - labels)]
@@ -98,50 +103,72 @@ def test_the_check_finds_what_is_wrong(known: dict[str, set[str]]) -> None:
     assert wrong("up", known) == ["it names no metric of ours"]
 
 
-def test_the_dashboard_asks_for_what_is_exported(dashboard: Json, known: dict[str, set[str]]) -> None:
+def test_the_dashboards_are_those_of_the_code(dashboards: list[Json]) -> None:
+    assert main.PAGES and {f"{page.uid}.json" for page in main.PAGES} == main.texts().keys()
+    assert main.texts() == {path.name: path.read_text() for path in main.FOLDER.glob("*.json")}, "run make docs"
+
+
+def test_the_dashboards_ask_for_what_is_exported(dashboards: list[Json], known: dict[str, set[str]]) -> None:
     problems = {
         f"{panel['title']}: {target['expr']}": found
-        for panel in panels(dashboard)
+        for panel in panels(dashboards)
         for target in panel["targets"]
         if (found := wrong(target["expr"], known))
     }
     assert problems == {}
 
 
-def test_legends_name_labels_that_the_expression_keeps(dashboard: Json) -> None:
-    for panel in panels(dashboard):
+def test_legends_name_labels_that_the_expression_keeps(dashboards: list[Json]) -> None:
+    for panel in panels(dashboards):
         for target in panel["targets"]:
             grouped = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
             kept = {label.strip() for group in grouped for label in group.split(",")}
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= kept, target
 
 
-def test_every_program_is_on_the_dashboard(dashboard: Json) -> None:
-    text = json.dumps(dashboard)
-    for program in ("operator", "agent", "kubelet", "runner"):
+def test_everything_exported_but_details_is_on_a_dashboard(dashboards: list[Json]) -> None:
+    text = json.dumps(dashboards)
+    for program in ("operator", "agent", "kubelet", "runner", "router", "mac", "modeldeployment", "thunderboltlink"):
         assert f"thunderfleet_{program}_" in text
 
 
-def test_panels_use_the_chosen_data_source_and_do_not_overlap(dashboard: Json) -> None:
-    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource"]
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not taken & cells, panel["title"]
-        assert at["x"] + at["w"] <= 24
-        taken |= cells
-    for panel in panels(dashboard):
+def test_panels_use_the_chosen_data_source_and_do_not_overlap(dashboards: list[Json]) -> None:
+    for dashboard in dashboards:
+        names = [variable["name"] for variable in dashboard["templating"]["list"]]
+        assert names[:2] == ["datasource", "cluster"]
+        used = set(re.findall(r"\$(cluster|namespace|deployment|node)\b", json.dumps(dashboard["panels"])))
+        assert used == set(names[1:]), dashboard["title"]
+        assert dashboard["links"][0]["tags"] == dashboard["tags"] == ["thunderfleet"]
+        assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+        taken: set[tuple[int, int]] = set()
+        for panel in dashboard["panels"]:
+            at = {"x": 0, "y": 0, **panel["gridPos"]}
+            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            assert not taken & cells, (dashboard["title"], panel["title"])
+            assert at["x"] + at["w"] <= 24
+            taken |= cells
+    for panel in panels(dashboards):
         assert panel["description"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         for owner in (panel, *panel["targets"]):
             assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
 
 
-def test_the_config_map_carries_the_dashboard_unchanged(render: Render, dashboard: Json) -> None:
+def test_links_lead_to_dashboards_and_their_variables(dashboards: list[Json]) -> None:
+    variables = {page["uid"]: {one["name"] for one in page["templating"]["list"]} for page in dashboards}
+    links = [link["url"] for panel in panels(dashboards) for link in panel["fieldConfig"]["defaults"].get("links", ())]
+    assert links
+    for url in links:
+        found = re.match(r"/d/([\w-]+)\?var-(\w+)=", url)
+        assert found is not None and found[2] in variables[found[1]], url
+
+
+def test_the_config_map_carries_the_dashboards_unchanged(render: Render, dashboards: list[Json]) -> None:
     (config,) = (item for item in render() if item["kind"] == "ConfigMap")
     assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(config["data"]["thunderfleet.json"]) == dashboard
+    assert [json.loads(config["data"][name]) for name in sorted(config["data"])] == dashboards
+    assert sum(map(len, config["data"].values())) < 900_000
 
 
 def test_alerts_ask_for_what_is_exported(render: Render, known: dict[str, set[str]]) -> None:

@@ -16,12 +16,15 @@ import pytest
 import yaml
 from rich.console import Console
 from thunderfleet_cli.cli import main
-from thunderfleet_cli.view import cables, events, facts, logs, status, top, topology, why
-from thunderfleet_cli.view.facts import Picture
+from thunderfleet_cli.view import cables, events, logs, status, top, topology
+from thunderfleet_cli.view import why as shown
 from thunderfleet_cli.view.page import Page
 from thunderfleet_cli.view.picture import why_unread
 from thunderfleet_cli.view.svg import svg
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_view import facts, why
+from thunderfleet_view.facts import Picture
+from thunderfleet_view.problems import mac_problem
 
 Json = dict[str, Any]
 
@@ -127,7 +130,7 @@ def test_status_names_each_problem() -> None:
         "RDMAHung: restart the Mac",
         "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there",
     ]
-    silent = status.mac_problem(node("studio-1", "Unknown", "Kubelet stopped posting node status."), None)
+    silent = mac_problem(node("studio-1", "Unknown", "Kubelet stopped posting node status."), None)
     assert silent.endswith("Kubelet stopped posting node status: check that the Mac is on and that its kubelet runs")
     assert values["cables"][0]["problem"] == "PortDown: plug it in"
 
@@ -142,7 +145,7 @@ def test_what_others_wrote_reaches_no_terminal_as_a_command() -> None:
         status.show(hostile, page, NOW)
         topology.show(hostile, page)
         cables.show(hostile, page)
-        why.show(why.why(hostile, hostile.deployments[0]), hostile, page)
+        shown.show(why.why(hostile, hostile.deployments[0]), hostile, page)
     assert "\x1b" not in text.getvalue()
     assert "[bold]x" in text.getvalue(), "nothing is markup"
 

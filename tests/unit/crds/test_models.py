@@ -92,7 +92,7 @@ def test_defaults_of_the_crd_and_of_the_models_are_the_same(
         without_empty_collections(filled["spec"], node["properties"]["spec"]) == ModelDeployment.load(document).dump()["spec"]
     )
     assert filled["spec"] == {
-        "model": {"path": "/models/tiny", "revision": "main"},
+        "model": {"path": "/models/tiny", "revision": "main", "copies": "Whole"},
         "replicas": 1,
         "nodes": {"min": 1, "selector": {}, "tolerations": []},
         "placement": {"policy": "Fewest"},

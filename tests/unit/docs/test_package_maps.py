@@ -21,6 +21,7 @@ PROGRAMS = (
     "operator",
     "runner",
     "tests/support",
+    "view",
 )
 PACKAGES = sorted(
     path.parent for program in PROGRAMS for path in (ROOT / program).rglob("__init__.py") if ".venv" not in path.parts

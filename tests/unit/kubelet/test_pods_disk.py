@@ -77,7 +77,7 @@ def test_what_causes_eviction_is_not_allocatable() -> None:
 
 def test_pressure_outlives_its_cause_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, free = [0.0], [5]
-    monkeypatch.setattr(disk, "_file_system", lambda path: FileSystem(free[0], 100))
+    monkeypatch.setattr(disk, "file_system", lambda path: FileSystem(free[0], 100))
     watch = DiskWatch(tmp_path, [], pressure.thresholds({}), 300, clock=lambda: now[0])
     assert (watch.look().pressure, len(watch.look().met)) == (True, 1)
     free[0], now[0] = 50, 299.0

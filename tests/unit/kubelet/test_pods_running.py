@@ -17,6 +17,7 @@ import pytest
 from thunderfleet_kubelet.containers import exec_session, launch
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user, volumes
+from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.pods import worker
 from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
@@ -847,3 +848,23 @@ async def test_a_second_shim_leaves_the_attempt_alone(world: World) -> None:
     await world.until(lambda: world.processes() == before)
     assert await world.log("one") == "up\n"
     assert world.api.pod("one")["status"]["phase"] == "Running"
+
+
+async def test_an_ephemeral_container_ends_with_the_reason_and_the_pod_goes_on(world: World) -> None:
+    manager = await world.boot()
+    pod = world.api.add_pod("one", {"containers": [sh("echo up; sleep 3600")]})
+    await world.phase("one", "Running")
+    debugger = {"name": "debugger", "image": "busybox"}
+    spec = {**pod["spec"], "ephemeralContainers": [debugger]}
+    world.api.put("/api/v1/namespaces/default/pods/one", {**world.api.pod("one"), "spec": spec})
+    await world.until(lambda: world.api.pod("one")["status"]["ephemeralContainerStatuses"])
+    status = world.api.pod("one")["status"]
+    ended = status["ephemeralContainerStatuses"][0]["state"]["terminated"]
+    assert (ended["reason"], "use kubectl exec" in ended["message"]) == ("NotSupported", True)
+    assert status["phase"] == "Running"
+    with pytest.raises(ContainerNotRunning, match="does not run ephemeral containers"):
+        manager.queries.open_log("default", "one", "debugger", LogOptions())
+    writes = world.api.status_writes
+    manager.settings = manager.settings
+    await world.until(lambda: world.api.pod("one")["status"]["containerStatuses"][0]["ready"])
+    assert world.api.status_writes == writes

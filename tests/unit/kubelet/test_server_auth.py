@@ -75,6 +75,8 @@ def world() -> World:
         ("POST", "/exec/default/p/c", "create", "proxy"),
         ("GET", "/attach/default/p/c", "create", "proxy"),
         ("GET", "/portForward/default/p", "create", "proxy"),
+        ("GET", "/stats/summary", "get", "stats"),
+        ("GET", "/metrics/cadvisor", "get", "metrics"),
         ("GET", "/metrics", "get", "metrics"),
         ("GET", "/metrics/resource", "get", "metrics"),
         ("GET", "/stats/summary", "get", "stats"),

@@ -17,9 +17,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_kubelet.containers.exec_session import Session
 from thunderfleet_kubelet.containers.logs import LogOptions
-from thunderfleet_kubelet.pods.queries import ContainerNotRunning, ContainerUsage, NoSuchPod, PodCounts, PodQueries
+from thunderfleet_kubelet.pods.queries import (
+    ContainerNotRunning,
+    ContainerUsage,
+    NoSuchPod,
+    PodCounts,
+    PodQueries,
+    ProbeResult,
+)
+from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_kubelet.serving import server as serving
 from thunderfleet_kubelet.serving.auth import Guard
 from thunderfleet_kubelet.serving.channels import exit_status, resize_of
@@ -146,7 +155,17 @@ class Pods:
         return PodCounts(pods=1, containers=2, restarts=3)
 
     async def usage(self) -> list[ContainerUsage]:
-        return [ContainerUsage("default", "p", name, 1.5, 1024, NOW, NOW) for name in ("a", "b")]
+        return [ContainerUsage("default", "p", name, 1.5, 1024, NOW, NOW, "u1", "i:1", f"id-{name}") for name in ("a", "b")]
+
+    def probe_results(self) -> list[ProbeResult]:
+        return [ProbeResult("default", "p", "u1", "a", "liveness", "failed", 2)]
+
+    def file_system(self) -> FileSystem:
+        return FileSystem(available=30, capacity=100, inodes_free=3, inodes=10)
+
+    def require_running(self, namespace: str, pod: str) -> None:
+        if pod != "p":
+            raise NoSuchPod(f"no pod {namespace}/{pod} runs here")
 
     def open_log(
         self, namespace: str, pod: str, container: str | None, options: LogOptions, *, previous: bool = False
@@ -481,10 +500,15 @@ async def test_exec_needs_a_websocket_a_command_and_a_stream(served: Served) -> 
     assert served.pods.asked == []
 
 
-async def test_port_forward_is_not_there_yet(served: Served) -> None:
+async def test_port_forward_needs_a_pod_that_runs_and_a_websocket(served: Served) -> None:
+    assert await served.get("/portForward/default/q") == (404, "no pod default/q runs here\n")
     status, text = await served.get("/portForward/default/p")
-    assert status == 501
-    assert "node's address" in text
+    assert (status, "WebSocket required" in text) == (400, True)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await served.socket("/portForward/default/p", "v4.channel.k8s.io")
+    assert refused.value.status == 400
+    async with served.socket("/portForward/default/p", "SPDY/3.1+portforward.k8s.io") as socket:
+        assert socket.protocol == "SPDY/3.1+portforward.k8s.io"
 
 
 def test_resizes() -> None:
@@ -527,6 +551,46 @@ async def test_resource_figures_are_summed_by_pod(served: Served) -> None:
     assert f'container_cpu_usage_seconds_total{{container="a",namespace="default",pod="p"}} 1.5 {milliseconds}' in text
     assert f'pod_cpu_usage_seconds_total{{namespace="default",pod="p"}} 3.0 {milliseconds}' in text
     assert f'pod_memory_working_set_bytes{{namespace="default",pod="p"}} 2048.0 {milliseconds}' in text
+
+
+async def test_figures_that_prometheus_stacks_read(served: Served) -> None:
+    _, text = await served.get("/metrics/cadvisor", known=False, token="good")
+    found = {
+        (sample.name, sample.labels["container"]): sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    cpu = found["container_cpu_usage_seconds_total", "a"]
+    labels = {"namespace": "default", "pod": "p", "container": "a", "image": "i:1", "name": "id-a", "id": "id-a"}
+    assert (cpu.value, cpu.labels) == (1.5, labels)
+    for name in ("container_memory_working_set_bytes", "container_memory_rss"):
+        assert found[name, "b"].value == 1024
+    _, text = await served.get("/metrics/probes")
+    (sample,) = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    assert (sample.name, sample.value, sample.labels["probe_type"], sample.labels["result"]) == (
+        "prober_probe_total",
+        2,
+        "Liveness",
+        "failed",
+    )
+
+
+async def test_the_summary_has_node_pods_and_containers(served: Served) -> None:
+    # The user of the token may read metrics, which are another resource than statistics.
+    assert (await served.get("/stats/summary", known=False, token="good"))[0] == 403
+    status, text = await served.get("/stats/summary")
+    assert status == 200
+    found = json.loads(text)
+    assert found["node"]["nodeName"] == "studio-1"
+    fs = {key: value for key, value in found["node"]["fs"].items() if key != "time"}
+    assert fs == {
+        **{"availableBytes": 30, "capacityBytes": 100, "usedBytes": 70},
+        **{"inodes": 10, "inodesFree": 3, "inodesUsed": 7},
+    }
+    (pod,) = found["pods"]
+    assert pod["podRef"] == {"name": "p", "namespace": "default", "uid": "u1"}
+    assert pod["cpu"]["usageCoreNanoSeconds"] == 3 * 10**9
+    assert [one["memory"]["workingSetBytes"] for one in pod["containers"]] == [1024, 1024]
 
 
 async def test_the_kind_of_a_stranger_path_does_not_grow_the_figures(served: Served) -> None:

@@ -1,5 +1,8 @@
 """What is decided about models that are fetched: without clusters, from values to decisions."""
 
+import base64
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,20 +22,26 @@ from thunderfleet_crds.nodeprofile import (
     Network,
     NodeProfile,
     NodeProfileStatus,
+    PipelineSize,
 )
+from thunderfleet_crds.parts import WeightFile
+from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import AddressClass, ConditionType, CopyPhase, CopySource, InterfaceKind
+from thunderfleet_crds.vocabulary import AddressClass, ConditionType, Copies, CopyPhase, CopySource, InterfaceKind
 from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.weights import cache as decisions
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
+from thunderfleet_operator.decide.weights.deployment import resolution
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod
 from thunderfleet_operator.decide.weights.uplink import uplink_mbps
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedCache
 from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.weights import snapshot
+from thunderfleet_operator.observe.weights import Need, Weights, WeightsFleets, needed_by, part_path, snapshot
+from thunderfleet_operator.placement import Fleet, Mac
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 COMMIT, DIGEST, UID = "c" * 40, "d" * 64, "11111111-2222-3333-4444-555555555555"
@@ -76,13 +85,15 @@ def profile(
 def observed(
     one: ModelCache,
     pods: Sequence[FetchPod] = (),
-    needed: Sequence[str] = (),
+    needed: Sequence[str] | Mapping[str, Need] = (),
     nodes: Sequence[Node] | None = None,
+    there: Mapping[str, NodeProfile] | None = None,
     **profiles: NodeProfile,
 ) -> ObservedCache:
-    known = profiles or {"a": profile("a"), "b": profile("b")}
-    there = {entry.name: entry for entry in nodes or [node(name) for name in known]}
-    return ObservedCache(one, pods, there, known, frozenset(needed), NOW)
+    known = there or profiles or {"a": profile("a"), "b": profile("b")}
+    macs = {entry.name: entry for entry in nodes or [node(name) for name in known]}
+    needs = needed if isinstance(needed, Mapping) else {name: Need(True) for name in needed}
+    return ObservedCache(one, pods, macs, known, needs, NOW)
 
 
 def pod(task: Task, at: str = "a", message: str = "", phase: str = "Running", age: float = 5.0) -> FetchPod:
@@ -302,6 +313,161 @@ def test_only_signed_pods_are_the_operators() -> None:
         assert read_fetch_pod(forged, keys) is None
     other = {**made, "metadata": {**made["metadata"], "name": "tiny-download-other"}}
     assert read_fetch_pod(other, keys) is None
+
+
+# --- parts of a model ------------------------------------------------------------------------------------------------
+
+FILES = (
+    WeightFile(file=1, bytes=GIB, shared=True),
+    WeightFile(file=2, bytes=2 * GIB, layers="0"),
+    WeightFile(file=3, bytes=2 * GIB, layers="1-2"),
+    WeightFile(file=4, bytes=2 * GIB, layers="3"),
+)
+"""Of a model with six files: the first and the last are no weights."""
+SIZED = MODEL.model_copy(update={"pipeline": PipelineSize(layer_bytes=(2 * GIB,) * 4)})
+IN_PARTS = {**RESOLVED, "files": 6, "weight_files": FILES, "model": SIZED}
+FIRST, LAST = Need(False, frozenset({0, 1})), Need(False, frozenset({2, 3}))
+
+
+def holder(name: str, layers: str, phase: CopyPhase = CopyPhase.PART) -> NodeProfile:
+    found = profile(name, copy=phase, done=5 * GIB)
+    copies = tuple(copy.model_copy(update={"layers": layers, "bytes": 5 * GIB}) for copy in found.status.copies)
+    return found.model_copy(update={"status": found.status.model_copy(update={"copies": copies})})
+
+
+def assigned(decision: CacheDecision) -> dict[str, tuple[str | None, str | None]]:
+    return {one.node: (one.layers, one.files) for one in decision.status.assignments}
+
+
+def test_each_mac_shall_hold_the_files_of_its_layers_and_one_that_two_need_is_with_both() -> None:
+    found = decide(observed(cache(IN_PARTS, copies=0), needed={"a": FIRST, "b": LAST}))
+    assert assigned(found) == {"a": ("0-1", "0-3,5"), "b": ("2-3", "0-1,3-5")}
+    assert {copy.node: copy.bytes for copy in found.status.macs} == {"a": 6 * GIB, "b": 6 * GIB}
+    assert found.create == NewPod(Task.DOWNLOAD, "a", 0, STORE, "0-3,5")
+
+
+def test_the_next_mac_downloads_what_no_other_one_has() -> None:
+    parts = observed(cache(IN_PARTS, copies=0), needed={"a": FIRST, "b": LAST}, a=holder("a", "0-1"), b=profile("b"))
+    found = decide(parts)
+    assert sources(found) == {"a": CopySource.PEER, "b": CopySource.HUB}
+    assert found.create == NewPod(Task.DOWNLOAD, "b", 0, STORE, "0-1,3-5")
+    assert reason(found, ConditionType.FETCHED) == Reason.FETCHING
+
+
+def test_parts_of_other_macs_together_are_a_source() -> None:
+    there = {"a": holder("a", "0-1"), "b": holder("b", "2-3"), "c": profile("c")}
+    moved = Need(False, frozenset({1, 2}))
+    found = decide(observed(cache(IN_PARTS, copies=0), needed={"c": moved}, there=there))
+    assert (sources(found), found.create) == ({"c": CopySource.PEER}, None)
+    # All files: those without weights, too, are on a Mac with any part.
+    whole = decide(observed(cache(IN_PARTS, copies=0), needed={"c": Need(True)}, there=there))
+    assert (sources(whole), whole.create) == ({"c": CopySource.PEER}, None)
+    away = [node("a"), node("b", ready=False), node("c")]
+    lost = decide(observed(cache(IN_PARTS, copies=0), needed={"c": Need(True)}, nodes=away, there=there))
+    assert sources(lost) == {"c": CopySource.HUB}
+
+
+def test_a_part_is_no_copy_of_the_model() -> None:
+    found = decide(observed(cache(IN_PARTS, copies=1), needed={"a": FIRST}, a=holder("a", "0-1"), b=profile("b", free=0)))
+    assert assigned(found) == {"a": ("0-1", None)}
+    assert found.status.copies == "0/1"
+    assert reason(found, ConditionType.FETCHED) == Reason.FETCHING
+
+
+def test_layers_that_move_to_a_mac_are_fetched_although_its_agent_says_that_it_has_its_part() -> None:
+    moved = {"a": FIRST, "b": Need(False, frozenset({1, 2, 3}))}
+    found = decide(observed(cache(IN_PARTS, copies=0), needed=moved, a=holder("a", "0-1"), b=holder("b", "2-3")))
+    assert assigned(found)["b"] == ("1-3", "0-1,3-5")
+    shown = {copy.node: copy.phase for copy in found.status.macs}
+    assert shown == {"a": CopyPhase.PART, "b": CopyPhase.WAITING}
+    assert found.status.copies == "1/2"
+
+
+def test_parts_that_are_there_are_fetched() -> None:
+    there = {"a": holder("a", "0-1"), "b": holder("b", "0,2-3")}
+    found = decide(observed(cache(IN_PARTS, copies=0), needed={"a": FIRST, "b": LAST}, there=there))
+    assert found.create is None and reason(found, ConditionType.FETCHED) == Reason.FETCHED
+    assert "a (layers 0-1)" in str(find_condition(found.status.conditions, ConditionType.FETCHED))
+
+
+def rank_plan(path: str, layers: Sequence[tuple[int, int] | None]) -> Plan:
+    ranks = [
+        {"rank": number, "node": "ab"[number], "pod": "p", "address": "10.0.0.1", "controlPort": 1, "gatewayPort": 2}
+        | {"ringAddress": "10.0.0.1", "ringPorts": [3], "layers": held, "memoryBytes": 1}
+        for number, held in enumerate(layers)
+    ]
+    return Plan.model_validate(
+        {"namespace": "ns", "deployment": "d", "uid": "u", "index": 0, "epoch": 1, "model": "m", "modelPath": path}
+        | {"backend": "ring" if len(ranks) > 1 else "none", "split": "Pipeline" if len(ranks) > 1 else "None", "ranks": ranks}
+        | {"memory": {"contextTokens": 1, "concurrentRequests": 1, "cachedTokens": 0}}
+    )
+
+
+def test_what_macs_need_follows_from_the_plans() -> None:
+    one = cache(IN_PARTS)
+    part, whole = part_path(STORE, DIGEST), snapshot(STORE, "o/n", COMMIT)
+    halves = rank_plan(part, [(2, 4), (0, 2)])
+    assert needed_by([halves], one) == {"a": LAST, "b": FIRST}
+    # One Mac with the whole model needs every file, and reads it from the same folder.
+    assert needed_by([halves, rank_plan(part, [None])], one)["a"] == Need(True, frozenset(range(4)))
+    assert needed_by([rank_plan(whole, [None]), rank_plan("/other", [None])], one) == {"a": Need(True)}
+
+
+def test_a_group_starts_when_its_own_layers_are_there() -> None:
+    one, path = cache(IN_PARTS), part_path(STORE, DIGEST)
+    plan = rank_plan(path, [(2, 4), (0, 2)])
+    there = {"a": (path, frozenset({2, 3})), "b": (path, frozenset({0}))}
+    assert Weights(one, {}, there).waits_for(plan.model_path, plan.ranks) == ("b",)
+    assert Weights(one, {}, {**there, "b": (path, frozenset({0, 1}))}).waits_for(plan.model_path, plan.ranks) == ()
+    # A part is no model for another group, which reads the folder of the commit.
+    other = snapshot(STORE, "o/n", COMMIT)
+    plan = rank_plan(other, [(2, 4), (0, 2)])
+    assert Weights(one, {"a": other, "b": other}).waits_for(plan.model_path, plan.ranks) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory", "copies", "usable"),
+    [
+        # A part of 2 GiB of memory takes at most 2 GiB, two more files of 2 GiB, and what is no weights.
+        (7 * GIB, 2 * GIB, Copies.SHARD, True),
+        (6 * GIB, 2 * GIB, Copies.SHARD, False),
+        (7 * GIB, 9 * GIB, Copies.SHARD, False),
+        (8 * GIB, 9 * GIB, Copies.SHARD, True),
+        (7 * GIB, 2 * GIB, Copies.WHOLE, False),
+    ],
+)
+def test_a_mac_needs_disk_for_what_its_memory_can_hold(disk: int, memory: int, copies: Copies, usable: bool) -> None:
+    mac = Mac("a", "10.0.0.1", memory, allocatable_bytes=memory, store=STORE, store_bytes=disk)
+    fleet, weights = WeightsFleets().of("k", Fleet([mac]), {}, cache(IN_PARTS), copies)
+    (model,) = fleet.macs["a"].models
+    assert model.complete == usable
+    shard = copies is Copies.SHARD
+    assert model.path == (part_path(STORE, DIGEST) if shard else snapshot(STORE, "o/n", COMMIT))
+    assert (dict(weights.missing or {}), set(weights.parts)) == ({}, {"a"}) if shard else ({"a": model.path}, set())
+
+
+def test_a_model_without_parts_is_fetched_whole_and_the_condition_says_why() -> None:
+    known = {**RESOLVED, "files": 6, "model": SIZED, "no_parts": "a tensor is in two files"}
+    _, weights = WeightsFleets().of("k", Fleet(), {}, cache(known), Copies.SHARD)
+    assert not weights.parts
+    found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
+    assert found.found and found.message.endswith("although spec.model.copies is Shard: a tensor is in two files")
+    assert "Shard" not in resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, "")).message
+
+
+def test_the_files_of_parts_fit_into_a_result_or_are_left_out() -> None:
+    files = tuple(WeightFile(file=number, bytes=5 * GIB - number, layers=f"{number}-{number + 1}") for number in range(163))
+    result = FetchResult(Reason.RESOLVED, commit=COMMIT, manifest=DIGEST, model=MODEL, weight_files=files)
+    assert FetchResult.parse(result.text) == result
+    many = tuple(WeightFile(file=number, bytes=number * 2654435761 % GIB, layers=str(number % 400)) for number in range(1000))
+    cut = FetchResult.parse(replace(result, weight_files=many).text)
+    assert cut is not None and cut.weight_files == () and "1000 files" in cut.no_parts
+
+
+@pytest.mark.parametrize("listed", [[[1, 2, "3-1", 0]], [[1, 2, "../x", 0]], [[1, 2, "0", 0]] * 2, [[-1, 2, "0", 0]], [1], {}])
+def test_hostile_lists_of_files_are_no_result(listed: object) -> None:
+    packed = base64.b85encode(zlib.compress(json.dumps(listed).encode())).decode()
+    assert FetchResult.parse(json.dumps({"reason": "Resolved", "parts": packed})) is None
 
 
 def test_paths_of_a_store() -> None:

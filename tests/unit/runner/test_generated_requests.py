@@ -294,10 +294,11 @@ async def test_no_request_ends_wedges_or_misleads_a_group(served: Callable[..., 
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(
-            bodies=st.lists(_PLAUSIBLE | _WILD | _OTHER, min_size=AT_ONCE, max_size=AT_ONCE),
+            bodies=st.tuples(*[_PLAUSIBLE] * (AT_ONCE // 2), *[_PLAUSIBLE | _WILD | _OTHER] * (AT_ONCE // 2)),
             leaves=st.sets(st.integers(0, AT_ONCE - 1)),
         )
-        def explore(bodies: list[dict[str, Any]], leaves: set[int]) -> None:
+        def explore(bodies: tuple[dict[str, Any], ...], leaves: set[int]) -> None:
+            # Half are plausible: Hypothesis draws from constants of all imported modules, which depend on the tests before.
             statuses = asyncio.run_coroutine_threadsafe(ask(*bodies, leaves=leaves), loop).result(2 * ANSWER_SECONDS + 10)
             assert all(_expected(body, status) for body, status in zip(bodies, statuses, strict=True)), statuses
 

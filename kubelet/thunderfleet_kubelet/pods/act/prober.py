@@ -1,6 +1,7 @@
 """Runs the probes of one pod's live containers and keeps their results."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,6 +37,8 @@ class Prober:
         self._context = context
         self._is_stopping = is_stopping
         self._live: dict[str, _Live] = {}
+        self.results: Counter[tuple[str, str, str]] = Counter()
+        """How often each probe succeeded and failed: by container, kind, and ``successful`` or ``failed``."""
         self.ready: dict[str, bool] = {}
         self.started: dict[str, bool] = {}
         self.unhealthy: dict[str, str] = {}
@@ -103,6 +106,7 @@ class Prober:
                 continue
             run = context.runner(name, attempt.number)
             success, output = await probes.run(probe, container, context.host, run, settings.timeout)
+            self.results[name, kind, "successful" if success else "failed"] += 1
             if not success and not self._is_stopping(name, attempt.number):
                 context.event("Warning", "Unhealthy", f"{kind.capitalize()} probe failed: {output}", name)
             if count.add(success):

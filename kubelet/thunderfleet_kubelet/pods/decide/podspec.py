@@ -11,6 +11,11 @@ TERMINAL_PHASES = ("Succeeded", "Failed")
 DEFAULT_GRACE_SECONDS = 30.0
 EVICTION_GRACE_SECONDS = 15.0
 
+NO_EPHEMERAL = (
+    "this node does not run ephemeral containers: its containers are processes of the machine itself; use kubectl exec"
+)
+"""The answer to ``kubectl debug``."""
+
 CLOCK_SECONDS = 1.0
 """A recorded time further in the future than this means that the clock was set back."""
 
@@ -28,6 +33,11 @@ def main_containers(pod: Json) -> list[Json]:
 def all_containers(pod: Json) -> list[Json]:
     """Init containers, then main containers."""
     return init_containers(pod) + main_containers(pod)
+
+
+def ephemeral_containers(pod: Json) -> list[Json]:
+    """What ``kubectl debug`` has added; this kubelet does not run them."""
+    return list(pod["spec"].get("ephemeralContainers") or [])
 
 
 def sidecars(pod: Json) -> list[Json]:

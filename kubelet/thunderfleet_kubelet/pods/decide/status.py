@@ -3,7 +3,7 @@
 from collections.abc import Set
 from typing import Any
 
-from thunderfleet_kubelet.containers.attempt import START_ERROR, Attempt
+from thunderfleet_kubelet.containers.attempt import START_ERROR, START_EXIT_CODE, Attempt
 from thunderfleet_kubelet.pods.decide import podspec
 from thunderfleet_kubelet.pods.decide.observed import Observed
 from thunderfleet_kubelet.pods.decide.progress import Ending, Progress, init_done, is_ready, is_started
@@ -39,6 +39,9 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
     }
     if inits:
         status["initContainerStatuses"] = inits
+    ephemeral = [_ephemeral(container, before, observed.now) for container in podspec.ephemeral_containers(pod)]
+    if ephemeral:
+        status["ephemeralContainerStatuses"] = ephemeral
     if pod["metadata"].get("generation") is not None:
         status["observedGeneration"] = pod["metadata"]["generation"]
     if progress.ending is Ending.DEADLINE:
@@ -49,6 +52,22 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
         if over and before.get(key):
             status.setdefault(key, before[key])
     return status
+
+
+def _ephemeral(container: Json, before: Json, now: float) -> Json:
+    """A terminated state, with which ``kubectl debug`` ends instead of waiting."""
+    known = [one for one in before.get("ephemeralContainerStatuses") or [] if one.get("name") == container["name"]]
+    at = ((known[0].get("state") or {}).get("terminated") or {}).get("finishedAt") if known else None
+    stamp = at or format_time(now)
+    ended = {"exitCode": START_EXIT_CODE, "reason": "NotSupported", "message": podspec.NO_EPHEMERAL}
+    return {
+        "name": container["name"],
+        "image": str(container.get("image") or ""),
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"terminated": {**ended, "startedAt": stamp, "finishedAt": stamp}},
+    }
 
 
 def rejected_status(pod: Json, reason: str, message: str, now: float) -> Json:

@@ -5,4 +5,5 @@ RDMA is parsed in ``thunderfleet_lib.rdma``, interfaces and network services in 
 hardware     the machine, its GPU, its limits and macOS
 thunderbolt  Thunderbolt ports and the computers behind them
 profiler     sections of a JSON report of `system_profiler`
+sensors      how busy, hot and full a Mac is
 """

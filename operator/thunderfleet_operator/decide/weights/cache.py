@@ -4,12 +4,13 @@ The hub is read once for a fleet: one Mac downloads, and others copy from it. A 
 tried again later: when the hub asks for it, or with growing pauses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import Assignment, Download, ModelCacheStatus
+from thunderfleet_crds.parts import files_for, ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.backoff import Backoff
@@ -17,10 +18,10 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.weights import status
 from thunderfleet_operator.decide.weights.manifests import NewPod
-from thunderfleet_operator.decide.weights.uplink import uplink_mbps
+from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import bytes_done, copy_phase, is_resolved, resolved_from
+from thunderfleet_operator.observe.weights import Need, bytes_done, copy_phase, is_resolved, layers_there, resolved_from
 
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
@@ -94,10 +95,31 @@ def _fits(observed: ObservedCache, name: str) -> bool:
     return _done(observed, name) > 0 or _free(observed, name) >= (observed.cache.status.bytes or 0)
 
 
-def holders(observed: ObservedCache) -> tuple[str, ...]:
-    """The Macs that shall hold the model: those that need it, and as many others as the spec asks for."""
+def _layers(observed: ObservedCache, name: str) -> frozenset[int]:
+    return layers_there(observed.profiles.get(name), observed.cache.status.manifest)
+
+
+def _has_files(observed: ObservedCache, name: str, need: Need) -> bool:
+    """Whether a Mac has all files that it shall hold."""
+    return _is_complete(observed, name) or (not need.whole and need.layers <= _layers(observed, name))
+
+
+def _satisfied(observed: ObservedCache, name: str, need: Need) -> bool:
+    """The same, and they are where its ranks read them."""
+    return _has_files(observed, name, need) and need.layers <= _layers(observed, name)
+
+
+def _files(observed: ObservedCache, need: Need) -> frozenset[int]:
+    status = observed.cache.status
+    count = status.files or 0
+    return frozenset(range(count)) if need.whole else files_for(status.weight_files, need.layers, count)
+
+
+def holders(observed: ObservedCache) -> dict[str, Need]:
+    """What Macs shall hold: those that need the model or a part of it, and as many others as the spec asks for."""
     spec, before = observed.cache.spec, {one.node for one in observed.cache.status.assignments}
-    chosen = {name for name in observed.needed if name in observed.nodes}
+    found = {name: need for name, need in observed.needed.items() if name in observed.nodes}
+    chosen = {name for name, need in found.items() if need.whole}
     candidates = [
         name
         for name in observed.nodes
@@ -113,46 +135,58 @@ def holders(observed: ObservedCache) -> tuple[str, ...]:
         if len(chosen) >= count:
             break
         chosen.add(name)
-    return tuple(sorted(chosen))
+        found[name] = found.get(name, Need(True)) | Need(True)
+    return dict(sorted(found.items()))
 
 
-def _there_is_one(observed: ObservedCache) -> bool:
-    """Whether a Mac that is up has all files."""
-    return any(_is_complete(observed, name) for name in observed.nodes if observed.nodes[name].ready)
+def _given(observed: ObservedCache, name: str, need: Need) -> bool:
+    """Whether other Macs that are up have, together, all files that a Mac shall hold."""
+    left, seen = _files(observed, need), set[frozenset[int]]()
+    for other in observed.nodes:
+        if other == name or not observed.nodes[other].ready:
+            continue
+        if _is_complete(observed, other):
+            return True
+        layers = _layers(observed, other)
+        if layers and layers not in seen:
+            seen.add(layers)
+            left -= _files(observed, Need(False, layers))
+            if not left:
+                return True
+    return False
 
 
-def _no_source_since(observed: ObservedCache, name: str) -> datetime | None:
+def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime | None:
     """Since when a Mac has not reached any that has the model, although there is one."""
     profile, status = observed.profiles.get(name), observed.cache.status
     copies = profile.status.copies if profile is not None else ()
     if not any(copy.manifest == status.manifest and copy.reason == Reason.NO_SOURCE for copy in copies):
         return None
     before = next((one.no_source_since for one in status.assignments if one.node == name), None)
-    return before or observed.now if _there_is_one(observed) else None
+    return before or observed.now if _given(observed, name, need) else None
 
 
-def _has_no_source(observed: ObservedCache, name: str) -> bool:
-    since = _no_source_since(observed, name)
+def _has_no_source(observed: ObservedCache, name: str, need: Need) -> bool:
+    since = _no_source_since(observed, name, need)
     return since is not None and age_seconds(since, observed.now) >= NO_SOURCE_SECONDS
 
 
-def _source(observed: ObservedCache, names: Sequence[str]) -> str | None:
+def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
     """The Mac that downloads from the hub; None if none has to, or none can.
 
-    One that has started goes on, then one that has most of the files, then the one with the fastest connection.
+    One at a time: others then copy from it. One that has started goes on, then one that has most of the files, then the one
+    with the fastest connection.
     """
-    missing = [name for name in names if not _is_complete(observed, name)]
-    if _there_is_one(observed):
-        # Macs that no other one can give it to.
-        missing = [name for name in missing if _has_no_source(observed, name)]
+    missing = [
+        name
+        for name, need in needs.items()
+        if not _has_files(observed, name, need) and (not _given(observed, name, need) or _has_no_source(observed, name, need))
+    ]
     before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
     able = [name for name in missing if _usable(observed, name) and _free(observed, name) >= 0]
-
-    def order(name: str) -> tuple[object, ...]:
-        uplink = uplink_mbps(observed.profiles.get(name))
-        return (name not in before, -_done(observed, name), -uplink, -_free(observed, name), name)
-
-    return min(able, key=order, default=None)
+    manifest = observed.cache.status.manifest
+    order = {name: (name not in before, *download_order(name, observed.profiles.get(name), manifest)) for name in able}
+    return min(able, key=lambda name: order[name], default=None)
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------
@@ -198,6 +232,7 @@ def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecisi
         # Another spec: what is known about the last one says nothing about it.
         before = before.model_copy(update={"download": None, "resolved_from": known, "commit": None, "manifest": None})
         before = before.model_copy(update={"model": None, "files": None, "bytes": None, "assignments": (), "macs": ()})
+        before = before.model_copy(update={"weight_files": (), "no_parts": ""})
         observed = replace(observed, cache=cache.model_copy(update={"status": before}))
     wanted = ("--repository", spec.repository, "--revision", spec.revision)
     mine = [pod for pod in pods if pod.task is Task.RESOLVE and pod.arguments == wanted and not pod.terminating]
@@ -238,6 +273,8 @@ def _resolved(observed: ObservedCache, pod: FetchPod, delete: tuple[FetchPod, ..
             "files": found.files,
             "bytes": found.bytes,
             "model": found.model,
+            "weight_files": found.weight_files,
+            "no_parts": found.no_parts,
             "token_accepted": spec.token_secret if found.token_used else None,
             "download": None,
         }
@@ -245,19 +282,25 @@ def _resolved(observed: ObservedCache, pod: FetchPod, delete: tuple[FetchPod, ..
     return CacheDecision(known, None, delete, 0.5)
 
 
+def _assignment(observed: ObservedCache, name: str, need: Need, *, hub: bool) -> Assignment:
+    return Assignment(
+        node=name,
+        source=CopySource.HUB if hub else CopySource.PEER,
+        no_source_since=_no_source_since(observed, name, need),
+        layers=ranges(need.layers) if need.layers else None,
+        files=None if need.whole else ranges(_files(observed, need)),
+    )
+
+
 def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecision:
     cache, before = observed.cache, observed.cache.status
-    names = holders(observed)
-    source = _source(observed, names)
-    sources = {name: CopySource.HUB if name == source else CopySource.PEER for name in names}
-    known = before.model_copy(
-        update={
-            "assignments": tuple(
-                Assignment(node=name, source=sources[name], no_source_since=_no_source_since(observed, name)) for name in names
-            )
-        }
-    )
-    wanted = ("--repository", cache.spec.repository, "--commit", before.commit, "--manifest", before.manifest)
+    needs = holders(observed)
+    source = _source(observed, needs)
+    assignments = tuple(_assignment(observed, name, need, hub=name == source) for name, need in needs.items())
+    known = before.model_copy(update={"assignments": assignments})
+    files = next((one.files for one in assignments if one.node == source), None)
+    what = ("--repository", cache.spec.repository, "--commit", before.commit, "--manifest", before.manifest)
+    wanted = (*what, "--files", files) if files is not None else what
     mine = [
         pod
         for pod in pods
@@ -273,7 +316,7 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
         failed = _failed(observed, stuck[0])
         return CacheDecision(known.model_copy(update={"download": failed}), None, (*old, *stuck), RETRY.first)
     if source is None:
-        waiting = any(not _is_complete(observed, name) for name in names)
+        waiting = any(not _satisfied(observed, name, need) for name, need in needs.items())
         return CacheDecision(known.model_copy(update={"download": None}), None, old, RECHECK_SECONDS if waiting else None)
     if ended is not None:
         # The agent's report that it is complete is on its way; if not, another pod fetches what was lost.
@@ -287,4 +330,4 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     profile = observed.profiles[source]
     store = profile.status.store.folder if profile is not None and profile.status.store is not None else ""
     attempt = before.download.attempts if before.download is not None else 0
-    return CacheDecision(known, NewPod(Task.DOWNLOAD, source, attempt, store), old, RECHECK_SECONDS)
+    return CacheDecision(known, NewPod(Task.DOWNLOAD, source, attempt, store, files), old, RECHECK_SECONDS)

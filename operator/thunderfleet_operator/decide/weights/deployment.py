@@ -7,7 +7,7 @@ from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import ConditionType
+from thunderfleet_crds.vocabulary import ConditionType, Copies
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, check_repository
 
 from thunderfleet_operator.decide.manifests import Manifest
@@ -16,7 +16,7 @@ from thunderfleet_operator.decide.request import request
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.manifests import HubSettings
 from thunderfleet_operator.decide.weights.status import short, summary
-from thunderfleet_operator.observe.weights import Weights, is_resolved
+from thunderfleet_operator.observe.weights import Weights, has_parts, is_resolved
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.eligibility import wanted_model
 
@@ -70,7 +70,7 @@ def _reported(fleet: Fleet) -> bool:
 
 def waits(weights: Weights, plan: Plan | None) -> tuple[str, ...]:
     """The Macs of a plan whose files have not arrived."""
-    return weights.waits_for({rank.node: plan.model_path for rank in plan.ranks}) if plan is not None else ()
+    return weights.waits_for(plan.model_path, plan.ranks) if plan is not None else ()
 
 
 def copies_of(weights: Weights, nodes: tuple[str, ...]) -> tuple[MacCopy, ...]:
@@ -87,8 +87,8 @@ def waiting_message(weights: Weights, nodes: tuple[str, ...]) -> str:
     return "fetching the model: " + "; ".join(part for part in parts if part)
 
 
-def resolution(weights: Weights, found: Resolution) -> Resolution:
-    """The condition ModelResolved of a ModelDeployment with a ModelCache. ``found``: without it."""
+def resolution(weights: Weights, found: Resolution, copies: Copies = Copies.WHOLE) -> Resolution:
+    """The condition ModelResolved of a ModelDeployment with a ModelCache. ``found``: without it. ``copies``: of its spec."""
     cache = weights.cache
     if cache is None or (found.found and found.reason == Reason.FOUND and weights.missing is None):
         return found
@@ -96,6 +96,9 @@ def resolution(weights: Weights, found: Resolution) -> Resolution:
     name = f"ModelCache {cache.metadata.name}"
     if is_resolved(cache):
         message = resolved.message if resolved is not None else f"commit {cache.status.commit}"
+        if copies is Copies.SHARD and not has_parts(cache):
+            why = cache.status.no_parts or "which layers its files have is not known"
+            message += f"; each Mac fetches all files although spec.model.copies is Shard: {why}"
         return Resolution(True, Reason.RESOLVED, f"{name}: {message}")
     if found.found:
         return found

@@ -52,6 +52,8 @@ class NewPod:
     attempt: int
     store: str = ""
     """Folder of the Mac's model store, for a download."""
+    files: str | None = None
+    """Numbers of the files to download; None for all."""
 
 
 def environment(settings: HubSettings) -> list[Manifest]:
@@ -78,6 +80,7 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
         what = ["--repository", spec.repository, "--revision", spec.revision]
     else:
         what = ["--repository", spec.repository, "--commit", status.commit or "", "--manifest", status.manifest or ""]
+        what += ["--files", new.files] if new.files is not None else []
         staging = f"{new.store}/.thunderfleet/staging/{meta.uid}"
         volumes.append({"name": "store", "hostPath": {"path": new.store, "type": "Directory"}})
         volumes.append({"name": "owned-staging", "hostPath": {"path": staging}})

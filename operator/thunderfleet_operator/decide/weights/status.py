@@ -6,14 +6,17 @@ from datetime import datetime
 from thunderfleet_crds.conditions import set_condition
 from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
+from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheStatus
 from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.parts import numbers
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
 
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.observe.nodes import Node
 
+ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
+"""Phases in which a Mac has what it shall hold."""
 LISTED = 4
 """Copies that a summary names."""
 
@@ -27,8 +30,8 @@ def duration(seconds: int) -> str:
 
 def progress(copy: MacCopy) -> str:
     """One copy in words."""
-    if copy.phase is CopyPhase.COMPLETE:
-        return f"{copy.node} has it"
+    if copy.phase in ENDED:
+        return f"{copy.node} has it" if copy.phase is CopyPhase.COMPLETE else f"{copy.node} has layers {copy.layers or ''}"
     share = copy.bytes_done * 100 // copy.bytes if copy.bytes else 0
     parts = [f"{copy.node} {share} % of {binary_size(copy.bytes)}"]
     if copy.source is CopySource.PEER and copy.peer:
@@ -46,7 +49,7 @@ def progress(copy: MacCopy) -> str:
 
 def summary(copies: Sequence[MacCopy]) -> str:
     """The copies that have not ended, in words."""
-    moving = [copy for copy in copies if copy.phase is not CopyPhase.COMPLETE]
+    moving = [copy for copy in copies if copy.phase not in ENDED]
     more = [f"and {len(moving) - LISTED} more Macs"] if len(moving) > LISTED else []
     return joined([*(progress(copy) for copy in moving[:LISTED]), *more])
 
@@ -54,7 +57,7 @@ def summary(copies: Sequence[MacCopy]) -> str:
 def short(copies: Sequence[MacCopy]) -> str | None:
     """The progress of all copies together, for a column."""
     total, done = sum(copy.bytes for copy in copies), sum(copy.bytes_done for copy in copies)
-    if not total or all(copy.phase is CopyPhase.COMPLETE for copy in copies):
+    if not total or all(copy.phase in ENDED for copy in copies):
         return None
     rate = sum(copy.bytes_per_second or 0 for copy in copies)
     speed = f" {rate / 1e6:.1f} MB/s" if rate else ""
@@ -71,14 +74,31 @@ def _copies(
         reported = profile.status.copies if profile is not None else ()
         known = next((one for one in reported if one.manifest == status.manifest), None)
         if known is None:
-            copy = MacCopy(node=assigned.node, bytes=status.bytes or 0, source=assigned.source)
+            copy = MacCopy(node=assigned.node, bytes=_bytes(status, assigned), source=assigned.source)
         else:
             shared = {name: getattr(known, name) for name in MacCopy.model_fields if name != "node"}
             copy = MacCopy(node=assigned.node, **shared)
-        if copy.phase is not CopyPhase.COMPLETE:
+        if copy.phase in ENDED and not _is_ended(assigned, copy):
+            # The agent has not seen yet that its Mac shall hold more.
+            copy = copy.model_copy(update={"phase": CopyPhase.WAITING, "bytes": max(copy.bytes, _bytes(status, assigned))})
+        if copy.phase not in ENDED:
             copy = copy.model_copy(update=_waits(status, assigned.source, copy, node, profile))
         found.append(copy)
     return tuple(found)
+
+
+def _is_ended(assigned: Assignment, copy: MacCopy) -> bool:
+    """Whether a Mac has what it shall hold, where its ranks read it."""
+    if assigned.files is None and copy.phase is not CopyPhase.COMPLETE:
+        return False
+    return numbers(assigned.layers or "") <= numbers(copy.layers or "")
+
+
+def _bytes(status: ModelCacheStatus, assigned: Assignment) -> int:
+    """Of the files that a Mac shall hold."""
+    files = numbers(assigned.files) if assigned.files else None
+    left_out = sum(one.bytes for one in status.weight_files if files is not None and one.file not in files)
+    return max(0, (status.bytes or 0) - left_out)
 
 
 def _waits(
@@ -94,7 +114,9 @@ def _waits(
         return {"reason": Reason.NO_MAC_TO_FETCH, "message": f"the model store cannot be used: {store.problem}"}
     download, hub = status.download, next((one.node for one in status.assignments if one.source is CopySource.HUB), None)
     if source is CopySource.PEER and copy.reason == Reason.NO_SOURCE and hub is not None:
-        return {"reason": None, "message": f"waits for {hub}, which downloads it"}
+        part = next((one.files for one in status.assignments if one.node == hub), None)
+        what = "it" if part is None else "its part; then this Mac gets its own"
+        return {"reason": None, "message": f"waits for {hub}, which downloads {what}"}
     if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
         when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
         return {"reason": download.reason, "message": f"{download.message}{when}"[:MESSAGE_LENGTH]}
@@ -122,10 +144,14 @@ def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy]) -> Verdict:
         return Verdict(False, Reason.NOT_RESOLVED, f"see condition {ConditionType.RESOLVED}")
     if not macs:
         return Verdict(False, Reason.NOTHING_TO_FETCH, "no Mac shall hold the model")
-    if all(copy.phase is CopyPhase.COMPLETE for copy in macs):
-        return Verdict(True, Reason.FETCHED, f"on {', '.join(copy.node for copy in macs)}")
-    reason = next((copy.reason for copy in macs if copy.reason and copy.phase is not CopyPhase.COMPLETE), None)
+    if all(copy.phase in ENDED for copy in macs):
+        return Verdict(True, Reason.FETCHED, f"on {', '.join(map(_where, macs))}")
+    reason = next((copy.reason for copy in macs if copy.reason and copy.phase not in ENDED), None)
     return Verdict(False, reason or Reason.FETCHING, summary(macs))
+
+
+def _where(copy: MacCopy) -> str:
+    return f"{copy.node} (layers {copy.layers})" if copy.phase is CopyPhase.PART else copy.node
 
 
 def complete(
@@ -137,7 +163,7 @@ def complete(
 ) -> ModelCacheStatus:
     """``status`` with everything that follows from it."""
     macs = _copies(status, nodes, profiles)
-    there = sum(copy.phase is CopyPhase.COMPLETE for copy in macs)
+    there = sum(copy.phase in ENDED for copy in macs)
     found = cache.status.conditions
     verdicts = {ConditionType.RESOLVED: _resolved(cache, status, nodes), ConditionType.FETCHED: _fetched(status, macs)}
     for kind, verdict in verdicts.items():

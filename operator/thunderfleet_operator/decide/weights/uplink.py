@@ -3,6 +3,8 @@
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.vocabulary import InterfaceKind
 
+from thunderfleet_operator.observe.weights import bytes_done
+
 USUAL_MBPS = {
     InterfaceKind.ETHERNET: 1000,
     InterfaceKind.BRIDGE: 1000,
@@ -27,3 +29,10 @@ def uplink_mbps(profile: NodeProfile | None) -> int:
             known = interface.speed_mbps if interface.kind in (InterfaceKind.ETHERNET, InterfaceKind.WIFI) else None
             return known or usual or UNKNOWN_MBPS
     return UNKNOWN_MBPS
+
+
+def download_order(name: str, profile: NodeProfile | None, manifest: str | None) -> tuple[int, int, int, str]:
+    """Macs in the order in which they are preferred for the download: most of the files, fastest connection, most free disk."""
+    store = profile.status.store if profile is not None else None
+    free = store.free_bytes if store is not None and not store.problem else -1
+    return (-bytes_done(profile, manifest), -uplink_mbps(profile), -free, name)

@@ -55,6 +55,16 @@ class Admission:
         """Number of requests that run."""
         return self._turns.running
 
+    @property
+    def reserved(self) -> int:
+        """Tokens of the requests that run: prompts and answers."""
+        return self._turns.reserved
+
+    @property
+    def budget(self) -> int:
+        """Tokens that requests may have together."""
+        return self._turns.budget
+
     async def enter(self, tokens: int, timeout: float = QUEUE_SECONDS) -> Slot:
         """Admits a request of ``tokens`` (prompt and answer), after waiting if needed. Raises Full."""
         started = time.monotonic()

@@ -14,11 +14,13 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from thunderfleet_lib.httpapi import errors
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.metrics import Labelled
 
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http.admission import Admission, Full
@@ -68,6 +70,8 @@ class Gateway:
             waited=lambda seconds: self._metrics.queued.observe(seconds),
         )
         self._metrics = GatewayMetrics(service.registry, lambda: self._admission)
+        self._exposed = CollectorRegistry()
+        self._exposed.register(Labelled(service.registry, service.labels))
         self._generation = Generation(service, intake, self._admission, self._metrics)
         self._embeddings = Embeddings(service, intake, self._admission, self._metrics)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
@@ -245,7 +249,7 @@ class Gateway:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encoder(self._service.registry), headers={"Content-Type": content_type})
+        return web.Response(body=encoder(self._exposed), headers={"Content-Type": content_type})
 
 
 def _of_api(request: web.Request) -> bool:

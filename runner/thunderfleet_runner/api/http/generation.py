@@ -144,15 +144,14 @@ class Generation:
         def ended(done: protocol.Done | None) -> None:
             slot.free()
             if done is not None:
-                metrics.prompt.inc(done.prompt_tokens)
-                metrics.cached.inc(done.cached_tokens)
-                metrics.generated.inc(done.generated_tokens)
+                metrics.finished(done)
 
         until = time.monotonic() + ANSWER_SECONDS
         async with contextlib.aclosing(self._service.submit(request, ended)) as events:  # type: ignore[type-var]
             async for event in events:
-                last = time.monotonic()
+                before, last = last, time.monotonic()
                 if isinstance(event, protocol.Done):
+                    metrics.whole.observe(last - arrived)
                     if event.generated_tokens > 1 and last > first:
                         metrics.rate.observe((event.generated_tokens - 1) / (last - first))
                 elif last > until:
@@ -160,6 +159,8 @@ class Generation:
                 elif not first:
                     first = last
                     metrics.first.observe(first - arrived)
+                else:
+                    metrics.gap.observe(last - before)
                 yield event
 
     # --- the response ---

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from thunderfleet_runner.api.http.admission import Admission
+from thunderfleet_runner.protocol import Done
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+_GAPS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _RATES = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 500, 1000, 5000)
 
 
@@ -34,10 +37,31 @@ class GatewayMetrics:
         self.first = histogram(
             "time_to_first_token_seconds", "Seconds from the arrival of a request to its first token.", _SECONDS
         )
+        self.gap = histogram("time_between_tokens_seconds", "Seconds from one token of a request to its next.", _GAPS)
+        self.whole = histogram("request_seconds", "Seconds from the arrival of a request to its last token.", _SECONDS)
+        self.prompt_size = histogram("prompt_size_tokens", "Prompt tokens of one request.", _TOKENS)
+        self.answer_size = histogram("answer_size_tokens", "Generated tokens of one request.", _TOKENS)
+        self.hits = counter("prompt_cache_hits", "Requests with a prompt of which a part was in the prompt cache.")
         self.rate = histogram("decode_tokens_per_second", "Tokens per second of one request after its first token.", _RATES)
         self.queued = histogram("queue_seconds", "Seconds that requests waited in the queue.", _SECONDS)
         self.prompt = counter("prompt_tokens", "Prompt tokens of served requests.")
         self.cached = counter("cached_tokens", "Prompt tokens taken from the prompt cache.")
         self.generated = counter("generated_tokens", "Tokens generated for clients.")
         gauge("queue_depth", "Requests waiting in the queue.", lambda: admission().waiting)
+        gauge(
+            "kv_reserved_tokens",
+            "Tokens of the KV cache that running requests have reserved: prompts and answers.",
+            lambda: admission().reserved,
+        )
+        gauge("kv_limit_tokens", "Tokens of the KV cache that running requests may reserve.", lambda: admission().budget)
         gauge("requests_running", "Requests that are running.", lambda: admission().running)
+
+    def finished(self, done: Done) -> None:
+        """Counts a request with which rank 0 is done."""
+        self.prompt.inc(done.prompt_tokens)
+        self.cached.inc(done.cached_tokens)
+        self.generated.inc(done.generated_tokens)
+        self.prompt_size.observe(done.prompt_tokens)
+        self.answer_size.observe(done.generated_tokens)
+        if done.cached_tokens:
+            self.hits.inc()

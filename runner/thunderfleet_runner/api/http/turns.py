@@ -18,11 +18,16 @@ class Turns:
     def __init__(self, *, budget: int, slots: int, queue: int) -> None:
         self.limit = slots + queue
         """Maximum number of requests that run or wait."""
-        self._budget = budget
+        self.budget = budget
         self._slots = slots
         self._queue_limit = queue
         self._running: set[Turn] = set()
         self._queue: deque[Turn] = deque()
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of the requests that run."""
+        return sum(one.tokens for one in self._running)
 
     @property
     def running(self) -> int:
@@ -36,7 +41,7 @@ class Turns:
 
     def ask(self, tokens: int) -> Turn | None:
         """Admits a request or puts it into the queue; None if the queue is full. One that is too large runs alone."""
-        turn = Turn(min(tokens, self._budget))
+        turn = Turn(min(tokens, self.budget))
         if not self._queue and self._fits(turn):
             self._admit(turn)
         elif len(self._queue) < self._queue_limit:
@@ -57,7 +62,7 @@ class Turns:
         return tuple(admitted)
 
     def _fits(self, turn: Turn) -> bool:
-        return len(self._running) < self._slots and sum(one.tokens for one in self._running) + turn.tokens <= self._budget
+        return len(self._running) < self._slots and self.reserved + turn.tokens <= self.budget
 
     def _admit(self, turn: Turn) -> None:
         turn.admitted = True

@@ -11,9 +11,12 @@ from thunderfleet_runner.rank.mlxlm import families
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 
 
-def load_lazily(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The whole model, strictly checked, with no weight read. Returns (model, configuration). Raises mlx-lm's errors."""
-    model, config = _utils.load_model(folder, lazy=True, strict=True)
+def load_lazily(folder: Path, *, strict: bool = True) -> tuple[Any, dict[str, Any]]:
+    """The whole model with no weight read. Returns (model, configuration). Raises mlx-lm's errors.
+
+    ``strict``: checked that the files have the weights of all parameters, and no others.
+    """
+    model, config = _utils.load_model(folder, lazy=True, strict=strict)
     return model, config
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_localcluster.demo.model import the_model
-from thunderfleet_localcluster.follow import condition, is_asleep, is_ready, obstacle, waiting_for, without_scheduler_noise
+from thunderfleet_view.follow import condition, is_asleep, is_ready, obstacle, waiting_for, without_scheduler_noise
 
 
 def deployment(conditions: dict[str, tuple[str, str]], generation: int = 2) -> dict[str, Any]:

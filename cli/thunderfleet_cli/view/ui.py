@@ -1,0 +1,87 @@
+"""``ui``: serves the live page to browsers on this machine."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+import webbrowser
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from aiohttp import web
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_view.feed import Feed
+from thunderfleet_view.watch import Watch
+from thunderfleet_view.web import guard
+from thunderfleet_view.web.chat import Chat
+from thunderfleet_view.web.server import Server
+from thunderfleet_view.web.sessions import Sessions
+
+from thunderfleet_cli.connection import Connection, connect
+from thunderfleet_cli.view.page import QUIET, Page
+
+ADDRESS: Final = "127.0.0.1"
+
+
+def show_page(arguments: argparse.Namespace) -> int:
+    """``thunderfleet ui``. Raises LocalClusterError."""
+    connection = connect(arguments.kubeconfig, arguments.context, arguments.namespace)
+    # What goes wrong with the API server is on the page.
+    logging.getLogger("thunderfleet_lib.kube").setLevel(logging.ERROR)
+    asyncio.run(_serve(connection, arguments))
+    return 0
+
+
+async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:
+    page, sessions, feed = Page(), Sessions(time.monotonic), Feed()
+    async with await connection.kube() as kube:
+        watch = Watch(kube, feed, arguments.namespace)
+        server = Server(watch, feed, sessions, Chat(connection.proxy))
+        runner = web.AppRunner(
+            server.app(), access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.5
+        )
+        await runner.setup()
+        try:
+            try:
+                port = await server.listener.listen(runner, ADDRESS, arguments.port)
+            except OSError as error:
+                raise LocalClusterError(f"cannot listen on port {arguments.port} of {ADDRESS}: {error.strerror}") from error
+            server.hosts = guard.loopback_hosts(port)
+
+            def announce() -> None:
+                # The part after # stays in the browser, which removes it from the address at once.
+                address = f"http://{ADDRESS}:{port}/#{sessions.new_token()}"
+                page.line(address)
+                if arguments.open:
+                    webbrowser.open(address)
+
+            announce()
+            if sys.stdin.isatty():
+                page.line("open it within 10 minutes; it works once. Enter prints a new one, Ctrl-C ends the page", QUIET)
+            with _on_enter(announce):
+                await watch.run()
+        finally:
+            await runner.cleanup()
+
+
+@contextlib.contextmanager
+def _on_enter(call: Callable[[], None]) -> Iterator[None]:
+    """Calls ``call`` whenever somebody presses Enter on the terminal."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if sys.stdin.readline():
+            call()
+        else:
+            loop.remove_reader(sys.stdin)
+
+    interactive = sys.stdin.isatty()
+    if interactive:
+        loop.add_reader(sys.stdin, read)
+    try:
+        yield
+    finally:
+        if interactive:
+            loop.remove_reader(sys.stdin)

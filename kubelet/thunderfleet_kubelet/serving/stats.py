@@ -1,0 +1,117 @@
+"""What Prometheus stacks and other tools read of a kubelet beside its own metrics, under the names of Kubernetes.
+
+``/metrics/cadvisor`` and ``/metrics/probes`` as text, ``/stats/summary`` as JSON. Only what this system accounts for is there:
+a container is a group of processes, so it has no working set apart from its resident memory, no network and no block device of
+its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from thunderfleet_kubelet.pods.queries import ContainerUsage, ProbeResult
+from thunderfleet_kubelet.pressure import FileSystem
+
+Json = dict[str, Any]
+
+_LABELS = ("container", "id", "image", "name", "namespace", "pod")
+_PROBE_LABELS = ("container", "namespace", "pod", "pod_uid", "probe_type", "result")
+NANO = 1_000_000_000
+
+
+class _Families:
+    """The families of one scrape."""
+
+    def __init__(self, families: Sequence[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Any]:
+        """Called by prometheus-client."""
+        return self._families
+
+
+def text(families: Sequence[Any]) -> bytes:
+    """A page of metrics."""
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return generate_latest(registry)
+
+
+def cadvisor_text(usage: Iterable[ContainerUsage]) -> bytes:
+    """``/metrics/cadvisor``: CPU and memory of each running container."""
+    cpu = CounterMetricFamily("container_cpu_usage_seconds", "CPU time in seconds", labels=_LABELS)
+    working = GaugeMetricFamily("container_memory_working_set_bytes", "Resident memory in bytes", labels=_LABELS)
+    resident = GaugeMetricFamily("container_memory_rss", "Resident memory in bytes", labels=_LABELS)
+    start = GaugeMetricFamily("container_start_time_seconds", "Start time in seconds since the Unix epoch", labels=_LABELS)
+    for one in usage:
+        labels, when = [one.container, one.id, one.image, one.id, one.namespace, one.pod], one.sampled_at.timestamp()
+        cpu.add_metric(labels, one.cpu_seconds, timestamp=when)
+        working.add_metric(labels, one.memory_bytes, timestamp=when)
+        resident.add_metric(labels, one.memory_bytes, timestamp=when)
+        start.add_metric(labels, one.started_at.timestamp(), timestamp=when)
+    return text([cpu, working, resident, start])
+
+
+def probes_text(results: Iterable[ProbeResult]) -> bytes:
+    """``/metrics/probes``: how often each probe of the pods on this node succeeded and failed."""
+    total = CounterMetricFamily(
+        "prober_probe", "Number of liveness, readiness and startup probes by result", labels=_PROBE_LABELS
+    )
+    for one in results:
+        total.add_metric([one.container, one.namespace, one.pod, one.uid, one.kind.capitalize(), one.result], one.count)
+    return text([total])
+
+
+def summary(
+    node: str, usage: Sequence[ContainerUsage], machine: tuple[float, int] | None, disk: FileSystem | None, now: datetime
+) -> Json:
+    """``/stats/summary``. ``machine``: CPU seconds since boot, and bytes of memory in use."""
+    own: Json = {"nodeName": node}
+    if machine is not None:
+        own |= _figures(now, *machine)
+    if disk is not None:
+        own["fs"] = {
+            "time": _time(now),
+            "availableBytes": disk.available,
+            "capacityBytes": disk.capacity,
+            "usedBytes": disk.capacity - disk.available,
+            "inodesFree": disk.inodes_free,
+            "inodes": disk.inodes,
+            "inodesUsed": disk.inodes - disk.inodes_free,
+        }
+    return {"node": own, "pods": [_pod(uid, [one for one in usage if one.uid == uid]) for uid in _uids(usage)]}
+
+
+def _uids(usage: Sequence[ContainerUsage]) -> list[str]:
+    return list(dict.fromkeys(one.uid for one in usage))
+
+
+def _pod(uid: str, containers: Sequence[ContainerUsage]) -> Json:
+    first = containers[0]
+    return {
+        "podRef": {"name": first.pod, "namespace": first.namespace, "uid": uid},
+        "startTime": _time(min(one.started_at for one in containers)),
+        "containers": [
+            {
+                "name": one.container,
+                "startTime": _time(one.started_at),
+                **_figures(one.sampled_at, one.cpu_seconds, one.memory_bytes),
+            }
+            for one in containers
+        ],
+        **_figures(first.sampled_at, sum(one.cpu_seconds for one in containers), sum(one.memory_bytes for one in containers)),
+    }
+
+
+def _figures(when: datetime, cpu_seconds: float, memory_bytes: int) -> Json:
+    return {
+        "cpu": {"time": _time(when), "usageCoreNanoSeconds": int(cpu_seconds * NANO)},
+        "memory": {"time": _time(when), "workingSetBytes": memory_bytes, "rssBytes": memory_bytes},
+    }
+
+
+def _time(at: datetime) -> str:
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,210 @@
+"""The chart in clusters of other people: taints, priorities, registries, namespaces, and the roles of their users."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Json = dict[str, Any]
+Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+Render = Callable[..., list[Json]]
+
+WORKLOADS = {"operator": ("Deployment",), "agent": ("DaemonSet",), "router": ("DaemonSet", "Deployment")}
+CONTROL_PLANE = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+ROUTERS: Json = {"enabled": True, "linuxReplicas": 1}
+
+
+@pytest.fixture
+def rendered(render: Render, tmp_path: Path) -> Callable[[Json], list[Json]]:
+    """The objects of a release with a file of values."""
+
+    def run(values: Json) -> list[Json]:
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(values))
+        return render("--values", str(file))
+
+    return run
+
+
+def workloads(objects: list[Json], component: str) -> list[Json]:
+    name = f"thunderfleet-{component}"
+    found = [item for item in objects if item["metadata"]["name"] == name and item["kind"] in WORKLOADS[component]]
+    assert len(found) == len(WORKLOADS[component])
+    return found
+
+
+def pods(objects: list[Json], component: str) -> list[Json]:
+    return [item["spec"]["template"]["spec"] for item in workloads(objects, component)]
+
+
+def tolerates(pod: Json, taint: Json) -> bool:
+    """As the scheduler compares a taint with the tolerations of a pod."""
+    return any(
+        one.get("key") in (None, taint["key"])
+        and one.get("effect") in (None, taint["effect"])
+        and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
+        for one in pod.get("tolerations", [])
+    )
+
+
+def fits(pod: Json, labels: Json, taints: list[Json]) -> bool:
+    return pod.get("nodeSelector", {}).items() <= labels.items() and all(tolerates(pod, taint) for taint in taints)
+
+
+LINUX, MAC = {"kubernetes.io/os": "linux"}, {"kubernetes.io/os": "darwin"}
+MACOS = {"key": "thunderfleet.io/macos", "effect": "NoSchedule"}
+OWN = {"key": "example.com/gpu", "value": "research", "effect": "NoExecute"}
+
+
+def test_the_operator_runs_on_a_control_plane_alone_and_on_a_plain_linux_box(render: Render) -> None:
+    (pod,) = pods(render("--set", "operator.replicas=1"), "operator")
+    assert fits(pod, LINUX, [CONTROL_PLANE])
+    assert fits(pod, LINUX, [])
+    assert not fits(pod, MAC, [MACOS])
+    assert not fits(pod, LINUX, [OWN])
+
+
+def test_the_operator_runs_on_macs_only(render: Render) -> None:
+    objects = render("--set", "operator.replicas=1,operator.runtimeClassName=macos")
+    (pod,) = pods(objects, "operator")
+    (runtime,) = [item["scheduling"] for item in objects if item["kind"] == "RuntimeClass"]
+    assert pod["runtimeClassName"] == "macos"
+    # As the admission of RuntimeClasses merges them.
+    merged = {"nodeSelector": runtime["nodeSelector"] | pod.get("nodeSelector", {})}
+    merged["tolerations"] = [*runtime["tolerations"], *pod["tolerations"]]
+    assert fits(merged, MAC, [MACOS])
+    assert not fits(merged, LINUX, [])
+
+
+@pytest.mark.parametrize("component", ["agent", "router"])
+def test_every_mac_has_an_agent_and_a_router_whatever_its_taints(
+    rendered: Callable[[Json], list[Json]], component: str
+) -> None:
+    pod = pods(rendered({"router": ROUTERS}), component)[0]
+    assert fits(pod, MAC, [MACOS, OWN])
+    assert not fits(pod, LINUX, [])
+
+
+def test_values_reach_the_pods_of_each_component(rendered: Callable[[Json], list[Json]]) -> None:
+    own: Json = {
+        "nodeSelector": {"example.com/pool": "system"},
+        "tolerations": [{"key": "example.com/gpu", "operator": "Equal", "value": "research", "effect": "NoExecute"}],
+        "priorityClassName": "important",
+        "podLabels": {"example.com/team": "ml", "app.kubernetes.io/component": "mine"},
+        "podAnnotations": {"example.com/note": "1"},
+        "serviceAccount": {"annotations": {"example.com/role": "reader"}},
+        "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    }
+    objects = rendered(
+        {
+            "imagePullSecrets": [{"name": "registry"}],
+            "commonLabels": {"example.com/owner": "me"},
+            "namespaceOverride": "elsewhere",
+            "operator": own,
+            "agent": own,
+            "router": own | ROUTERS,
+        }
+    )
+    for component in WORKLOADS:
+        (account,) = [
+            item
+            for item in objects
+            if (item["kind"], item["metadata"]["name"]) == ("ServiceAccount", f"thunderfleet-{component}")
+        ]
+        assert account["metadata"]["annotations"] == {"example.com/role": "reader"}
+        for workload in workloads(objects, component):
+            template = workload["spec"]["template"]
+            labels, pod = template["metadata"]["labels"], template["spec"]
+            assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items(), "podLabels do not replace ours"
+            assert labels["example.com/team"] == "ml"
+            assert template["metadata"]["annotations"].items() >= {("example.com/note", "1")}
+            assert "prometheus.io/port" in template["metadata"]["annotations"]
+            assert (pod["priorityClassName"], pod["imagePullSecrets"]) == ("important", [{"name": "registry"}])
+            assert {"name": "TZ", "value": "UTC"} in pod["containers"][0]["env"]
+            assert {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}} in pod["containers"][0]["env"]
+            if (workload["kind"], component) != ("DaemonSet", "router"):
+                assert pod["nodeSelector"].items() >= own["nodeSelector"].items()
+                assert tolerates(pod, OWN)
+    for item in objects:
+        assert item["metadata"].get("namespace", "elsewhere") == "elsewhere"
+        if item["kind"] != "CustomResourceDefinition":
+            assert item["metadata"]["labels"]["example.com/owner"] == "me", item["metadata"]["name"]
+    text = yaml.safe_dump_all(objects)
+    assert "system:serviceaccount:thunderfleet-system:" not in text
+    assert "system:serviceaccount:elsewhere:thunderfleet-operator" in text
+
+
+@pytest.mark.parametrize("component", ["operator", "router"])
+def test_containers_need_no_rights(rendered: Callable[[Json], list[Json]], component: str) -> None:
+    for pod in pods(rendered({"router": ROUTERS}), component):
+        assert pod["containers"][0]["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+
+
+def test_values_of_an_older_release_still_work(rendered: Callable[[Json], list[Json]]) -> None:
+    """``helm upgrade --reuse-values`` has none of the new values."""
+    new = ("nodeSelector", "tolerations", "priorityClassName", "podLabels", "podAnnotations", "serviceAccount", "extraEnv")
+    none = dict.fromkeys((*new, "podSecurityContext", "securityContext"))
+    older: Json = {"imagePullSecrets": None, "namespaceOverride": None, "commonLabels": None, "pods": {"allowed": None}}
+    objects = rendered(older | {"operator": none, "agent": dict.fromkeys(new), "router": none | ROUTERS})
+    (agent,) = pods(objects, "agent")
+    assert agent["priorityClassName"] == "system-node-critical"
+    assert fits(agent, MAC, [MACOS])
+    assert "securityContext" not in pods(objects, "operator")[0]["containers"][0]
+
+
+def rights(objects: list[Json], name: str) -> set[tuple[str, str]]:
+    (role,) = [item for item in objects if (item["kind"], item["metadata"]["name"]) == ("ClusterRole", name)]
+    assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {"thunderfleet.io"}
+    return {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def test_users_of_namespaces_write_what_is_theirs_and_no_status(render: Render) -> None:
+    objects = render()
+    edit, view = rights(objects, "thunderfleet-edit"), rights(objects, "thunderfleet-view")
+    assert {verb for _, verb in view} == {"get", "list", "watch"}
+    assert {resource for resource, _ in edit} == {"modeldeployments", "modelcaches", "modeldeployments/scale"}
+    assert not {resource for resource, _ in edit | view} & {"nodeprofiles", "thunderboltlinks"}, "those belong to no namespace"
+
+
+def test_pods_on_macs_are_the_operators_if_the_value_says_so(render: Render) -> None:
+    def validations(*words: str) -> list[Json]:
+        name = "thunderfleet-mac-pods"
+        objects = [item for item in render(*words) if item["kind"] == "ValidatingAdmissionPolicy"]
+        (policy,) = [item for item in objects if item["metadata"]["name"] == name]
+        found: list[Json] = policy["spec"]["validations"]
+        return found
+
+    before, after = validations(), validations("--set", "pods.allowed=Operator")
+    assert after[1:] == before
+    assert "system:serviceaccount:thunderfleet-system:thunderfleet-operator" in after[0]["expression"]
+    assert "create a ModelDeployment" in after[0]["message"]
+
+
+REFUSED = [
+    ("operator.tolerations[0].effect=Never", "value must be one of 'NoSchedule', 'PreferNoSchedule', 'NoExecute'"),
+    ("operator.tolerations[0].operater=Exists", "additional properties 'operater' not allowed"),
+    ("agent.nodeSelector.pool=1", "at '/agent/nodeSelector/pool': got number, want string"),
+    ("router.priorityClassName=Not Valid", "at '/router/priorityClassName': 'Not Valid' does not match pattern"),
+    ("imagePullSecrets={registry}", "at '/imagePullSecrets/0': got string, want object"),
+    ("namespaceOverride=Mine", "at '/namespaceOverride': 'Mine' does not match pattern"),
+    ("operator.extraEnv[0].value=x", "at '/operator/extraEnv/0': missing property 'name'"),
+    ("agent.securityContext.privileged=true", "at '/agent': additional properties 'securityContext' not allowed"),
+    ("pods.allowed=Nobody", "at '/pods/allowed': value must be one of 'Anyone', 'Operator'"),
+]
+
+
+@pytest.mark.parametrize(("value", "sentence"), REFUSED, ids=[value for value, _ in REFUSED])
+def test_bad_values_are_refused_with_a_sentence(helm: Helm, chart: Path, value: str, sentence: str) -> None:
+    done = helm("template", "thunderfleet", chart, "--set", value)
+    assert done.returncode != 0
+    assert sentence in done.stderr

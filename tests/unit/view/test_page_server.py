@@ -1,0 +1,371 @@
+"""The page's server: who may use it, what it sends, and its bounds. A real server, and an API server of lists and watches."""
+
+import asyncio
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from thunderfleet_view import feed as feeding
+from thunderfleet_view.feed import Feed
+from thunderfleet_view.fleet import Kind
+from thunderfleet_view.web import assets, guard
+from thunderfleet_view.web import server as serving
+from thunderfleet_view.web.sessions import MAX_SESSIONS, SESSION_SECONDS, TOKEN_SECONDS, Sessions
+
+from tests.support.fleetpage import FleetApi, Page, cable, cable_name, fleet, model, served
+from tests.support.waiting import until_async
+
+ROOT = Path(__file__).parents[3]
+LINK = cable_name("studio-1", 1, "studio-2", 1)
+
+
+class Clock:
+    """A clock that stands still."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FleetApi]:
+    found = FleetApi()
+    await found.start()
+    found.fill(fleet(2, 2, idle=0))
+    yield found
+    await found.stop()
+
+
+@pytest.fixture
+async def page(api: FleetApi) -> AsyncIterator[Page]:
+    async with served(api) as found:
+        await until_async(lambda: found.watch.synced, "the fleet is known")
+        yield found
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as found:
+        yield found
+
+
+async def ask(
+    client: aiohttp.ClientSession, page: Page, path: str, method: str = "GET", body: Any = None, **headers: str
+) -> tuple[int, Mapping[str, str], str]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with client.request(method, page.origin + path, json=body, headers=named) as answer:
+        return answer.status, answer.headers, await answer.text()
+
+
+async def opened(client: aiohttp.ClientSession, page: Page) -> dict[str, str]:
+    """The header of a new session."""
+    status, _, text = await ask(client, page, "/session", "POST", {"token": page.sessions.new_token()})
+    assert status == 200
+    return {"Authorization": f"Bearer {json.loads(text)['session']}"}
+
+
+# --- sessions ---
+
+
+def test_a_token_opens_one_session_and_is_then_worth_nothing() -> None:
+    sessions = Sessions(Clock())
+    token = sessions.new_token()
+    session = sessions.exchange(token)
+    assert session is not None and sessions.valid(session)
+    assert sessions.exchange(token) is None
+    assert not sessions.valid(token) and not sessions.valid("") and not sessions.valid("\udcff")
+
+
+def test_a_new_token_replaces_the_last_one() -> None:
+    sessions = Sessions(Clock())
+    old, new = sessions.new_token(), sessions.new_token()
+    assert sessions.exchange(old) is None and sessions.exchange(new) is not None
+
+
+def test_tokens_and_sessions_end_and_are_few() -> None:
+    clock = Clock()
+    sessions = Sessions(clock)
+    token = sessions.new_token()
+    clock.now = TOKEN_SECONDS + 1
+    assert sessions.exchange(token) is None
+    opened = [sessions.exchange(sessions.new_token()) or "" for _ in range(MAX_SESSIONS + 1)]
+    assert [sessions.valid(one) for one in opened] == [False] + [True] * MAX_SESSIONS
+    clock.now += SESSION_SECONDS + 1
+    assert not any(sessions.valid(one) for one in opened)
+
+
+# --- who may use it ---
+
+
+@pytest.mark.parametrize("path", ["/api/feed", "/api/details?id=mac/studio-1"])
+async def test_without_a_session_nothing_of_the_fleet_is_sent(page: Page, client: aiohttp.ClientSession, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": page.sessions.new_token()}, {"Cookie": "a=b"}):
+        status, _, text = await ask(client, page, path, **headers)
+        assert status == 401 and "studio" not in text
+    status, _, text = await ask(client, page, "/api/chat", "POST", {"model": "default/model-0", "messages": []})
+    assert status == 401
+
+
+async def test_a_second_use_of_the_token_is_refused(page: Page, client: aiohttp.ClientSession) -> None:
+    token = page.sessions.new_token()
+    statuses = [(await ask(client, page, "/session", "POST", {"token": token}))[0] for _ in range(2)]
+    assert statuses == [200, 401]
+
+
+@pytest.mark.parametrize("body", ["x", "[]", "{}", '{"token": 1}', '{"token": ["a"]}', "[" * 5000])
+async def test_what_is_no_token_opens_nothing(page: Page, client: aiohttp.ClientSession, body: str) -> None:
+    async with client.post(page.origin + "/session", data=body, headers={"Content-Type": "application/json"}) as answer:
+        assert answer.status in (400, 401)
+
+
+@pytest.mark.parametrize(
+    "host", ["attacker.example", "attacker.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.attacker.example:{port}", ""]
+)
+async def test_another_name_for_this_machine_is_refused(page: Page, client: aiohttp.ClientSession, host: str) -> None:
+    session = await opened(client, page)
+    for path, headers in (("/", {}), ("/api/feed", session), ("/assets/page.js", {})):
+        status, _, text = await ask(client, page, path, Host=host.format(port=page.port), **headers)
+        assert status == 403 and "the host must be one of" in text
+
+
+async def test_pages_of_other_origins_are_refused(page: Page, client: aiohttp.ClientSession) -> None:
+    session = await opened(client, page)
+    foreign = (
+        {"Origin": "https://attacker.example"}, {"Origin": "null"}, {"Origin": f"http://localhost:{page.port}"},
+        {"Origin": page.origin.replace("http", "https")}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
+    )  # fmt: skip
+    for headers in foreign:
+        for path, method in (("/api/details?id=mac/studio-1", "GET"), ("/session", "POST"), ("/api/chat", "OPTIONS")):
+            status, answered, _ = await ask(client, page, path, method, {"token": "x"}, **headers, **session)
+            assert status == 403 and not [name for name in answered if name.lower().startswith("access-control")]
+    status, _, _ = await ask(
+        client, page, "/api/details?id=mac/studio-1", Origin=page.origin, Sec_Fetch_Site="same-origin", **session
+    )
+    assert status == 200
+
+
+async def test_a_form_of_another_page_cannot_post(page: Page, client: aiohttp.ClientSession) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        body = json.dumps({"token": page.sessions.new_token()})
+        async with client.post(page.origin + "/session", data=body, headers={"Content-Type": kind}) as answer:
+            assert answer.status == 415
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/assets/page.js", "/assets/page.css", "/assets/nothing", "/api/feed", "/nothing", "/assets/..%2fserver.py"]
+)
+async def test_every_response_has_the_policy(page: Page, client: aiohttp.ClientSession, path: str) -> None:
+    _, headers, _ = await ask(client, page, path)
+    policy = headers["Content-Security-Policy"]
+    assert (
+        "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "require-trusted-types-for 'script'" in policy
+    )
+    assert "unsafe" not in policy and "http" not in policy and "*" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff" and headers["Referrer-Policy"] == "no-referrer"
+
+
+async def test_the_stream_has_the_policy_too(page: Page, client: aiohttp.ClientSession) -> None:
+    async with client.get(page.origin + "/api/feed", headers=await opened(client, page)) as answer:
+        assert set(guard.HEADERS.items()) <= set(answer.headers.items())
+
+
+# --- what it sends ---
+
+
+async def test_the_whole_fleet_then_changes(api: FleetApi, page: Page, client: aiohttp.ClientSession) -> None:
+    async with client.get(page.origin + "/api/feed", headers=await opened(client, page)) as answer:
+        first = json.loads(await answer.content.readline())
+        assert first["whole"] and {one["id"] for one in first["put"]} == set(page.watch.fleet.entities)
+        api.put(Kind.LINKS, cable("studio-1", 1, "studio-2", 1, "False", message="pulled"))
+        second = await message(answer)
+        assert [(one["id"], one["health"]) for one in second["put"]] == [(f"cable/{LINK}", "bad")] and "whole" not in second
+        api.drop(Kind.LINKS, LINK)
+        assert (await message(answer))["drop"] == [f"cable/{LINK}"]
+
+
+async def message(answer: aiohttp.ClientResponse) -> Any:
+    """The next message; empty lines only say that the server lives."""
+    while not (line := await answer.content.readline()).strip():
+        assert line, "the stream has ended"
+    return json.loads(line)
+
+
+async def test_while_the_api_server_is_away_the_page_keeps_what_it_knows(
+    api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.watch.AWAY_SECONDS", 0.1)
+    headers, port = await opened(client, page), int(api.url.rpartition(":")[2])
+    async with client.get(page.origin + "/api/feed", headers=headers) as answer:
+        before = {one["id"] for one in (await message(answer))["put"]}
+        await api.stop()
+        assert "does not answer" in (await message(answer))["notes"][0]
+        assert set(page.watch.fleet.entities) == before
+        await api.start(port)
+        while (await message(answer)).get("notes"):
+            pass
+        api.put(Kind.LINKS, cable("studio-1", 1, "studio-2", 1, "False"))
+        while not (await message(answer))["put"]:
+            pass
+
+
+async def test_a_missing_right_is_named(client: aiohttp.ClientSession) -> None:
+    api = FleetApi()
+    api.refused = {Kind.NODES: 403, Kind.LINKS: 404}
+    await api.start()
+    async with served(api) as page:
+        await until_async(lambda: len(page.feed.notes) == 2, "both kinds are refused")
+        assert "kubectl auth can-i list nodes" in page.feed.notes[0] and "install the chart" in page.feed.notes[1]
+    await api.stop()
+
+
+async def test_details_of_what_is_selected(page: Page, client: aiohttp.ClientSession) -> None:
+    session = await opened(client, page)
+    status, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)
+    assert status == 200 and json.loads(text)["why"]["steps"]
+    assert (await ask(client, page, "/api/details?id=mac/nobody", **session))[0] == 404
+
+
+# --- bounds ---
+
+
+def test_a_browser_that_does_not_read_costs_a_set_of_ids_and_then_gets_everything() -> None:
+    feed = Feed()
+    reader = feed.open()
+    reader.whole = False
+    for number in range(feeding.MAX_PENDING * 3):
+        feed.publish({f"mac/{number % (feeding.MAX_PENDING // 2)}": {"id": "x", "n": number}})
+    assert len(reader.pending) == feeding.MAX_PENDING // 2 and not reader.whole
+    for number in range(feeding.MAX_PENDING * 3):
+        feed.publish({f"cable/{number}": {"id": "y"}})
+    assert reader.whole and not reader.pending
+
+
+async def test_the_last_content_is_sent_once_however_often_it_changed() -> None:
+    feed = Feed()
+    reader = feed.open()
+    await reader.take(1)
+    for number in range(100):
+        feed.publish({"mac/a": {"id": "mac/a", "n": number}})
+    found = json.loads(await reader.take(1) or "")
+    assert found == {"put": [{"id": "mac/a", "n": 99}], "drop": []}
+    assert await reader.take(0.01) is None
+
+
+async def test_more_streams_than_allowed_are_refused_and_places_come_back(
+    page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_READERS", 2)
+    headers = await opened(client, page)
+    first = [await client.get(page.origin + "/api/feed", headers=headers) for _ in range(2)]
+    status, answered, text = await ask(client, page, "/api/feed", **headers)
+    assert status == 503 and "close one" in text and answered["Retry-After"] == "10"
+    for one in first:
+        one.close()
+    await until_async(lambda: page.feed.readers == 0, "both places are free")
+    async with client.get(page.origin + "/api/feed", headers=headers) as answer:
+        assert answer.status == 200
+
+
+async def test_a_browser_that_stops_reading_is_cut_off(
+    api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "WRITE_SECONDS", 0.2)
+    headers = await opened(client, page)
+    reader, writer = await asyncio.open_connection("127.0.0.1", page.port, limit=1024)
+    lines = ["GET /api/feed HTTP/1.1", f"Host: 127.0.0.1:{page.port}", f"Authorization: {headers['Authorization']}", "", ""]
+    writer.write("\r\n".join(lines).encode())
+    await reader.readline()
+    await until_async(lambda: page.feed.readers == 1, "the stream is open")
+
+    def change() -> bool:
+        page.feed.publish({f"mac/{number}": {"id": "x", "text": "x" * 100_000} for number in range(50)})
+        return page.feed.readers == 0
+
+    await until_async(change, "it is cut off")
+    writer.close()
+
+
+# --- chat ---
+
+
+async def test_a_chat_passes_the_key_on_and_the_answer_is_text(api: FleetApi, client: aiohttp.ClientSession) -> None:
+    asked: list[Any] = []
+
+    async def complete(request: web.Request) -> web.Response:
+        asked.append((request.headers.get("X-Api-Key"), request.headers.get("Authorization"), await request.json()))
+        return web.Response(text="data: <script>alert(1)</script>\n\n", content_type="text/html")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    api.put(Kind.DEPLOYMENTS, model("model-0", ["studio-1"], "nobody/tiny", endpoint=endpoint))
+    async with served(api) as page:
+        await until_async(lambda: page.watch.synced, "the fleet is known")
+        session = await opened(client, page)
+        body = {"model": "default/model-0", "messages": [{"role": "user", "content": "hello"}], "extra": "dropped"}
+        status, headers, text = await ask(client, page, "/api/chat", "POST", body, X_Api_Key="secret", **session)
+        assert status == 200 and text.startswith("data: <script>")
+        assert headers["Content-Type"].startswith("text/plain") and headers["X-Content-Type-Options"] == "nosniff"
+        wanted = {"model": "model-0", "messages": body["messages"], "stream": True}
+        assert asked == [("secret", None, wanted)]
+        await runner.cleanup()
+        status, _, text = await ask(client, page, "/api/chat", "POST", body, **session)
+        assert status == 502 and "cannot reach" in text
+        hidden = {"model": "default/model-0", "messages": [{"role": "system", "content": "x"}]}
+        wrongs: list[object] = [{}, [], hidden]
+        for wrong in wrongs:
+            assert (await ask(client, page, "/api/chat", "POST", wrong, **session))[0] == 400
+        assert (await ask(client, page, "/api/chat", "POST", {**body, "model": "default/none"}, **session))[0] == 503
+
+
+# --- the files ---
+
+
+def test_the_files_are_built_from_their_sources() -> None:
+    """`make page` builds them; the first line of page.js has the hash of the sources."""
+    sources = ROOT / "view" / "page"
+    names = ["build.mjs", "package-lock.json", "package.json", "tsconfig.json"]
+    names += [f"src/{path.name}" for path in sorted((sources / "src").iterdir())]
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(f"{name}\n".encode())
+        digest.update(hashlib.sha256((sources / name).read_bytes()).digest())
+    first = assets.load()["page.js"].plain.decode().partition("\n")[0]
+    assert f"sources {digest.hexdigest()};" in first, "run `make page`"
+    for name in ("index.html", "page.css", "icon.svg"):
+        assert assets.load()[name].plain == (sources / "src" / name).read_bytes()
+
+
+def test_the_page_is_small_asks_nobody_else_and_lists_licenses() -> None:
+    files = assets.load()
+    assert sum(len(one.packed) for one in files.values()) < 300_000
+    assert gzip.decompress(files["page.js"].packed) == files["page.js"].plain
+    for name, found in files.items():
+        addresses = set(re.findall(rb"(?:https?:)?//[a-z0-9.-]+\.[a-z]+", found.plain)) if name != "licenses.txt" else set()
+        assert addresses <= {b"http://www.w3.org"}, name
+    assert b"<script>" not in files["index.html"].plain and b"style=" not in files["index.html"].plain
+    lock = json.loads((ROOT / "view/page/package-lock.json").read_text())
+    listed = files["licenses.txt"].plain.decode()
+    bundled = [path.rpartition("/")[2] for path, one in lock["packages"].items() if path and not one.get("dev")]
+    assert "d3-force" in bundled and all(f"\n{name} " in listed for name in bundled)
+    assert not any("resolved" in one for one in lock["packages"].values())
+
+
+def test_no_text_becomes_markup() -> None:
+    """Names and messages are text nodes: the sources use nothing that reads markup."""
+    for path in (ROOT / "view/page/src").glob("*.ts"):
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", path.read_text()), (
+            path
+        )

@@ -1,0 +1,710 @@
+// The drawing: Macs as cards, cables as lines, groups as areas of one color.
+
+import { bytes } from "./dom";
+import { HEIGHT, layout, WIDTH, type Point } from "./layout";
+import { type Cable, hues, type Mac, type Model, type Store } from "./store";
+
+const FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
+const MIN_SCALE = 0.02;
+const MAX_SCALE = 3;
+const NAMES_FROM = 0.42;
+const DETAILS_FROM = 0.62;
+const MAX_LABELS = 160;
+const MOVE_MS = 450;
+
+interface Colors {
+  back: string;
+  card: string;
+  line: string;
+  text: string;
+  quiet: string;
+  good: string;
+  doubtful: string;
+  bad: string;
+  accent: string;
+  dark: boolean;
+}
+
+export class Scene {
+  /** Called when somebody selects something; undefined: nothing. */
+  onselect: (id: string | undefined) => void = () => undefined;
+  private readonly context: CanvasRenderingContext2D;
+  private places = new Map<string, Point>();
+  private before = new Map<string, Point>();
+  private movedAt = -MOVE_MS;
+  private structure = -1;
+  private pairs = "";
+  private scale = 1;
+  private left = 0;
+  private top = 0;
+  private touched = false;
+  private requested = 0;
+  private selected: string | undefined;
+  private lit: ReadonlySet<string> | undefined;
+  private colors: Colors;
+  private hue = new Map<string, number>();
+  private readonly widths = new Map<string, string>();
+
+  constructor(
+    private readonly canvas: HTMLCanvasElement,
+    private readonly store: Store,
+  ) {
+    this.context = canvas.getContext("2d", { alpha: false }) as CanvasRenderingContext2D;
+    this.colors = this.read();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.colors = this.read();
+      this.update();
+    });
+    new ResizeObserver(() => this.resized()).observe(canvas);
+    this.pointer();
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** Draws soon: as often as the screen shows pictures, and only if something has changed. */
+  update(): void {
+    if (!this.requested) this.requested = requestAnimationFrame(() => this.draw());
+  }
+
+  select(id: string | undefined, show = false): void {
+    this.selected = id;
+    const model = id === undefined ? undefined : this.store.models.get(id);
+    this.lit = model?.groups.length ? new Set(model.groups.map((group) => group.name)) : undefined;
+    if (show && id !== undefined) this.reveal(id);
+    this.update();
+  }
+
+  /** Shows the whole fleet. */
+  fit(): void {
+    this.touched = false;
+    const { left, top, right, bottom } = this.bounds();
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const margin = Math.min(56, width / 12);
+    const fitting = Math.min((width - 2 * margin) / (right - left), (height - 2 * margin) / (bottom - top));
+    this.scale = Math.min(1.25, Math.max(MIN_SCALE, fitting));
+    this.left = (left + right) / 2 - width / 2 / this.scale;
+    this.top = (top + bottom) / 2 - height / 2 / this.scale;
+    this.update();
+  }
+
+  zoom(factor: number, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2): void {
+    const next = Math.min(MAX_SCALE, Math.max(MIN_SCALE, this.scale * factor));
+    this.left += x / this.scale - x / next;
+    this.top += y / this.scale - y / next;
+    this.scale = next;
+    this.touched = true;
+    this.update();
+  }
+
+  /** The middle of a Mac or a cable on the screen, in pixels of the page; for tests. */
+  at(id: string): Point | undefined {
+    const point = this.middle(id);
+    const box = this.canvas.getBoundingClientRect();
+    return point && { x: box.left + (point.x - this.left) * this.scale, y: box.top + (point.y - this.top) * this.scale };
+  }
+
+  private read(): Colors {
+    const style = getComputedStyle(document.documentElement);
+    const value = (name: string) => style.getPropertyValue(`--${name}`).trim();
+    return {
+      back: value("back"),
+      card: value("card"),
+      line: value("line"),
+      text: value("text"),
+      quiet: value("quiet"),
+      good: value("good"),
+      doubtful: value("doubtful"),
+      bad: value("bad"),
+      accent: value("accent"),
+      dark: matchMedia("(prefers-color-scheme: dark)").matches,
+    };
+  }
+
+  // --- places ---
+
+  private arrange(): void {
+    if (this.structure === this.store.structure) return;
+    this.structure = this.store.structure;
+    const names = new Set([...this.store.macs.values()].map((mac) => mac.name));
+    const cables = [...this.store.cables.values()].map((cable) => [cable.ends[0][0], cable.ends[1][0]] as const);
+    for (const ends of cables) for (const name of ends) names.add(name);
+    const pairs = [...names, ...cables.map((ends) => ends.join("\n"))].sort().join("\n\n");
+    if (pairs === this.pairs) return;
+    this.pairs = pairs;
+    const known = this.places.size > 0;
+    this.before = this.places;
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    this.places = layout([...names], cables, Math.min(2.2, Math.max(0.6, width / Math.max(1, height))));
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches || this.places.size > 300;
+    this.movedAt = known && !still ? performance.now() : -MOVE_MS;
+    if (!this.touched) this.fit();
+  }
+
+  private place(name: string): Point {
+    const point = this.places.get(name) ?? { x: 0, y: 0 };
+    const gone = Math.min(1, (performance.now() - this.movedAt) / MOVE_MS);
+    const from = gone < 1 ? this.before.get(name) : undefined;
+    if (!from) return point;
+    const eased = 1 - (1 - gone) ** 3;
+    return { x: from.x + (point.x - from.x) * eased, y: from.y + (point.y - from.y) * eased };
+  }
+
+  private bounds(): { left: number; top: number; right: number; bottom: number } {
+    let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
+    for (const { x, y } of this.places.values()) {
+      left = Math.min(left, x - WIDTH / 2 - 30);
+      right = Math.max(right, x + WIDTH / 2 + 30);
+      top = Math.min(top, y - HEIGHT / 2 - 56);
+      bottom = Math.max(bottom, y + HEIGHT / 2 + 40);
+    }
+    return this.places.size ? { left, top, right, bottom } : { left: 0, top: 0, right: 1, bottom: 1 };
+  }
+
+  private resized(): void {
+    const ratio = Math.min(2, devicePixelRatio || 1);
+    this.canvas.width = Math.max(1, Math.round(this.canvas.clientWidth * ratio));
+    this.canvas.height = Math.max(1, Math.round(this.canvas.clientHeight * ratio));
+    if (this.touched) this.update();
+    else this.fit();
+    // A resized canvas is empty until it is drawn.
+    cancelAnimationFrame(this.requested);
+    this.draw();
+  }
+
+  private ends(cable: Cable): [Point, Point] {
+    const [a, b] = [this.place(cable.ends[0][0]), this.place(cable.ends[1][0])];
+    // Several cables between two Macs lie beside each other: by the ports, so that the place of one stays.
+    const lanes = this.lanes.get(pairOf(cable));
+    if (!lanes || lanes.length < 2) return [a, b];
+    const length = Math.hypot(b.x - a.x, b.y - a.y) || 1;
+    const shift = (lanes.indexOf(cable.id) - (lanes.length - 1) / 2) * 26;
+    const turned = cable.ends[0][0] < cable.ends[1][0] ? 1 : -1;
+    const [dx, dy] = [((-(b.y - a.y) / length) * shift * turned), ((b.x - a.x) / length) * shift * turned];
+    return [
+      { x: a.x + dx, y: a.y + dy },
+      { x: b.x + dx, y: b.y + dy },
+    ];
+  }
+
+  private lanes = new Map<string, string[]>();
+
+  private middle(id: string): Point | undefined {
+    const cable = this.store.cables.get(id);
+    if (cable) {
+      const [a, b] = this.ends(cable);
+      return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 };
+    }
+    const mac = this.store.macs.get(id);
+    return mac && this.places.has(mac.name) ? this.place(mac.name) : undefined;
+  }
+
+  private reveal(id: string): void {
+    const models = this.store.models.get(id);
+    const names = models ? models.groups.flatMap((group) => group.macs) : [];
+    const points = names.filter((name) => this.places.has(name)).map((name) => this.place(name));
+    const middle = this.middle(id) ?? points[0];
+    if (!middle) return;
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const inside =
+      middle.x > this.left + 40 / this.scale &&
+      middle.x < this.left + (width - 40) / this.scale &&
+      middle.y > this.top + 40 / this.scale &&
+      middle.y < this.top + (height - 40) / this.scale;
+    if (inside && this.scale > 0.2) return;
+    this.scale = Math.max(this.scale, 0.5);
+    this.left = middle.x - width / 2 / this.scale;
+    this.top = middle.y - height / 2 / this.scale;
+    this.touched = true;
+  }
+
+  // --- what is drawn ---
+
+  private draw(): void {
+    this.requested = 0;
+    this.arrange();
+    const { context, canvas, scale } = this;
+    const ratio = canvas.width / Math.max(1, canvas.clientWidth);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.fillStyle = this.colors.back;
+    context.fillRect(0, 0, canvas.clientWidth, canvas.clientHeight);
+    this.dots();
+    context.setTransform(ratio * scale, 0, 0, ratio * scale, -this.left * ratio * scale, -this.top * ratio * scale);
+    this.hue = hues(this.store.models.values());
+    this.lanes = new Map();
+    for (const id of [...this.store.cables.keys()].sort()) {
+      const pair = pairOf(this.store.cables.get(id) as Cable);
+      const lane = this.lanes.get(pair);
+      if (lane) lane.push(id);
+      else this.lanes.set(pair, [id]);
+    }
+    for (const model of this.store.models.values()) this.areas(model);
+    const seen = [...this.store.cables.values()].filter((cable) => this.visible(...this.ends(cable)));
+    // What is wrong is drawn last, above the rest.
+    seen.sort((one, other) => Number(one.health === "bad") - Number(other.health === "bad"));
+    for (const cable of seen) this.line(cable);
+    const known = new Set<string>();
+    const copying = this.copies();
+    for (const mac of this.store.macs.values()) {
+      known.add(mac.name);
+      if (this.places.has(mac.name)) this.card(mac, copying.get(mac.name));
+    }
+    for (const name of this.places.keys()) if (!known.has(name)) this.stranger(name);
+    if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) for (const cable of seen) this.label(cable);
+    for (const model of this.store.models.values()) this.titles(model);
+    if (performance.now() - this.movedAt < MOVE_MS) this.update();
+  }
+
+  /** A quiet pattern that moves with the drawing, so that one sees that it can be moved. */
+  private dots(): void {
+    const { context, canvas, scale } = this;
+    let step = 48 * scale;
+    while (step < 24) step *= 2;
+    while (step > 96) step /= 2;
+    context.fillStyle = this.colors.line;
+    const [x0, y0] = [((-this.left * scale) % step) - step, ((-this.top * scale) % step) - step];
+    for (let x = x0; x < canvas.clientWidth; x += step) {
+      for (let y = y0; y < canvas.clientHeight; y += step) context.fillRect(x, y, 1.4, 1.4);
+    }
+  }
+
+  private visible(...points: Point[]): boolean {
+    const right = this.left + this.canvas.clientWidth / this.scale;
+    const bottom = this.top + this.canvas.clientHeight / this.scale;
+    const pad = WIDTH;
+    return (
+      points.some((point) => point.x > this.left - pad) &&
+      points.some((point) => point.x < right + pad) &&
+      points.some((point) => point.y > this.top - pad) &&
+      points.some((point) => point.y < bottom + pad)
+    );
+  }
+
+  private tint(group: string, alpha = 1): string {
+    const hue = this.hue.get(group);
+    if (hue === undefined) return this.colors.quiet;
+    const light = this.colors.dark ? "70% 64%" : "64% 44%";
+    return `hsl(${hue} ${light} / ${alpha})`;
+  }
+
+  private dimmed(groups: readonly string[]): boolean {
+    return this.lit !== undefined && !groups.some((group) => this.lit?.has(group));
+  }
+
+  private corners(macs: readonly string[]): Point[] {
+    return macs
+      .filter((name) => this.places.has(name))
+      .map((name) => this.place(name))
+      .flatMap(({ x, y }) => {
+        const [dx, dy] = [WIDTH / 2 + 6, HEIGHT / 2 + 6];
+        return [
+          { x: x - dx, y: y - dy },
+          { x: x + dx, y: y - dy },
+          { x: x + dx, y: y + dy },
+          { x: x - dx, y: y + dy },
+        ];
+      });
+  }
+
+  private areas(model: Model): void {
+    const { context } = this;
+    for (const group of model.groups) {
+      const outline = hull(this.corners(group.macs));
+      if (!outline.length || !this.visible(...outline)) continue;
+      context.beginPath();
+      for (const { x, y } of outline) context.lineTo(x, y);
+      context.closePath();
+      context.lineJoin = "round";
+      context.lineWidth = 26;
+      const color = this.tint(group.name, (this.colors.dark ? 0.2 : 0.13) * (this.dimmed([group.name]) ? 0.35 : 1));
+      // Fill and wide round border, drawn as one color: together they must not become darker.
+      context.strokeStyle = context.fillStyle = mixed(this.colors.back, color, context);
+      context.stroke();
+      context.fill();
+    }
+  }
+
+  private titles(model: Model): void {
+    const { context, scale } = this;
+    if (scale < 0.12) return;
+    for (const group of model.groups) {
+      const corners = this.corners(group.macs);
+      if (!corners.length || !this.visible(...corners)) continue;
+      const top = Math.min(...corners.map((point) => point.y));
+      const upper = corners.filter((point) => point.y < top + 2);
+      const x = (Math.min(...upper.map((point) => point.x)) + Math.max(...upper.map((point) => point.x))) / 2;
+      const size = Math.min(26, Math.max(14, 11 / scale));
+      context.font = `600 ${size}px ${FONT}`;
+      context.textAlign = "center";
+      context.textBaseline = "alphabetic";
+      context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
+      const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
+      const text = `${short(shortName(group.name), 34)}${group.state === "Ready" ? "" : ` · ${group.state}${loading}`}`;
+      this.halo(text, x, top - 20, this.tint(group.name));
+      context.globalAlpha = 1;
+    }
+  }
+
+  private line(cable: Cable): void {
+    const { context, colors, scale } = this;
+    const [a, b] = this.ends(cable);
+    const user = cable.users[0];
+    const thin = Math.min(1, Math.max(0.35, scale * 1.6)) / Math.min(1, scale * 1.6);
+    context.globalAlpha = this.dimmed(cable.users) && cable.health !== "bad" ? 0.25 : 1;
+    context.lineCap = "round";
+    const stroke = (width: number, color: string, dash: number[] = []) => {
+      context.beginPath();
+      context.setLineDash(dash);
+      context.moveTo(a.x, a.y);
+      context.lineTo(b.x, b.y);
+      context.lineWidth = width * thin;
+      context.strokeStyle = color;
+      context.stroke();
+      context.setLineDash([]);
+    };
+    if (this.selected === cable.id) stroke(15, colors.accent);
+    if (cable.health === "bad") {
+      stroke(3.4, colors.bad, [10 * thin, 9 * thin]);
+      this.cross({ x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 });
+    } else {
+      const color = cable.health === "doubtful" ? colors.doubtful : user !== undefined ? this.tint(user) : colors.quiet;
+      if (cable.rdma) {
+        stroke(7, color);
+        if (scale > 0.25) stroke(2.6, colors.back);
+      } else stroke(2.6, color);
+    }
+    context.globalAlpha = 1;
+  }
+
+  private cross({ x, y }: Point): void {
+    const { context, colors, scale } = this;
+    const size = Math.max(9, 5 / scale);
+    context.fillStyle = colors.bad;
+    context.beginPath();
+    context.arc(x, y, size * 1.35, 0, 2 * Math.PI);
+    context.fill();
+    context.strokeStyle = "#fff";
+    context.lineWidth = size * 0.3;
+    context.beginPath();
+    for (const turn of [1, -1]) {
+      context.moveTo(x - size * 0.5, y - size * 0.5 * turn);
+      context.lineTo(x + size * 0.5, y + size * 0.5 * turn);
+    }
+    context.stroke();
+  }
+
+  private label(cable: Cable): void {
+    if (cable.health === "bad") return;
+    const [a, b] = this.ends(cable);
+    const [across, down] = [Math.abs(b.x - a.x), Math.abs(b.y - a.y)];
+    const length = Math.hypot(across, down) || 1;
+    const room = length - Math.min((WIDTH * length) / (across || 1), (HEIGHT * length) / (down || 1));
+    const text = [cable.speed, cable.gbps && `${cable.gbps} Gbit/s`].filter(Boolean).join("  ·  ");
+    const { context } = this;
+    context.font = `500 12px ${FONT}`;
+    if (!text || room < 44) return;
+    // Cables across a group meet in its middle: their texts stand nearer to one end.
+    const share = across > WIDTH && down > 2 * HEIGHT ? 0.34 : 0.5;
+    const [x, y] = [a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share];
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    const width = context.measureText(text).width + 16;
+    if (down < across * 0.3 && width > room + 10) return;
+    context.globalAlpha = this.dimmed(cable.users) ? 0.3 : 1;
+    context.fillStyle = this.colors.card;
+    context.strokeStyle = this.colors.line;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.roundRect(x - width / 2, y - 11, width, 22, 11);
+    context.fill();
+    context.stroke();
+    context.fillStyle = cable.health === "doubtful" ? this.colors.doubtful : this.colors.text;
+    context.fillText(text, x, y + 1);
+    context.globalAlpha = 1;
+  }
+
+  private card(mac: Mac, copying: number | undefined): void {
+    const { context, colors, scale } = this;
+    const { x, y } = this.place(mac.name);
+    if (!this.visible({ x, y })) return;
+    const groups = mac.ranks.map((rank) => rank.group);
+    const [left, top] = [x - WIDTH / 2, y - HEIGHT / 2];
+    context.globalAlpha = this.dimmed(groups) && mac.health !== "bad" ? 0.4 : 1;
+    const selected = this.selected === mac.id;
+    const edge =
+      mac.health === "bad" ? colors.bad : mac.health === "doubtful" ? colors.doubtful : groups[0] ? this.tint(groups[0]) : colors.line;
+    context.beginPath();
+    context.roundRect(left, top, WIDTH, HEIGHT, 14);
+    if (selected) {
+      context.strokeStyle = colors.accent;
+      context.lineWidth = 9;
+      context.stroke();
+    }
+    // Opaque also where the rest is faint: no cable shines through.
+    const faint = context.globalAlpha;
+    context.globalAlpha = 1;
+    context.fillStyle = scale < NAMES_FROM && groups[0] ? mixed(colors.card, this.tint(groups[0], 0.55), context) : colors.card;
+    context.fill();
+    context.globalAlpha = faint;
+    context.strokeStyle = edge;
+    context.lineWidth = mac.health === "idle" ? 1.5 : Math.min(14, Math.max(2.2, 1.3 / scale));
+    context.stroke();
+    if (scale >= NAMES_FROM) this.inside(mac, left, top, copying);
+    else if (scale > 0.16) {
+      context.textAlign = "center";
+      context.textBaseline = "middle";
+      // Of a long name, the end tells it from others.
+      this.text(mac.name, x, y, Math.min(30, 11 / scale), 600, colors.text, WIDTH - 16, true);
+    } else if (mac.health === "bad") {
+      context.fillStyle = colors.bad;
+      context.fill();
+    }
+    context.globalAlpha = 1;
+  }
+
+  private inside(mac: Mac, left: number, top: number, copying: number | undefined): void {
+    const { context, colors, scale } = this;
+    context.fillStyle = { good: colors.good, idle: colors.quiet, doubtful: colors.doubtful, bad: colors.bad }[mac.health];
+    context.beginPath();
+    context.arc(left + 18, top + 22, 5, 0, 2 * Math.PI);
+    context.fill();
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    this.text(mac.name, left + 31, top + 22.5, 15, 600, colors.text, WIDTH - 44);
+    if (scale < DETAILS_FROM) return;
+    const below = mac.health === "bad" ? mac.problem.split(":")[0] ?? "" : [mac.chip, mac.memory && bytes(mac.memory)].filter(Boolean).join(" · ");
+    this.text(below, left + 14, top + 43.5, 12, 400, mac.health === "bad" ? colors.bad : colors.quiet, WIDTH - 28);
+    const [x, y, width] = [left + 14, top + 60, WIDTH - 28];
+    context.fillStyle = colors.line;
+    context.beginPath();
+    context.roundRect(x, y, width, 5, 2.5);
+    context.fill();
+    const share = copying ?? (mac.gpuLimit ? Math.min(1, mac.gpuReserved / mac.gpuLimit) : 0);
+    if (share > 0) {
+      context.fillStyle = copying !== undefined ? colors.accent : this.tint(mac.ranks[0]?.group ?? "");
+      context.beginPath();
+      context.roundRect(x, y, Math.max(5, width * share), 5, 2.5);
+      context.fill();
+    }
+  }
+
+  /** A Mac that only a cable names. */
+  private stranger(name: string): void {
+    const { context, colors, scale } = this;
+    const { x, y } = this.place(name);
+    if (!this.visible({ x, y })) return;
+    context.beginPath();
+    context.roundRect(x - WIDTH / 2, y - HEIGHT / 2, WIDTH, HEIGHT, 14);
+    context.fillStyle = colors.back;
+    context.fill();
+    context.setLineDash([6, 5]);
+    context.strokeStyle = colors.quiet;
+    context.lineWidth = 1.5;
+    context.stroke();
+    context.setLineDash([]);
+    if (scale < NAMES_FROM) return;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    this.text(name, x, y - 9, 15, 600, colors.quiet, WIDTH - 20);
+    this.text("there is no such Node", x, y + 12, 12, 400, colors.quiet, WIDTH - 20);
+  }
+
+  private copies(): Map<string, number> {
+    const found = new Map<string, number>();
+    for (const model of this.store.models.values()) {
+      for (const copy of model.copies) if (copy.bytes) found.set(copy.mac, copy.done / copy.bytes);
+      for (const group of model.groups) {
+        if (group.state !== "Loading" || !group.total) continue;
+        for (const name of group.macs) found.set(name, group.loaded / group.total);
+      }
+    }
+    return found;
+  }
+
+  private text(text: string, x: number, y: number, size: number, weight: number, color: string, room: number, end = false): void {
+    const { context } = this;
+    context.font = `${weight} ${size}px ${FONT}`;
+    context.fillStyle = color;
+    const key = `${size} ${weight} ${room} ${end} ${text}`;
+    let fitting = this.widths.get(key);
+    if (fitting === undefined) {
+      fitting = text;
+      while (fitting.length > 1 && context.measureText(fitting).width > room) {
+        fitting = end ? `…${fitting.replace(/^…/, "").slice(1)}` : `${fitting.replace(/…$/, "").slice(0, -1)}…`;
+      }
+      if (this.widths.size > 5000) this.widths.clear();
+      this.widths.set(key, fitting);
+    }
+    context.fillText(fitting, x, y);
+  }
+
+  private halo(text: string, x: number, y: number, color: string): void {
+    const { context } = this;
+    context.lineWidth = 5;
+    context.lineJoin = "round";
+    context.strokeStyle = this.colors.back;
+    context.strokeText(text, x, y);
+    context.fillStyle = color;
+    context.fillText(text, x, y);
+  }
+
+  // --- what somebody does ---
+
+  private pointer(): void {
+    const { canvas } = this;
+    const pointers = new Map<number, Point>();
+    let moved = 0;
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      pointers.set(event.pointerId, { x: event.offsetX, y: event.offsetY });
+      if (pointers.size === 1) moved = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const old = pointers.get(event.pointerId);
+      if (!old) {
+        canvas.classList.toggle("pointing", this.hit(event.offsetX, event.offsetY) !== undefined);
+        return;
+      }
+      const now = { x: event.offsetX, y: event.offsetY };
+      const other = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
+      moved += Math.hypot(now.x - old.x, now.y - old.y);
+      if (other) {
+        const factor = Math.hypot(now.x - other.x, now.y - other.y) / Math.max(1, Math.hypot(old.x - other.x, old.y - other.y));
+        this.zoom(factor, other.x, other.y);
+      } else if (moved > 4) {
+        this.left -= (now.x - old.x) / this.scale;
+        this.top -= (now.y - old.y) / this.scale;
+        this.touched = true;
+        this.update();
+      }
+      pointers.set(event.pointerId, now);
+    });
+    const end = (event: PointerEvent) => {
+      if (!pointers.delete(event.pointerId) || event.type === "pointercancel" || moved > 4) return;
+      this.onselect(this.hit(event.offsetX, event.offsetY));
+    };
+    canvas.addEventListener("pointerup", end);
+    canvas.addEventListener("pointercancel", end);
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        this.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0016)), event.offsetX, event.offsetY);
+      },
+      { passive: false },
+    );
+    canvas.addEventListener("dblclick", () => this.fit());
+  }
+
+  private hit(screenX: number, screenY: number): string | undefined {
+    const [x, y] = [this.left + screenX / this.scale, this.top + screenY / this.scale];
+    for (const mac of this.store.macs.values()) {
+      const at = this.places.get(mac.name);
+      if (at && Math.abs(at.x - x) < WIDTH / 2 && Math.abs(at.y - y) < HEIGHT / 2) return mac.id;
+    }
+    let nearest = 9 / this.scale;
+    let found: string | undefined;
+    for (const cable of this.store.cables.values()) {
+      const away = distance({ x, y }, ...this.ends(cable));
+      if (away < nearest) [nearest, found] = [away, cable.id];
+    }
+    return found;
+  }
+
+  private key(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const steps: Record<string, [number, number]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const step = steps[event.key];
+    if (step && event.shiftKey) {
+      this.left += (step[0] * 80) / this.scale;
+      this.top += (step[1] * 80) / this.scale;
+      this.touched = true;
+      this.update();
+    } else if (step) this.walk(...step);
+    else if (event.key === "+" || event.key === "=") this.zoom(1.25);
+    else if (event.key === "-") this.zoom(0.8);
+    else if (event.key === "0") this.fit();
+    else if (event.key === "Escape") this.onselect(undefined);
+    else return;
+    event.preventDefault();
+  }
+
+  /** Selects the nearest Mac in a direction. */
+  private walk(dx: number, dy: number): void {
+    const here = this.selected === undefined ? undefined : this.middle(this.selected);
+    let best: string | undefined;
+    let least = Infinity;
+    for (const mac of this.store.macs.values()) {
+      const at = this.places.get(mac.name);
+      if (!at || mac.id === this.selected) continue;
+      const [x, y] = here ? [at.x - here.x, at.y - here.y] : [at.x, at.y];
+      const ahead = x * dx + y * dy;
+      const aside = Math.abs(x * dy) + Math.abs(y * dx);
+      const cost = here ? (ahead <= 1 || aside > ahead * 2 ? Infinity : ahead + 2 * aside) : x + y;
+      if (cost < least) [least, best] = [cost, mac.id];
+    }
+    if (best === undefined) return;
+    this.onselect(best);
+    this.select(best, true);
+  }
+}
+
+function pairOf(cable: Cable): string {
+  return [cable.ends[0][0], cable.ends[1][0]].sort().join("\n");
+}
+
+function percent(part: number, whole: number): string {
+  return `${Math.floor((100 * part) / whole)} %`;
+}
+
+function short(text: string, most: number): string {
+  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+}
+
+/** Without the namespace, unless it is needed to tell models apart. */
+export function shortName(full: string): string {
+  return full.startsWith("default/") ? full.slice(8) : full;
+}
+
+function distance(point: Point, a: Point, b: Point): number {
+  const [dx, dy] = [b.x - a.x, b.y - a.y];
+  const share = Math.min(1, Math.max(0, ((point.x - a.x) * dx + (point.y - a.y) * dy) / (dx * dx + dy * dy || 1)));
+  return Math.hypot(point.x - a.x - share * dx, point.y - a.y - share * dy);
+}
+
+/** The convex hull, by Andrew's monotone chain. */
+function hull(points: Point[]): Point[] {
+  const sorted = [...points].sort((one, other) => one.x - other.x || one.y - other.y);
+  if (sorted.length < 3) return sorted;
+  const half = (list: Point[]): Point[] => {
+    const made: Point[] = [];
+    for (const point of list) {
+      for (;;) {
+        const [a, b] = [made[made.length - 2], made[made.length - 1]];
+        if (!a || !b || (b.x - a.x) * (point.y - a.y) - (b.y - a.y) * (point.x - a.x) > 0) break;
+        made.pop();
+      }
+      made.push(point);
+    }
+    made.pop();
+    return made;
+  };
+  return [...half(sorted), ...half(sorted.reverse())];
+}
+
+const mixtures = new Map<string, string>();
+let probe: CanvasRenderingContext2D | undefined;
+
+/** The opaque color of a translucent one on a background. */
+function mixed(back: string, front: string, context: CanvasRenderingContext2D): string {
+  const key = `${back}|${front}`;
+  const known = mixtures.get(key);
+  if (known) return known;
+  probe ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true }) as unknown as CanvasRenderingContext2D;
+  for (const color of [back, front]) {
+    (probe ?? context).fillStyle = color;
+    (probe ?? context).fillRect(0, 0, 1, 1);
+  }
+  const [red, green, blue] = (probe ?? context).getImageData(0, 0, 1, 1).data;
+  const made = `rgb(${red} ${green} ${blue})`;
+  mixtures.set(key, made);
+  return made;
+}

@@ -1,0 +1,139 @@
+// Where the Macs stand. It follows from the Macs' names and the cables alone, so it is the same in every page.
+
+import { forceCollide, forceLink, forceManyBody, forceSimulation, forceX, forceY, type SimulationNodeDatum } from "d3-force";
+
+export const WIDTH = 172;
+export const HEIGHT = 76;
+const GAP = 90;
+const CIRCLE = 12;
+const TICKS = 160;
+
+export interface Point {
+  x: number;
+  y: number;
+}
+
+interface Body extends SimulationNodeDatum {
+  name: string;
+}
+
+interface Part {
+  places: Map<string, Point>;
+  width: number;
+  height: number;
+}
+
+/** Places the centers of Macs, by name. `cables`: pairs of names. */
+export function layout(names: readonly string[], cables: readonly (readonly [string, string])[], aspect = 1.5): Map<string, Point> {
+  const neighbors = new Map<string, Set<string>>([...names].sort().map((name) => [name, new Set()]));
+  for (const [a, b] of cables) {
+    if (a === b) continue;
+    neighbors.get(a)?.add(b);
+    neighbors.get(b)?.add(a);
+  }
+  const parts = components(neighbors).map((part) => placed(part, neighbors));
+  return packed(parts, aspect);
+}
+
+/** Macs that cables connect, each part in the order of a walk along the cables; single Macs together at the end. */
+function components(neighbors: Map<string, Set<string>>): string[][] {
+  const seen = new Set<string>();
+  const parts: string[][] = [];
+  const single: string[] = [];
+  for (const start of neighbors.keys()) {
+    if (seen.has(start)) continue;
+    const walk: string[] = [];
+    const waiting = [start];
+    while (waiting.length) {
+      const one = waiting.pop() as string;
+      if (seen.has(one)) continue;
+      seen.add(one);
+      walk.push(one);
+      waiting.push(...[...(neighbors.get(one) ?? [])].filter((next) => !seen.has(next)).sort().reverse());
+    }
+    if (walk.length === 1) single.push(start);
+    else parts.push(walk);
+  }
+  parts.sort((one, other) => other.length - one.length || ((one[0] ?? "") < (other[0] ?? "") ? -1 : 1));
+  if (single.length) parts.push(single);
+  return parts;
+}
+
+function placed(part: string[], neighbors: Map<string, Set<string>>): Part {
+  const wired = part.some((name) => neighbors.get(name)?.size);
+  const places = !wired ? grid(part) : part.length <= CIRCLE ? circle(part) : forces(part, neighbors);
+  return boxed(places);
+}
+
+function grid(part: string[]): Map<string, Point> {
+  const columns = Math.max(1, Math.ceil(Math.sqrt(part.length * 0.7)));
+  return new Map(
+    part.map((name, at) => [name, { x: (at % columns) * (WIDTH + 36), y: Math.floor(at / columns) * (HEIGHT + 36) }]),
+  );
+}
+
+function circle(part: string[]): Map<string, Point> {
+  const count = part.length;
+  if (count === 2) return new Map(part.map((name, at) => [name, { x: at * (WIDTH + 190), y: 0 }]));
+  // Two stand at the top, so that cables between neighbors are level where there is most room for their texts.
+  const radius = Math.max(170, (count * (WIDTH + GAP)) / (2 * Math.PI));
+  const turn = Math.PI / count - Math.PI / 2 - (2 * Math.PI) / count;
+  return new Map(
+    part.map((name, at) => {
+      const angle = (2 * Math.PI * at) / count + turn;
+      return [name, { x: 1.28 * radius * Math.cos(angle), y: radius * Math.sin(angle) }];
+    }),
+  );
+}
+
+function forces(part: string[], neighbors: Map<string, Set<string>>): Map<string, Point> {
+  const bodies: Body[] = part.map((name) => ({ name }));
+  const links = part.flatMap((name) =>
+    [...(neighbors.get(name) ?? [])].filter((other) => name < other).map((other) => ({ source: name, target: other })),
+  );
+  // d3-force starts from a spiral and has random numbers of its own that are always the same.
+  const simulation = forceSimulation(bodies)
+    .force("link", forceLink<Body, { source: string | Body; target: string | Body }>(links).id((body) => body.name).distance(230))
+    .force("charge", forceManyBody<Body>().strength(-2600).distanceMax(1800))
+    .force("collide", forceCollide<Body>(WIDTH * 0.62))
+    .force("x", forceX<Body>().strength(0.03))
+    .force("y", forceY<Body>().strength(0.04))
+    .alphaDecay(1 - 0.001 ** (1 / TICKS))
+    .stop();
+  simulation.tick(TICKS);
+  return new Map(bodies.map((body) => [body.name, { x: body.x ?? 0, y: body.y ?? 0 }]));
+}
+
+function boxed(places: Map<string, Point>): Part {
+  const xs = [...places.values()].map((point) => point.x);
+  const ys = [...places.values()].map((point) => point.y);
+  const left = Math.min(...xs) - WIDTH / 2;
+  const top = Math.min(...ys) - HEIGHT / 2;
+  for (const point of places.values()) {
+    point.x -= left;
+    point.y -= top;
+  }
+  return { places, width: Math.max(...xs) - left + WIDTH / 2, height: Math.max(...ys) - top + HEIGHT / 2 };
+}
+
+/** Puts the parts into rows. */
+function packed(parts: Part[], aspect: number): Map<string, Point> {
+  const margin = 110;
+  const area = parts.reduce((sum, part) => sum + (part.width + margin) * (part.height + margin), 0);
+  const limit = Math.max(Math.sqrt(area * aspect), ...parts.map((part) => part.width));
+  const found = new Map<string, Point>();
+  let x = 0;
+  let y = 0;
+  let row = 0;
+  for (const part of parts) {
+    if (x > 0 && x + part.width > limit * 1.05) {
+      x = 0;
+      y += row + margin;
+      row = 0;
+    }
+    for (const [name, point] of part.places) found.set(name, { x: x + point.x, y: y + point.y });
+    x += part.width + margin;
+    row = Math.max(row, part.height);
+  }
+  return found;
+}

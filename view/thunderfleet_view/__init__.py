@@ -1,0 +1,12 @@
+"""What a fleet looks like: for the commands that show it, and for the page.
+
+facts     what the objects say, in the words that the other modules need
+follow    what a ModelDeployment waits for
+problems  what is wrong with a ModelDeployment, a Mac or a cable, in a sentence
+why       the way from a ModelDeployment to the first cause of its state
+fleet     the Macs, cables and models of the page, kept current object by object
+details   conditions and causes, for what somebody has selected
+feed      sends changes to browsers, bounded
+watch     keeps the fleet current from what the API server sends
+web       the page's HTTP server
+"""

@@ -1,0 +1,111 @@
+"""Sends changes to browsers. What waits for a slow one is bounded: a set of ids, or the whole fleet.
+
+A message is a JSON object: ``whole`` (the page forgets what it knows), ``put`` (entities), ``drop`` (ids), ``notes`` (sentences
+about the server itself, such as that the API server is away).
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MAX_PENDING: Final = 1000
+"""Changed entities that wait for one browser. Beyond that it gets the whole fleet again."""
+GATHER_SECONDS: Final = 0.1
+"""Changes that come together are sent together: at most ten messages a second."""
+
+
+@dataclass(eq=False)
+class Reader:
+    """One browser. ``take`` waits for the next message."""
+
+    feed: "Feed"
+    whole: bool = True
+    pending: dict[str, None] = field(default_factory=dict)
+    noted: bool = True
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, ids: Iterable[str]) -> None:
+        """Remembers that entities have changed; their content is read when the browser takes it."""
+        if not self.whole:
+            self.pending.update(dict.fromkeys(ids))
+            if len(self.pending) > MAX_PENDING:
+                self.whole = True
+                self.pending = {}
+        self.changed.set()
+
+    async def take(self, seconds: float) -> str | None:
+        """The next message; None if nothing changes for ``seconds``."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+        except TimeoutError:
+            return None
+        if not self.whole:
+            await asyncio.sleep(GATHER_SECONDS)
+        self.changed.clear()
+        ids = list(self.feed.texts) if self.whole else list(self.pending)
+        message = self.feed.message(ids, whole=self.whole, noted=self.whole or self.noted)
+        self.whole, self.pending, self.noted = False, {}, False
+        return message
+
+
+class Feed:
+    """The entities as JSON texts, each encoded once for all browsers."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.notes: Sequence[str] = ()
+        self._readers: set[Reader] = set()
+
+    @property
+    def readers(self) -> int:
+        """Number of browsers."""
+        return len(self._readers)
+
+    def open(self) -> Reader:
+        """A new browser, whose first message is the whole fleet."""
+        reader = Reader(self)
+        reader.changed.set()
+        self._readers.add(reader)
+        return reader
+
+    def close(self, reader: Reader) -> None:
+        """Forgets a browser."""
+        self._readers.discard(reader)
+
+    def publish(self, changes: dict[str, dict[str, Any] | None]) -> None:
+        """Changed entities by id; None for those that are gone."""
+        for entity_id, entity in changes.items():
+            if entity is None:
+                self.texts.pop(entity_id, None)
+            else:
+                self.texts[entity_id] = json.dumps(entity, ensure_ascii=False, separators=(",", ":"))
+        for reader in self._readers:
+            reader.note(changes)
+
+    def say(self, notes: Sequence[str]) -> None:
+        """Sentences about the server itself."""
+        if list(notes) == list(self.notes):
+            return
+        self.notes = list(notes)
+        for reader in self._readers:
+            reader.noted = True
+            reader.changed.set()
+
+    def message(self, ids: Iterable[str], *, whole: bool, noted: bool) -> str:
+        """A message with the present content of these entities."""
+        put, drop = [], []
+        for entity_id in ids:
+            text = self.texts.get(entity_id)
+            if text is None:
+                drop.append(entity_id)
+            else:
+                put.append(text)
+        fields = [f'"put":[{",".join(put)}]', f'"drop":{json.dumps(drop)}']
+        if whole:
+            fields.append('"whole":true')
+        if noted:
+            fields.append(f'"notes":{json.dumps(self.notes)}')
+        return "{" + ",".join(fields) + "}"

@@ -1,0 +1,116 @@
+"""Keeps the fleet current from what the API server sends. While the server is away, the fleet stays as it is."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from thunderfleet_crds import names
+from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
+
+from thunderfleet_view.feed import Feed
+from thunderfleet_view.fleet import Entity, Fleet, Kind
+
+log = logging.getLogger(__name__)
+
+OURS: Final = f"/apis/{names.API_VERSION}"
+RESOURCES: Final = {
+    Kind.NODES: ("/api/v1/nodes", "nodes"),
+    Kind.PROFILES: (f"{OURS}/{names.NODEPROFILE_PLURAL}", f"{names.NODEPROFILE_PLURAL}.{names.GROUP}"),
+    Kind.LINKS: (f"{OURS}/{names.THUNDERBOLTLINK_PLURAL}", f"{names.THUNDERBOLTLINK_PLURAL}.{names.GROUP}"),
+    Kind.DEPLOYMENTS: (f"{OURS}/{names.MODELDEPLOYMENT_PLURAL}", f"{names.MODELDEPLOYMENT_PLURAL}.{names.GROUP}"),
+}
+"""Of each kind: its path, and how `kubectl auth can-i list` names it."""
+LOOK_SECONDS: Final = 1.0
+AWAY_SECONDS: Final = 3.0
+"""How long a watch may be interrupted before the API server counts as away: watches end now and then, and begin again."""
+POD_SECONDS: Final = 5.0
+OPERATORS: Final = {"labelSelector": f"{names.LABEL_NAME}=thunderfleet,app.kubernetes.io/component=operator"}
+
+
+class Watch:
+    """``namespace``: that of the ModelDeployments to show; None for all."""
+
+    def __init__(self, kube: Kube, feed: Feed, namespace: str | None = None) -> None:
+        self.fleet = Fleet()
+        self._kube = kube
+        self._feed = feed
+        self._namespace = namespace
+        self._away: datetime | None = None
+        self._silent = 0.0
+        self._reflectors = {kind: self._reflector(kind) for kind in Kind}
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything that may be read has been read once."""
+        return all(one.synced.is_set() or one.refusal is not None for one in self._reflectors.values())
+
+    async def run(self) -> None:
+        """Watches until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for reflector in self._reflectors.values():
+                tasks.create_task(reflector.run())
+            tasks.create_task(self._look())
+
+    async def pods_of(self, entity: Entity) -> tuple[Sequence[Json], Sequence[Json] | None]:
+        """The pods of a model, and the operator's; None if those cannot be read."""
+        namespace, _, name = str(entity["name"]).partition("/")
+        query = {"labelSelector": f"{names.LABEL_DEPLOYMENT}={name}"}
+        found = await asyncio.gather(
+            self._pods(f"/api/v1/namespaces/{namespace}/pods", query), self._pods("/api/v1/pods", OPERATORS)
+        )
+        return found[0] or (), found[1]
+
+    def endpoint(self, full_name: str) -> str | None:
+        """URL of the API of the model ``namespace/name``; None while it does not serve."""
+        deployment = self.fleet.objects[Kind.DEPLOYMENTS].get(full_name) or {}
+        url = (deployment.get("status") or {}).get("endpoint")
+        return str(url) if url else None
+
+    async def _pods(self, path: str, query: dict[str, str]) -> Sequence[Json] | None:
+        try:
+            async with asyncio.timeout(POD_SECONDS):
+                return (await self._kube.list(path, **query))[0]
+        except (ApiError, TimeoutError):
+            return None
+
+    def _reflector(self, kind: Kind) -> Reflector:
+        path = RESOURCES[kind][0]
+        if kind is Kind.DEPLOYMENTS and self._namespace is not None:
+            path = f"{OURS}/namespaces/{self._namespace}/{names.MODELDEPLOYMENT_PLURAL}"
+        return Reflector(self._kube, path, {}, self._noter(kind))
+
+    def _noter(self, kind: Kind) -> Callable[[str], None]:
+        def note(key: str) -> None:
+            changed = self.fleet.put(kind, key, self._reflectors[kind].items.get(key))
+            if changed:
+                self._feed.publish({one: self.fleet.entity(one) for one in changed})
+
+        return note
+
+    async def _look(self) -> None:
+        """Reports what is wrong with the connection itself."""
+        while True:
+            self._feed.say(list(self._notes()))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _notes(self) -> Iterator[str]:
+        connected = all(one.connected for one in self._reflectors.values())
+        self._silent = 0.0 if connected else self._silent + LOOK_SECONDS
+        if connected:
+            self._away = None
+        elif self._silent > AWAY_SECONDS:
+            self._away = self._away or datetime.now(UTC)
+            yield f"the API server {self._kube.host} does not answer; this is the state of {self._away:%H:%M:%S} UTC"
+        for kind, reflector in self._reflectors.items():
+            if reflector.refusal is not None:
+                yield _refused(RESOURCES[kind][1], reflector.refusal)
+
+
+def _refused(resource: str, error: ApiError) -> str:
+    if error.status == 404:
+        return f"the cluster has no {resource}: install the chart (docs/install.md)"
+    if error.status in (401, 403):
+        return f"you may not list {resource}: check with `kubectl auth can-i list {resource}`"
+    return f"cannot list {resource}: {error}"

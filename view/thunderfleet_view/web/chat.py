@@ -1,0 +1,91 @@
+"""Passes a chat on to a model, and its answer back. The page shows it as text."""
+
+import asyncio
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+from thunderfleet_lib import jsonbounds
+
+from thunderfleet_view.web import guard
+
+MAX_BODY: Final = 1 << 20
+MAX_ANSWER: Final = 8 << 20
+MAX_MESSAGES: Final = 200
+MAX_CHATS: Final = 8
+SILENCE_SECONDS: Final = 300.0
+"""The first token of a long prompt takes long."""
+WRITE_SECONDS: Final = 30.0
+
+
+class Refused(Exception):
+    """A chat that is not passed on: status and sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def parse(body: bytes) -> tuple[str, list[dict[str, str]]]:
+    """The model (``namespace/name``) and the messages in a body. Raises Refused."""
+    try:
+        found = jsonbounds.loads(body, values=10_000, depth=8)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from error
+    model, messages = (found.get("model"), found.get("messages")) if isinstance(found, dict) else (None, None)
+    if not isinstance(model, str) or not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise Refused(400, f"the body must have a model and 1 to {MAX_MESSAGES} messages")
+    return model, [_message(one) for one in messages]
+
+
+def _message(found: Any) -> dict[str, str]:
+    role, content = (found.get("role"), found.get("content")) if isinstance(found, dict) else (None, None)
+    if role not in ("user", "assistant") or not isinstance(content, str):
+        raise Refused(400, "a message has the role user or assistant, and a content that is a string")
+    return {"role": role, "content": content}
+
+
+class Chat:
+    """``proxy``: the URL of the HTTP proxy to a local cluster's endpoints; None for a direct connection."""
+
+    def __init__(self, proxy: str | None) -> None:
+        self._proxy = proxy
+        self._running = 0
+
+    async def answer(
+        self, request: web.Request, endpoint: str, name: str, messages: list[dict[str, str]]
+    ) -> web.StreamResponse:
+        """Asks the model at an endpoint. Raises Refused."""
+        if self._running >= MAX_CHATS:
+            raise Refused(429, f"{MAX_CHATS} chats are running; wait until one has ended")
+        self._running += 1
+        try:
+            return await self._pass_on(request, endpoint, name, messages)
+        except (aiohttp.ClientError, OSError) as error:
+            raise Refused(502, f"cannot reach {endpoint} from this machine: {error}") from error
+        finally:
+            self._running -= 1
+
+    async def _pass_on(
+        self, request: web.Request, endpoint: str, name: str, messages: list[dict[str, str]]
+    ) -> web.StreamResponse:
+        headers = {"X-Api-Key": key} if (key := request.headers.get("X-Api-Key", "")) else {}
+        body = {"model": name, "messages": messages, "stream": True}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.post(f"{endpoint}/chat/completions", json=body, headers=headers, proxy=self._proxy) as found,
+        ):
+            response = web.StreamResponse(status=found.status, headers={**guard.HEADERS, "Cache-Control": "no-store"})
+            # Whatever the model's server says it is: for a browser it is text.
+            response.content_type = "text/plain"
+            await response.prepare(request)
+            sent = 0
+            async for part in found.content.iter_any():
+                sent += len(part)
+                if sent > MAX_ANSWER:
+                    break
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await response.write(part)
+            await response.write_eof()
+            return response
