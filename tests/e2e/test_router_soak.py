@@ -199,7 +199,7 @@ def test_no_request_is_lost_that_another_group_can_answer(line: Line) -> None:
 
         with load.during("a router is killed") as seen:
             url = next(one["url"] for one in served.status["endpoints"] if one["node"] == MACS[5])
-            assert hunt(line, MACS[5], "thunderfleet-router-", "thunderfleet_router", KILL)
+            assert hunt(line, MACS[5], "thunderfleet-router-", "thunderfleet-router", KILL)
             load.settled()
             until(lambda: MACS[5] in router_pods(line) and ask(line, url, name, "sk-first").status == 200, "it is back", 90)
         assert not seen.refused and set(seen.unreachable) <= {url}
