@@ -22,6 +22,7 @@ from thunderfleet_router.decide.catalog import Catalog
 from thunderfleet_router.http.exchange import Exchanges, Record, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.reply import ClientGone, Reply
+from thunderfleet_router.tracing import OFF, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ CONNECTIONS: Final = 1536
 """As many again lead to groups; with both, the process stays below its limit of descriptors."""
 MAX_REQUESTS: Final = 1280
 """Requests that are read, wait or run; others get 429 before their body is read."""
+START_SECONDS: Final = 5.0
+"""How long a request waits for a router that has just started."""
+POLL_SECONDS: Final = 0.05
 CLIENT_GONE: Final = 499
 POSTS: Final = (
     "/v1/chat/completions",
@@ -62,6 +66,7 @@ class Server:
         settings: Settings,
         problem: Callable[[], str | None],
         origins: Collection[str] = (),
+        tracing: Tracing = OFF,
     ) -> None:
         self._catalog = catalog
         self._exchanges = exchanges
@@ -69,6 +74,7 @@ class Server:
         self._settings = settings
         self._problem = problem
         self._origins = frozenset(origins)
+        self._tracing = tracing
         self.listener = Listener(CONNECTIONS)
         self.ending = False
         """Whether the router is about to end: it is not ready for new clients, and each response ends its connection."""
@@ -80,7 +86,7 @@ class Server:
 
     def app(self) -> web.Application:
         """The application with all paths."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._middleware])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._spanned, self._middleware])
         app.on_response_prepare.append(self._last)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{name:.+}", self.model)
@@ -95,17 +101,25 @@ class Server:
     # --- around every request ---
 
     @web.middleware
+    async def _spanned(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not _of_api(request):
+            return await handler(request)
+        with self._tracing.request(f"{request.method} {_endpoint(request)}", request.headers) as span:
+            request[RECORD] = Record(_request_id(request), span)
+            return await handler(request)
+
+    @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not _of_api(request):
             return await handler(request)
         started, code = time.monotonic(), 500
-        record = Record(_request_id(request))
-        request[RECORD], request[HEADERS] = record, {"X-Request-Id": record.request_id, **self._cors(request)}
+        record: Record = request[RECORD]
+        request[HEADERS] = {"X-Request-Id": record.request_id, **self._cors(request)}
         try:
             if request.method == "OPTIONS" and self._origins:
                 response: web.StreamResponse = web.Response(status=204, headers=request[HEADERS])
             else:
-                self._check_ready()
+                await self._until_ready()
                 response = await handler(request)
             code = response.status
             return response
@@ -131,21 +145,23 @@ class Server:
             # The headers are complete by now, without this one.
             response.headers["Connection"] = "close"
 
-    def _check_ready(self) -> None:
-        """Raises ApiError before the catalog is known, when every model would seem to be missing."""
-        problem = self._problem()
-        if problem is not None:
-            raise ApiError(503, problem, type="server_error", code="not_ready", headers={"Retry-After": "5"})
+    async def _until_ready(self) -> None:
+        """Waits for the catalog, without which every model would seem to be missing. Raises ApiError after START_SECONDS."""
+        until = time.monotonic() + START_SECONDS
+        while (problem := self._problem()) is not None:
+            if time.monotonic() >= until:
+                raise ApiError(503, problem, type="server_error", code="not_ready", headers={"Retry-After": "5"})
+            await asyncio.sleep(POLL_SECONDS)
 
     def _log(self, request: web.Request, record: Record, code: int, seconds: float) -> None:
-        route = request.match_info.route.resource
-        endpoint = route.canonical if route is not None else "unknown"
+        endpoint = _endpoint(request)
         self._metrics.requests.labels(endpoint, str(code), record.model).inc()
         log.info(
             "request=%s method=%s path=%s code=%d model=%s group=%s key=%s attempts=%d tokens=%d waited=%.3f seconds=%.3f",
             record.request_id, request.method, endpoint, code, record.model, record.group, json.dumps(record.key),
             record.attempts, record.tokens, record.waited, seconds,
         )  # fmt: skip
+        record.describe(request.method, endpoint, code)
 
     def _cors(self, request: web.Request) -> dict[str, str]:
         origin = request.headers.get("Origin", "")
@@ -219,6 +235,12 @@ class Server:
 
 def _of_api(request: web.Request) -> bool:
     return request.path.startswith("/v1/") or request.path in ("/tokenize", "/detokenize")
+
+
+def _endpoint(request: web.Request) -> str:
+    """The path as the router knows it, so that there are few."""
+    route = request.match_info.route.resource
+    return route.canonical if route is not None else "unknown"
 
 
 def _request_id(request: web.Request) -> str:
