@@ -511,6 +511,13 @@ class Reason(StrEnum):
         "Change the quota, limit range or admission policy that the message names; the operator tries again every 10 seconds.",
         (On.PLACED, On.READY),
     )
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        "A ResourceQuota of the namespace leaves too little for the objects of a group, such as "
+        "requests.thunderfleet.io/gpu-memory for its pods.",
+        "Raise the quota that the message names, or delete what uses it; the operator tries again every 10 seconds.",
+        (On.PLACED, On.READY, On.DEGRADED),
+    )
 
     # The groups of a ModelDeployment.
     FORMED = ("Formed", "Every group has formed.", "", (On.BOOTSTRAPPED,))

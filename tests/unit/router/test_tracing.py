@@ -4,6 +4,7 @@ import logging
 import sys
 
 import pytest
+import thunderfleet_router
 from thunderfleet_router import tracing
 
 VARIABLES = (*tracing.ENDPOINTS, tracing.DISABLED)
@@ -31,6 +32,7 @@ def test_without_the_packages_a_router_serves_without_spans(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
     monkeypatch.delitem(sys.modules, "thunderfleet_router.spans", raising=False)
+    monkeypatch.delattr(thunderfleet_router, "spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with caplog.at_level(logging.WARNING):
         assert tracing.tracing("ns", "router-1") is tracing.OFF
