@@ -322,14 +322,21 @@ class Executor:
         turns = known is not None and is_headless(known.spec) != is_headless(manifest["spec"])
         if not turns:
             try:
-                await self._writer.apply(SERVICES, manifest)
+                await self._apply_service(manifest)
                 return
             except ApiError as error:
                 if error.status != 422:
                     raise
         between = {"type": "ExternalName", "externalName": "kubernetes.default.svc"}
         await self._writer.apply(SERVICES, {**manifest, "spec": between})
-        await self._writer.apply(SERVICES, manifest)
+        await self._apply_service(manifest)
+
+    async def _apply_service(self, manifest: Json) -> None:
+        """An apply leaves the ports that another manager has set: somebody, or the request that created the Service."""
+        ports = manifest["spec"].get("ports", [])
+        found = await self._writer.apply(SERVICES, manifest)
+        if len(found["spec"].get("ports") or []) != len(ports):
+            await self._writer.merge(SERVICES, manifest, {"spec": {"ports": ports}})
 
     async def _endpoint_slice(self, key: str, manifest: Json) -> None:
         """Writes where the Service leads."""
