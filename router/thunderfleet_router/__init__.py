@@ -9,5 +9,7 @@ pool         seats at the groups of one ModelDeployment, and who waits for one
 viewers      asks the API server who may see the fleet
 watch        keeps the catalog current
 certificate  the router's own certificate
+tracing      spans of requests, if there is a collector
+spans        spans with the SDK of OpenTelemetry
 decide       decisions, without effects
 """

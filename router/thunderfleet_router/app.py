@@ -20,6 +20,7 @@ from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.page import Page
 from thunderfleet_router.http.server import Server
 from thunderfleet_router.http.upstream import Upstream
+from thunderfleet_router.tracing import tracing
 from thunderfleet_router.viewers import Viewers
 from thunderfleet_router.watch import Watch
 
@@ -59,6 +60,7 @@ class Router:
         self.options = options
         # First, because it may fail, and what is created after it would have to be closed.
         self._certificate = Certificate(options.tls) if options.tls is not None else None
+        self._tracing = tracing(options.namespace, options.name)
         self.port = options.port
         self.ending = asyncio.Event()
         """Set to end the router."""
@@ -70,12 +72,21 @@ class Router:
         self.metrics = RouterMetrics(
             lambda: self.dispatcher.in_flight, lambda: self.dispatcher.waiting, lambda: self.watch.connected
         )
-        exchanges = Exchanges(lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings)
+        exchanges = Exchanges(
+            lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings, self._tracing
+        )
         self._page: Page | None = None
         if options.page_hosts is not None:
             self._page = Page(kube, Viewers(kube), self._known, options.page_hosts)
         self.server = Server(
-            lambda: self.watch.catalog, exchanges, self.metrics, options.settings, self._problem, options.origins, self._page
+            lambda: self.watch.catalog,
+            exchanges,
+            self.metrics,
+            options.settings,
+            self._problem,
+            options.origins,
+            self._tracing,
+            self._page,
         )
 
     def _known(self) -> Catalog | None:
@@ -121,6 +132,7 @@ class Router:
             if self._page is not None:
                 await self._page.close()
             await self._upstream.close()
+            await asyncio.to_thread(self._tracing.close)
 
     async def _listen(self, runner: web.AppRunner) -> None:
         context = self._certificate.context if self._certificate is not None else None
