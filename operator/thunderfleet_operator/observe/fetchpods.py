@@ -16,6 +16,7 @@ class Task(StrEnum):
 
     RESOLVE = "resolve"
     DOWNLOAD = "download"
+    QUANTIZE = "quantize"
 
 
 @dataclass(frozen=True, slots=True)
