@@ -25,6 +25,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.cli import main as program
 
 from tests.support.api import OURS, Api, path_of
+from tests.support.logfiles import Secrets
 from tests.support.waiting import WAIT_SECONDS, until
 
 Json = dict[str, Any]
@@ -93,6 +94,7 @@ class Line:
 
     def __post_init__(self) -> None:
         self.api = Api(self.cluster, COMMAND_SECONDS)
+        self.secrets = Secrets(self.api)
 
     @property
     def macs(self) -> list[str]:
@@ -173,6 +175,7 @@ class Line:
         if deployment not in self.deployments:
             return
         self.deployments.remove(deployment)
+        self.secrets.look(deployment.namespace)
         self.api.send("DELETE", deployment.path)
         until(lambda: not deployment.left(), f"{deployment.name} is gone", describe=lambda: "\n".join(deployment.left()))
         self.api.send("DELETE", f"{NAMESPACES}/{deployment.namespace}")
@@ -316,6 +319,13 @@ class Deployment:
         assert answer.status == 200, answer.body
         found: list[int] = answer.json["choices"][0]["token_ids"]
         return found
+
+    def warnings(self) -> list[str]:
+        """The Events of type Warning in its namespace, as text."""
+        found = self.line.api.items(f"/api/v1/namespaces/{self.namespace}/events")
+        return [
+            f"{one['involvedObject']['name']}: {one['reason']}: {one['message']}" for one in found if one["type"] == "Warning"
+        ]
 
     def children(self) -> list[Json]:
         """The objects that the operator made for it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies
 from thunderfleet_lib.httpapi.errors import ApiError
@@ -24,6 +25,8 @@ from thunderfleet_router.pool import BLOCK_SECONDS, Pool, Seat, Ticket
 
 log = logging.getLogger(__name__)
 
+UNKNOWN = "-"
+"""What is not known of a request."""
 LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that need no turn of the model."""
 PARSED_HERE_BYTES = 256 * 1024
@@ -39,9 +42,9 @@ class Record:
     """What the log says about a request."""
 
     request_id: str
-    key: str = "-"
-    model: str = "-"
-    group: str = "-"
+    key: str = UNKNOWN
+    model: str = UNKNOWN
+    group: str = UNKNOWN
     attempts: int = 0
     tokens: int = 0
     waited: float = 0.0
@@ -90,7 +93,8 @@ class Exchanges:
             record.model = deployment.full_name
             if parsed.model is not None and parsed.model not in deployment.gateway_names:
                 body = parsed.renamed(deployment.full_name)
-            await self._limited(_Call(request, reply, record, who, deployment, parsed.without_fields(), body))
+            with logs.fields(namespace=deployment.namespace, deployment=deployment.name):
+                await self._limited(_Call(request, reply, record, who, deployment, parsed.without_fields(), body))
 
     async def _limited(self, call: "_Call") -> None:
         """Counts the request for its key's limits."""
@@ -176,8 +180,8 @@ class Exchanges:
         count = self._suspects.failed(digest, call.sent_to, call.sent_at, time.monotonic())
         self._metrics.group_failures.inc()
         log.warning(
-            "request %s was in flight when group %s of %s failed (%d of %d); digest %s",
-            call.record.request_id, call.record.group, call.record.model, count, suspects.FAILURES, digest,
+            "the request was in flight when group %s of %s failed (%d of %d); digest %s",
+            call.record.group, call.record.model, count, suspects.FAILURES, digest, extra=_about(call),
         )  # fmt: skip
 
     def _refuse_suspect(self, digest: str, call: "_Call") -> None:
@@ -185,7 +189,8 @@ class Exchanges:
         if not self._suspects.refused(digest, time.monotonic()):
             return
         self._metrics.suspects.inc()
-        log.error("request %s is refused: digest %s was in flight at two group failures", call.record.request_id, digest)
+        text = "the request is refused: digest %s was in flight at two group failures"
+        log.error(text, digest, extra=_about(call))
         raise ApiError(
             422,
             "two groups failed while they worked on this request, so it is not sent to another one; change it, or send it "
@@ -217,6 +222,12 @@ class _Call:
         """Estimates the tokens of an answer that did not end, or of a group that does not count them."""
         if not self.record.tokens and (self.record.attempts or self.reply.answered):
             self.record.tokens = self.reply.events + len(self.parsed.prompt) // prefixes.BYTES_PER_TOKEN
+
+
+def _about(call: _Call) -> dict[str, object]:
+    """The fields of the log for a request that a group had."""
+    group = int(call.record.group) if call.record.group != UNKNOWN else None
+    return logs.about(group=group, **logs.of_key(call.record.model))
 
 
 def _failed_silently(outcome: Outcome, seat: Seat, seconds: float) -> bool:

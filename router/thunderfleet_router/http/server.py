@@ -1,25 +1,24 @@
 """The router's HTTP server: its paths, and what happens around every request."""
 
 import asyncio
-import json
 import logging
-import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.errors import ApiError, of_path
 from thunderfleet_lib.httpapi.refusals import refusal
+from thunderfleet_lib.httpapi.requestid import request_id
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_router.decide import names
 from thunderfleet_router.decide.callers import caller
 from thunderfleet_router.decide.catalog import Catalog
-from thunderfleet_router.http.exchange import Exchanges, Record, Settings
+from thunderfleet_router.http.exchange import UNKNOWN, Exchanges, Record, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.reply import ClientGone, Reply
 
@@ -41,7 +40,6 @@ POSTS: Final = (
     "/detokenize",
 )
 PATHS: Final = "/v1/models, " + ", ".join(POSTS[:-1]) + " or " + POSTS[-1]
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS: Final = "Authorization, Content-Type, x-api-key, anthropic-version, anthropic-beta, X-Request-Id, traceparent"
 _EXPOSED: Final = "X-Request-Id, Retry-After, X-Thunderfleet-Ignored, X-Thunderfleet-Clamped"
 
@@ -98,8 +96,12 @@ class Server:
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not _of_api(request):
             return await handler(request)
-        started, code = time.monotonic(), 500
-        record = Record(_request_id(request))
+        started = time.monotonic()
+        with logs.fields(request=(found := request_id(request.headers))):
+            return await self._recorded(request, handler, Record(found), started)
+
+    async def _recorded(self, request: web.Request, handler: Handler, record: Record, started: float) -> web.StreamResponse:
+        code = 500
         request[RECORD], request[HEADERS] = record, {"X-Request-Id": record.request_id, **self._cors(request)}
         try:
             if request.method == "OPTIONS" and self._origins:
@@ -119,7 +121,7 @@ class Server:
             code = CLIENT_GONE
             raise
         except Exception:
-            log.exception("request %s: %s %s failed", record.request_id, request.method, request.path)
+            log.exception("%s %s failed", request.method, request.path)
             sentence = "the router failed to handle this request; see its log"
             return _error(ApiError(500, sentence, type="server_error"), request)
         finally:
@@ -141,11 +143,11 @@ class Server:
         route = request.match_info.route.resource
         endpoint = route.canonical if route is not None else "unknown"
         self._metrics.requests.labels(endpoint, str(code), record.model).inc()
-        log.info(
-            "request=%s method=%s path=%s code=%d model=%s group=%s key=%s attempts=%d tokens=%d waited=%.3f seconds=%.3f",
-            record.request_id, request.method, endpoint, code, record.model, record.group, json.dumps(record.key),
-            record.attempts, record.tokens, record.waited, seconds,
-        )  # fmt: skip
+        numbers = {"tokens": record.tokens, "waited": round(record.waited, 3), "seconds": round(seconds, 3)}
+        more = {"code": code, "key": record.key, "attempts": record.attempts, **numbers}
+        known = logs.of_key(record.model) if record.model != UNKNOWN else {}
+        group = int(record.group) if record.group != UNKNOWN else None
+        log.info("%s %s: %d", request.method, endpoint, code, extra=logs.about(more, group=group, **known))
 
     def _cors(self, request: web.Request) -> dict[str, str]:
         origin = request.headers.get("Origin", "")
@@ -219,11 +221,6 @@ class Server:
 
 def _of_api(request: web.Request) -> bool:
     return request.path.startswith("/v1/") or request.path in ("/tokenize", "/detokenize")
-
-
-def _request_id(request: web.Request) -> str:
-    given = request.headers.get("X-Request-Id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
 
 
 def _error(error: ApiError, request: web.Request) -> web.Response:

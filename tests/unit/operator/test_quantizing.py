@@ -52,6 +52,12 @@ def pod(task: Task, at: str = "a", message: str = "", phase: str = "Running", ag
     )
 
 
+def stalled(decision: CacheDecision) -> tuple[str, str]:
+    found = find_condition(decision.status.conditions, ConditionType.STALLED)
+    assert found is not None
+    return found.status, found.reason
+
+
 def condition(decision: CacheDecision) -> tuple[str, str]:
     found = find_condition(decision.status.conditions, ConditionType.RESOLVED)
     assert found is not None
@@ -116,6 +122,9 @@ def test_the_progress_is_in_the_status_of_both_kinds() -> None:
     one = quantized("a")
     running = decide(observed(one, [pod(Task.QUANTIZE)], there={"a": reporting("a"), "b": profile("b")}))
     assert [(copy.node, copy.phase, copy.bytes_done) for copy in running.status.macs] == [("a", CopyPhase.QUANTIZING, GIB)]
+    # Hours of work are no fault.
+    hours = replace(observed(after(one, running), [pod(Task.QUANTIZE)]), now=NOW + timedelta(hours=5))
+    assert stalled(decide(hours))[0] == "False"
     assert running.status.progress == "25% of 4Gi 100.0 MB/s 30 s left"
     text = "quantized on a, 25 % of 4Gi, 100.0 MB/s, 30 s left, mlx-lm writes the quantized weights"
     assert condition(running) == (Reason.QUANTIZING, f"o/n, revision main, commit {COMMIT}, to 4 bits in groups of 64: {text}")
@@ -149,6 +158,7 @@ def test_a_refusal_is_tried_again_rarely_and_a_mac_that_starts_nothing_is_left()
     refused = FetchResult(Reason.QUANTIZATION_REFUSED, "no such architecture").text
     failed = decide(observed(one, [pod(Task.QUANTIZE, message=refused, phase="Failed")]))
     assert failed.status.download is not None and failed.status.download.next_time == NOW + timedelta(seconds=300)
+    assert stalled(failed) == ("True", Reason.QUANTIZATION_REFUSED)
     stuck = decide(observed(one, [pod(Task.QUANTIZE, phase="Pending", age=500)]))
     assert stuck.status.quantized_from is not None and stuck.status.quantized_from.node is None
     assert [entry.name for entry in stuck.delete] == ["p"]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance
@@ -63,6 +65,23 @@ async def test_one_url_answers_for_all_models_and_all_groups_get_requests() -> N
             assert [entry["id"] for entry in listed["data"]] == ["other", "tiny"]
             one = await client.get("/v1/models/default/tiny")
             assert (await one.json())["root"] == "org/tiny"
+
+
+async def test_the_log_names_request_deployment_and_group_but_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    formatter = logs.JsonFormatter("router")
+    said: list[str] = []
+    with mock.patch.object(caplog.handler, "emit", lambda record: said.append(formatter.format(record))):
+        async with gateways("a") as (a,), client_of(Kit(Model(urls=[a.url], keys={"alice": "sk-alice-secret"}))) as client:
+            header = {**bearer("sk-alice-secret"), "X-Request-Id": "mine-1"}
+            with caplog.at_level("INFO"):
+                assert (await client.post("/v1/chat/completions", json={"model": "tiny", **CHAT}, headers=header)).status == 200
+                assert (await client.get("/v1/models", headers=bearer("sk-wrong-secret"))).status == 401
+    entries = [json.loads(line) for line in said if "thunderfleet_router" in line]
+    first = next(one for one in entries if one.get("request") == "mine-1")
+    wanted = {"namespace": "default", "deployment": "tiny", "group": 0, "code": 200, "attempts": 1, "key": "alice"}
+    assert wanted.items() <= first.items() and first["message"] == "POST /v1/chat/completions: 200"
+    assert [one["code"] for one in entries if one["message"].startswith("GET")] == [401]
+    assert "secret" not in "".join(said)
 
 
 async def test_a_stream_arrives_as_the_gateway_sends_it() -> None:
