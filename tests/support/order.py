@@ -34,6 +34,7 @@ GROUPS = {
     "idle fleet": (
         "e2e/test_chart",
         "e2e/test_image",
+        "e2e/test_inferencepool",
         "e2e/test_joining",
         "e2e/test_pods_on_macs",
     ),
