@@ -20,9 +20,10 @@ from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.disk import DiskWatch
+from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission
-from thunderfleet_kubelet.pods.decide.podspec import grace_of, is_critical
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, grace_of, is_critical
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
 from thunderfleet_kubelet.pods.objects import Objects
@@ -50,7 +51,7 @@ class PodManager:
     ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
     renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``disk``:
     whether the disk is full; None: never. ``disk_changed`` is called when that changes. ``node_event`` records a warning about
-    the Node. ``queries`` answers questions about the pods.
+    the Node. ``queries`` answers questions about the pods. ``images``: pulls images; None: only configured ones are used.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class PodManager:
         disk_changed: Callable[[], None] = lambda: None,
         node_event: NodeEvent = lambda reason, message: None,
         now: Callable[[], float] = time.time,
+        images: Images | None = None,
     ) -> None:
         self.root = root
         self.node_name = node_name
@@ -93,7 +95,11 @@ class PodManager:
             admit=self._admit,
             ended=self._ended,
             now=now,
+            images=images,
         )
+        self._images = images
+        if images is not None:
+            images.in_use = self._images_in_use
 
     @property
     def settings(self) -> PodSettings:
@@ -118,6 +124,9 @@ class PodManager:
             # Containers of other users pass through to their own folders; they cannot list these.
             os.chmod(path, os.stat(path).st_mode & 0o7777 | 0o011)
         self._own_tasks = [asyncio.create_task(self._recorder.run()), asyncio.create_task(self.evictor.run())]
+        if self._images is not None:
+            self._images.store.open()
+            self._own_tasks.append(asyncio.create_task(self._images.run()))
         folders = [PodFolder(path) for path in sorted(self.folder.iterdir())]
         self._users.adopt(folders)
         for folder in folders:
@@ -148,6 +157,15 @@ class PodManager:
     def _ended(self, uid: str) -> None:
         self._workers.pop(uid, None)
         self._tasks.pop(uid, None)
+        if self._images is not None:
+            self._images.forget(uid)
+
+    def _images_in_use(self) -> tuple[set[str], set[str]]:
+        """The ``imageID`` of each container that has run and was not removed, and the images that the pods' specs name."""
+        workers = [worker for worker in self._workers.values() if not worker.closed]
+        attempts = [attempt for worker in workers for each in worker.attempts.values() for attempt in each]
+        names = {str(one.get("image") or "") for worker in workers for one in all_containers(worker.pod)}
+        return {attempt.image_id for attempt in attempts if attempt.image_id}, names
 
     async def _admit(self, pod: Json) -> admission.Rejection | None:
         """Decides about one pod at a time, so that two pods cannot take the same resources."""
