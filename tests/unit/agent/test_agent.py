@@ -32,6 +32,7 @@ from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile
+from thunderfleet_lib import logtext
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.hostcmd import FailureKind, Host
 
@@ -539,7 +540,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
         program.send_signal(signal.SIGTERM)
         rest = (await program.stderr.read()).decode()
         assert await program.wait() == 0
-    assert "cannot reach https://127.0.0.1:1" in seen and rest.endswith("INFO thunderfleet_agent.agent stopped\n")
+    assert "cannot reach https://127.0.0.1:1" in seen and logtext.readable(rest.splitlines()[-1]) == "INFO stopped"
 
 
 def test_metrics_distinguish_failure_kinds() -> None:
