@@ -217,7 +217,12 @@ class Reason(StrEnum):
         "says.",
         (On.SYMMETRIC,),
     )
-    NO_END = ("NoEnd", "Neither end detects the other.", "Plug the cable in.", (On.SYMMETRIC,))
+    NO_END = (
+        "NoEnd",
+        "Neither end detects the other, or the link has no report of an end although the Macs detect each other.",
+        "Plug the cable in. If the message is about agents, check that they run.",
+        (On.SYMMETRIC,),
+    )
 
     # The model.
     FOUND = ("Found", "The model is on the disk of at least one Mac.", "", (On.MODEL_RESOLVED,))
@@ -522,6 +527,13 @@ class Reason(StrEnum):
         "The API server rejects the runner pods; the message is its answer.",
         "Change the quota, limit range or admission policy that the message names; the operator tries again every 10 seconds.",
         (On.PLACED, On.READY),
+    )
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        "A ResourceQuota of the namespace leaves too little for the objects of a group, such as "
+        "requests.thunderfleet.io/gpu-memory for its pods.",
+        "Raise the quota that the message names, or delete what uses it; the operator tries again every 10 seconds.",
+        (On.PLACED, On.READY, On.DEGRADED),
     )
 
     # The groups of a ModelDeployment.

@@ -1,4 +1,4 @@
-"""The steps of docs/decisions/0028-api-versions.md on a real API server, with a CRD like that of ModelDeployments."""
+"""The steps of docs/decisions/0031-api-versions.md on a real API server, with a CRD like that of ModelDeployments."""
 
 import json
 from collections.abc import Iterator

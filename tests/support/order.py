@@ -42,6 +42,7 @@ GROUPS = {
     ),
     "kubelets": (
         "e2e/test_disk",
+        "e2e/test_images",
         "e2e/test_kubelet",
     ),
     # The last one changes the Macs' addresses.

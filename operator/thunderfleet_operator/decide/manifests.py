@@ -23,6 +23,7 @@ from thunderfleet_crds.names import (
     LABEL_RANK,
     MANAGED_BY,
     MODELDEPLOYMENT_KIND,
+    RESOURCE_GPU_MEMORY,
     RUNNER_NAME,
     RUNTIME_CLASS,
 )
@@ -284,8 +285,28 @@ def secret(plan: Plan, config_map_uid: str, name: str, certificate: str, key: st
     }
 
 
-def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSettings, secret_name: str, keys: Keyring) -> Manifest:
-    """The signed pod of one rank: a native process on its Mac, without credentials for Kubernetes."""
+def _resources(memory_bytes: int, gpu_memory: bool) -> Manifest:
+    """Requests of a rank. Kubernetes wants a limit on an extended resource that is equal to the request."""
+    asked = str(memory_bytes)
+    if not gpu_memory:
+        return {"requests": {"memory": asked}}
+    return {"requests": {"memory": asked, RESOURCE_GPU_MEMORY: asked}, "limits": {RESOURCE_GPU_MEMORY: asked}}
+
+
+def pod(
+    deployment: ModelDeployment,
+    plan: Plan,
+    rank: int,
+    settings: PodSettings,
+    secret_name: str,
+    keys: Keyring,
+    *,
+    gpu_memory: bool = False,
+) -> Manifest:
+    """The signed pod of one rank: a native process on its Mac, without credentials for Kubernetes.
+
+    ``gpu_memory``: whether its Node has GPU memory as a resource. A pod that exists is never replaced for it.
+    """
     entry = plan.ranks[rank]
     metadata = _metadata(deployment, plan, entry.pod, rank)
     held = {"gateway": entry.gateway_port, "control": entry.control_port, "ring": list(entry.ring_ports)}
@@ -330,7 +351,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
             {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
         "ports": [{"name": name, "containerPort": port, "hostPort": port, "protocol": "TCP"} for name, port in numbered],
-        "resources": {"requests": {"memory": str(entry.memory_bytes)}},
+        "resources": _resources(entry.memory_bytes, gpu_memory),
         "readinessProbe": probe("/readyz", 2, 2),
         # A supervisor that cannot start writes why; after a crash, the end of its log takes the place of that.
         "terminationMessagePolicy": "FallbackToLogsOnError",

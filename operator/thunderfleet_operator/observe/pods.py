@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE
+from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE, RESOURCE_GPU_MEMORY
+from thunderfleet_lib import logtext
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import (
@@ -114,20 +115,28 @@ def _required_node(pod: Json) -> str | None:
     return None
 
 
-def _request(container: Json) -> int:
+def _request(container: Json, resource: str) -> int:
     resources = container.get("resources") or {}
-    value = (resources.get("requests") or {}).get("memory") or (resources.get("limits") or {}).get("memory")
+    value = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
     return to_bytes(value) if value else 0
 
 
+def _requested(spec: Json, resource: str) -> int:
+    initial = spec.get("initContainers") or []
+    running = sum(_request(container, resource) for container in spec.get("containers") or [])
+    sidecars = sum(_request(c, resource) for c in initial if c.get("restartPolicy") == "Always")
+    before = max((_request(c, resource) for c in initial if c.get("restartPolicy") != "Always"), default=0)
+    overhead = (spec.get("overhead") or {}).get(resource)
+    return max(running, before) + sidecars + (to_bytes(overhead) if overhead else 0)
+
+
 def pod_memory(pod: Json) -> int:
-    """Bytes that the scheduler counts for a pod."""
+    """Bytes that a pod takes of its Mac.
+
+    GPU and CPU share the memory of a Mac, and runner pods request the same bytes under both names.
+    """
     spec = pod.get("spec") or {}
-    running = sum(_request(container) for container in spec.get("containers") or [])
-    sidecars = sum(_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always")
-    initial = max((_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") != "Always"), default=0)
-    overhead = (spec.get("overhead") or {}).get("memory")
-    return max(running, initial) + sidecars + (to_bytes(overhead) if overhead else 0)
+    return max(_requested(spec, "memory"), _requested(spec, RESOURCE_GPU_MEMORY))
 
 
 def pod_ports(pod: Json) -> frozenset[int]:
@@ -218,7 +227,8 @@ def _deleted_at(metadata: Json) -> datetime | None:
 
 def _last_words(container: Json) -> str:
     ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
-    return str(ended.get("message") or "").strip()
+    # The end of the log, if the supervisor could not write a message.
+    return logtext.messages(str(ended.get("message") or "").strip())
 
 
 def _unschedulable(conditions: list[Json]) -> tuple[datetime | None, str]:
