@@ -38,6 +38,7 @@ GROUPS = {
         "e2e/test_image",
         "e2e/test_inferencepool",
         "e2e/test_joining",
+        "e2e/test_outside",
         "e2e/test_pods_on_macs",
     ),
     "kubelets": (
