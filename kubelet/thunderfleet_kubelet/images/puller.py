@@ -76,8 +76,8 @@ class _Work:
 class Images:
     """The images in ``root``.
 
-    ``in_use``: the ``imageID`` of all containers that the node has, and the images of its pods' specs. ``node_event``: records
-    a warning about the Node. ``changed``: called when there is another image.
+    ``in_use``: the ``imageID`` of all containers that the node has, and the images of its pods' specs; None: all
+    may be in use. ``node_event``: records a warning about the Node. ``changed``: called when there is another image.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Images:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.store = Store(root, now)
-        self.in_use: Callable[[], tuple[Set[str], Set[str]]] = lambda: (set(), set())
+        self.in_use: Callable[[], tuple[Set[str], Set[str]] | None] = lambda: None
         self._settings, self._agent, self._changed, self._clock = settings, agent, changed, clock
         self._client: aiohttp.ClientSession | None = None
         self._work: dict[tuple[str, str], _Work] = {}
@@ -266,7 +266,10 @@ class Images:
 
     def _keys_in_use(self) -> set[str]:
         """The keys of the images of all containers and pods of the node."""
-        identities, texts = self.in_use()
+        used = self.in_use()
+        if used is None:
+            return set(self.store.images)
+        identities, texts = used
         names = {str(reference) for text in texts if (reference := _parsed(text)) is not None}
         found = set()
         for stored in self.store.images.values():
