@@ -18,7 +18,12 @@ from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.parts import MAX_PARTS, ManyRanges, Ranges, WeightFile
 from thunderfleet_crds.vocabulary import ConditionType, CopySource
 
-CONDITION_TYPES: Final = (ConditionType.RESOLVED, ConditionType.FETCHED)
+CONDITION_TYPES: Final = (
+    ConditionType.RESOLVED,
+    ConditionType.FETCHED,
+    ConditionType.RECONCILING,
+    ConditionType.STALLED,
+)
 MAX_MACS: Final = 1024
 REPOSITORY_RULE: Final = (
     "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$') && !self.contains('--') && "
@@ -129,7 +134,10 @@ class ModelCacheStatus(ApiModel):
     copies: Word | None = Field(default=None, description="Complete and desired copies, such as 1/2, for display.")
     progress: Message | None = Field(default=None, description="Progress of the copies, for display.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
-        default=(), description="Conditions: Resolved and Fetched.", json_schema_extra={"x-list-keys": ["type"]}
+        default=(),
+        description="Conditions: Resolved and Fetched. Reconciling is True while files are missing, Stalled when a person must "
+        "change something.",
+        json_schema_extra={"x-list-keys": ["type"]},
     )
 
 

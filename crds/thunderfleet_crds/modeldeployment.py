@@ -34,6 +34,7 @@ from thunderfleet_crds.fields import (
     Word,
 )
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
+from thunderfleet_crds.podmetadata import PodMetadata
 from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
@@ -66,6 +67,8 @@ CONDITION_TYPES: Final = (
     ConditionType.BENCHMARKED,
     ConditionType.DEGRADED,
     ConditionType.VERIFIED,
+    ConditionType.RECONCILING,
+    ConditionType.STALLED,
 )
 
 DURATION_PATTERN: Final = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
@@ -411,6 +414,21 @@ class ModelDeploymentSpec(ApiModel):
         default=False,
         description="Stop all groups, when their requests have ended, until this is false again. No request starts them.",
     )
+    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Name of the PriorityClass of the pods. A change applies to pods that are created later, and restarts no "
+        "group.",
+        json_schema_extra={
+            "x-rule": "!self.startsWith('system-')",
+            "x-message": "priorityClassName must not begin with system-: these classes are for components of a cluster, and "
+            "groups of other namespaces would be evicted for such pods",
+        },
+    )
+    pod_metadata: PodMetadata = Field(
+        default=PodMetadata(),
+        description="Labels and annotations of the pods, in addition to the operator's. A change applies to pods that are "
+        "created later, and restarts no group.",
+    )
     nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
     placement: PlacementSpec = Field(default=PlacementSpec(), description="How a placement is chosen among the possible ones.")
     parallelism: RequestedSplit = Field(
@@ -622,6 +640,11 @@ class Group(ApiModel):
     reason: Message = Field(default="", description="Human-readable reason for the choice of Nodes, transport and parallelism.")
     coordinator: HostPort | None = Field(default=None, description="Address and port of rank 0's control endpoint.")
     endpoint: Url | None = Field(default=None, description="URL of the group's OpenAI-compatible API.")
+    runner_version: Word | None = Field(
+        default=None,
+        description="Version of Thunderfleet that rank 0 has reported in this epoch. An upgrade restarts no group, "
+        "so groups may run earlier versions.",
+    )
     ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
     )
@@ -801,7 +824,8 @@ class ModelDeploymentStatus(ApiModel):
     benchmark: BenchmarkResult | None = Field(default=None, description="Result of the most recent benchmark.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
-        description="Conditions: ModelResolved, Placed, Bootstrapped, Verified, Ready, Benchmarked and Degraded.",
+        description="Conditions: ModelResolved, Placed, Bootstrapped, Verified, Ready, Benchmarked and Degraded. Reconciling "
+        "is True while the operator works on the spec, Stalled when a person must change something.",
         json_schema_extra={"x-list-keys": ["type"]},
     )
 

@@ -32,6 +32,9 @@ class ConditionType(StrEnum):
     # ModelCache
     RESOLVED = "Resolved"
     FETCHED = "Fetched"
+    # ModelDeployment and ModelCache: what tools read that know only generic conditions.
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
 
 
 class ConditionStatus(StrEnum):

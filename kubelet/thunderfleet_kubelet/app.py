@@ -9,13 +9,15 @@ import fcntl
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from thunderfleet_lib import logs
+from thunderfleet_lib.eventlimit import EventLimit
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_lib.quantity import to_bytes
@@ -40,6 +42,7 @@ from thunderfleet_kubelet.node.facts import Machine
 from thunderfleet_kubelet.node.machine import Reader, here, look
 from thunderfleet_kubelet.node.memory import GpuMemory
 from thunderfleet_kubelet.node.ports import ThunderboltPorts, Wanted
+from thunderfleet_kubelet.node.shutdown import is_shutting_down
 from thunderfleet_kubelet.pods.decide.podspec import has_ended
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -113,7 +116,7 @@ def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
 class Kubelet:
     """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one.
 
-    ``ports``: the Thunderbolt ports of a Mac; None on other machines.
+    ``ports``: the Thunderbolt ports of a Mac; None on other machines. ``shutting_down``: whether the machine shuts down.
     """
 
     def __init__(
@@ -126,13 +129,16 @@ class Kubelet:
         addresses: NodeAddresses,
         awake: Awake,
         ports: ThunderboltPorts | None = None,
+        shutting_down: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
+        self.shutting_down = shutting_down or _never
         self.awake = awake
         self.root = root
         self.addresses = addresses
         self.identity = identity
         self.config = config
         self._background_tasks: set[asyncio.Task[None]] = set()
+        self._event_limit = EventLimit()
         self.credentials = Credentials(
             identity,
             config.certificate_seconds,
@@ -218,8 +224,10 @@ class Kubelet:
             await asyncio.wait([stopped, work], return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
+            elif self.config.shutdown_grace_period_seconds:
+                await self._shut_down()
         finally:
-            log.info("stopping; containers keep running")
+            log.info("stopping; containers that run keep running")
             for task in (stopped, work):
                 task.cancel()
             await asyncio.gather(stopped, work, return_exceptions=True)
@@ -228,6 +236,17 @@ class Kubelet:
                     await self._close()
             except TimeoutError:
                 log.warning("shutdown did not finish within %g s", STOP_SECONDS)
+
+    async def _shut_down(self) -> None:
+        """Ends the pods, if the machine shuts down. The kubelet itself works until they have ended."""
+        if not await self.shutting_down():
+            return
+        seconds = self.config.shutdown_grace_period_seconds
+        log.warning("the machine shuts down; ending all pods within %d s", seconds)
+        # The first problem is the reason.
+        self.node.problems = {"NodeShutdown": "node is shutting down", **self.node.problems}
+        self.node.nudge()
+        await self.pods.shut_down(seconds, self.config.shutdown_grace_period_critical_pods_seconds)
 
     async def _close(self) -> None:
         await self.server.stop()
@@ -341,6 +360,8 @@ class Kubelet:
 
     async def _event(self, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Warning") -> None:
         name, now = self.identity.node_name, datetime.now(UTC)
+        if not self._event_limit.take(name, time.monotonic()):
+            return
         event: Json = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -359,6 +380,10 @@ class Kubelet:
             await self.kube().create(EVENTS, event)
 
 
+async def _never() -> bool:
+    return False
+
+
 async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     """Runs the kubelet until SIGTERM or SIGINT. Raises JoinError and CertificateError."""
     stop = asyncio.Event()
@@ -368,6 +393,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     commands = Commands(config.path, python_path=config.python_path)
     gpu = GpuMemory(commands)
     machine = await look(commands, root, config.operating_system, gpu)
+    logs.always(node=config.node_name)
     log.info(
         "%s: %s, %s, %d CPUs, %d MiB for pods",
         config.node_name,
@@ -382,7 +408,11 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     if await _before(stop, _until_address(addresses, ports)):
         awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
         reader = Reader(commands, machine.is_mac, gpu)
-        await Kubelet(root, identity, config, machine, reader, addresses, awake, ports).run(stop)
+
+        async def shutting_down() -> bool:
+            return await is_shutting_down(commands, machine.is_mac)
+
+        await Kubelet(root, identity, config, machine, reader, addresses, awake, ports, shutting_down).run(stop)
 
 
 async def _until_address(addresses: NodeAddresses, ports: ThunderboltPorts | None) -> None:

@@ -160,6 +160,13 @@ class Config(_Settings):
     reserved_cpu_millis: Annotated[int, Field(ge=0)] = 0
     """Millicores that are not allocatable to pods."""
 
+    shutdown_grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
+    """How long pods get to end when the machine shuts down: pods of ordinary priority first, critical ones after them. 0: the
+    kubelet leaves them to the system. A pod that ended this way has failed, with the reason Terminated, and its controller
+    makes another one."""
+    shutdown_grace_period_critical_pods_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
+    """The part of it that critical pods get."""
+
     @field_validator("node_name")
     @classmethod
     def _node_name(cls, value: str) -> str:
@@ -208,6 +215,15 @@ class Config(_Settings):
     def _enough_users(self) -> "Config":
         if self.pod_users.count < self.max_pods:
             raise ValueError(f"podUsers.count is {self.pod_users.count}; it must be at least maxPods, {self.max_pods}")
+        return self
+
+    @model_validator(mode="after")
+    def _shutdown_periods(self) -> "Config":
+        critical, whole = self.shutdown_grace_period_critical_pods_seconds, self.shutdown_grace_period_seconds
+        if critical > whole:
+            raise ValueError(
+                f"shutdownGracePeriodCriticalPodsSeconds is {critical}; it must be at most shutdownGracePeriodSeconds, {whole}"
+            )
         return self
 
     @field_validator("eviction_hard")

@@ -8,5 +8,7 @@ dispatcher   all pools, and the bounds of what waits in them
 pool         seats at the groups of one ModelDeployment, and who waits for one
 watch        keeps the catalog current
 certificate  the router's own certificate
+tracing      spans of requests, if there is a collector
+spans        spans with the SDK of OpenTelemetry
 decide       decisions, without effects
 """

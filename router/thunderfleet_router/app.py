@@ -18,6 +18,7 @@ from thunderfleet_router.http.exchange import Exchanges, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.server import Server
 from thunderfleet_router.http.upstream import Upstream
+from thunderfleet_router.tracing import tracing
 from thunderfleet_router.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Router:
         self.options = options
         # First, because it may fail, and what is created after it would have to be closed.
         self._certificate = Certificate(options.tls) if options.tls is not None else None
+        self._tracing = tracing(options.namespace, options.name)
         self.port = options.port
         self.ending = asyncio.Event()
         """Set to end the router."""
@@ -65,9 +67,17 @@ class Router:
         self.metrics = RouterMetrics(
             lambda: self.dispatcher.in_flight, lambda: self.dispatcher.waiting, lambda: self.watch.connected
         )
-        exchanges = Exchanges(lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings)
+        exchanges = Exchanges(
+            lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings, self._tracing
+        )
         self.server = Server(
-            lambda: self.watch.catalog, exchanges, self.metrics, options.settings, self._problem, options.origins
+            lambda: self.watch.catalog,
+            exchanges,
+            self.metrics,
+            options.settings,
+            self._problem,
+            options.origins,
+            self._tracing,
         )
 
     def _problem(self) -> str | None:
@@ -108,6 +118,7 @@ class Router:
             await asyncio.gather(*tasks, return_exceptions=True)
             await runner.cleanup()
             await self._upstream.close()
+            await asyncio.to_thread(self._tracing.close)
 
     async def _listen(self, runner: web.AppRunner) -> None:
         context = self._certificate.context if self._certificate is not None else None

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib import listener
+from thunderfleet_lib import listener, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.sandbox import mounted
@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="minimum log level")
+    logs.add_argument(serve)
     serve.add_argument("--kubeconfig", type=Path, help="kubeconfig file (default: the service account of this pod)")
     serve.add_argument(
         "--namespace",
@@ -118,11 +119,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program. Returns its exit code: 0 success, 1 failure, 2 invalid usage or input."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    logs.set_up("router", arguments.log_level, arguments.log_format)
     return asyncio.run(_serve(arguments))
 
 

@@ -60,6 +60,7 @@ class Reporter:
 
     async def _round(self, session: aiohttp.ClientSession) -> None:
         self._dispatcher.hurry.clear()
+        self._dispatcher.refuse_vain_wakes()
         demands = self._dispatcher.demands()
         if (not demands and not self._reported) or time.monotonic() < self._not_before:
             return

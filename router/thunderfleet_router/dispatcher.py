@@ -162,6 +162,12 @@ class Dispatcher:
                 seconds, text = refusal.retry_after_seconds or 60, refusal.message
                 pool.refuse_all(lambda text=text, seconds=seconds: unavailable(text, seconds), wakers_only=True)  # type: ignore[misc]
 
+    def refuse_vain_wakes(self) -> None:
+        """Refuses the requests that wait for a wake which has become impossible since they came."""
+        obstacle = self._can_wake()
+        if obstacle is not None:
+            self.wake_failed(obstacle)
+
     def wake_failed(self, why: str) -> None:
         """Refuses the requests that wait for a wake which the operator does not know of."""
         for pool in self.pools.values():

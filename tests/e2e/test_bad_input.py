@@ -43,6 +43,12 @@ REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
         ({"runtime": {"env": [{"name": "MLX_ENABLE_TF32", "value": "a b"}]}}, "spec.runtime.env[0].value in body should match"),
         ({"runtime": {"env": [{"name": "MLX_ENABLE_TF32", "value": "1"}] * 2}}, "Duplicate value"),
         ({"benchmark": {"every": "daily"}}, "every must be a duration in hours, minutes and seconds such as 24h or 1h30m"),
+        ({"priorityClassName": "system-node-critical"}, "priorityClassName must not begin with system-"),
+        ({"podMetadata": {"labels": {"thunderfleet.io/rank": "7"}}}, "kubernetes.io, k8s.io (and their subdomains) and prome"),
+        ({"podMetadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "a"}}}, "the operator sets Kueue's pod-group-name"),
+        ({"podMetadata": {"annotations": {"x.kubernetes.io/a": "b"}}}, "kubernetes.io, k8s.io (and their subdomains) and pro"),
+        ({"podMetadata": {"labels": {"a b": "c"}}}, "keys must have the form prefix/name or name"),
+        ({"podMetadata": {"labels": {"a": "b c"}}}, "values of labels must be empty, or begin and end with a letter or digit"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )

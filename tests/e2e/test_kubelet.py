@@ -836,6 +836,40 @@ def test_figures_of_pods_under_the_names_of_kubernetes(fleet: Fleet) -> None:
     assert "talks" in [one["podRef"]["name"] for one in summary["pods"]]
 
 
+def test_what_metrics_server_reads_is_there_for_every_running_container(fleet: Fleet) -> None:
+    """The names and rules of metrics-server, which skips a container if one of its three figures is missing or 0."""
+    fleet.running("talks")
+    path = f"/api/v1/nodes/{MAC}/proxy"
+
+    def running() -> set[tuple[str, str]]:
+        pods = [one for one in fleet.get("pods")["items"] if one["spec"].get("nodeName") == MAC]
+        statuses = [(pod["metadata"]["name"], one) for pod in pods for one in pod["status"].get("containerStatuses") or ()]
+        return {(pod, one["name"]) for pod, one in statuses if "running" in one["state"]}
+
+    def complete() -> bool:
+        before, text = running(), fleet.kubectl("get", "--raw", f"{path}/metrics/resource").stdout
+        summary = json.loads(fleet.kubectl("get", "--raw", f"{path}/stats/summary").stdout)
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        names = ("container_cpu_usage_seconds_total", "container_memory_working_set_bytes", "container_start_time_seconds")
+        figures = [
+            {(one.labels["pod"], one.labels["container"]) for one in samples if one.name == name and one.value > 0}
+            for name in names
+        ]
+        nodes = {one.name: one.value for one in samples if one.name.startswith("node_")}
+        assert nodes["node_cpu_usage_seconds_total"] > 0 and nodes["node_memory_working_set_bytes"] > 0
+        counted = {
+            (pod["podRef"]["name"], one["name"])
+            for pod in summary["pods"]
+            for one in pod["containers"]
+            if one["memory"]["workingSetBytes"] > 0 and one["cpu"]["usageCoreNanoSeconds"] > 0
+        }
+        # Containers that have ended since then are in neither.
+        stayed = before & running()
+        return len(stayed) > 3 and all(stayed <= found for found in (*figures, counted))
+
+    until(complete, "each running container has all figures")
+
+
 def test_debug_says_why_it_cannot(fleet: Fleet) -> None:
     fleet.running("talks")
     done = fleet.kubectl("debug", "talks", "--image=busybox", "-c", "debugger", "-i", check=False)

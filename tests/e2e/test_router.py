@@ -80,6 +80,15 @@ def test_two_deployments_behind_one_url(line: Line) -> None:
         url.split("//")[1].split(":")[0] for url in routers(served)
     )
 
+    # What somebody deletes or changes of the way to the routers is as before soon.
+    names = [one["metadata"]["name"] for one in slices]
+    served.kubectl("delete", "endpointslice", *names)
+    served.kubectl("patch", "service", served.name, "--type=merge", "-p", '{"spec": {"selector": {"app": "other"}}}')
+    found = partial(line.items, "endpointslices", "-n", served.namespace, "-l", selector)
+    until(lambda: set(names) <= {one["metadata"]["name"] for one in found()}, "the EndpointSlice is restored")
+    of_service = partial(line.json, "get", "service", served.name, "-n", served.namespace)
+    until(lambda: not of_service()["spec"].get("selector"), "the selector is removed", describe=lambda: str(of_service()))
+
     # A key that is removed is refused within seconds, without a restart.
     url = routers(served)[0]
     before = pods(served)

@@ -18,6 +18,7 @@ copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 shardedmodel  the test model in several files of weights
 line         a fleet with the chart and the model installed
+logfiles     all logs of a local cluster, and whether a Secret is in one of them
 installed    a recorded Mac on which `thunderfleet` installs
 upgrading    a newer version to upgrade to, and a client that asks meanwhile
 trust        who may do what: the tables of identities and actions
@@ -25,6 +26,7 @@ times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
 order        which worker runs which file, and in which order
 csr          certificate requests of kubelets
+registry     an OCI registry that can lie, cut and slow down
 oci          an OCI image layout, read as a container runtime reads it
 audit        who wrote what to the API server, from its audit log
 api          reads from the API server without a kubectl process for each

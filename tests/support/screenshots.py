@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,10 +29,19 @@ def fleet() -> str:
 
 
 @contextlib.contextmanager
-def page_address(line: Line) -> Iterator[str]:
-    """Runs ``thunderfleet ui`` for a cluster; the address that it prints."""
-    command = [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", str(line.cluster.kubeconfig)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+def page_address(line: Line, *, plugin: bool = False) -> Iterator[str]:
+    """Runs ``thunderfleet ui`` (or, as a ``plugin``, ``kubectl thunderfleet ui``) for a cluster; the address that it prints."""
+    ours, kubeconfig = Path(sys.executable).parent, str(line.cluster.kubeconfig)
+    program = [str(line.cluster.tool("kubectl")), "thunderfleet"] if plugin else [str(ours / "thunderfleet")]
+    # kubectl looks for its plugins on the path.
+    environment = {**os.environ, "PATH": f"{ours}:{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        [*program, "ui", "--kubeconfig", kubeconfig],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()

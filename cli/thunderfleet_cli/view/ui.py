@@ -13,6 +13,7 @@ from typing import Final
 from aiohttp import web
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.feed import Feed
+from thunderfleet_view.meter import Meter
 from thunderfleet_view.watch import Watch
 from thunderfleet_view.web import guard
 from thunderfleet_view.web.chat import Chat
@@ -61,7 +62,9 @@ async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:
             if sys.stdin.isatty():
                 page.line("open it within 10 minutes; it works once. Enter prints another address, Ctrl-C ends the page", QUIET)
             with _on_enter(announce):
-                await watch.run()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(watch.run())
+                    tasks.create_task(Meter(kube, watch.fleet, feed).run())
         finally:
             await runner.cleanup()
 

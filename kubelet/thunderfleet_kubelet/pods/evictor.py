@@ -10,7 +10,7 @@ from thunderfleet_kubelet import disk
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.decide import eviction
 from thunderfleet_kubelet.pods.decide.eviction import Usage
-from thunderfleet_kubelet.pods.decide.podspec import all_containers
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, is_critical
 from thunderfleet_kubelet.pods.worker import PodWorker
 from thunderfleet_kubelet.pressure import DiskState, Met
 
@@ -96,7 +96,7 @@ class Evictor:
         return [worker for worker in self._workers.values() if worker.active and not worker.evicted]
 
     async def _enforce_limits(self) -> None:
-        limited = [one for one in self._active() if eviction.has_limits(one.pod) and not eviction.is_critical(one.pod)]
+        limited = [one for one in self._active() if eviction.has_limits(one.pod) and not is_critical(one.pod)]
         await asyncio.gather(*(self._enforce(worker) for worker in limited))
 
     async def _enforce(self, worker: PodWorker) -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_EPOCH, LABEL_GROUP, LABEL_RANK
+from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet.containers import leftovers
@@ -21,7 +23,7 @@ from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission
-from thunderfleet_kubelet.pods.decide.podspec import all_containers, grace_of
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, grace_of, is_critical
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
 from thunderfleet_kubelet.pods.objects import Objects
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 10.0
 END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
+KILL_SECONDS = 2.0
+"""How much of the time for a shutdown is left for what must be killed, and for statuses."""
 DISCARD_SECONDS = 2.0
 SEARCH_SECONDS = 10.0
 """How long to search for what the user of a discarded pod left in folders of everybody."""
@@ -76,6 +80,7 @@ class PodManager:
         self._recorder = Recorder(kube, node_name)
         self._own_tasks: list[asyncio.Task[None]] = []
         self._ending_all = False
+        self._shutting_down = False
         self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
         reclaim = images.collector.free if images is not None else None
@@ -147,7 +152,8 @@ class PodManager:
     def _add(self, pod: Json, folder: PodFolder, *, accepted: bool) -> None:
         worker = PodWorker(pod, folder, self._services, accepted=accepted)
         self._workers[worker.uid] = worker
-        self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
+        with logs.fields(**_about(pod)):
+            self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
 
     def _ended(self, uid: str) -> None:
         self._workers.pop(uid, None)
@@ -184,6 +190,7 @@ class PodManager:
                 self._settings.allocatable,
                 switches_users=self._users.enabled,
                 disk_pressure=self.evictor.pressure,
+                shutting_down=self._shutting_down,
             )
             if rejection is None:
                 worker = self._workers.get(str(pod["metadata"]["uid"]))
@@ -228,6 +235,20 @@ class PodManager:
         self._workers.clear()
         self._tasks.clear()
 
+    async def shut_down(self, seconds: float, critical_seconds: float) -> None:
+        """Ends all pods within ``seconds``, of which the last ``critical_seconds`` are for critical pods.
+
+        A pod that does not end in its part of the time is killed, and its status is written as long as there is time.
+        """
+        self._shutting_down = True
+        for critical, part in ((False, seconds - critical_seconds), (True, critical_seconds)):
+            leaving = [one for one in self._workers.values() if one.active and is_critical(one.pod) is critical]
+            for worker in leaving:
+                worker.shut_down(max(0.0, part - KILL_SECONDS))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(part, KILL_SECONDS)):
+                    await asyncio.gather(*(one.until_over() for one in leaving))
+
     async def end_all_pods(self) -> None:
         """Ends every pod with its grace period, because the cluster no longer has this Node. Returns when all have ended."""
         self._ending_all = True
@@ -266,3 +287,21 @@ class PodManager:
             log.error("%s: processes %s of user %s do not end; the user stays reserved", folder.path, left, user)
             return
         self._users.release(folder)
+
+
+def _about(pod: Json) -> logs.Fields:
+    """The fields of the log of one pod. Somebody may have written other labels, so numbers are read with care."""
+    labels = pod["metadata"].get("labels") or {}
+
+    def number(label: str) -> int | None:
+        text = str(labels.get(label) or "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+    return {
+        "namespace": pod["metadata"]["namespace"],
+        "pod": pod["metadata"]["name"],
+        "deployment": labels.get(LABEL_DEPLOYMENT),
+        "group": number(LABEL_GROUP),
+        "rank": number(LABEL_RANK),
+        "epoch": number(LABEL_EPOCH),
+    }

@@ -6,7 +6,6 @@ catalog   ModelDeployments, their groups and keys
 asked     what a body asks for
 balance   which group gets a request
 prefixes  which group has the beginning of a prompt
-turns     who is next among waiting requests
 limits    limits of keys
 suspects  requests that were in flight when groups failed
 """

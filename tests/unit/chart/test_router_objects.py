@@ -11,6 +11,7 @@ from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.cli import _routers
 from thunderfleet_operator.observe.routers import is_router
 from thunderfleet_router import cli as router_cli
+from thunderfleet_router import tracing
 
 from .test_objects import command_line, find
 
@@ -91,6 +92,16 @@ def test_the_programs_take_the_command_lines(render: Render) -> None:
     assert mine.cors_origin == ["https://chat.example.com"]
     (aliases,) = [item for item in objects if item["metadata"]["name"] == "thunderfleet-router-aliases"]
     assert json.loads(aliases["data"]["aliases.json"]) == {"gpt-4o": "default/qwen"}
+
+
+def test_routers_export_spans_to_the_collector_that_is_named(render: Render) -> None:
+    def variables(*values: str) -> dict[str, str]:
+        (container,) = find(render(*values), "DaemonSet", "thunderfleet-router")["spec"]["template"]["spec"]["containers"]
+        return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+    assert not tracing.wanted(variables(*ENABLED))
+    named = variables(*ENABLED, "--set", "router.tracing.endpoint=http://collector:4318")
+    assert tracing.wanted(named) and "http://collector:4318" in named.values()
 
 
 def test_routers_run_on_macs_as_agents_do_and_on_linux_nodes_apart(render: Render) -> None:

@@ -1,6 +1,6 @@
 // The drawing: Macs as cards, cables as lines, groups as areas of one color.
 
-import { bytes } from "./dom";
+import { bits, bytes } from "./dom";
 import { HEIGHT, layout, WIDTH, type Point } from "./layout";
 import { type Cable, hues, type Mac, type Model, type Store } from "./store";
 
@@ -11,6 +11,18 @@ const NAMES_FROM = 0.42;
 const DETAILS_FROM = 0.62;
 const MAX_LABELS = 160;
 const MOVE_MS = 450;
+/** Between two pictures of moving dots, and up to how many cables with them. */
+const FLOW_MS = 50;
+const MAX_FLOWS = 60;
+/** Where on a cable its text may stand. */
+const SHARES = [0.5, 0.34, 0.66, 0.27, 0.73] as const;
+
+interface Box {
+  left: number;
+  top: number;
+  right: number;
+  bottom: number;
+}
 
 interface Colors {
   back: string;
@@ -186,6 +198,7 @@ export class Scene {
   }
 
   private lanes = new Map<string, string[]>();
+  private flowing = 0;
 
   private middle(id: string): Point | undefined {
     const cable = this.store.cables.get(id);
@@ -241,6 +254,7 @@ export class Scene {
     // What is wrong is drawn last, above the rest.
     seen.sort((one, other) => Number(one.health === "bad") - Number(other.health === "bad"));
     for (const cable of seen) this.line(cable);
+    this.flows(seen);
     const known = new Set<string>();
     const copying = this.copies();
     for (const mac of this.store.macs.values()) {
@@ -248,7 +262,7 @@ export class Scene {
       if (this.places.has(mac.name)) this.card(mac, copying.get(mac.name));
     }
     for (const name of this.places.keys()) if (!known.has(name)) this.stranger(name);
-    if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) for (const cable of seen) this.label(cable);
+    if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) this.labels(seen);
     for (const model of this.store.models.values()) this.titles(model);
     if (performance.now() - this.movedAt < MOVE_MS) this.update();
   }
@@ -337,8 +351,10 @@ export class Scene {
       context.textBaseline = "alphabetic";
       context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
       const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
-      const text = `${short(shortName(group.name), 34)}${group.state === "Ready" ? "" : ` · ${group.state}${loading}`}`;
-      this.halo(text, x, top - 20, this.tint(group.name));
+      // Of a model with one group, the number of the group says nothing.
+      const name = short(shortName(model.groups.length === 1 ? model.name : group.name), 34);
+      const speed = model.tokensPerSecond && scale >= NAMES_FROM ? ` · ${model.tokensPerSecond} tok/s` : "";
+      this.halo(`${name}${group.state === "Ready" ? speed : ` · ${group.state}${loading}`}`, x, top - 20, this.tint(group.name));
       context.globalAlpha = 1;
     }
   }
@@ -391,34 +407,88 @@ export class Scene {
     context.stroke();
   }
 
-  private label(cable: Cable): void {
-    if (cable.health === "bad") return;
-    const [a, b] = this.ends(cable);
-    const [across, down] = [Math.abs(b.x - a.x), Math.abs(b.y - a.y)];
-    const length = Math.hypot(across, down) || 1;
-    const room = length - Math.min((WIDTH * length) / (across || 1), (HEIGHT * length) / (down || 1));
-    const text = [cable.speed, cable.gbps && `${cable.gbps} Gbit/s`].filter(Boolean).join("  ·  ");
+  /** The texts of cables, none over another text or a card. */
+  private labels(cables: Cable[]): void {
+    const taken: Box[] = [...this.places.keys()].map((name) => {
+      const { x, y } = this.place(name);
+      return { left: x - WIDTH / 2, top: y - HEIGHT / 2, right: x + WIDTH / 2, bottom: y + HEIGHT / 2 };
+    });
+    // The cross of a pulled cable is more important than the text of another one.
+    for (const cable of cables) {
+      if (cable.health !== "bad") continue;
+      const { x, y } = this.middle(cable.id) as Point;
+      taken.push({ left: x - 14, top: y - 14, right: x + 14, bottom: y + 14 });
+    }
+    for (const cable of cables) if (cable.health !== "bad") this.label(cable, taken);
+  }
+
+  private label(cable: Cable, taken: Box[]): void {
     const { context } = this;
-    context.font = `500 12px ${FONT}`;
-    if (!text || room < 44) return;
-    // Cables across a group meet in its middle: their texts stand nearer to one end.
-    const share = across > WIDTH && down > 2 * HEIGHT ? 0.34 : 0.5;
-    const [x, y] = [a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share];
+    const rate = this.store.rates.get(cable.name);
+    const measured = Math.min(...cable.gbps.split("/").map(Number).filter((one) => one > 0));
+    const text = rate ? `⇄ ${bits(rate[0] + rate[1])}` : Number.isFinite(measured) ? `${measured} Gbit/s` : cable.speed;
+    if (!text) return;
+    context.font = `${rate ? 600 : 500} 12px ${FONT}`;
+    const width = context.measureText(text).width + 14;
+    const [a, b] = this.ends(cable);
+    for (const share of SHARES) {
+      const [x, y] = [a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share];
+      const box = { left: x - width / 2, top: y - 11, right: x + width / 2, bottom: y + 11 };
+      if (taken.some((one) => one.left < box.right + 4 && box.left < one.right + 4 && one.top < box.bottom + 3 && box.top < one.bottom + 3)) continue;
+      taken.push(box);
+      this.pill(cable, text, { x, y }, width, rate !== undefined);
+      return;
+    }
+  }
+
+  private pill(cable: Cable, text: string, { x, y }: Point, width: number, live: boolean): void {
+    const { context, colors } = this;
+    const tint = cable.users[0] ? this.tint(cable.users[0]) : colors.accent;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const width = context.measureText(text).width + 16;
-    if (down < across * 0.3 && width > room + 10) return;
     context.globalAlpha = this.dimmed(cable.users) ? 0.3 : 1;
-    context.fillStyle = this.colors.card;
-    context.strokeStyle = this.colors.line;
-    context.lineWidth = 1;
+    context.fillStyle = colors.card;
+    context.strokeStyle = live ? tint : colors.line;
+    context.lineWidth = live ? 1.5 : 1;
     context.beginPath();
     context.roundRect(x - width / 2, y - 11, width, 22, 11);
     context.fill();
     context.stroke();
-    context.fillStyle = cable.health === "doubtful" ? this.colors.doubtful : this.colors.text;
+    context.fillStyle = cable.health === "doubtful" ? colors.doubtful : live ? tint : colors.text;
     context.fillText(text, x, y + 1);
     context.globalAlpha = 1;
+  }
+
+  /** Dots that move along cables with traffic, the faster the more there is. */
+  private flows(cables: Cable[]): void {
+    const moving = cables.filter((cable) => cable.health !== "bad" && this.store.rates.has(cable.name));
+    if (!moving.length || moving.length > MAX_FLOWS || this.scale < 0.25) return;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const { context } = this;
+    for (const cable of moving) {
+      const [a, b] = this.ends(cable);
+      const length = Math.hypot(b.x - a.x, b.y - a.y) || 1;
+      const rates = this.store.rates.get(cable.name) ?? [0, 0];
+      context.globalAlpha = this.dimmed(cable.users) ? 0.25 : 1;
+      context.fillStyle = cable.users[0] ? this.tint(cable.users[0]) : this.colors.accent;
+      for (const [way, rate] of rates.entries()) {
+        if (!rate) continue;
+        const speed = 20 + 22 * Math.log10(rate / 1e5);
+        const passed = still ? 0 : (performance.now() / 1000) * speed;
+        for (let at = passed % 64; at < length; at += 64) {
+          const share = way === 0 ? at / length : 1 - at / length;
+          context.beginPath();
+          context.arc(a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share, 4.2, 0, 2 * Math.PI);
+          context.fill();
+        }
+      }
+    }
+    context.globalAlpha = 1;
+    if (still || this.flowing) return;
+    this.flowing = window.setTimeout(() => {
+      this.flowing = 0;
+      this.update();
+    }, FLOW_MS);
   }
 
   private card(mac: Mac, copying: number | undefined): void {
@@ -445,14 +515,17 @@ export class Scene {
     context.fill();
     context.globalAlpha = faint;
     context.strokeStyle = edge;
-    context.lineWidth = mac.health === "idle" ? 1.5 : Math.min(14, Math.max(2.2, 1.3 / scale));
+    context.lineWidth = mac.health === "idle" ? Math.min(7, Math.max(1.5, 1 / scale)) : Math.min(14, Math.max(2.2, 1.3 / scale));
     context.stroke();
     if (scale >= NAMES_FROM) this.inside(mac, left, top, copying);
     else if (scale > 0.16) {
       context.textAlign = "center";
       context.textBaseline = "middle";
-      // Of a long name, the end tells it from others.
-      this.text(mac.name, x, y, Math.min(30, 11 / scale), 600, colors.text, WIDTH - 16, true);
+      // Of a long name, the end tells it from others; a name that nearly fits becomes smaller.
+      const size = Math.min(34, 11 / scale);
+      context.font = `600 ${size}px ${FONT}`;
+      const fitting = Math.max(0.72, Math.min(1, (WIDTH - 16) / context.measureText(mac.name).width));
+      this.text(mac.name, x, y, size * fitting, 600, colors.text, WIDTH - 14, true);
     } else if (mac.health === "bad") {
       context.fillStyle = colors.bad;
       context.fill();
@@ -463,14 +536,17 @@ export class Scene {
   private inside(mac: Mac, left: number, top: number, copying: number | undefined): void {
     const { context, colors, scale } = this;
     context.fillStyle = { good: colors.good, idle: colors.quiet, doubtful: colors.doubtful, bad: colors.bad }[mac.health];
+    const full = scale >= DETAILS_FROM;
+    const middle = full ? top + 22 : top + HEIGHT / 2;
     context.beginPath();
-    context.arc(left + 18, top + 22, 5, 0, 2 * Math.PI);
+    context.arc(left + 18, middle, full ? 5 : 6, 0, 2 * Math.PI);
     context.fill();
     context.textAlign = "left";
     context.textBaseline = "middle";
-    this.text(mac.name, left + 31, top + 22.5, 15, 600, colors.text, WIDTH - 44);
-    if (scale < DETAILS_FROM) return;
-    const below = mac.health === "bad" ? mac.problem.split(":")[0] ?? "" : [mac.chip, mac.memory && bytes(mac.memory)].filter(Boolean).join(" · ");
+    this.text(mac.name, left + 31, middle + 0.5, full ? 15 : 20, 600, colors.text, WIDTH - 44, !full);
+    if (!full) return;
+    const known = [mac.chip, mac.memory && bytes(mac.memory)].filter(Boolean).join(" · ");
+    const below = mac.health === "bad" ? mac.problem.split(":")[0] ?? "" : copying === undefined ? known : `gets weights · ${percent(copying, 1)}`;
     this.text(below, left + 14, top + 43.5, 12, 400, mac.health === "bad" ? colors.bad : colors.quiet, WIDTH - 28);
     const [x, y, width] = [left + 14, top + 60, WIDTH - 28];
     context.fillStyle = colors.line;

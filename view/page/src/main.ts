@@ -68,7 +68,11 @@ function refresh(): void {
   byId("canvas", HTMLCanvasElement).setAttribute("aria-label", `Fleet: ${words}`);
   const empty = byId("empty", HTMLElement);
   empty.hidden = macs.length > 0 || (cables.length > 0 && store.synced);
-  setText(empty, store.synced ? "The cluster has no Macs yet: add one with `thunderfleet join`." : "Reading the fleet …");
+  if (!store.synced) setText(empty, "Reading the fleet …");
+  else if (!empty.hidden) {
+    const how = element("p", "", "On a Mac: ", element("code", "", "sudo thunderfleet join -"));
+    empty.replaceChildren(element("h2", "", "No Macs yet"), how, element("p", "", "Macs and their cables appear here as they join."));
+  }
   const notes = byId("notes", HTMLElement);
   notes.hidden = !store.notes.length;
   notes.replaceChildren(...store.notes.map((note) => element("p", "", note)));

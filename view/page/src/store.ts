@@ -66,6 +66,10 @@ export interface Message {
   drop: string[];
   whole?: boolean;
   notes?: string[];
+  /** Of cables that are not quiet, by name: bits per second from the first end to the second, and back. */
+  rates?: Record<string, [number, number]>;
+  /** Why there are no rates. */
+  noRates?: string;
 }
 
 export class Store {
@@ -73,6 +77,8 @@ export class Store {
   readonly cables = new Map<string, Cable>();
   readonly models = new Map<string, Model>();
   notes: string[] = [];
+  rates = new Map<string, [number, number]>();
+  noRates = "";
   synced = false;
   /** Counts changes of what the drawing's places depend on. */
   structure = 0;
@@ -91,6 +97,8 @@ export class Store {
     for (const id of message.drop) this.drop(id);
     for (const entity of message.put) this.put(entity, before);
     if (message.notes) this.notes = message.notes;
+    if (message.rates) this.rates = new Map(Object.entries(message.rates));
+    if (message.noRates !== undefined) this.noRates = message.noRates;
   }
 
   get(id: string): Entity | undefined {

@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from thunderfleet_crds.conditions import set_condition
+from thunderfleet_crds.conditions import find_condition, set_condition
 from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheStatus
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.parts import numbers
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, CopyPhase, CopySource
+from thunderfleet_lib.timestamps import age_seconds
 
+from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.weights import layers_of_copy
@@ -20,6 +22,9 @@ ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
 """Phases in which a Mac has all files that it is to have."""
 LISTED = 4
 """Copies that a summary names."""
+FAULT_SECONDS = 600.0
+"""A fault that a person may have to mend makes a ModelCache Stalled after this long."""
+WORKING = frozenset((Reason.RESOLVING, Reason.FETCHING, Reason.NOTHING_TO_FETCH, Reason.RATE_LIMITED, Reason.WRONG_BYTES))
 
 
 def duration(seconds: int) -> str:
@@ -156,6 +161,32 @@ def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy]) -> Verdict:
     return Verdict(False, reason or Reason.FETCHING, summary(macs))
 
 
+def _stalled(cache: ModelCache, status: ModelCacheStatus, resolved: Verdict, fetched: Verdict, now: datetime) -> Verdict:
+    """Whether a person must change something: at once, or if the same fault has lasted for a while."""
+    fault = resolved if resolved.status is not True else fetched
+    if fault.status is True or fault.reason in WORKING:
+        return NOT_STALLED
+    if fault.reason not in NEEDS_A_PERSON:
+        known = find_condition(cache.status.conditions, ConditionType.STALLED)
+        same = known is not None and known.observed_generation == cache.metadata.generation
+        before = same and known is not None and known.status is ConditionStatus.TRUE
+        working = find_condition(cache.status.conditions, ConditionType.RECONCILING)
+        lasts = working is not None and working.status is ConditionStatus.TRUE
+        age = age_seconds(working.last_transition_time, now) if working is not None and lasts else 0.0
+        if not before and age < FAULT_SECONDS:
+            return NOT_STALLED
+    return Verdict(True, fault.reason, fault.message)
+
+
+def _reconciling(resolved: Verdict, fetched: Verdict, *, stalled: bool) -> Verdict:
+    if stalled:
+        return Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+    if fetched.status is True or (resolved.status is True and fetched.reason == Reason.NOTHING_TO_FETCH):
+        return Verdict(False, fetched.reason, fetched.message)
+    kind = ConditionType.RESOLVED if resolved.status is not True else ConditionType.FETCHED
+    return Verdict(True, Reason.PROGRESSING, f"see condition {kind}")
+
+
 def _where(copy: MacCopy) -> str:
     return f"{copy.node} (layers {copy.layers})" if copy.phase is CopyPhase.PART else copy.node
 
@@ -171,7 +202,14 @@ def complete(
     macs = _copies(status, nodes, profiles)
     there = sum(copy.phase in ENDED for copy in macs)
     found = cache.status.conditions
-    verdicts = {ConditionType.RESOLVED: _resolved(cache, status, nodes), ConditionType.FETCHED: _fetched(status, macs)}
+    resolved, fetched = _resolved(cache, status, nodes), _fetched(status, macs)
+    stalled = _stalled(cache, status, resolved, fetched, now)
+    verdicts = {
+        ConditionType.RESOLVED: resolved,
+        ConditionType.FETCHED: fetched,
+        ConditionType.RECONCILING: _reconciling(resolved, fetched, stalled=stalled.status is True),
+        ConditionType.STALLED: stalled,
+    }
     for kind, verdict in verdicts.items():
         message = verdict.message[:MESSAGE_LENGTH]
         found = set_condition(
