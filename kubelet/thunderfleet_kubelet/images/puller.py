@@ -35,6 +35,7 @@ ERROR_SECONDS = 1.0
 ASK_SECONDS = 30.0
 """How often a container asks for an image that is being pulled or that waits; it is also called."""
 PULLS_AT_ONCE = 3
+PULL_SECONDS = 4 * 3600.0
 LISTED = 50
 """How many images a Node's status has, as with other kubelets."""
 
@@ -244,7 +245,12 @@ class Images:
         def report(words: str) -> None:
             asker.event("Normal", "Pulling", f"Pulling image {name!r}: {words}")
 
-        pulled = await Pull(self._client, self.store, self._settings, reference, self.collector.free, report).run(known)
+        pull = Pull(self._client, self.store, self._settings, reference, self.collector.free, report)
+        try:
+            async with asyncio.timeout(PULL_SECONDS):
+                pulled = await pull.run(known)
+        except TimeoutError:
+            raise PullError(f"the pull takes more than {PULL_SECONDS:g} s; the next one continues it") from None
         took, whole = self._clock() - began, self._clock() - waiting
         asker.event(
             "Normal",

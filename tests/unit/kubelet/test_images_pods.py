@@ -341,3 +341,15 @@ async def test_a_kubelet_that_has_just_started_deletes_no_image_of_a_pod_that_it
     assert len(node.images.store.images) == 2
     await node.world.until(lambda: second._images_in_use() is not None)
     assert node.images._keys_in_use() == set(node.images.store.images)
+
+
+async def test_a_pull_that_takes_too_long_is_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puller, "PULL_SECONDS", 0.2)
+    node.registry.hold = asyncio.Event()
+    node.registry.simple("app", "1", script("x", "echo x"), config={"Cmd": ["/x"]})
+    await node.world.boot()
+    node.run("one", "app:1")
+    try:
+        assert "takes more than 0.2 s" in await node.waiting("one", "ErrImagePull")
+    finally:
+        node.registry.hold.set()
