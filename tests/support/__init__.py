@@ -18,6 +18,7 @@ router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 shardedmodel  the test model in several files of weights
+nodeconformance  names of the tests of Kubernetes, from their sources
 line         a fleet with the chart and the model installed
 logfiles     all logs of a local cluster, and whether a Secret is in one of them
 installed    a recorded Mac on which `thunderfleet` installs
