@@ -34,6 +34,8 @@ LABEL_DOMAIN_PREFIX: Final = f"domain.{GROUP}/"
 LABEL_CHIP: Final = f"{GROUP}/chip"
 """On a Node, set by its kubelet: the Mac's chip, for node selectors."""
 LABEL_OS: Final = "kubernetes.io/os"
+RESOURCE_GPU_MEMORY: Final = f"{GROUP}/gpu-memory"
+"""The extended resource of Macs, in bytes: what their Nodes have for models, and what runner pods request."""
 
 # One label per end of a ThunderboltLink, so that a Mac lists only its own links.
 LABEL_END_PREFIX: Final = f"end.{GROUP}/"

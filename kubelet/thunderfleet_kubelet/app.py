@@ -9,7 +9,7 @@ import fcntl
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -31,15 +31,18 @@ from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.credentials import Credentials
 from thunderfleet_kubelet.disk import DiskWatch
+from thunderfleet_kubelet.images.puller import Images
+from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses, balanced_servers
 from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
-from thunderfleet_kubelet.node.machine import Reader, look
+from thunderfleet_kubelet.node.machine import Reader, here, look
 from thunderfleet_kubelet.node.memory import GpuMemory
 from thunderfleet_kubelet.node.ports import ThunderboltPorts, Wanted
+from thunderfleet_kubelet.node.shutdown import is_shutting_down
 from thunderfleet_kubelet.pods.decide.podspec import has_ended
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -90,6 +93,21 @@ def pod_settings(config: Config, machine: Machine, server: str, addresses: Seque
     )
 
 
+def pull_settings(config: Config) -> PullSettings:
+    """The settings of images, from the configuration and this machine."""
+    pulls = config.image_pulls
+    return PullSettings(
+        registries=tuple(pulls.registries),
+        plain_http=tuple(pulls.plain_http),
+        ca_file=pulls.ca_file,
+        max_bytes=pulls.max_bytes,
+        high_percent=pulls.high_threshold_percent,
+        low_percent=pulls.low_threshold_percent,
+        minimum_age=pulls.minimum_age_seconds,
+        platforms=(here(),),
+    )
+
+
 def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
     """The users of pods; None if the kubelet cannot switch to them, so that all pods run as its own user."""
     return config.pod_users.ids if kubelet.may_switch(config.pod_users.ids) else None
@@ -98,7 +116,7 @@ def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
 class Kubelet:
     """The kubelet of one node. ``root``: the folder of its identity and pods. ``addresses``: has at least one.
 
-    ``ports``: the Thunderbolt ports of a Mac; None on other machines.
+    ``ports``: the Thunderbolt ports of a Mac; None on other machines. ``shutting_down``: whether the machine shuts down.
     """
 
     def __init__(
@@ -111,7 +129,9 @@ class Kubelet:
         addresses: NodeAddresses,
         awake: Awake,
         ports: ThunderboltPorts | None = None,
+        shutting_down: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
+        self.shutting_down = shutting_down or _never
         self.awake = awake
         self.root = root
         self.addresses = addresses
@@ -136,6 +156,13 @@ class Kubelet:
         if own.problem and own.name not in config.images:
             log.warning("pods cannot use the programs of this installation: %s", own.problem)
         settings = pod_settings(config, machine, identity.server, self.addresses.current, own)
+        self.images = Images(
+            root / "images",
+            pull_settings(config),
+            f"thunderfleet-kubelet/{package_version()}",
+            node_event=self._node_event,
+            changed=lambda: self.node.nudge(),
+        )
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
@@ -145,6 +172,7 @@ class Kubelet:
             disk=DiskWatch(root, settings.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
             disk_changed=lambda: self.node.nudge(),
             node_event=self._node_event,
+            images=self.images,
         )
         self.node = NodeController(
             config,
@@ -156,6 +184,7 @@ class Kubelet:
             shared_user=user.uid if users is None else None,
             disk=self.pods.evictor.look,
             machine_changed=self._machine_changed,
+            images=self.images.listing,
         )
         self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts)
         self.server = Server(
@@ -195,8 +224,10 @@ class Kubelet:
             await asyncio.wait([stopped, work], return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
+            elif self.config.shutdown_grace_period_seconds:
+                await self._shut_down()
         finally:
-            log.info("stopping; containers keep running")
+            log.info("stopping; containers that run keep running")
             for task in (stopped, work):
                 task.cancel()
             await asyncio.gather(stopped, work, return_exceptions=True)
@@ -205,6 +236,17 @@ class Kubelet:
                     await self._close()
             except TimeoutError:
                 log.warning("shutdown did not finish within %g s", STOP_SECONDS)
+
+    async def _shut_down(self) -> None:
+        """Ends the pods, if the machine shuts down. The kubelet itself works until they have ended."""
+        if not await self.shutting_down():
+            return
+        seconds = self.config.shutdown_grace_period_seconds
+        log.warning("the machine shuts down; ending all pods within %d s", seconds)
+        # The first problem is the reason.
+        self.node.problems = {"NodeShutdown": "node is shutting down", **self.node.problems}
+        self.node.nudge()
+        await self.pods.shut_down(seconds, self.config.shutdown_grace_period_critical_pods_seconds)
 
     async def _close(self) -> None:
         await self.server.stop()
@@ -338,6 +380,10 @@ class Kubelet:
             await self.kube().create(EVENTS, event)
 
 
+async def _never() -> bool:
+    return False
+
+
 async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     """Runs the kubelet until SIGTERM or SIGINT. Raises JoinError and CertificateError."""
     stop = asyncio.Event()
@@ -362,7 +408,11 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     if await _before(stop, _until_address(addresses, ports)):
         awake = Awake(commands.find("caffeinate") if machine.is_mac else None)
         reader = Reader(commands, machine.is_mac, gpu)
-        await Kubelet(root, identity, config, machine, reader, addresses, awake, ports).run(stop)
+
+        async def shutting_down() -> bool:
+            return await is_shutting_down(commands, machine.is_mac)
+
+        await Kubelet(root, identity, config, machine, reader, addresses, awake, ports, shutting_down).run(stop)
 
 
 async def _until_address(addresses: NodeAddresses, ports: ThunderboltPorts | None) -> None:

@@ -22,6 +22,8 @@ DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
 LABEL = "io.thunderfleet.kubelet"
 LOG_FILE = "/var/log/thunderfleet-kubelet.log"
 DEFAULT_LOG_LEVEL = "info"
+EXIT_SECONDS = 60
+"""How long launchd waits for the kubelet, beyond the time that pods get at a shutdown."""
 LOG_BYTES = 10 * 1024**2
 LOG_FILES = 5
 STDERR_BYTES = 1024**2
@@ -113,9 +115,14 @@ def bound(fd: int) -> None:
 
 
 def plist(
-    program: str, root: Path, config: Path | None, log_file: Path = Path(LOG_FILE), log_level: str = DEFAULT_LOG_LEVEL
+    program: str,
+    root: Path,
+    config: Path | None,
+    log_file: Path = Path(LOG_FILE),
+    log_level: str = DEFAULT_LOG_LEVEL,
+    shutdown_seconds: int = 0,
 ) -> bytes:
-    """The property list (XML) of the LaunchDaemon."""
+    """The property list (XML) of the LaunchDaemon. ``shutdown_seconds``: how long pods get to end at a shutdown."""
     arguments = [program, "run", "--root", str(root), "--log-file", str(log_file)]
     if log_level != DEFAULT_LOG_LEVEL:
         arguments += ["--log-level", log_level]
@@ -129,7 +136,7 @@ def plist(
             "KeepAlive": True,
             # Containers outlive the kubelet, so launchd must not kill them with it.
             "AbandonProcessGroup": True,
-            "ExitTimeOut": 60,
+            "ExitTimeOut": EXIT_SECONDS + shutdown_seconds,
             # Containers inherit the process type; launchd throttles all others.
             "ProcessType": "Interactive",
             "SoftResourceLimits": {"NumberOfFiles": 65536},
@@ -204,9 +211,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "launchd-plist":
         program = shutil.which("thunderfleet-kubelet") or os.path.abspath(sys.argv[0])
         config = arguments.config.resolve() if arguments.config else None
-        sys.stdout.write(
-            plist(program, arguments.root.resolve(), config, arguments.log_file.absolute(), arguments.log_level).decode()
-        )
+        try:
+            # The file may be written later than the property list.
+            known = load(config if config is not None and config.exists() else None)
+        except ConfigError as error:
+            print(f"thunderfleet-kubelet: {error}", file=sys.stderr)
+            return 2
+        files = (arguments.root.resolve(), config, arguments.log_file.absolute())
+        sys.stdout.write(plist(program, *files, arguments.log_level, known.shutdown_grace_period_seconds).decode())
         return 0
     try:
         # A join that does not run the kubelet is a command for people, also if `thunderfleet join` shows what it prints.

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_crds.plan import KEYS_FOLDER
+from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line
@@ -265,3 +266,40 @@ def test_a_second_group_without_a_placement_says_what_is_missing(pair: Deploymen
     message = both.until_condition("Placed", "False", "NotEnoughMacs")["message"]
     assert "studio-1" in message and "studio-2" in message and "mini-1" in message
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
+def test_gpu_memory_is_a_resource_that_quotas_count(line: Line, pair: Deployment, deploy: Deploy) -> None:
+    mac, resource = str(pair.ranks()[0]["node"]), "thunderfleet.io/gpu-memory"
+
+    def allocatable() -> tuple[int, int]:
+        found = line.json("get", "node", mac)["status"]["allocatable"]
+        return to_bytes(found[resource]), to_bytes(found["memory"])
+
+    before = allocatable()
+    assert before[0] == before[1] > 0
+    lower = before[0] // 2**20 - 512
+    line.run(mac, "sysctl", f"iogpu.wired_limit_mb={lower}")
+    try:
+        only = {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": mac}}
+        counted = deploy("counted", nodes=only, suspend=True)
+        hard = f"requests.{resource}"
+        counted.kubectl("create", "quota", "models", f"--hard={hard}=1Mi")
+        until(
+            lambda: "hard" in line.json("get", "quota", "models", "-n", counted.namespace).get("status", {}), "the quota counts"
+        )
+        counted.patch({"suspend": False})
+        message = counted.until_condition("Placed", "False", "QuotaExceeded")["message"]
+        assert f"{hard}: a pod requests " in message and f"kubectl edit resourcequota models -n {counted.namespace}" in message
+        counted.kubectl("patch", "quota", "models", "--type=merge", "-p", json.dumps({"spec": {"hard": {hard: "1Ti"}}}))
+        until(lambda: allocatable() == (lower * 2**20,) * 2, "the Node has the new limit", describe=lambda: str(allocatable()))
+        counted.until_ready()
+        (rank,) = counted.ranks()
+        used = line.json("get", "quota", "models", "-n", counted.namespace)["status"]["used"][hard]
+        assert to_bytes(used) == rank["memoryBytes"]
+        shown = line.kubectl("describe", "node", mac)
+        requested = next(one.split() for one in shown.split("Allocated resources")[1].splitlines() if resource in one)
+        both = rank["memoryBytes"] + pair.ranks()[0]["memoryBytes"]
+        assert to_bytes(requested[1]) == both, "two groups on one Mac"
+        assert pair.is_ready(), "a group that runs stays"
+    finally:
+        line.run(mac, "sysctl", "iogpu.wired_limit_mb=0")

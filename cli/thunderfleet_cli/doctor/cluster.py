@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from thunderfleet_crds.names import RESOURCE_GPU_MEMORY
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
@@ -19,6 +20,8 @@ from thunderfleet_cli.doctor.system import OPTIONAL
 Json = Mapping[str, Any]
 
 LINUX = "linux"
+OUR_KUBELET = "-thunderfleet."
+"""Part of the version that Thunderfleet's kubelet reports."""
 # What else is wrong follows from the first: an unplugged cable can carry no RDMA.
 LINK_CONDITIONS = (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE)
 PROFILE_CONDITIONS = (
@@ -80,6 +83,7 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
         return
     if (node["metadata"].get("labels") or {}).get("kubernetes.io/os") == LINUX:
         return
+    yield from _gpu_memory(node)
     if profile is None:
         finding = "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there"
         yield Check("agent", State.UNKNOWN, finding, subject=name)
@@ -90,6 +94,18 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
             check = _condition(name, kind, conditions[kind], good="False" if kind is ConditionType.QUARANTINED else "True")
             # The commands are for this Mac. Those in the message of a cable are for the end that it names.
             yield check if check.state is State.OK else replace(check, fix=" && ".join(_COMMAND.findall(check.finding)))
+
+
+def _gpu_memory(node: Json) -> Iterator[Check]:
+    """A warning about a kubelet that is too old to publish GPU memory as a resource."""
+    status = node.get("status") or {}
+    version = str((status.get("nodeInfo") or {}).get("kubeletVersion") or "")
+    if OUR_KUBELET in version and RESOURCE_GPU_MEMORY not in (status.get("allocatable") or {}):
+        finding = (
+            f"the Node has no resource {RESOURCE_GPU_MEMORY}, because its kubelet ({version}) is too old, so quotas do not "
+            "count the models on this Mac: upgrade thunderfleet there"
+        )
+        yield Check("gpu-memory", State.WARNING, finding, subject=_name(node))
 
 
 def _link(link: Json, profiles: Mapping[str, Json], tried: Tried | None) -> Iterator[Check]:

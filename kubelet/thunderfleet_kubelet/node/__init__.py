@@ -6,6 +6,7 @@ machine     reads the facts and the load of this machine
 commands    runs commands of this machine
 memory      the memory for pods: what the GPU of a Mac may use
 usage       CPU time and memory that the whole machine uses
+shutdown    whether the machine shuts down
 awake       keeps a Mac awake while pods run
 ports       keeps Thunderbolt ports out of bridges, each with an address of its own
 addresses   the addresses of this machine, followed as they change

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from thunderfleet_crds.names import LABEL_CHIP, TAINT_MACOS
+from thunderfleet_crds.names import LABEL_CHIP, RESOURCE_GPU_MEMORY, TAINT_MACOS
 
 from thunderfleet_kubelet import pressure
 from thunderfleet_kubelet.config import Config
@@ -142,11 +142,17 @@ def binary(size: int) -> str:
 
 
 def capacity(config: Config, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
-    """(capacity, allocatable) of the Node, as quantities by resource."""
+    """(capacity, allocatable) of the Node, as quantities by resource.
+
+    The memory of a Mac is what its GPU may use, so it is published under both names: a quota for ``memory`` counts all pods,
+    one for the extended resource only those that ask for it.
+    """
 
     def quantities(millis: int, memory: int, disk: int) -> dict[str, str]:
         cpu = str(millis // 1000) if millis % 1000 == 0 else f"{millis}m"
+        gpu = {RESOURCE_GPU_MEMORY: binary(memory)} if machine.is_mac else {}
         return {
+            **gpu,
             "cpu": cpu,
             "memory": binary(memory),
             "ephemeral-storage": binary(disk),
@@ -177,12 +183,13 @@ def status(
     addresses: Sequence[str],
     shared_user: int | None = None,
     no_address: str | None = None,
+    images: Sequence[Json] = (),
 ) -> Json:
     """The Node's ``status``.
 
     ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
-    they have no users of their own. ``no_address``: why ``addresses`` are those that the machine had before; None if it has
-    them.
+    they have no users of their own. ``images``: those that were pulled. ``no_address``: why ``addresses`` are those that the
+    machine had before; None if it has them.
     """
     total, free = capacity(config, machine)
     before = previous.get("conditions") or []
@@ -192,6 +199,7 @@ def status(
         "allocatable": free,
         "addresses": [{"type": "InternalIP", "address": address} for address in addresses],
         "conditions": conditions(found, before, now),
+        "images": list(images),
         "daemonEndpoints": {"kubeletEndpoint": {"Port": config.port}},
         "declaredFeatures": list(DECLARED_FEATURES),
         "nodeInfo": {

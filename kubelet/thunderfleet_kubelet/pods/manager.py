@@ -20,9 +20,10 @@ from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.disk import DiskWatch
+from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission
-from thunderfleet_kubelet.pods.decide.podspec import grace_of
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, grace_of, is_critical
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
 from thunderfleet_kubelet.pods.objects import Objects
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 10.0
 END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
+KILL_SECONDS = 2.0
+"""How much of the time for a shutdown is left for what must be killed, and for statuses."""
 DISCARD_SECONDS = 2.0
 SEARCH_SECONDS = 10.0
 """How long to search for what the user of a discarded pod left in folders of everybody."""
@@ -48,7 +51,7 @@ class PodManager:
     ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
     renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``disk``:
     whether the disk is full; None: never. ``disk_changed`` is called when that changes. ``node_event`` records a warning about
-    the Node. ``queries`` answers questions about the pods.
+    the Node. ``queries`` answers questions about the pods. ``images``: pulls images; None: only configured ones are used.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class PodManager:
         disk_changed: Callable[[], None] = lambda: None,
         node_event: NodeEvent = lambda reason, message: None,
         now: Callable[[], float] = time.time,
+        images: Images | None = None,
     ) -> None:
         self.root = root
         self.node_name = node_name
@@ -76,9 +80,11 @@ class PodManager:
         self._recorder = Recorder(kube, node_name)
         self._own_tasks: list[asyncio.Task[None]] = []
         self._ending_all = False
+        self._shutting_down = False
         self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
-        self.evictor = Evictor(self._workers, disk, disk_changed, node_event)
+        reclaim = images.collector.free if images is not None else None
+        self.evictor = Evictor(self._workers, disk, disk_changed, node_event, reclaim)
         self._services = NodeServices(
             node_name=node_name,
             kube=kube,
@@ -90,7 +96,11 @@ class PodManager:
             admit=self._admit,
             ended=self._ended,
             now=now,
+            images=images,
         )
+        self._images = images
+        if images is not None:
+            images.in_use = self._images_in_use
 
     @property
     def settings(self) -> PodSettings:
@@ -115,6 +125,9 @@ class PodManager:
             # Containers of other users pass through to their own folders; they cannot list these.
             os.chmod(path, os.stat(path).st_mode & 0o7777 | 0o011)
         self._own_tasks = [asyncio.create_task(self._recorder.run()), asyncio.create_task(self.evictor.run())]
+        if self._images is not None:
+            self._images.store.open()
+            self._own_tasks.append(asyncio.create_task(self._images.run()))
         folders = [PodFolder(path) for path in sorted(self.folder.iterdir())]
         self._users.adopt(folders)
         for folder in folders:
@@ -145,6 +158,20 @@ class PodManager:
     def _ended(self, uid: str) -> None:
         self._workers.pop(uid, None)
         self._tasks.pop(uid, None)
+        if self._images is not None:
+            self._images.forget(uid)
+
+    def _images_in_use(self) -> tuple[set[str], set[str]] | None:
+        """The ``imageID`` of each container that has run and was not removed, and the images that the pods' specs name.
+
+        None: not known yet, because pods of an earlier kubelet were not looked at.
+        """
+        if self._unreadable or any(worker.accepted and not worker.observed for worker in self._workers.values()):
+            return None
+        workers = [worker for worker in self._workers.values() if not worker.closed]
+        attempts = [attempt for worker in workers for each in worker.attempts.values() for attempt in each]
+        names = {str(one.get("image") or "") for worker in workers for one in all_containers(worker.pod)}
+        return {attempt.image_id for attempt in attempts if attempt.image_id}, names
 
     async def _admit(self, pod: Json) -> admission.Rejection | None:
         """Decides about one pod at a time, so that two pods cannot take the same resources."""
@@ -163,6 +190,7 @@ class PodManager:
                 self._settings.allocatable,
                 switches_users=self._users.enabled,
                 disk_pressure=self.evictor.pressure,
+                shutting_down=self._shutting_down,
             )
             if rejection is None:
                 worker = self._workers.get(str(pod["metadata"]["uid"]))
@@ -206,6 +234,20 @@ class PodManager:
             await asyncio.wait(tasks, timeout=STOP_SECONDS)
         self._workers.clear()
         self._tasks.clear()
+
+    async def shut_down(self, seconds: float, critical_seconds: float) -> None:
+        """Ends all pods within ``seconds``, of which the last ``critical_seconds`` are for critical pods.
+
+        A pod that does not end in its part of the time is killed, and its status is written as long as there is time.
+        """
+        self._shutting_down = True
+        for critical, part in ((False, seconds - critical_seconds), (True, critical_seconds)):
+            leaving = [one for one in self._workers.values() if one.active and is_critical(one.pod) is critical]
+            for worker in leaving:
+                worker.shut_down(max(0.0, part - KILL_SECONDS))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(part, KILL_SECONDS)):
+                    await asyncio.gather(*(one.until_over() for one in leaving))
 
     async def end_all_pods(self) -> None:
         """Ends every pod with its grace period, because the cluster no longer has this Node. Returns when all have ended."""

@@ -24,7 +24,7 @@ from thunderfleet_kubelet.pods.context import NodeServices, PodContext
 from thunderfleet_kubelet.pods.decide import admission, eviction
 from thunderfleet_kubelet.pods.decide.lifecycle import Decision, decide
 from thunderfleet_kubelet.pods.decide.observed import Observed, Problem
-from thunderfleet_kubelet.pods.decide.podspec import TERMINAL_PHASES, eviction_grace_of
+from thunderfleet_kubelet.pods.decide.podspec import SHUTDOWN_MESSAGE, TERMINAL_PHASES, eviction_grace_of
 from thunderfleet_kubelet.pods.decide.publishing import version_of
 from thunderfleet_kubelet.pods.decide.status import rejected_status
 
@@ -58,9 +58,13 @@ class PodWorker:
         self._gone = False
         self._closed = False
         self._evicted = ""
+        self._shutdown_seconds: float | None = None
+        self._over = asyncio.Event()
         self.accepted = accepted
         self.removed = False
         self.attempts: dict[str, tuple[Attempt, ...]] = {}
+        self.observed = False
+        """Whether ``attempts`` has been read; an adopted pod may run before."""
 
     @property
     def pod(self) -> Json:
@@ -136,6 +140,16 @@ class PodWorker:
             self._context.event("Warning", eviction.REASON, message)
             self.wake()
         return eviction_grace_of(self.pod)
+
+    def shut_down(self, seconds: float) -> None:
+        """Ends the pod for good within ``seconds``, because the machine shuts down."""
+        self._shutdown_seconds = seconds
+        self._context.event("Normal", "NodeShutdown", SHUTDOWN_MESSAGE)
+        self.wake()
+
+    async def until_over(self) -> None:
+        """Waits until nothing of the pod runs or will run, and the API server knows it."""
+        await self._over.wait()
 
     @property
     def probe_results(self) -> Mapping[tuple[str, str, str], int]:
@@ -221,14 +235,16 @@ class PodWorker:
         if decision.status is not None:
             self._publisher.publish(decision.status)
         if decision.ended:
+            self._over.set()
             await self._finish()
             return RETRY_SECONDS
         if self._is_over():
+            self._over.set()
             await self._close()
         return self._wait(decision, self._mounter.due if mounting else 0.0)
 
     def _observe(self) -> None:
-        self.attempts = self.containers.attempts()
+        self.attempts, self.observed = self.containers.attempts(), True
         for name, attempts in self.attempts.items():
             last = attempts[-1] if attempts else None
             if self._prober.follow(name, last) and last is not None and last.grace_exceeded:
@@ -251,6 +267,7 @@ class PodWorker:
             volumes_ready=self._mounter.ready,
             removed=self.removed,
             evicted=self._evicted,
+            shutdown_seconds=self._shutdown_seconds,
             host_ip=addresses[0],
             addresses=addresses,
         )

@@ -1,6 +1,7 @@
 """Carries decisions out.
 
 executor         the decision of one round for a ModelDeployment
+refusals         why the API server refuses an object of a group
 mac_controller   one round for one Mac
 link_controller  one round for one cable
 cache_controller  one round for one ModelCache

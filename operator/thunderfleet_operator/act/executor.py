@@ -16,6 +16,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, key_of
 
+from thunderfleet_operator.act import refusals
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, unsigned_group_keys
@@ -37,6 +38,7 @@ from thunderfleet_operator.decide.routing.endpoints import is_headless
 from thunderfleet_operator.decide.status.events import occurrences
 from thunderfleet_operator.decide.status.outcome import Blocked
 from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.objects import annotation
 from thunderfleet_operator.observe.observed import ServiceView
 from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
@@ -95,7 +97,7 @@ class Executor:
         for ending in decision.ending:
             results[ending.view.index] = Result(deleted=await self._delete_pods(deployment, ending.delete))
         for group_decision in decision.groups:
-            results[group_decision.view.index] = await self._group(deployment, group_decision)
+            results[group_decision.view.index] = await self._group(deployment, group_decision, decision.observed.nodes)
         replaced = [group.view.epoch for group in decision.groups if results[group.view.index].epoch is not None]
         unverified = [epoch for epoch in replaced if epoch is not None and not epoch.proven]
         await self._collect(deployment, (*decision.collect, *unverified))
@@ -150,12 +152,12 @@ class Executor:
 
     # --- one group ---------------------------------------------------------------------------------------------------
 
-    async def _group(self, deployment: ModelDeployment, decision: GroupDecision) -> Result:
+    async def _group(self, deployment: ModelDeployment, decision: GroupDecision, nodes: Mapping[str, Node]) -> Result:
         """A new placement replaces all pods together; else pods that are missing are created, and old ones deleted."""
         with logs.fields(group=decision.view.index):
-            return await self._changed(deployment, decision)
+            return await self._changed(deployment, decision, nodes)
 
-    async def _changed(self, deployment: ModelDeployment, decision: GroupDecision) -> Result:
+    async def _changed(self, deployment: ModelDeployment, decision: GroupDecision, nodes: Mapping[str, Node]) -> Result:
         epoch = decision.view.epoch if decision.plan is not None else None
         written: Epoch | None = None
         if decision.placement is not None:
@@ -164,10 +166,10 @@ class Executor:
             except ApiError as error:
                 if error.status not in (403, 409):
                     raise
-                return Result(blocked=_taken(error) if error.status == 409 else Blocked(Reason.FORBIDDEN, str(error)))
+                return Result(blocked=refusals.of_plan(decision.placement.plan, error))
             plan = epoch.plan
-            nodes = ", ".join(rank.node for rank in plan.ranks)
-            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, nodes, extra=logs.about(epoch=plan.epoch))
+            where = ", ".join(rank.node for rank in plan.ranks)
+            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, where, extra=logs.about(epoch=plan.epoch))
             self._metrics.placements.labels(transport(plan).value).inc()
         deleted = await self._delete_pods(deployment, decision.delete)
         if epoch is None:
@@ -180,12 +182,12 @@ class Executor:
         try:
             await self._create_secret(epoch)
             for rank in decision.create:
-                created.append(await self._create_pod(deployment, epoch, rank))
+                created.append(await self._create_pod(deployment, epoch, rank, nodes))
         except ApiError as error:
             if error.status not in (403, 409, 422):
                 raise
             if decision.create:
-                blocked = _refused(epoch.plan, error)
+                blocked = refusals.of_pods(epoch.plan, error)
             else:
                 # Its pods run with the Secret that they have.
                 extra = logs.about(epoch=epoch.number)
@@ -227,10 +229,12 @@ class Executor:
                 raise
         self._secrets.add(f"{plan.namespace}/{name}")
 
-    async def _create_pod(self, deployment: ModelDeployment, epoch: Epoch, rank: int) -> Pod:
+    async def _create_pod(self, deployment: ModelDeployment, epoch: Epoch, rank: int, nodes: Mapping[str, Node]) -> Pod:
         plan = epoch.plan
         name = secret_name(self._master(epoch), plan)
-        manifest = manifests.pod(deployment, plan, rank, self._settings, name, self._keys())
+        node = nodes.get(plan.ranks[rank].node)
+        counts = node is not None and node.counts_gpu_memory
+        manifest = manifests.pod(deployment, plan, rank, self._settings, name, self._keys(), gpu_memory=counts)
         try:
             return read_pod(await self._writer.create(PODS, manifest), self._keys())
         except ApiError as error:
@@ -318,14 +322,21 @@ class Executor:
         turns = known is not None and is_headless(known.spec) != is_headless(manifest["spec"])
         if not turns:
             try:
-                await self._writer.apply(SERVICES, manifest)
+                await self._apply_service(manifest)
                 return
             except ApiError as error:
                 if error.status != 422:
                     raise
         between = {"type": "ExternalName", "externalName": "kubernetes.default.svc"}
         await self._writer.apply(SERVICES, {**manifest, "spec": between})
-        await self._writer.apply(SERVICES, manifest)
+        await self._apply_service(manifest)
+
+    async def _apply_service(self, manifest: Json) -> None:
+        """An apply leaves the ports that another manager has set: somebody, or the request that created the Service."""
+        ports = manifest["spec"].get("ports", [])
+        found = await self._writer.apply(SERVICES, manifest)
+        if len(found["spec"].get("ports") or []) != len(ports):
+            await self._writer.merge(SERVICES, manifest, {"spec": {"ports": ports}})
 
     async def _endpoint_slice(self, key: str, manifest: Json) -> None:
         """Writes where the Service leads."""
@@ -373,17 +384,3 @@ class Executor:
         rechecks += self._drains.start(key, replaced, notice=decision.deployment.wanted_groups > 1)
         self._drains.keep(key, {view.index for view in replaced} | {group.view.index for group in decision.ending})
         return rechecks
-
-
-def _taken(error: ApiError) -> Blocked:
-    text = f"{error.message}, and the operator did not create it: delete it, or create this ModelDeployment under another name"
-    return Blocked(Reason.NAME_TAKEN, text)
-
-
-def _refused(plan: Plan, error: ApiError) -> Blocked:
-    if error.status == 409:
-        return _taken(error)
-    if "violates PodSecurity" in error.message:
-        command = f"kubectl label namespace {plan.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
-        return Blocked(Reason.POD_SECURITY_FORBIDDEN, f"namespace {plan.namespace} does not allow runner pods; run: {command}")
-    return Blocked(Reason.POD_REFUSED, f"the API server rejected the runner pods: {error.message}")

@@ -23,6 +23,7 @@ from thunderfleet_crds.names import (
     LABEL_RANK,
     MANAGED_BY,
     MODELDEPLOYMENT_KIND,
+    RESOURCE_GPU_MEMORY,
     RUNNER_NAME,
     RUNTIME_CLASS,
 )
@@ -46,6 +47,7 @@ from thunderfleet_crds.plan import (
     group_name,
     loopback_of,
 )
+from thunderfleet_crds.podmetadata import pod_group
 from thunderfleet_crds.vocabulary import Backend, FastSynch, PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.decide.routing.keys import router_plan
@@ -283,13 +285,36 @@ def secret(plan: Plan, config_map_uid: str, name: str, certificate: str, key: st
     }
 
 
-def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSettings, secret_name: str, keys: Keyring) -> Manifest:
-    """The signed pod of one rank: a native process on its Mac, without credentials for Kubernetes."""
+def _resources(memory_bytes: int, gpu_memory: bool) -> Manifest:
+    """Requests of a rank. Kubernetes wants a limit on an extended resource that is equal to the request."""
+    asked = str(memory_bytes)
+    if not gpu_memory:
+        return {"requests": {"memory": asked}}
+    return {"requests": {"memory": asked, RESOURCE_GPU_MEMORY: asked}, "limits": {RESOURCE_GPU_MEMORY: asked}}
+
+
+def pod(
+    deployment: ModelDeployment,
+    plan: Plan,
+    rank: int,
+    settings: PodSettings,
+    secret_name: str,
+    keys: Keyring,
+    *,
+    gpu_memory: bool = False,
+) -> Manifest:
+    """The signed pod of one rank: a native process on its Mac, without credentials for Kubernetes.
+
+    ``gpu_memory``: whether its Node has GPU memory as a resource. A pod that exists is never replaced for it.
+    """
     entry = plan.ranks[rank]
     metadata = _metadata(deployment, plan, entry.pod, rank)
     held = {"gateway": entry.gateway_port, "control": entry.control_port, "ring": list(entry.ring_ports)}
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(entry.gateway_port)}
-    metadata["annotations"] = {ANNOTATION_PORTS: json.dumps(held), **scraped}
+    wanted = deployment.spec.pod_metadata
+    grouped, counted = pod_group(wanted.labels, plan.name, plan.world_size)
+    metadata["labels"] = {**wanted.labels, **grouped, **metadata["labels"]}
+    metadata["annotations"] = {**wanted.annotations, **counted, ANNOTATION_PORTS: json.dumps(held), **scraped}
     volumes: list[Manifest] = [
         {"name": "plan", "configMap": {"name": plan.name}},
         {"name": "keys", "secret": {"secretName": secret_name, "defaultMode": 0o440}},
@@ -326,7 +351,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
             {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
         "ports": [{"name": name, "containerPort": port, "hostPort": port, "protocol": "TCP"} for name, port in numbered],
-        "resources": {"requests": {"memory": str(entry.memory_bytes)}},
+        "resources": _resources(entry.memory_bytes, gpu_memory),
         "readinessProbe": probe("/readyz", 2, 2),
         # A supervisor that cannot start writes why; after a crash, the end of its log takes the place of that.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -335,7 +360,7 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
         "volumeMounts": mounts,
     }
     affinity = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [entry.node]}]}
-    manifest = {
+    manifest: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
@@ -353,6 +378,8 @@ def pod(deployment: ModelDeployment, plan: Plan, rank: int, settings: PodSetting
             "volumes": volumes,
         },
     }
+    if deployment.spec.priority_class_name:
+        manifest["spec"]["priorityClassName"] = deployment.spec.priority_class_name
     metadata["annotations"][ANNOTATION_SIGNATURE] = keys.sign(Purpose.POD, pods.statement(manifest))
     return manifest
 

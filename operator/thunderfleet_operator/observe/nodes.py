@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.names import ANNOTATION_BACKUP, LABEL_OS
+from thunderfleet_crds.names import ANNOTATION_BACKUP, LABEL_OS, RESOURCE_GPU_MEMORY
 from thunderfleet_lib.csr.rules import is_control_plane, published_addresses
 from thunderfleet_lib.quantity import to_bytes
 
@@ -28,6 +28,8 @@ class Node:
     """Its InternalIP."""
     boot_id: str | None = None
     allocatable_bytes: int = 0
+    counts_gpu_memory: bool = False
+    """Whether it has GPU memory as a resource that pods can request."""
     labels: Mapping[str, str] | None = None
     taints: tuple[Taint, ...] = ()
     deleting: bool = False
@@ -78,9 +80,23 @@ def kubelet_version(item: Json) -> str:
     return str(((item.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion") or "")
 
 
+def _allocatable(item: Json) -> Json:
+    return (item.get("status") or {}).get("allocatable") or {}
+
+
+def counts_gpu_memory(item: Json) -> bool:
+    """Whether a Node has GPU memory as a resource: those of kubelets before it have none, and would get no pod that asks."""
+    return RESOURCE_GPU_MEMORY in _allocatable(item)
+
+
 def allocatable_bytes(item: Json) -> int:
-    """Memory that pods may request. Raises ``ValueError`` if it is not a quantity."""
-    return to_bytes(str(((item.get("status") or {}).get("allocatable") or {}).get("memory") or 0))
+    """Memory that runner pods may request. Raises ``ValueError`` if it is not a quantity.
+
+    The scheduler compares what they request with both resources, so the smaller one counts.
+    """
+    found = _allocatable(item)
+    memory = to_bytes(str(found.get("memory") or 0))
+    return min(memory, to_bytes(str(found[RESOURCE_GPU_MEMORY]))) if RESOURCE_GPU_MEMORY in found else memory
 
 
 def taints(item: Json) -> tuple[Taint, ...]:
@@ -114,6 +130,7 @@ def read_node(item: Json) -> Node:
         address=internal_ip(item),
         boot_id=boot_id(item),
         allocatable_bytes=allocatable_bytes(item),
+        counts_gpu_memory=counts_gpu_memory(item),
         labels=item["metadata"].get("labels") or {},
         taints=taints(item),
         deleting=deleting(item),

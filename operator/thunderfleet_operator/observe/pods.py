@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE
+from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE, RESOURCE_GPU_MEMORY
 from thunderfleet_lib import logtext
 from thunderfleet_lib.quantity import to_bytes
 
@@ -24,6 +24,9 @@ from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose, Statem
 from thunderfleet_operator.observe.routers import is_router
 
 ENDED = ("Succeeded", "Failed")
+EVICTIONS = ("DisruptionTarget", "TerminationTarget")
+"""Conditions of a pod that Kubernetes and Kueue set before they delete it for reasons that are not its own."""
+MAX_GATES = 8
 NO_PORTS = frozenset[int]()
 """The same object for the many pods that declare none, which saves memory."""
 
@@ -66,6 +69,8 @@ class Pod:
     phase: str = "Pending"
     message: str = ""
     scheduled: bool = False
+    gates: tuple[str, ...] = ()
+    """Names of the scheduling gates that keep the scheduler from binding it."""
     unschedulable_since: datetime | None = None
     unschedulable_message: str = ""
     waiting: str | None = None
@@ -78,7 +83,7 @@ class Pod:
     last_words: str = ""
     """The termination message of the supervisor's last run."""
     evicted: bool = False
-    """Whether it was deleted by an eviction."""
+    """Whether it was deleted by an eviction, or by a queue that needs its quota for others."""
     proof: Proof = Proof.NONE
     router: bool = False
     """Whether its labels say that it is a router."""
@@ -110,20 +115,28 @@ def _required_node(pod: Json) -> str | None:
     return None
 
 
-def _request(container: Json) -> int:
+def _request(container: Json, resource: str) -> int:
     resources = container.get("resources") or {}
-    value = (resources.get("requests") or {}).get("memory") or (resources.get("limits") or {}).get("memory")
+    value = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
     return to_bytes(value) if value else 0
 
 
+def _requested(spec: Json, resource: str) -> int:
+    initial = spec.get("initContainers") or []
+    running = sum(_request(container, resource) for container in spec.get("containers") or [])
+    sidecars = sum(_request(c, resource) for c in initial if c.get("restartPolicy") == "Always")
+    before = max((_request(c, resource) for c in initial if c.get("restartPolicy") != "Always"), default=0)
+    overhead = (spec.get("overhead") or {}).get(resource)
+    return max(running, before) + sidecars + (to_bytes(overhead) if overhead else 0)
+
+
 def pod_memory(pod: Json) -> int:
-    """Bytes that the scheduler counts for a pod."""
+    """Bytes that a pod takes of its Mac.
+
+    GPU and CPU share the memory of a Mac, and runner pods request the same bytes under both names.
+    """
     spec = pod.get("spec") or {}
-    running = sum(_request(container) for container in spec.get("containers") or [])
-    sidecars = sum(_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always")
-    initial = max((_request(c) for c in spec.get("initContainers") or [] if c.get("restartPolicy") != "Always"), default=0)
-    overhead = (spec.get("overhead") or {}).get("memory")
-    return max(running, initial) + sidecars + (to_bytes(overhead) if overhead else 0)
+    return max(_requested(spec, "memory"), _requested(spec, RESOURCE_GPU_MEMORY))
 
 
 def pod_ports(pod: Json) -> frozenset[int]:
@@ -228,6 +241,11 @@ def _unschedulable(conditions: list[Json]) -> tuple[datetime | None, str]:
     return None, ""
 
 
+def _gates(pod: Json) -> tuple[str, ...]:
+    found = (pod.get("spec") or {}).get("schedulingGates") or ()
+    return tuple(str(gate.get("name")) for gate in found[:MAX_GATES])
+
+
 def _waiting(containers: list[Json]) -> Json | None:
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting")
@@ -258,6 +276,7 @@ def read_pod(pod: Json, keys: Keyring) -> Pod:
         phase=str(status.get("phase") or "Pending"),
         message=str(status.get("message") or status.get("reason") or ""),
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
+        gates=_gates(pod),
         unschedulable_since=since,
         unschedulable_message=message,
         waiting=f"{waiting.get('reason')}: {waiting.get('message') or ''}".rstrip(": ") if waiting else None,
@@ -266,7 +285,7 @@ def read_pod(pod: Json, keys: Keyring) -> Pod:
         running=any("running" in (c.get("state") or {}) for c in containers),
         crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
         last_words=next((words for c in containers if (words := _last_words(c))), ""),
-        evicted=any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in conditions),
+        evicted=any(c.get("type") in EVICTIONS and c.get("status") == "True" for c in conditions),
         proof=_proof(pod, keys),
         router=is_router(pod),
     )

@@ -466,6 +466,21 @@ def test_a_node_that_is_not_ready_or_has_no_agent() -> None:
     assert own.finding == "the disk cannot be written", "the kubelet runs, and says itself what is wrong"
 
 
+@pytest.mark.parametrize(
+    ("version", "resources", "warned"),
+    [
+        ("v1.36.3-thunderfleet.0.9", {"memory": "8Gi"}, True),
+        ("v1.36.3-thunderfleet.1.0", {"memory": "8Gi", "thunderfleet.io/gpu-memory": "8Gi"}, False),
+        ("v1.36.3", {"memory": "8Gi"}, False),
+    ],
+)
+def test_a_kubelet_of_ours_that_is_too_old_for_quotas_of_gpu_memory(version: str, resources: Json, warned: bool) -> None:
+    node = item("studio-1", READY)
+    node["status"] |= {"allocatable": resources, "nodeInfo": {"kubeletVersion": version}}
+    warnings = [one for one in cluster.checks(cluster.Objects([node], [], [])) if one.name == "gpu-memory"]
+    assert [one.state.value for one in warnings] == ["warning"] * warned
+
+
 CHANGED, LATER = "2026-03-01T12:00:00Z", "2026-03-01T12:05:00Z"
 
 

@@ -281,3 +281,33 @@ async def test_an_address_that_is_gone_is_told_and_stays_published(kubelet: Kube
     kubelet._addresses_changed()
     assert kubelet.node.no_address is None
     assert cast(FakeKube, kubelet.kube()).created == []
+
+
+@pytest.mark.parametrize(("seconds", "going", "ended"), [(60, True, [(60.0, 10.0)]), (60, False, []), (0, True, [])])
+async def test_sigterm_ends_pods_only_if_the_machine_shuts_down_and_the_configuration_says_so(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, seconds: int, going: bool, ended: list[tuple[float, float]]
+) -> None:
+    found: list[tuple[float, float]] = []
+
+    async def shut_down(whole: float, critical: float) -> None:
+        assert next(iter(kubelet.node.problems)) == "NodeShutdown", "the first problem is the reason of the Node"
+        assert not work.done(), "the kubelet works until the pods have ended"
+        found.append((whole, critical))
+
+    async def is_going() -> bool:
+        return going
+
+    async def nothing() -> None:
+        await asyncio.Event().wait()
+
+    periods = {"shutdown_grace_period_seconds": seconds, "shutdown_grace_period_critical_pods_seconds": min(seconds, 10)}
+    kubelet.config = CONFIG.model_copy(update=periods)
+    kubelet.node.problems = {"ServerNotListening": "cannot listen"}
+    work = asyncio.ensure_future(nothing())
+    monkeypatch.setattr(kubelet, "_work", lambda: work)
+    monkeypatch.setattr(kubelet.pods, "shut_down", shut_down)
+    kubelet.shutting_down = is_going
+    stop = asyncio.Event()
+    stop.set()
+    await kubelet.run(stop)
+    assert found == ended

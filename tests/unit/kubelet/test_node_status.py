@@ -71,9 +71,11 @@ def test_addresses_port_and_features() -> None:
 def test_capacity_and_what_is_reserved() -> None:
     config = CONFIG.model_copy(update={"reserved_cpu_millis": 500, "reserved_memory_bytes": 4 * GIB})
     whole, free = node_status.capacity(config, MAC)
-    assert whole == {"cpu": "32", "memory": "384Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
+    gpu = "thunderfleet.io/gpu-memory"
+    assert whole == {"cpu": "32", "memory": "384Gi", gpu: "384Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
     # Pods cannot have what would cause their eviction.
-    assert free == {"cpu": "31500m", "memory": "380Gi", "ephemeral-storage": "900Gi", "pods": "110"}
+    assert free == {"cpu": "31500m", "memory": "380Gi", gpu: "380Gi", "ephemeral-storage": "900Gi", "pods": "110"}
+    assert gpu not in node_status.capacity(config, LINUX)[0], "a GPU that models cannot use"
 
 
 @given(st.integers(min_value=0, max_value=2**52))

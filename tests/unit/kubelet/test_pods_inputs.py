@@ -443,6 +443,10 @@ def test_resources_are_counted_again() -> None:
     assert verdict(asking(**{"example.com/gpu": "1"})) == "OutOfexample.com/gpu"
     ended = {**asking("q", cpu="2"), "status": {"phase": "Succeeded"}}
     assert verdict(asking(cpu="2"), ended) is None
+    gpu = "thunderfleet.io/gpu-memory"
+    allocatable[gpu] = "48Gi"
+    assert verdict(asking(**{gpu: "24Gi"}), asking("q", **{gpu: "24Gi"})) is None
+    assert verdict(asking(**{gpu: "24Gi"}), asking("q", **{gpu: "25Gi"})) == f"OutOf{gpu}"
 
 
 def test_requests_are_the_larger_of_init_and_main() -> None:

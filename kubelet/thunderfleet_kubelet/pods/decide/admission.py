@@ -12,7 +12,7 @@ from typing import Any
 from thunderfleet_lib.quantity import parse_quantity
 
 from thunderfleet_kubelet.containers.inputs import volume_content
-from thunderfleet_kubelet.pods.decide import eviction
+from thunderfleet_kubelet.pods.decide import podspec
 from thunderfleet_kubelet.pods.decide.observed import Problem
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, has_ended, init_containers, is_sidecar, main_containers
 
@@ -160,14 +160,21 @@ def reject(
     *,
     switches_users: bool = False,
     disk_pressure: bool = False,
+    shutting_down: bool = False,
 ) -> Rejection | None:
     """Why the node fails the pod; None when it fits. ``others``: the pods that the node has accepted.
 
     ``switches_users``: containers run as the users that their specs name. ``disk_pressure``: the node's disk is too full.
+    ``shutting_down``: the machine shuts down.
     """
-    if disk_pressure and not eviction.is_critical(pod):
-        return eviction.REASON, "Pod was rejected: The node had condition: [DiskPressure]. "
+    if shutting_down:
+        return "NodeShutdown", "Pod was rejected as the node is shutting down."
+    if disk_pressure and not podspec.is_critical(pod):
+        return "Evicted", "Pod was rejected: The node had condition: [DiskPressure]. "
     active = [other for other in others if not has_ended(other)]
+    system = (pod["spec"].get("os") or {}).get("name")
+    if system and system != labels.get("kubernetes.io/os", system):
+        return "PodOSNotSupported", f"Failed to admit pod as the OS field, {system}, doesn't match node OS"
     if not selects(pod, node_name, labels):
         return "NodeAffinity", f"Pod was rejected: node {node_name} does not match the pod's node selector or affinity"
     limit = allocatable.get("pods")

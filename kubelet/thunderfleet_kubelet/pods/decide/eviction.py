@@ -17,7 +17,6 @@ Json = dict[str, Any]
 
 REASON = "Evicted"
 STORAGE = "ephemeral-storage"
-CRITICAL_PRIORITY = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,6 @@ class Usage:
     def total(self) -> int:
         """All of it."""
         return sum(self.volumes.values()) + sum(self.containers.values())
-
-
-def is_critical(pod: Json) -> bool:
-    """Whether the pod is never evicted, and taken in spite of pressure: system-cluster-critical and system-node-critical."""
-    return int(pod["spec"].get("priority") or 0) >= CRITICAL_PRIORITY
 
 
 def has_limits(pod: Json) -> bool:
@@ -93,7 +87,7 @@ def ranked(pods: Sequence[tuple[Json, Usage]]) -> list[tuple[Json, Usage]]:
         within = excess <= 0 and not usage.unknown
         return within, int(pod["spec"].get("priority") or 0), not usage.unknown, -excess
 
-    return sorted((item for item in pods if not is_critical(item[0])), key=order)
+    return sorted((item for item in pods if not podspec.is_critical(item[0])), key=order)
 
 
 def pressure_message(pod: Json, usage: Usage, cause: Met) -> str:

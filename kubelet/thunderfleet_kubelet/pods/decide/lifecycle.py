@@ -149,6 +149,8 @@ def _stop(container: Json, observed: Observed, grace: float, message: str, actio
 def _stop_all(pod: Json, observed: Observed, ending: Ending, actions: _Actions) -> None:
     """Main and plain init containers stop together; when they have ended, the sidecars stop in reverse order."""
     grace = podspec.eviction_grace_of(pod) if ending is Ending.EVICTED else podspec.grace_of(pod)
+    if observed.shutdown_seconds is not None:
+        grace = min(grace, observed.shutdown_seconds)
     sidecars = podspec.sidecars(pod)
     first = [container for container in podspec.all_containers(pod) if container not in sidecars]
     for container in first:

@@ -22,7 +22,8 @@ class Observed:
     ``attempts``: by container name, oldest first. ``ready``, ``started``: results of the readiness and startup probes of the
     live attempt; absent before the first result. ``unhealthy``: containers that failed their liveness or startup probe, with
     the message. ``problems``: by container. ``blocked``: why the whole pod cannot start. ``removed``: the API server no longer
-    has the pod. ``evicted``: the message of its eviction.
+    has the pod. ``evicted``: the message of its eviction. ``shutdown_seconds``: how long it may take to end because the
+    machine shuts down; None while it does not.
     """
 
     now: float
@@ -35,6 +36,7 @@ class Observed:
     volumes_ready: bool = False
     removed: bool = False
     evicted: str = ""
+    shutdown_seconds: float | None = None
     host_ip: str = ""
     addresses: tuple[str, ...] = ()
 

@@ -10,6 +10,10 @@ TERMINAL_PHASES = ("Succeeded", "Failed")
 
 DEFAULT_GRACE_SECONDS = 30.0
 EVICTION_GRACE_SECONDS = 15.0
+CRITICAL_PRIORITY = 2_000_000_000
+
+SHUTDOWN_REASON, SHUTDOWN_MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
+"""Of a pod that ended because its machine shut down, as in Kubernetes."""
 
 NO_EPHEMERAL = "this node does not run ephemeral containers, because its containers are processes of the host; use kubectl exec"
 """The answer to ``kubectl debug``."""
@@ -77,6 +81,11 @@ def eviction_grace_of(pod: Json) -> float:
     Kubernetes gives none. On a Mac, a killed process can leave GPU memory wired until the next reboot.
     """
     return min(grace_of(pod), EVICTION_GRACE_SECONDS)
+
+
+def is_critical(pod: Json) -> bool:
+    """Whether the pod is never evicted, taken in spite of pressure, and ends last: system-cluster-critical and the like."""
+    return int(pod["spec"].get("priority") or 0) >= CRITICAL_PRIORITY
 
 
 def probe_grace_of(pod: Json, container: Json) -> float:

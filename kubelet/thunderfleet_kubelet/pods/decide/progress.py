@@ -17,6 +17,7 @@ class Ending(Enum):
     DELETED = "the pod is being deleted"
     TERMINAL = "the pod has terminated"
     EVICTED = "the pod is evicted"
+    SHUTDOWN = "the node shuts down"
     DEADLINE = "the pod exceeded its activeDeadlineSeconds"
 
 
@@ -68,6 +69,8 @@ def _ending(pod: Json, observed: Observed) -> Ending | None:
     # The status says it too, if an earlier kubelet began the eviction.
     if observed.evicted or (pod.get("status") or {}).get("reason") == "Evicted":
         return Ending.EVICTED
+    if observed.shutdown_seconds is not None or (pod.get("status") or {}).get("reason") == podspec.SHUTDOWN_REASON:
+        return Ending.SHUTDOWN
     deadline = podspec.deadline_of(pod, observed.now)
     return Ending.DEADLINE if deadline is not None and observed.now >= deadline else None
 

@@ -12,6 +12,10 @@ from thunderfleet_kubelet.timestamps import format_time
 Json = dict[str, Any]
 
 
+_FAILED = (Ending.DEADLINE, Ending.EVICTED, Ending.SHUTDOWN)
+"""After these a pod has failed, whatever its exit codes are."""
+
+
 def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: Set[str]) -> Json | None:
     """The whole status; None when the one that the API server has must stay. ``backing_off``: names of containers."""
     before = pod.get("status") or {}
@@ -48,6 +52,8 @@ def pod_status(pod: Json, observed: Observed, progress: Progress, backing_off: S
         status |= {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"}
     if progress.ending is Ending.EVICTED:
         status |= {"reason": "Evicted", "message": observed.evicted or before.get("message", "")}
+    if progress.ending is Ending.SHUTDOWN:
+        status |= {"reason": podspec.SHUTDOWN_REASON, "message": podspec.SHUTDOWN_MESSAGE}
     for key in ("reason", "message"):
         if over and before.get(key):
             status.setdefault(key, before[key])
@@ -82,7 +88,7 @@ def _phase(pod: Json, observed: Observed, progress: Progress) -> str:
     lasts = [observed.last(container["name"]) for container in podspec.main_containers(pod)]
     succeeded = all(last is not None and last.exit_code == 0 for last in lasts)
     if progress.ending is not None and progress.nothing_live:
-        return "Succeeded" if succeeded and progress.ending not in (Ending.DEADLINE, Ending.EVICTED) else "Failed"
+        return "Succeeded" if succeeded and progress.ending not in _FAILED else "Failed"
     if progress.finished:
         # Sidecars still run.
         return "Running" if not progress.nothing_live else "Succeeded" if succeeded else "Failed"
@@ -104,6 +110,9 @@ def _conditions(pod: Json, observed: Observed, progress: Progress, phase: str, m
         "ContainersReady": ready,
         "PodScheduled": {"status": "True"},
     }
+    if progress.ending is Ending.SHUTDOWN:
+        reason = {"reason": "TerminationByKubelet", "message": podspec.SHUTDOWN_MESSAGE}
+        fresh["DisruptionTarget"] = {"status": "True", **reason}
     if progress.ending is Ending.EVICTED:
         message = observed.evicted or (pod.get("status") or {}).get("message", "")
         fresh["DisruptionTarget"] = {"status": "True", "reason": "TerminationByKubelet", "message": message}
