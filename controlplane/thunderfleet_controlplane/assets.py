@@ -106,6 +106,13 @@ MONITORING = Bundle(
     tags="remove_all_sd,enable_kubernetes_sd",
     given=False,
 )
+METRICS_SERVER = Bundle(
+    "metricsserver",
+    {"metrics-server": ("sigs.k8s.io/metrics-server/cmd/metrics-server", 180)},
+    "-s -w",
+    given=False,
+)
+"""For the test that `kubectl top` works."""
 
 
 def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:

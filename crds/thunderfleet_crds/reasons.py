@@ -217,7 +217,12 @@ class Reason(StrEnum):
         "says.",
         (On.SYMMETRIC,),
     )
-    NO_END = ("NoEnd", "Neither end detects the other.", "Plug the cable in.", (On.SYMMETRIC,))
+    NO_END = (
+        "NoEnd",
+        "Neither end detects the other, or the link has no report of an end although the Macs detect each other.",
+        "Plug the cable in. If the message is about agents, check that they run.",
+        (On.SYMMETRIC,),
+    )
 
     # The model.
     FOUND = ("Found", "The model is on the disk of at least one Mac.", "", (On.MODEL_RESOLVED,))

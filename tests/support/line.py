@@ -5,6 +5,7 @@ import http.client
 import io
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -126,12 +127,21 @@ class Line:
         return self.cluster.machines[machine].run(argv, seconds=seconds)
 
     def request(
-        self, url: str, body: Json | None = None, headers: Mapping[str, str] | None = None, seconds: float = ANSWER_SECONDS
+        self,
+        url: str,
+        body: Json | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = ANSWER_SECONDS,
+        trust: ssl.SSLContext | None = None,
     ) -> Answer:
-        """Sends one request through the cluster's proxy. An HTTP error is an answer; raises OSError when there is none."""
-        data = None if body is None else json.dumps(body).encode()
+        """Sends one request through the cluster's proxy. An HTTP error is an answer; raises OSError when there is none.
+
+        ``trust``: for HTTPS.
+        """
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": self.cluster.proxy}))
+        proxies = urllib.request.ProxyHandler({"http": self.cluster.proxy, "https": self.cluster.proxy})
+        opener = urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=trust))
         try:
             with opener.open(sent, timeout=seconds) as answer:
                 return Answer(answer.status, answer.read().decode(), dict(answer.headers))

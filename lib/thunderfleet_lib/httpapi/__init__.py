@@ -5,4 +5,5 @@ bodies     reads request bodies, bounded
 refusals   what the HTTP server refuses by itself, as errors of the API
 requestid  the id of a request, by which logs name it
 routed     headers between router and gateways; pure
+fairqueue  who is next among waiting requests; pure
 """

@@ -71,6 +71,15 @@ class Writer:
         log.info("applied %s %s", collection.name, key_of(manifest))
         return answer
 
+    async def merge(self, collection: Collection, manifest: Json, patch: Json) -> None:
+        """Replaces what ``patch`` has of the object with the name and UID of ``manifest``; lists are replaced whole."""
+        self._counted(collection.name, "patch")
+        meta = manifest["metadata"]
+        path = collection.item(meta.get("namespace"), meta["name"])
+        body = {"metadata": {"uid": meta["uid"]}, **patch}
+        self._put(collection, await self._kube.patch(path, body, manager=FIELD_MANAGER))
+        log.info("patched %s %s", collection.name, key_of(manifest))
+
     async def apply_status(self, collection: Collection, manifest: Json) -> None:
         """Applies ``manifest`` (name and status) to the status of an object that exists."""
         self._counted(collection.name, "apply-status")

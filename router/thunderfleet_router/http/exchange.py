@@ -22,6 +22,7 @@ from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.reply import ClientGone, Reply
 from thunderfleet_router.http.upstream import Outcome, Upstream, Verdict
 from thunderfleet_router.pool import BLOCK_SECONDS, Pool, Seat, Ticket
+from thunderfleet_router.tracing import OFF, NoSpan, Span, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,31 @@ class Record:
     """What the log says about a request."""
 
     request_id: str
+    span: Span = field(default_factory=NoSpan)
     key: str = UNKNOWN
     model: str = UNKNOWN
     group: str = UNKNOWN
     attempts: int = 0
     tokens: int = 0
     waited: float = 0.0
+
+    def describe(self, method: str, endpoint: str, code: int) -> None:
+        """Says the same in the span."""
+        self.span.set(
+            {
+                "http.request.method": method,
+                "http.route": endpoint,
+                "http.response.status_code": code,
+                "gen_ai.request.model": self.model,
+                "gen_ai.usage.total_tokens": self.tokens,
+                "thunderfleet.request_id": self.request_id,
+                "thunderfleet.key": self.key,
+                "thunderfleet.attempts": self.attempts,
+                "thunderfleet.waited_seconds": round(self.waited, 6),
+            }
+        )
+        if code >= 500:
+            self.span.failed(f"status {code}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +91,14 @@ class Exchanges:
         upstream: Upstream,
         metrics: RouterMetrics,
         settings: Settings,
+        tracing: Tracing = OFF,
     ) -> None:
         self._catalog = catalog
         self._dispatcher = dispatcher
         self._upstream = upstream
         self._metrics = metrics
         self._settings = settings
+        self._tracing = tracing
         self._bodies = Bodies()
         self._suspects = suspects.Suspects()
 
@@ -159,12 +181,14 @@ class Exchanges:
             call.sent_to = seat.group.name
             call.record.group = str(seat.group.index)
             call.headers[routed.ANSWERED] = str(seat.group.index)
-            sent = _headers(call, seat)
-            outcome = await self._upstream.attempt(
-                seat, call.request.path, call.body, sent, call.reply, stream=call.parsed.stream
-            )
-            if _failed_silently(outcome, seat, time.monotonic() - seated):
-                outcome = replace(outcome, verdict=Verdict.FAILED)
+            with self._tracing.attempt(f"group {seat.group.name}", call.record.span) as span:
+                sent = {**_headers(call, seat, ticket), **span.headers()}
+                outcome = await self._upstream.attempt(
+                    seat, call.request.path, call.body, sent, call.reply, stream=call.parsed.stream
+                )
+                if _failed_silently(outcome, seat, time.monotonic() - seated):
+                    outcome = replace(outcome, verdict=Verdict.FAILED)
+                _describe(span, seat, outcome)
             call.record.tokens += outcome.tokens
             group = seat.group.name
             if outcome.verdict is Verdict.NOT_TAKEN:
@@ -224,6 +248,19 @@ class _Call:
             self.record.tokens = self.reply.events + len(self.parsed.prompt) // prefixes.BYTES_PER_TOKEN
 
 
+def _describe(span: Span, seat: Seat, outcome: Outcome) -> None:
+    span.set(
+        {
+            "thunderfleet.group": seat.group.index,
+            "thunderfleet.verdict": outcome.verdict,
+            "http.response.status_code": outcome.status,
+            "gen_ai.usage.total_tokens": outcome.tokens,
+        }
+    )
+    if outcome.group_failed:
+        span.failed(str(outcome.error))
+
+
 def _about(call: _Call) -> dict[str, object]:
     """The fields of the log for a request that a group had."""
     group = int(call.record.group) if call.record.group != UNKNOWN else None
@@ -242,11 +279,12 @@ async def _parsed(body: bytes) -> Asked:
     return asked.parse(body)
 
 
-def _headers(call: _Call, seat: Seat) -> dict[str, str]:
+def _headers(call: _Call, seat: Seat, ticket: Ticket) -> dict[str, str]:
     """The headers for a gateway."""
     found = {name: call.request.headers[name] for name in _PASSED if name in call.request.headers}
     found["X-Request-Id"] = call.record.request_id
     found[routed.ROUTED] = "1"
+    found[routed.TURN] = routed.turn(ticket.priority, ticket.caller_id)
     if seat.group.credential is not None:
         found["Authorization"] = f"Bearer {seat.group.credential}"
     elif call.deployment.requires_key:

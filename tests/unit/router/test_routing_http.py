@@ -1,6 +1,7 @@
 """The router over HTTP, before small gateways: where requests go, what clients get, and what happens when a group fails."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 from unittest import mock
@@ -10,6 +11,8 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thunderfleet_crds import routing
+from thunderfleet_crds.plan import RouterPlan
 from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
@@ -17,9 +20,11 @@ from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance
 from thunderfleet_router.decide.catalog import build
-from thunderfleet_router.http import exchange, reply, upstream
+from thunderfleet_router.http import exchange, reply, server, upstream
 from thunderfleet_router.http.exchange import Settings
 from thunderfleet_router.http.server import POSTS
+from thunderfleet_runner.api.http.admission import Admission
+from thunderfleet_runner.api.http.turns import place_of
 
 from tests.support.router import Client, Kit, bearer, client_of
 from tests.support.routing import CHAT, KEYS, Gateway, Model, gateways
@@ -422,6 +427,62 @@ async def test_limits_of_a_key_hold_in_each_router() -> None:
                 assert (await _chat(client, headers=bearer("2")))[0] == 200
 
 
+async def test_a_key_has_its_limit_once_for_each_router() -> None:
+    async with gateways("a") as (a,), contextlib.AsyncExitStack() as stack:
+        free = _held(a)
+        model = Model(urls=[a.url], keys={"alice": "1"}, limits={"alice": KeyLimits(requests_in_flight=1)})
+        kits = [Kit(model) for _ in range(3)]
+        clients = [await stack.enter_async_context(client_of(kit)) for kit in kits]
+        tasks = [asyncio.create_task(_chat(client, headers=bearer("1"))) for client in clients]
+        await until_async(lambda: len(a.requests) == 3)
+        for client in clients:
+            assert (await _chat(client, headers=bearer("1")))[0] == 429
+        free.set()
+        assert [(await task)[0] for task in tasks] == [200] * 3
+
+
+@pytest.mark.parametrize("priority", ["High", "Normal"])
+async def test_keys_take_turns_at_a_group_that_several_routers_use(priority: str) -> None:
+    """Three routers before the queue of one gateway, where a key that sends much at two of them meets one at the third."""
+    low = KeyPriority.LOW if priority == "High" else KeyPriority.NORMAL
+    limits = {"alice": KeyLimits(priority=low), "bob": KeyLimits(priority=KeyPriority(priority))}
+    async with gateways("a") as (a,), contextlib.AsyncExitStack() as stack:
+        model = Model(
+            urls=[a.url],
+            slots=1,
+            keys={"alice": "1", "bob": "2"},
+            limits=limits | {"bob": KeyLimits(priority=KeyPriority(priority))},
+        )
+        plan = RouterPlan(key_id="0" * 16, digest=routing.credential_digest(model.credential()))
+        admission, order, free = Admission(budget=100, slots=1, queue=16), list[str](), asyncio.Event()
+
+        async def queue(request: web.Request, body: bytes) -> web.StreamResponse:
+            slot = await admission.enter(1, place=place_of(request.headers, plan))
+            try:
+                await free.wait()
+                order.append(json.loads(body)["user"])
+                return await a.answer(request, body)
+            finally:
+                slot.free()
+
+        a.behaves = queue
+        kits = [Kit(model) for _ in range(3)]
+        clients = [await stack.enter_async_context(client_of(kit)) for kit in kits]
+        tasks = [
+            asyncio.create_task(_chat(client, headers=bearer("1"), user=f"alice {number}"))
+            for client in clients[:2]
+            for number in range(3)
+        ]
+        # Each router sends two to a group with one place, and keeps the third.
+        await until_async(lambda: (admission.running, admission.waiting) == (1, 3))
+        tasks.append(asyncio.create_task(_chat(clients[2], headers=bearer("2"), user="bob")))
+        await until_async(lambda: admission.waiting == 4)
+        free.set()
+        assert [(await task)[0] for task in tasks] == [200] * 7
+        # One of alice ran already. With equal priorities another one may come first.
+        assert order.index("bob") == 1 if priority == "High" else order.index("bob") <= 2
+
+
 async def test_requests_that_wait_cost_nothing_while_all_groups_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
 
@@ -491,7 +552,31 @@ async def test_large_answers_pass() -> None:
         assert len(await answer.read()) == 3 * upstream.BUFFER_BYTES
 
 
-async def test_metrics_and_health() -> None:
+async def test_a_router_that_has_just_started_lets_requests_wait_until_it_knows_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "START_SECONDS", 60.0)
+    looked = 0
+
+    def problem() -> str | None:
+        nonlocal looked
+        looked += 1
+        return kit.obstacle
+
+    async with gateways("a") as (a,):
+        kit = Kit()
+        kit.server._problem = problem
+        kit.obstacle = "the router has not read the ModelDeployments yet"
+        async with client_of(kit) as client:
+            asked = asyncio.create_task(_chat(client))
+            await until_async(lambda: looked)
+            kit.set(Model(urls=[a.url]))
+            kit.obstacle = None
+            assert (await asked)[0] == 200
+
+
+async def test_metrics_and_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "START_SECONDS", 0.1)
     async with gateways("a") as (a,):
         kit = Kit(Model(urls=[a.url]))
         async with client_of(kit) as client:
