@@ -93,7 +93,9 @@ darwin: programs ## Unit tests of what runs on Macs, under the rules of macOS (n
 
 .PHONY: darwin-quick
 darwin-quick: install ## Those tests of `make darwin` that have failed there before
-	$(DARWIN) -n 0 tests/darwin tests/unit/agent/test_streams.py tests/unit/kubelet/test_node_machine.py \
+	@# In a worker of pytest-xdist, as `make darwin` runs.
+	$(DARWIN) -n 1 tests/darwin
+	$(DARWIN) -n 0 tests/unit/agent/test_streams.py tests/unit/kubelet/test_node_machine.py \
 	  tests/unit/localcluster/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/test_parent_death.py \
 	  tests/unit/agent/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
 	  tests/unit/kubelet/test_pods_running.py::test_pod_ends_politely_when_deleted \

@@ -9,6 +9,7 @@ model/      ``thunderfleet model``: models that Macs keep on their disks
 run/        ``thunderfleet run``: serve a model in any cluster, and chat with it
 support/    ``thunderfleet support``: an archive for support requests
 view/       ``thunderfleet status``, ``why`` and others: what a fleet is doing, and why
+completion  completes command lines of the plugin of kubectl
 connection  which cluster, and how its endpoints are reached
 parsers     parsers of commands and their subcommands
 """

@@ -264,8 +264,11 @@ def schema(model: type[ApiModel]) -> Json:
     properties: Json = {name: dict(value) for name, value in _TYPE_META.items()}
     for part in ("spec", "status"):
         if part in source["properties"]:
-            # Status has no defaults: what has not been observed stays unset.
+            # Fields of status have no defaults: what has not been observed stays unset.
             properties[part] = lower(source["properties"][part], definitions, part, defaults=part == "spec")
+    if "observedGeneration" in properties.get("status", {}).get("properties", ()):
+        # Generations begin with 1: a new object is not taken for one that is as its spec wants it (kstatus).
+        properties["status"]["default"] = {"observedGeneration": 0}
     out: Json = {"description": _one_line(source["description"]), "type": "object", "properties": properties}
     if "spec" in properties:
         out["required"] = ["spec"]

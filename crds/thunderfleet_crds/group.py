@@ -101,6 +101,9 @@ class BenchmarkReport(_Value):
     measured_at: datetime
     ran: str = ""
     """Human-readable description of the benchmark."""
+    mlx_version: str | None = None
+    """None from a runner of an earlier version."""
+    mlx_lm_version: str | None = None
 
 
 class VerifiedReport(_Value):
@@ -146,3 +149,5 @@ class GroupState(_Value):
     benchmark: BenchmarkReport | None = None
     verified: VerifiedReport | None = None
     """None from a runner of an earlier version."""
+    runner_version: str | None = None
+    """Version of the runner; None from one of an earlier version."""

@@ -34,6 +34,8 @@ from thunderfleet_crds.fields import (
     Word,
 )
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
+from thunderfleet_crds.podmetadata import PodMetadata
+from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
@@ -66,6 +68,8 @@ CONDITION_TYPES: Final = (
     ConditionType.BENCHMARKED,
     ConditionType.DEGRADED,
     ConditionType.VERIFIED,
+    ConditionType.RECONCILING,
+    ConditionType.STALLED,
 )
 
 DURATION_PATTERN: Final = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
@@ -87,7 +91,11 @@ class ModelSource(ApiModel):
                 {
                     "rule": "has(self.repository) != has(self.path)",
                     "message": "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
-                }
+                },
+                {
+                    "rule": "!has(self.quantize) || has(self.repository)",
+                    "message": "model.quantize needs model.repository: models of model.path are used as they are",
+                },
             ]
         }
     )
@@ -122,6 +130,11 @@ class ModelSource(ApiModel):
         description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
         "repositories. Only the pods that read from the hub mount it.",
     )
+    quantize: Quantize | None = Field(
+        default=None,
+        description="Quantizes the weights of the repository, once, with mlx-lm in a pod on one Mac; the other Macs copy the "
+        "result. The repository must have weights in safetensors that are not quantized.",
+    )
     copies: Copies = Field(
         default=Copies.WHOLE,
         description="What each Mac of a group fetches: Whole (all files, so nothing is fetched when a new placement "
@@ -130,6 +143,11 @@ class ModelSource(ApiModel):
         "parallelism, on "
         "one Mac, and if the files cannot be divided. A change applies to new placements.",
     )
+
+    @property
+    def kept_as(self) -> str | None:
+        """The name of the repository under which Macs keep the files; None for a path."""
+        return kept_name(self.repository, self.quantize) if self.repository is not None else None
 
 
 class Toleration(ApiModel):
@@ -411,6 +429,21 @@ class ModelDeploymentSpec(ApiModel):
         default=False,
         description="Stop all groups, when their requests have ended, until this is false again. No request starts them.",
     )
+    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Name of the PriorityClass of the pods. A change applies to pods that are created later, and restarts no "
+        "group.",
+        json_schema_extra={
+            "x-rule": "!self.startsWith('system-')",
+            "x-message": "priorityClassName must not begin with system-: these classes are for components of a cluster, and "
+            "groups of other namespaces would be evicted for such pods",
+        },
+    )
+    pod_metadata: PodMetadata = Field(
+        default=PodMetadata(),
+        description="Labels and annotations of the pods, in addition to the operator's. A change applies to pods that are "
+        "created later, and restarts no group.",
+    )
     nodes: Nodes = Field(default=Nodes(), description="The Nodes that a group may use.")
     placement: PlacementSpec = Field(default=PlacementSpec(), description="How a placement is chosen among the possible ones.")
     parallelism: RequestedSplit = Field(
@@ -622,6 +655,11 @@ class Group(ApiModel):
     reason: Message = Field(default="", description="Human-readable reason for the choice of Nodes, transport and parallelism.")
     coordinator: HostPort | None = Field(default=None, description="Address and port of rank 0's control endpoint.")
     endpoint: Url | None = Field(default=None, description="URL of the group's OpenAI-compatible API.")
+    runner_version: Word | None = Field(
+        default=None,
+        description="Version of Thunderfleet that rank 0 has reported in this epoch. An upgrade restarts no group, "
+        "so groups may run earlier versions.",
+    )
     ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
     )
@@ -801,7 +839,8 @@ class ModelDeploymentStatus(ApiModel):
     benchmark: BenchmarkResult | None = Field(default=None, description="Result of the most recent benchmark.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
-        description="Conditions: ModelResolved, Placed, Bootstrapped, Verified, Ready, Benchmarked and Degraded.",
+        description="Conditions: ModelResolved, Placed, Bootstrapped, Verified, Ready, Benchmarked and Degraded. Reconciling "
+        "is True while the operator works on the spec, Stalled when a person must change something.",
         json_schema_extra={"x-list-keys": ["type"]},
     )
 

@@ -12,7 +12,8 @@ from typing import Final
 from thunderfleet_crds.vocabulary import ConditionType as On
 
 FAILURE: Final = "lastFailure"
-"""The reason appears in ``ModelDeployment.status.groups[].lastFailure`` and, while it lasts, in the condition Degraded."""
+"""The reason appears in ``ModelDeployment.status.groups[].lastFailure`` and, while it lasts, in the condition Degraded. If the
+group does not start again by itself, it appears in the condition Stalled too."""
 EVENT: Final = "Event"
 """The reason appears in Events only."""
 REFUSAL: Final = "refusal"
@@ -104,7 +105,7 @@ class Reason(StrEnum):
         "Ready",
         "RDMAReady: at least one RDMA port is Active and has an address. Ready: every group serves.",
         "",
-        (On.RDMA_READY, On.READY),
+        (On.RDMA_READY, On.READY, On.RECONCILING),
     )
     END_MISSING = (
         "EndMissing",
@@ -216,7 +217,12 @@ class Reason(StrEnum):
         "says.",
         (On.SYMMETRIC,),
     )
-    NO_END = ("NoEnd", "Neither end detects the other.", "Plug the cable in.", (On.SYMMETRIC,))
+    NO_END = (
+        "NoEnd",
+        "Neither end detects the other, or the link has no report of an end although the Macs detect each other.",
+        "Plug the cable in. If the message is about agents, check that they run.",
+        (On.SYMMETRIC,),
+    )
 
     # The model.
     FOUND = ("Found", "The model is on the disk of at least one Mac.", "", (On.MODEL_RESOLVED,))
@@ -270,6 +276,24 @@ class Reason(StrEnum):
         "Resolving",
         "A pod reads the repository's metadata from the hub.",
         "Wait a minute; if the reason stays, `kubectl describe` the pod that the message names.",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    QUANTIZING = (
+        "Quantizing",
+        "A pod on a Mac quantizes the repository (spec.quantize).",
+        "None: status.macs shows the progress. It reads the whole repository first.",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    QUANTIZED = (
+        "Quantized",
+        "The repository was quantized, and the files of the result and their sizes are known.",
+        "",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    QUANTIZATION_REFUSED = (
+        "QuantizationRefused",
+        "mlx-lm cannot quantize the repository: its architecture is not known, or its weights are quantized already.",
+        "Remove quantize from the spec, use another repository, or an image with a newer mlx-lm.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
     FETCHED = ("Fetched", "Every Mac that is to have the model has all files that it needs.", "", (On.FETCHED,))
@@ -368,13 +392,13 @@ class Reason(StrEnum):
         "WrongBytes",
         "Bytes that arrived do not have the hash that the hub gives for the file. They are not used.",
         "None: the file is fetched again. If the reason stays, check proxy and mirror, and the Mac's disk.",
-        (On.FETCHED,),
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     DISK_FULL = (
         "DiskFull",
         "The Mac's disk has too little free space for the model.",
         "Free disk space on the Mac in the message, or delete a ModelCache.",
-        (On.FETCHED,),
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     SECRET_MISSING = (
         "SecretMissing",
@@ -405,19 +429,24 @@ class Reason(StrEnum):
         "Wait a few seconds; if the reason stays, read the log of the operator.",
         (On.PLACED,),
     )
-    SCALED_TO_ZERO = ("ScaledToZero", "spec.replicas is 0.", "", (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY))
+    SCALED_TO_ZERO = (
+        "ScaledToZero",
+        "spec.replicas is 0.",
+        "",
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY, On.RECONCILING),
+    )
     SUSPENDED = (
         "Suspended",
         "spec.suspend is true, so no group runs, and no request starts one.",
         "",
-        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY, On.RECONCILING),
     )
     ASLEEP = (
         "Asleep",
         "Autoscaling has stopped the last group, because there was no request, or another model had its turn. A request to a "
         "router starts it again.",
         "",
-        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY),
+        (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY, On.RECONCILING),
     )
     SCALED = ("Scaled", "Autoscaling has changed the number of groups; the message says why.", "", (EVENT,))
     MODEL_NOT_RESOLVED = (
@@ -505,6 +534,12 @@ class Reason(StrEnum):
         "again every 10 seconds.",
         (On.PLACED, On.READY, On.DEGRADED),
     )
+    SCHEDULING_GATED = (
+        "SchedulingGated",
+        "The pods of a group have scheduling gates, such as those of a queue that has not admitted them.",
+        "None if a queue admits them when it has room; otherwise ask who runs the program that sets the gates in the message.",
+        (On.READY,),
+    )
     POD_REFUSED = (
         "PodRefused",
         "The API server rejects the runner pods; the message is its answer.",
@@ -561,7 +596,36 @@ class Reason(StrEnum):
         (On.VERIFIED,),
     )
     MEASURED = ("Measured", "The benchmark of the serving group has succeeded.", "", (On.BENCHMARKED,))
-    AS_EXPECTED = ("AsExpected", "No group has failed.", "", (On.DEGRADED,))
+    AS_EXPECTED = (
+        "AsExpected",
+        "Degraded: no group has failed. Stalled: nobody has to change anything.",
+        "",
+        (On.DEGRADED, On.STALLED),
+    )
+    PROGRESSING = (
+        "Progressing",
+        "The operator works on what the spec asks for, and has not reached it yet.",
+        "None: wait, or read the conditions that the message names.",
+        (On.RECONCILING,),
+    )
+    ROLLING_OUT = (
+        "RollingOut",
+        "A changed spec replaces the groups one after the other.",
+        "None: wait. A group is replaced when its requests have ended.",
+        (On.RECONCILING,),
+    )
+    STOPPING = (
+        "Stopping",
+        "Groups that the spec no longer asks for finish their requests and stop.",
+        "None: wait.",
+        (On.RECONCILING,),
+    )
+    NEEDS_A_PERSON = (
+        "NeedsAPerson",
+        "The operator has stopped working on the spec, because a person must change something.",
+        "Do what the message of the condition Stalled says.",
+        (On.RECONCILING,),
+    )
     FAILED = (
         "Failed",
         "A group has failed, and the status has no record of the failure.",
@@ -589,8 +653,8 @@ class Reason(StrEnum):
     # Failures that the operator detects.
     EVICTED = (
         "Evicted",
-        "A pod was evicted, as `kubectl drain` does. The group is placed again without delay; the eviction does not "
-        "count against recovery.maxRestarts.",
+        "A pod was evicted, as `kubectl drain` does, or a queue that needs its quota. The group is placed again without "
+        "delay; the eviction does not count against recovery.maxRestarts.",
         "None; run `kubectl uncordon NODE` when the Mac may be used again.",
         (FAILURE,),
     )

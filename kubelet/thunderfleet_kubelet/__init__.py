@@ -9,6 +9,7 @@ disk         whether file systems are full, and what pods use of them
 pressure     thresholds of full file systems
 node         the Node, its Lease and its conditions
 pods         which containers run, and the pods' status
+images       images that are pulled from registries
 containers   how they run: files, users, volumes and processes of a pod
 serving      the HTTPS server: logs, exec, metrics
 shim         the process that owns one container and outlives the kubelet

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from thunderfleet_lib import logs
+from thunderfleet_lib.eventlimit import EventLimit
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_lib.quantity import to_bytes
@@ -29,13 +31,15 @@ from thunderfleet_kubelet.containers.inputs.own_image import OwnImage
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.credentials import Credentials
 from thunderfleet_kubelet.disk import DiskWatch
+from thunderfleet_kubelet.images.puller import Images
+from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses, balanced_servers
 from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
-from thunderfleet_kubelet.node.machine import Reader, look
+from thunderfleet_kubelet.node.machine import Reader, here, look
 from thunderfleet_kubelet.node.memory import GpuMemory
 from thunderfleet_kubelet.node.ports import ThunderboltPorts, Wanted
 from thunderfleet_kubelet.node.shutdown import is_shutting_down
@@ -89,6 +93,21 @@ def pod_settings(config: Config, machine: Machine, server: str, addresses: Seque
     )
 
 
+def pull_settings(config: Config) -> PullSettings:
+    """The settings of images, from the configuration and this machine."""
+    pulls = config.image_pulls
+    return PullSettings(
+        registries=tuple(pulls.registries),
+        plain_http=tuple(pulls.plain_http),
+        ca_file=pulls.ca_file,
+        max_bytes=pulls.max_bytes,
+        high_percent=pulls.high_threshold_percent,
+        low_percent=pulls.low_threshold_percent,
+        minimum_age=pulls.minimum_age_seconds,
+        platforms=(here(),),
+    )
+
+
 def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
     """The users of pods; None if the kubelet cannot switch to them, so that all pods run as its own user."""
     return config.pod_users.ids if kubelet.may_switch(config.pod_users.ids) else None
@@ -119,6 +138,7 @@ class Kubelet:
         self.identity = identity
         self.config = config
         self._background_tasks: set[asyncio.Task[None]] = set()
+        self._event_limit = EventLimit()
         self.credentials = Credentials(
             identity,
             config.certificate_seconds,
@@ -136,6 +156,13 @@ class Kubelet:
         if own.problem and own.name not in config.images:
             log.warning("pods cannot use the programs of this installation: %s", own.problem)
         settings = pod_settings(config, machine, identity.server, self.addresses.current, own)
+        self.images = Images(
+            root / "images",
+            pull_settings(config),
+            f"thunderfleet-kubelet/{package_version()}",
+            node_event=self._node_event,
+            changed=lambda: self.node.nudge(),
+        )
         self.pods = PodManager(
             root=root,
             node_name=identity.node_name,
@@ -145,6 +172,7 @@ class Kubelet:
             disk=DiskWatch(root, settings.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
             disk_changed=lambda: self.node.nudge(),
             node_event=self._node_event,
+            images=self.images,
         )
         self.node = NodeController(
             config,
@@ -156,6 +184,7 @@ class Kubelet:
             shared_user=user.uid if users is None else None,
             disk=self.pods.evictor.look,
             machine_changed=self._machine_changed,
+            images=self.images.listing,
         )
         self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts)
         self.server = Server(
@@ -331,6 +360,8 @@ class Kubelet:
 
     async def _event(self, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Warning") -> None:
         name, now = self.identity.node_name, datetime.now(UTC)
+        if not self._event_limit.take(name, time.monotonic()):
+            return
         event: Json = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -362,6 +393,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     commands = Commands(config.path, python_path=config.python_path)
     gpu = GpuMemory(commands)
     machine = await look(commands, root, config.operating_system, gpu)
+    logs.always(node=config.node_name)
     log.info(
         "%s: %s, %s, %d CPUs, %d MiB for pods",
         config.node_name,

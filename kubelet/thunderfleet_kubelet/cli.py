@@ -13,6 +13,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
 
 from thunderfleet_kubelet.config import ConfigError, load
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--log-level", default=DEFAULT_LOG_LEVEL, choices=["debug", "info", "warning", "error"], help="minimum log level"
         )
+        logs.add_argument(one)
         return one
 
     join = add("join", "join a cluster as a node, then run")
@@ -94,16 +96,15 @@ class PrivateLog(RotatingFileHandler):
         return stream
 
 
-def set_up_logging(level: str, file: Path | None) -> None:
+def set_up_logging(level: str, file: Path | None, form: logs.Format = logs.Format.AUTO) -> None:
     """Logs to ``file`` or standard error. Raises OSError."""
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if file is not None:
-        handler = PrivateLog(file, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
-        # A full disk would otherwise print a traceback for every record.
-        logging.raiseExceptions = False
-        bound(sys.stderr.fileno())
-    formatter = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=level.upper(), format=formatter, handlers=[handler], force=True)
+    if file is None:
+        logs.set_up("kubelet", level, form)
+        return
+    handler = PrivateLog(file, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
+    bound(sys.stderr.fileno())
+    # A full disk would otherwise print a traceback for every record.
+    logs.set_up("kubelet", level, form, handler=handler, quiet=True)
 
 
 def bound(fd: int) -> None:
@@ -220,7 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(plist(program, *files, arguments.log_level, known.shutdown_grace_period_seconds).decode())
         return 0
     try:
-        set_up_logging(arguments.log_level, arguments.log_file)
+        # A join that does not run the kubelet is a command for people, also if `thunderfleet join` shows what it prints.
+        form = logs.Format.TEXT if getattr(arguments, "no_run", False) else arguments.log_format
+        set_up_logging(arguments.log_level, arguments.log_file, form)
     except OSError as error:
         print(f"thunderfleet-kubelet: cannot write the log to {arguments.log_file}: {error.strerror}", file=sys.stderr)
         return 1

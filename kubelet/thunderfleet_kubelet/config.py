@@ -54,6 +54,49 @@ class PodUsers(_Settings):
         return self
 
 
+class ImagePulls(_Settings):
+    """How images are pulled from registries, kept and deleted."""
+
+    registries: list[str] = ["*"]
+    """The registries from which images are pulled: a host, and its port if the images' names have it; ``*.`` and the end of a
+    host; either with ``/`` and the first parts of repositories; or ``*`` for all. An empty list turns pulls off."""
+    plain_http: list[str] = []
+    """Registries (host and port as in the images' names) that are asked without TLS, as those on this machine
+    (localhost, 127.0.0.0/8) always are. What they send is verified by its digest,
+    but others on the network can see user names and passwords, and can choose what a tag means."""
+    ca_file: Path | None = None
+    """A PEM file of certificate authorities that are trusted for registries, beside those of the system."""
+    max_bytes: Annotated[int, Field(ge=1024**2, le=2**44)] = 64 * 1024**3
+    """The largest image, in bytes; its layers and its unpacked files are each limited to this."""
+    high_threshold_percent: Annotated[int, Field(ge=1, le=100)] = 85
+    """Unused images are deleted while more than this part of their file system is used."""
+    low_threshold_percent: Annotated[int, Field(ge=0, le=100)] = 80
+    """Images are deleted until no more than this part is used."""
+    minimum_age_seconds: Annotated[int, Field(ge=0, le=86400)] = 120
+    """How long an image is unused before it can be deleted."""
+
+    @field_validator("registries", "plain_http")
+    @classmethod
+    def _hosts(cls, value: list[str]) -> list[str]:
+        for text in value:
+            if not text or "://" in text or any(one.isspace() for one in text):
+                raise ValueError(f"{text!r} must be a registry as in the names of images, such as registry.example.com:5000")
+        return value
+
+    @field_validator("ca_file")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
+            raise ValueError(f"{str(value)!r} must be an absolute path")
+        return value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ImagePulls":
+        if self.low_threshold_percent >= self.high_threshold_percent:
+            raise ValueError("lowThresholdPercent must be less than highThresholdPercent")
+        return self
+
+
 class Config(_Settings):
     """All settings; the file has these names in camelCase."""
 
@@ -81,6 +124,8 @@ class Config(_Settings):
     """Folder of each image, by the image's name exactly as in a pod (name:tag). Containers find their programs in ``bin`` below
     it; ``config.json``, if there is one, is the ``config`` object of an OCI image. The kubelet has the image
     thunderfleet/thunderfleet of its own version without an entry."""
+    image_pulls: ImagePulls = ImagePulls()
+    """How images are pulled whose names have a registry (registry.example.com/name:tag) and that ``images`` does not have."""
     pod_users: PodUsers = PodUsers()
     """The users and groups of pods: each pod has one of its own. No account of the machine may have one of these ids. Only a
     kubelet that runs as root uses them."""

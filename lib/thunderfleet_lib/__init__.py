@@ -4,6 +4,7 @@ backoff     exponential back-off with limit and jitter
 clock       clocks that count sleep
 csr         certificate requests of kubelets: parser and rules
 discovery   the certificate authority of a server, by its hash
+eventlimit  a bound on the Events about one object; pure
 gpu_memory  how much memory the GPU of a Mac may use
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
@@ -12,6 +13,8 @@ interfaces  addresses of a Mac, from what `route` and `ifconfig` print
 jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch
 listener    a listener for HTTP servers with a bound on connections
+logs        logs with the same fields in all programs: JSON in a cluster, text on a terminal
+logtext     lines of these logs as text for people; pure
 macnet      network settings of a Mac: parsers, and one network service for each Thunderbolt port
 metrics     Prometheus metrics that every program has, and labels for all metrics of one
 modelstore  the folder of models that a Mac has fetched: manifest, layout, checked writes

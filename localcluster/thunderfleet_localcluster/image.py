@@ -57,6 +57,7 @@ SHIPPED = ("charts/thunderfleet", "examples")
 SCRIPTS = {
     "thunderfleet": "thunderfleet_cli.cli",
     "kubectl-thunderfleet": "thunderfleet_cli.cli",
+    "kubectl_complete-thunderfleet": "thunderfleet_cli.completion",
     "thunderfleet-kubelet": "thunderfleet_kubelet.cli",
     "thunderfleet-agent": "thunderfleet_agent.cli",
     "thunderfleet-operator": "thunderfleet_operator.cli",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
 
 LISTEN_PORT = 9440
@@ -26,11 +26,8 @@ def main(argv: list[str] | None = None) -> int:
 
         measure(json.loads(words[1]))
     arguments = _parser().parse_args(words)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    # Only the agent itself runs in a cluster; the other commands are for people.
+    logs.set_up("agent", arguments.log_level, getattr(arguments, "log_format", logs.Format.TEXT))
     commands = {"inspect": _inspect, "run": _run, "measure": _measure}
     try:
         return asyncio.run(commands[arguments.command](arguments))
@@ -65,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Publish this Mac's NodeProfile and its ends of ThunderboltLinks, and update them until SIGTERM.",
         formatter_class=HelpFormatter,
     )
+    logs.add_argument(run)
     run.add_argument("--host-ip", default=os.environ.get("HOST_IP"), help="address to listen on ($HOST_IP)", metavar="IP")
     run.add_argument(
         "--listen-port", type=_port, default=LISTEN_PORT, metavar="PORT", help="TLS port for other agents; 0 picks a free one"
@@ -272,6 +270,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     if not arguments.node_name or not arguments.host_ip:
         print("thunderfleet-agent run: set --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)
         return 2
+    logs.always(node=arguments.node_name)
     try:
         measure = settings.parse(arguments.measure)
     except ValueError as error:

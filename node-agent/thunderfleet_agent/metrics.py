@@ -208,6 +208,11 @@ class _Sensed:
         info = GaugeMetricFamily("thunderfleet_agent_info", "1; the node of the agent.", labels=["node"])
         info.add_metric([self._node], 1.0)
         yield info
+        text = "When the sensors and the counters of cables were read, in seconds since 1970."
+        read = GaugeMetricFamily("thunderfleet_agent_sensors_read_timestamp_seconds", text, labels=["node"])
+        if reading.at is not None:
+            read.add_metric([self._node], reading.at)
+        yield read
         yield self._gauge("gpu_utilization_ratio", "Share of the time in which the GPU works.", sensors.gpu)
         yield self._parts("power_watts", "Power of a part of the Mac.", "part", sensors.watts)
         yield self._parts("temperature_celsius", "Mean temperature of a part of the Mac.", "part", sensors.celsius)

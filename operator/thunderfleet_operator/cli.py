@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
 
 from thunderfleet_operator.decide.ports import PortRange, PortSettings
@@ -105,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
         choices=("debug", "info", "warning", "error"),
         help="minimum log level",
     )
+    logs.add_argument(run)
     plan = commands.add_parser(
         "plan", help="plan a ModelDeployment on the fleet of a file or of a cluster", formatter_class=HelpFormatter
     )
@@ -130,9 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from thunderfleet_operator.plan_cli import command
 
         return command.run(arguments)
-    logging.basicConfig(
-        level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logs.set_up("operator", arguments.log_level, arguments.log_format)
     # Imported here so that --help does not wait for kopf.
     from thunderfleet_operator.app import Configuration, run
     from thunderfleet_operator.decide.deployment import Settings

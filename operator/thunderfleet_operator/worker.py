@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+from thunderfleet_crds.names import MODELDEPLOYMENT_PLURAL, NODEPROFILE_PLURAL
+from thunderfleet_lib import logs
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError
 
@@ -60,6 +62,10 @@ class Worker:
 
     async def _round(self, key: str) -> None:
         kind, _, name = key.partition("/")
+        with logs.fields(**_about(kind, name)):
+            await self._timed(kind, key, name)
+
+    async def _timed(self, kind: str, key: str, name: str) -> None:
         started = self._busy_since = time.monotonic()
         try:
             async with asyncio.timeout(ROUND_SECONDS):
@@ -91,3 +97,11 @@ class Worker:
             with contextlib.suppress(ApiError):
                 await self._refill()
         self._queue.add_after(key, wait)
+
+
+def _about(kind: str, name: str) -> logs.Fields:
+    """The fields of the log for one round."""
+    if kind == MODELDEPLOYMENT_PLURAL:
+        owner = logs.of_key(name)
+        return {"namespace": owner.get("namespace"), "deployment": owner.get("deployment")}
+    return {"node": name} if kind == NODEPROFILE_PLURAL else {}

@@ -12,12 +12,16 @@ from aiohttp import web
 from thunderfleet_lib.kube import Kube
 
 from thunderfleet_router.certificate import Certificate
+from thunderfleet_router.decide.catalog import Catalog
 from thunderfleet_router.demand import Reporter
 from thunderfleet_router.dispatcher import Dispatcher
 from thunderfleet_router.http.exchange import Exchanges, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
+from thunderfleet_router.http.page import Page
 from thunderfleet_router.http.server import Server
 from thunderfleet_router.http.upstream import Upstream
+from thunderfleet_router.tracing import tracing
+from thunderfleet_router.viewers import Viewers
 from thunderfleet_router.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -45,6 +49,8 @@ class Options:
     """How long new connections are accepted after `/readyz` has failed: Services stop sending requests within seconds."""
     drain_seconds: float = 30.0
     settings: Settings = field(default_factory=Settings)
+    page_hosts: Sequence[str] | None = None
+    """Names under which the live page is served, in addition to IP addresses; None: it is not served."""
 
 
 class Router:
@@ -54,6 +60,7 @@ class Router:
         self.options = options
         # First, because it may fail, and what is created after it would have to be closed.
         self._certificate = Certificate(options.tls) if options.tls is not None else None
+        self._tracing = tracing(options.namespace, options.name)
         self.port = options.port
         self.ending = asyncio.Event()
         """Set to end the router."""
@@ -65,10 +72,25 @@ class Router:
         self.metrics = RouterMetrics(
             lambda: self.dispatcher.in_flight, lambda: self.dispatcher.waiting, lambda: self.watch.connected
         )
-        exchanges = Exchanges(lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings)
-        self.server = Server(
-            lambda: self.watch.catalog, exchanges, self.metrics, options.settings, self._problem, options.origins
+        exchanges = Exchanges(
+            lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings, self._tracing
         )
+        self._page: Page | None = None
+        if options.page_hosts is not None:
+            self._page = Page(kube, Viewers(kube), self._known, options.page_hosts)
+        self.server = Server(
+            lambda: self.watch.catalog,
+            exchanges,
+            self.metrics,
+            options.settings,
+            self._problem,
+            options.origins,
+            self._tracing,
+            self._page,
+        )
+
+    def _known(self) -> Catalog | None:
+        return self.watch.catalog if self.watch.built else None
 
     def _problem(self) -> str | None:
         return None if self.watch.synced else "the router has not read the ModelDeployments yet"
@@ -107,7 +129,10 @@ class Router:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await runner.cleanup()
+            if self._page is not None:
+                await self._page.close()
             await self._upstream.close()
+            await asyncio.to_thread(self._tracing.close)
 
     async def _listen(self, runner: web.AppRunner) -> None:
         context = self._certificate.context if self._certificate is not None else None

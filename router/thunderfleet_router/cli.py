@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib import listener
+from thunderfleet_lib import listener, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.sandbox import mounted
@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="minimum log level")
+    logs.add_argument(serve)
     serve.add_argument("--kubeconfig", type=Path, help="kubeconfig file (default: the service account of this pod)")
     serve.add_argument(
         "--namespace",
@@ -57,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         "--aliases", type=mounted, metavar="FILE", help="JSON file that maps aliases to namespace/name of ModelDeployments"
     )
     serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin of web pages; * for all")
+    serve.add_argument("--page", action="store_true", help="serve the live page too")
+    serve.add_argument(
+        "--page-host", action="append", default=[], metavar="NAME",
+        help="name or URL under which the page is served, in addition to IP addresses and $NODE_NAME; may be repeated",
+    )  # fmt: skip
     serve.add_argument("--anonymous-wake", action="store_true", help="let requests without an API key wake models")
     serve.add_argument("--hold-seconds", type=float, default=300.0, help="how long a request waits for a group at most")
     serve.add_argument("--drain-seconds", type=float, default=30.0, help="how long requests may continue after SIGTERM")
@@ -99,6 +105,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         origins=arguments.cors_origin,
         drain_seconds=arguments.drain_seconds,
         settings=settings,
+        page_hosts=[*arguments.page_host, os.environ.get("NODE_NAME", "")] if arguments.page else None,
     )
     async with await Kube.connect(arguments.kubeconfig) as kube:
         try:
@@ -118,11 +125,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program. Returns its exit code: 0 success, 1 failure, 2 invalid usage or input."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    logs.set_up("router", arguments.log_level, arguments.log_format)
     return asyncio.run(_serve(arguments))
 
 

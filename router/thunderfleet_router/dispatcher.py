@@ -75,7 +75,7 @@ class Dispatcher:
         try:
             if not ticket.seat.done():
                 self._check(pool, ticket, waking)
-                await self._wait(pool, ticket, seconds)
+                await self._wait(pool, ticket, seconds, waking)
             seat = await ticket.seat
         except BaseException:
             pool.give_up(ticket)
@@ -88,10 +88,10 @@ class Dispatcher:
                 self._deleted.discard(pool.deployment.uid)
                 self.pools.pop(pool.deployment.uid, None)
 
-    async def _wait(self, pool: Pool, ticket: Ticket, seconds: float) -> None:
+    async def _wait(self, pool: Pool, ticket: Ticket, seconds: float, waking: bool) -> None:
         self._waiting[ticket.caller_id] += 1
         self._waiting_bytes[ticket.caller_id] += ticket.size
-        if pool.wants_to_wake:
+        if pool.wants_to_wake and not waking:
             self.hurry.set()
         try:
             async with asyncio.timeout(seconds):
@@ -161,6 +161,12 @@ class Dispatcher:
             if pool is not None:
                 seconds, text = refusal.retry_after_seconds or 60, refusal.message
                 pool.refuse_all(lambda text=text, seconds=seconds: unavailable(text, seconds), wakers_only=True)  # type: ignore[misc]
+
+    def refuse_vain_wakes(self) -> None:
+        """Refuses the requests that wait for a wake which has become impossible since they came."""
+        obstacle = self._can_wake()
+        if obstacle is not None:
+            self.wake_failed(obstacle)
 
     def wake_failed(self, why: str) -> None:
         """Refuses the requests that wait for a wake which the operator does not know of."""

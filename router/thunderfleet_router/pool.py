@@ -1,8 +1,8 @@
 """Where the requests for one ModelDeployment run and wait.
 
 A request gets a seat at a group when the group has fewer requests of this router than its window: those that it runs at once,
-and a few more, so that none of its places stays empty between two requests. The others wait here, where keys take turns, and
-not in the group's queue, which is first come, first served.
+and a few more, so that none of its places stays empty between two requests. The others wait here, where keys take turns. Those
+of several routers meet in the group's queue, which orders them in the same way (``routed.TURN``).
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi.errors import ApiError
+from thunderfleet_lib.httpapi.fairqueue import FairQueue
 
 from thunderfleet_router.decide.balance import Candidate, choose
 from thunderfleet_router.decide.catalog import Deployment, Group, Outlook
 from thunderfleet_router.decide.prefixes import Chain, Remembered
-from thunderfleet_router.decide.turns import Turns
 
 LOST_SECONDS = 5.0
 """How long requests may still be answered by a group that has failed, before their connections are closed."""
@@ -73,7 +73,7 @@ class Pool:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.waiting: Turns[Ticket] = Turns()
+        self.waiting: FairQueue[Ticket] = FairQueue()
         self.last_used = time.monotonic()
         self._loads: dict[str, _Load] = {}
         self._remembered: dict[str, Remembered] = {}

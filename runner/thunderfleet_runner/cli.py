@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from thunderfleet_crds.group import TERMINATION_LOG, LastWords
 from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
+from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.sandbox import mounted
 
@@ -25,6 +26,9 @@ from thunderfleet_runner.faults import Fault
 from thunderfleet_runner.hub import command as fetching
 
 log = logging.getLogger(__name__)
+
+IN_PODS = ("serve", "resolve", "download")
+"""The commands that run in pods. The others are for the agent and for people."""
 
 
 def _world_sizes(text: str) -> range:
@@ -47,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="minimum log level")
+    logs.add_argument(parser)
     commands = parser.add_subparsers(dest="command", required=True)
 
     serve = commands.add_parser(
@@ -92,9 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("resolve", "print the commit of a revision on the hub, and the memory that its model needs, without its weights"),
         ("download", "download a model from the hub into the model store of this Mac"),
+        ("quantize", "quantize a model of the hub with mlx-lm, for the model store of this Mac"),
     ):
         hub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=HelpFormatter)
-        fetching.add_arguments(hub, download=name == "download")
+        fetching.add_arguments(hub, name)
 
     capabilities = commands.add_parser(
         "capabilities",
@@ -122,6 +128,15 @@ def _serve(arguments: argparse.Namespace) -> int:
             state_folder=arguments.state_folder / f"{plan.uid}-{plan.index}-{arguments.pod}",
             api_keys=api_keys(arguments.api_keys),
             jaccl_environment=arguments.jaccl_environment,
+        )
+        logs.always(
+            namespace=plan.namespace,
+            deployment=plan.deployment,
+            group=plan.index,
+            epoch=plan.epoch,
+            rank=settings.rank,
+            node=arguments.node,
+            pod=arguments.pod,
         )
         settings.check()
     except ValidationError as error:
@@ -162,11 +177,7 @@ def _write_termination_message(words: LastWords) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program. Returns its exit code: 0 success, 1 failure, 2 invalid usage or input."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    logs.set_up("runner", arguments.log_level, arguments.log_format if arguments.command in IN_PODS else logs.Format.TEXT)
     match arguments.command:
         case "serve":
             return _serve(arguments)
@@ -174,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from thunderfleet_runner.sizing import command
 
             return command.main(arguments.path, tuple(arguments.world_sizes))
-        case "resolve" | "download":
+        case "resolve" | "download" | "quantize":
             return fetching.main(arguments)
         case _:
             from thunderfleet_runner.rank import capabilities

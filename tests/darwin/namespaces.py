@@ -3,8 +3,9 @@
 - No ``/proc``: an empty folder hides it. The commands in ``bin`` read the hidden one. (``/dev/fd``, which macOS has, is a link
   into ``/proc`` on Linux, so that way stays.)
 - ``ps``, ``lsof``, ``ipcs`` and ``ipcrm`` are those of ``bin``, at the paths where the programs look for them.
-- Of the loopback network only ::1, 127.0.0.1, and a few that tests name are addresses of the machine, as after
+- Of the loopback network only ::1, 127.0.0.1, and those of ``loopback`` are addresses of the machine, as after
   ``ifconfig lo0 alias``; Linux accepts all of 127.0.0.0/8.
+- No ``/sys``.
 """
 
 import ctypes
@@ -14,19 +15,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.darwin import loopback
+
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 PYTHON = os.path.realpath(sys.executable)
 BIN = Path(__file__).resolve().parent / "bin"
 IP_SECONDS = 20
 # Linux gives the interface 127.0.0.1/8 and ::1 when it comes up. The prefix makes all of 127.0.0.0/8 local addresses.
-ADDRESSES = [
-    *(f"127.0.0.{number}" for number in range(1, 10)),
-    # Agents that measure each other.
-    *(f"127.0.7.{number}" for number in range(1, 32)),
-    "127.9.9.8",
-    "127.9.9.9",
-]
+ADDRESSES = ["127.0.0.1", *loopback.ALIASES]
 LOOPBACK = "link set lo up\naddr del 127.0.0.1/8 dev lo\n" + "".join(f"addr add {one}/32 dev lo\n" for one in ADDRESSES)
 
 
@@ -53,6 +50,7 @@ def enter() -> Path:
     Path("/proc/self").mkdir()
     Path("/proc/self/fd").symlink_to(proc / "self/fd")
     _call("mount", b"none", b"/proc", None, MS_REMOUNT | MS_RDONLY, None)
+    _call("mount", b"tmpfs", b"/sys", b"tmpfs", MS_RDONLY, b"size=16k,mode=755")
     return proc
 
 

@@ -13,7 +13,7 @@ from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.shim import processes
 
-from tests.darwin import libsystem, rules
+from tests.darwin import libsystem, loopback, rules
 
 pytestmark = pytest.mark.skipif(rules.PROC_VARIABLE not in os.environ, reason="only under the rules of macOS")
 
@@ -27,8 +27,9 @@ print(len(poll.poll(0)), hasattr(select, "epoll"))
 """
 
 
-def test_there_is_no_proc_and_ps_speaks_bsd() -> None:
+def test_there_is_no_proc_and_no_sys_and_ps_speaks_bsd() -> None:
     assert [str(path) for path in Path("/proc").rglob("*")] == ["/proc/self", "/proc/self/fd"]
+    assert os.listdir("/sys") == []
     assert os.listdir("/dev/fd")
     assert processes.birth(os.getpid())
     done = subprocess.run(["ps", "-ef"], capture_output=True, text=True, timeout=20, check=False)
@@ -58,6 +59,10 @@ def test_poll_sees_a_hang_up_only_with_another_event_also_in_children(mask: int,
 def test_loopback_addresses_do_not_exist_by_themselves() -> None:
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as sock:
+            sock.bind((address, 0))
+    for address in loopback.ALIASES:
+        assert f"ifconfig lo0 alias {address} up\n" in loopback.commands()
+        with socket.socket() as sock:
             sock.bind((address, 0))
     with socket.socket() as sock, pytest.raises(OSError) as caught:
         sock.bind(("127.64.0.1", 0))

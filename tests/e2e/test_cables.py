@@ -127,30 +127,30 @@ class TestOneGroup:
         assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
     def test_a_link_that_somebody_edits_or_deletes_moves_no_group(self, line: Line, served: Deployment, alone: Alone) -> None:
-        # From an operator that remembers nothing of the test before.
-        rested(line)
         before = served.group()
         assert links(served) == {LINK}
 
-        def connected() -> Json:
-            return condition(line.json("get", "tbl", LINK), "Connected")
+        def reported() -> bool:
+            """Whether the link has what both agents report, and says what that means."""
+            found = line.items("tbl")
+            return any(
+                len(one.get("status", {}).get("endpoints", [])) == 2 and condition(one, "Connected").get("status") == "True"
+                for one in found
+            )
 
         conditions = line.json("get", "tbl", LINK)["status"]["conditions"]
         wrong = [one | ({"status": "False", "reason": "Unplugged"} if one["type"] == "Connected" else {}) for one in conditions]
-        edits: tuple[Json, ...] = ({"conditions": wrong}, {"conditions": []}, {"endpoints": []})
-        for edit in edits:
-            patch = json.dumps({"status": edit})
-            line.kubectl("patch", "tbl", LINK, "--subresource=status", "--type=merge", "-p", patch)
-            until(lambda: connected().get("status") == "True", "the link says what its agents see")
-        uid = line.json("get", "tbl", LINK)["metadata"]["uid"]
-        line.kubectl("delete", "tbl", LINK, "--wait=false")
-
-        def made_again() -> bool:
-            found = line.items("tbl")
-            return any(one["metadata"]["uid"] != uid and condition(one, "Connected").get("status") == "True" for one in found)
-
-        until(made_again, "the agents report the cable again")
-        served.until_ready()
+        edits: tuple[Json, ...] = ({"conditions": wrong}, {"conditions": []}, {"endpoints": []}, {"endpoints": []})
+        with line.api.watched(served.path) as seen:
+            for edit in edits:
+                patch = json.dumps({"status": edit})
+                line.kubectl("patch", "tbl", LINK, "--subresource=status", "--type=merge", "-p", patch)
+                until(reported, "the link says what its agents see")
+            uid = line.json("get", "tbl", LINK)["metadata"]["uid"]
+            line.kubectl("delete", "tbl", LINK, "--wait=false")
+            until(lambda: reported() and line.json("get", "tbl", LINK)["metadata"]["uid"] != uid, "the agents report it again")
+            served.until_ready()
+        assert named(seen, *PULLED) is None, "no edit counts as a pulled cable"
         now = served.group()
         assert (now["epoch"], now["restarts"], links(served)) == (before["epoch"], before["restarts"], {LINK})
         assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)

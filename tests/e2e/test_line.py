@@ -13,6 +13,7 @@ from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line
+from tests.support.logfiles import records
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -39,6 +40,8 @@ def test_two_macs_say_what_one_process_says(
 ) -> None:
     runtime = {"fastSynch": "Enabled", "env": [{"name": "MLX_MAX_OPS_PER_BUFFER", "value": "20"}]}
     served = pair if parallelism == "Pipeline" else deploy("tensor", parallelism=parallelism, runtime=runtime).until_ready()
+    if served is not pair:
+        assert served.warnings() == [], "the normal start of a group is no reason for a warning"
     group = served.group()
     variables = ["MLX_MAX_OPS_PER_BUFFER=20", "MLX_METAL_FAST_SYNCH=1"]
     assert group.get("environment", []) == ([] if parallelism == "Pipeline" else variables)
@@ -147,6 +150,27 @@ def test_logs_and_exec_of_a_runner(pair: Deployment) -> None:
         follower,
         "26.3",
     ]
+
+
+def test_logs_name_the_same_things_everywhere_and_have_no_secret(pair: Deployment, line: Line) -> None:
+    group = {"namespace": pair.namespace, "deployment": pair.name, "group": 0}
+    epoch, first = pair.group()["epoch"], pair.ranks()[0]
+    place = {**group, "epoch": epoch, "rank": 0, "node": first["node"], "pod": first["pod"]}
+    wanted = {
+        "operator": {**group, "epoch": epoch, "level": "info", "message": f"{pair.namespace}/{pair.name}-0: placed epoch"},
+        "runner": {**place, "level": "info", "message": "supervisor of rank 0"},
+        "kubelet": {**place, "message": "Started"},
+        "agent": {"node": first["node"], "message": "listening on"},
+    }
+    for program, fields in wanted.items():
+        message = fields.pop("message")
+        found = [one for one in records(line.cluster, program) if message in one["message"]]
+        assert any(fields.items() <= one.items() for one in found), (program, fields, found[-3:])
+    attempts = {one.get("attempt") for one in records(line.cluster, "runner") if "-> Ready" in one["message"]}
+    assert attempts and None not in attempts
+    line.secrets.look()
+    assert len(line.secrets.needles()) > 2
+    assert line.secrets.found(line.cluster) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a kubelet that runs as root gives pods users of their own")

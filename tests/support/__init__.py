@@ -3,6 +3,7 @@
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
+inferencepool  the InferencePool of another project
 https        a TLS client with its own certificate
 mac_network  the network settings of a recorded Mac, and the commands that read and change them
 connections  connections that are held open without a request
@@ -19,6 +20,7 @@ copymodel    a model that copies what it has read
 shardedmodel  the test model in several files of weights
 nodeconformance  names of the tests of Kubernetes, from their sources
 line         a fleet with the chart and the model installed
+logfiles     all logs of a local cluster, and whether a Secret is in one of them
 installed    a recorded Mac on which `thunderfleet` installs
 upgrading    a newer version to upgrade to, and a client that asks meanwhile
 trust        who may do what: the tables of identities and actions
@@ -26,6 +28,7 @@ times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
 order        which worker runs which file, and in which order
 csr          certificate requests of kubelets
+registry     an OCI registry that can lie, cut and slow down
 oci          an OCI image layout, read as a container runtime reads it
 audit        who wrote what to the API server, from its audit log
 api          reads from the API server without a kubectl process for each

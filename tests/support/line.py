@@ -5,6 +5,7 @@ import http.client
 import io
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.cli import main as program
 
 from tests.support.api import OURS, Api, path_of
+from tests.support.logfiles import Secrets
 from tests.support.waiting import WAIT_SECONDS, until
 
 Json = dict[str, Any]
@@ -93,6 +95,7 @@ class Line:
 
     def __post_init__(self) -> None:
         self.api = Api(self.cluster, COMMAND_SECONDS)
+        self.secrets = Secrets(self.api)
 
     @property
     def macs(self) -> list[str]:
@@ -124,12 +127,21 @@ class Line:
         return self.cluster.machines[machine].run(argv, seconds=seconds)
 
     def request(
-        self, url: str, body: Json | None = None, headers: Mapping[str, str] | None = None, seconds: float = ANSWER_SECONDS
+        self,
+        url: str,
+        body: Json | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = ANSWER_SECONDS,
+        trust: ssl.SSLContext | None = None,
     ) -> Answer:
-        """Sends one request through the cluster's proxy. An HTTP error is an answer; raises OSError when there is none."""
-        data = None if body is None else json.dumps(body).encode()
+        """Sends one request through the cluster's proxy. An HTTP error is an answer; raises OSError when there is none.
+
+        ``trust``: for HTTPS.
+        """
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": self.cluster.proxy}))
+        proxies = urllib.request.ProxyHandler({"http": self.cluster.proxy, "https": self.cluster.proxy})
+        opener = urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=trust))
         try:
             with opener.open(sent, timeout=seconds) as answer:
                 return Answer(answer.status, answer.read().decode(), dict(answer.headers))
@@ -173,6 +185,7 @@ class Line:
         if deployment not in self.deployments:
             return
         self.deployments.remove(deployment)
+        self.secrets.look(deployment.namespace)
         self.api.send("DELETE", deployment.path)
         until(lambda: not deployment.left(), f"{deployment.name} is gone", describe=lambda: "\n".join(deployment.left()))
         self.api.send("DELETE", f"{NAMESPACES}/{deployment.namespace}")
@@ -316,6 +329,13 @@ class Deployment:
         assert answer.status == 200, answer.body
         found: list[int] = answer.json["choices"][0]["token_ids"]
         return found
+
+    def warnings(self) -> list[str]:
+        """The Events of type Warning in its namespace, as text."""
+        found = self.line.api.items(f"/api/v1/namespaces/{self.namespace}/events")
+        return [
+            f"{one['involvedObject']['name']}: {one['reason']}: {one['message']}" for one in found if one["type"] == "Warning"
+        ]
 
     def children(self) -> list[Json]:
         """The objects that the operator made for it."""

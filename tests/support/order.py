@@ -27,18 +27,23 @@ GROUPS = {
         "e2e/test_line",
         "e2e/test_monitoring",
         "e2e/test_page",
+        "e2e/test_queues",
         "e2e/test_run",
         "e2e/test_trust_matrix",
     ),
     # Each worker would start the cluster without Nodes once more.
     "idle fleet": (
+        "e2e/test_api_versions",
         "e2e/test_chart",
         "e2e/test_image",
+        "e2e/test_inferencepool",
         "e2e/test_joining",
+        "e2e/test_outside",
         "e2e/test_pods_on_macs",
     ),
     "kubelets": (
         "e2e/test_disk",
+        "e2e/test_images",
         "e2e/test_kubelet",
     ),
     # The last one changes the Macs' addresses.

@@ -11,6 +11,7 @@ from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.disk import DiskWatch
+from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.shim.processes import MARKER_VARIABLE
@@ -137,6 +138,8 @@ class World:
         self.managers: list[PodManager] = []
         self.disk: DiskWatch | None = None
         self.node_events: list[tuple[str, str]] = []
+        self.make_images: Callable[[], Images | None] = lambda: None
+        """Makes the images of the next manager."""
 
     async def boot(self) -> PodManager:
         manager = PodManager(
@@ -147,6 +150,7 @@ class World:
             users=USERS,
             disk=self.disk,
             node_event=lambda reason, message: self.node_events.append((reason, message)),
+            images=self.make_images(),
         )
         await manager.start()
         self.managers.append(manager)

@@ -8,5 +8,7 @@ fleet     the Macs, cables and models of the page, kept current object by object
 details   conditions and causes, for what somebody has selected
 feed      sends changes to browsers, bounded
 watch     keeps the fleet current from what the API server sends
+rates     live rates of cables, from two readings of an agent's counters
+meter     asks agents for these counters while somebody looks
 web       the page's HTTP server
 """

@@ -1,7 +1,8 @@
 """Sends changes to browsers. What waits for a slow one is bounded: a set of ids, or the whole fleet.
 
 A message is a JSON object: ``whole`` (the page forgets what it knows), ``put`` (entities), ``drop`` (ids), ``notes`` (sentences
-about the server itself, such as that the API server is away).
+about the server itself, such as that the API server is away), ``rates`` (of cables: names, with bits per second from the first
+end to the second and back) and ``noRates`` (why there are none).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ class Reader:
     whole: bool = True
     pending: dict[str, None] = field(default_factory=dict)
     noted: bool = True
+    metered: bool = True
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self, ids: Iterable[str]) -> None:
@@ -46,8 +48,8 @@ class Reader:
             await asyncio.sleep(GATHER_SECONDS)
         self.changed.clear()
         ids = list(self.feed.texts) if self.whole else list(self.pending)
-        message = self.feed.message(ids, whole=self.whole, noted=self.whole or self.noted)
-        self.whole, self.pending, self.noted = False, {}, False
+        message = self.feed.message(ids, whole=self.whole, noted=self.whole or self.noted, metered=self.whole or self.metered)
+        self.whole, self.pending, self.noted, self.metered = False, {}, False, False
         return message
 
 
@@ -57,6 +59,7 @@ class Feed:
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
         self.notes: Sequence[str] = ()
+        self._rates: tuple[dict[str, list[int]], str] = ({}, "")
         self._readers: set[Reader] = set()
 
     @property
@@ -94,7 +97,16 @@ class Feed:
             reader.noted = True
             reader.changed.set()
 
-    def message(self, ids: Iterable[str], *, whole: bool, noted: bool) -> str:
+    def meter(self, rates: dict[str, list[int]], reason: str) -> None:
+        """Live rates of the cables that are not quiet, and why there are none."""
+        if (rates, reason) == self._rates:
+            return
+        self._rates = rates, reason
+        for reader in self._readers:
+            reader.metered = True
+            reader.changed.set()
+
+    def message(self, ids: Iterable[str], *, whole: bool, noted: bool, metered: bool = False) -> str:
         """A message with the present content of these entities."""
         put, drop = [], []
         for entity_id in ids:
@@ -108,4 +120,7 @@ class Feed:
             fields.append('"whole":true')
         if noted:
             fields.append(f'"notes":{json.dumps(self.notes)}')
+        if metered:
+            rates, reason = self._rates
+            fields.append(f'"rates":{json.dumps(rates, separators=(",", ":"))},"noRates":{json.dumps(reason)}')
         return "{" + ",".join(fields) + "}"

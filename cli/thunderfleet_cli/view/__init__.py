@@ -9,6 +9,7 @@ topology   Macs, ranks and the cables between them
 svg        the topology as a drawing
 ui         serves the live page on this machine
 why        shows the way from a ModelDeployment to the first cause of its state
+plan       where the operator would place a ModelDeployment
 top        what Macs and groups use now
 events     what happened, in order
 logs       the logs of all ranks by time

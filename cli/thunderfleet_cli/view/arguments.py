@@ -6,13 +6,14 @@ from pathlib import Path
 
 from thunderfleet_cli.parsers import Parsers
 from thunderfleet_cli.view import command, ui
+from thunderfleet_cli.view import plan as planning
 
 MAX_TAIL = 100_000
 NAME = "name of a ModelDeployment; with -A, NAMESPACE/NAME"
 
 
 def add(commands: Parsers) -> None:
-    """Adds ``status``, ``topology``, ``why``, ``cables``, ``top``, ``events``, ``logs`` and ``ui``."""
+    """Adds ``status``, ``topology``, ``why``, ``cables``, ``top``, ``events``, ``logs``, ``plan`` and ``ui``."""
     _view(
         commands,
         "status",
@@ -73,11 +74,11 @@ def add(commands: Parsers) -> None:
         "Show the logs of all ranks of a ModelDeployment as one log by time. The first cause of the last failure is marked "
         "with >>>. Example: `thunderfleet logs qwen --tail 50`",
         command.show_logs,
-        formats=(),
     )
     logs.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
     logs.add_argument("--tail", type=_lines, default=200, metavar="LINES", help=f"last lines of each rank, at most {MAX_TAIL}")
     logs.add_argument("-f", "--follow", action="store_true", help="continue until the ranks end, or Ctrl-C")
+    _plan(commands)
     page = _view(
         commands,
         "ui",
@@ -91,6 +92,36 @@ def add(commands: Parsers) -> None:
     )
     page.add_argument("--port", type=_port, default=0, help="port of 127.0.0.1 to listen on (default: a free one)")
     page.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
+    # For the page that the demo leaves: it must not outlive its cluster.
+    page.add_argument("--while-running", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+
+
+def _plan(commands: Parsers) -> None:
+    plan = _view(
+        commands,
+        "plan",
+        "show where a ModelDeployment would be placed",
+        "Plan a ModelDeployment as the operator would, on the cluster as it is; nothing is changed. Needs the right to list "
+        "Nodes, pods and all kinds of Thunderfleet in all namespaces. Exit code 0: every group has a placement; 3: one has "
+        "none. Example: `thunderfleet plan -f qwen.yaml --without studio-2`",
+        planning.show_plan,
+        formats=planning.FORMATS,
+        namespace="namespace of DEPLOYMENT (default: that of the context)",
+        every=None,
+    )
+    which = plan.add_mutually_exclusive_group(required=True)
+    which.add_argument("deployment", metavar="DEPLOYMENT", nargs="?", help="name of a ModelDeployment in the cluster")
+    which.add_argument("-f", "--file", "--filename", type=Path, metavar="FILE", help="file with a ModelDeployment; - is stdin")
+    plan.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="CHANGE",
+        help="plan as if this cable were plugged in, such as 'cable studio-1:1 studio-2:1 80' (Mac:port, Gb/s); may be "
+        "repeated",
+    )
+    plan.add_argument("--without", action="append", default=[], metavar="MAC", help="plan without this Mac; may be repeated")
+    plan.add_argument("--runners-up", type=int, default=3, metavar="N", help="number of next-best placements to print")
 
 
 def _view(
@@ -101,13 +132,14 @@ def _view(
     call: Callable[[argparse.Namespace], int],
     formats: tuple[str, ...] = ("text", "json"),
     namespace: str = "namespace of ModelDeployments (default: that of the context)",
-    every: str = "ModelDeployments of all namespaces",
+    every: str | None = "ModelDeployments of all namespaces",
 ) -> argparse.ArgumentParser:
     parser = commands.add(name, text, description, call=call)
     if formats:
         parser.add_argument("-o", "--output", choices=formats, default="text", help="output format")
     parser.add_argument("-n", "--namespace", help=namespace)
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help=every)
+    if every is not None:
+        parser.add_argument("-A", "--all-namespaces", action="store_true", help=every)
     parser.add_argument(
         "--kubeconfig",
         type=Path,

@@ -3,9 +3,10 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from thunderfleet_lib.kube import ApiError, Kube
@@ -144,16 +145,22 @@ def show_logs(arguments: argparse.Namespace) -> int:
             f"no pod of ModelDeployment {arguments.deployment} has started: `thunderfleet why {arguments.deployment}` says why"
         )
     page = Page()
+    show: Callable[[logs.Line], None] = _print_line if arguments.output == "json" else partial(_show_line, page)
     texts = asyncio.run(_logs(connection, wanted, arguments.tail))
     for line in logs.merged(texts, logs.causes(deployment)):
-        _show_line(page, line)
+        show(line)
     if arguments.follow:
-        asyncio.run(_follow(connection, wanted[:MAX_FOLLOWED], page))
+        asyncio.run(_follow(connection, wanted[:MAX_FOLLOWED], show))
     return 0
 
 
+def _print_line(line: logs.Line) -> None:
+    if not line.rest:
+        print(json.dumps(logs.as_values(line), ensure_ascii=False), flush=True)
+
+
 def _show_line(page: Page, line: logs.Line) -> None:
-    marked = line.label.startswith(logs.CAUSE)
+    marked = line.cause
     page.cells((f"{line.time[11:23]:<12} {line.label}  ", BAD if marked else QUIET), (line.text, BAD if marked else ""))
 
 
@@ -175,16 +182,17 @@ async def _logs(connection: Connection, wanted: Sequence[logs.Source], tail: int
     return {source.label: text for source, text in zip(wanted, texts, strict=True)}
 
 
-async def _follow(connection: Connection, wanted: Sequence[logs.Source], page: Page) -> None:
+async def _follow(connection: Connection, wanted: Sequence[logs.Source], show: Callable[[logs.Line], None]) -> None:
     """Lines as they come, until all containers have ended."""
 
     async def one(kube: Kube, source: logs.Source) -> None:
         query = {"container": source.container, "timestamps": True, "follow": True, "sinceSeconds": 1}
         try:
             async for raw in kube.lines(source.path, query):
-                _show_line(page, logs.parsed(source.label, raw))
+                for line in logs.parsed(source.label, raw):
+                    show(line)
         except ApiError as error:
-            page.line(f"{logs.CAUSE} {source.label}: {error}", BAD)
+            show(logs.Line("", f"{logs.CAUSE} {source.label}", str(error)))
 
     async with await connection.kube() as kube:
         await asyncio.gather(*(one(kube, source) for source in wanted))

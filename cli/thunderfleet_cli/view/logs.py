@@ -2,9 +2,11 @@
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from thunderfleet_crds.names import LABEL_GROUP, LABEL_RANK
+from thunderfleet_lib import logtext
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json
 
@@ -29,11 +31,22 @@ class Source:
 
 @dataclass(frozen=True, order=True)
 class Line:
-    """A line of a log. ``time``: RFC 3339 in UTC, as the kubelet writes it; "" for the rest of a line without one."""
+    """A line of a log. ``time``: RFC 3339 in UTC, as the kubelet writes it; "" for the rest of a line without one.
+
+    ``record``: what a program logged, if it logs JSON.
+    """
 
     time: str
     label: str
     text: str
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    rest: bool = False
+    """Whether it is a further line of the text of the line before."""
+
+    @property
+    def cause(self) -> bool:
+        """Whether it is not of a log, but the first cause of a failure."""
+        return self.label.startswith(CAUSE)
 
 
 def sources(pods: Iterable[Json]) -> list[Source]:
@@ -53,14 +66,24 @@ def sources(pods: Iterable[Json]) -> list[Source]:
 def lines(label: str, text: str) -> Iterator[Line]:
     """The lines of a log that was asked for with timestamps."""
     for raw in text.splitlines():
-        yield parsed(label, raw)
+        yield from parsed(label, raw)
 
 
-def parsed(label: str, raw: str) -> Line:
-    """One such line."""
+def parsed(label: str, raw: str) -> Iterator[Line]:
+    """One such line: more than one if it has a traceback."""
     time, _, rest = raw.partition(" ")
     stamped = len(time) >= 20 and time[10:11] == "T"
-    return Line(time if stamped else "", label, facts.plain(rest if stamped else raw))
+    said = rest if stamped else raw
+    first, *more = logtext.readable(said).split("\n")
+    yield Line(time if stamped else "", label, facts.plain(first), logtext.parsed(said) or {})
+    for line in more:
+        yield Line(time if stamped else "", label, facts.plain(line), rest=True)
+
+
+def as_values(line: Line) -> dict[str, Any]:
+    """A line as values: those that its program logged, or only its text."""
+    named = {"time": line.time, "source": line.label, "cause": line.cause}
+    return {**(line.record or {"message": line.text}), **named}
 
 
 def merged(logs: Mapping[str, str], causes: Sequence[Line]) -> Iterator[Line]:
@@ -74,7 +97,7 @@ def _stamped(found: Iterable[Line]) -> Iterator[Line]:
     last = ""
     for line in found:
         last = line.time or last
-        yield Line(last, line.label, line.text)
+        yield replace(line, time=last)
 
 
 def causes(deployment: Json) -> list[Line]:

@@ -16,7 +16,7 @@ METRICS = "/apis/metrics.k8s.io/v1beta1"
 OPERATOR = f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=operator"
 RUNNERS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 CLUSTER = ("nodes", "profiles", "links", "operators")
-NAMESPACED = ("deployments", "pods", "events")
+NAMESPACED = ("deployments", "pods", "events", "caches", "everyPod", "plans")
 RESOURCES: Mapping[str, str] = {
     "nodes": "nodes",
     "profiles": f"{names.NODEPROFILE_PLURAL}.{names.GROUP}",
@@ -26,6 +26,9 @@ RESOURCES: Mapping[str, str] = {
     "operators": "pods",
     "events": "events",
     "usage": "nodes.metrics.k8s.io",
+    "caches": f"{names.MODELCACHE_PLURAL}.{names.GROUP}",
+    "everyPod": "pods",
+    "plans": "configmaps",
 }
 """How `kubectl auth can-i list` names what is read."""
 
@@ -42,6 +45,9 @@ def request_of(kind: str, namespace: str | None) -> tuple[str, dict[str, object]
         "operators": ("/api/v1/pods", {"labelSelector": OPERATOR}),
         "events": (f"/api/v1{within}/events", {}),
         "usage": (f"{METRICS}/nodes", {}),
+        "caches": (f"{OURS}{within}/{names.MODELCACHE_PLURAL}", {}),
+        "everyPod": (f"/api/v1{within}/pods", {}),
+        "plans": (f"/api/v1{within}/configmaps", {"labelSelector": RUNNERS}),
     }
     return paths[kind]
 

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiohttp import web
+from thunderfleet_localcluster.client.control import running
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.feed import Feed
+from thunderfleet_view.meter import Meter
 from thunderfleet_view.watch import Watch
 from thunderfleet_view.web import guard
 from thunderfleet_view.web.chat import Chat
@@ -23,6 +26,8 @@ from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.view.page import QUIET, Page
 
 ADDRESS: Final = "127.0.0.1"
+CLUSTER_SECONDS: Final = 1.0
+"""How soon a page ends after its local cluster."""
 
 
 def show_page(arguments: argparse.Namespace) -> int:
@@ -61,9 +66,22 @@ async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:
             if sys.stdin.isatty():
                 page.line("open it within 10 minutes; it works once. Enter prints another address, Ctrl-C ends the page", QUIET)
             with _on_enter(announce):
-                await watch.run()
+                async with asyncio.TaskGroup() as tasks:
+                    work = [tasks.create_task(one) for one in (watch.run(), Meter(kube, watch.fleet, feed).run())]
+                    if arguments.while_running is not None:
+                        await _end_of(ClusterFolder(arguments.while_running))
+                        for task in work:
+                            task.cancel()
         finally:
             await runner.cleanup()
+
+
+async def _end_of(folder: ClusterFolder) -> None:
+    """Waits until the local cluster in a folder does not run."""
+    while True:
+        await asyncio.sleep(CLUSTER_SECONDS)
+        if not running(folder):
+            return
 
 
 @contextlib.contextmanager

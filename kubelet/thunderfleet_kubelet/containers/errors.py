@@ -6,11 +6,14 @@ class ContainerConfigError(Exception):
 
 
 class ImageError(Exception):
-    """The image cannot be used: ``reason`` and ``message`` of the Waiting state."""
+    """The image cannot be used: ``reason`` and ``message`` of the Waiting state.
 
-    def __init__(self, reason: str, message: str) -> None:
+    ``wait``: when to ask again (seconds), and the image's pull has recorded its own events; None: with the usual back-off.
+    """
+
+    def __init__(self, reason: str, message: str, wait: float | None = None) -> None:
         super().__init__(message)
-        self.reason, self.message = reason, message
+        self.reason, self.message, self.wait = reason, message, wait
 
 
 class VolumeError(Exception):

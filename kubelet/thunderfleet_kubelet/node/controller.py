@@ -35,7 +35,7 @@ class NodeController:
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
     this kubelet cannot give each pod its own. ``disk``: looks at the disk. ``machine_changed``: called with the machine when it
-    has another amount of memory for pods.
+    has another amount of memory for pods. ``images``: those of the status.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class NodeController:
         shared_user: int | None = None,
         disk: Callable[[], DiskState] = DiskState,
         machine_changed: Callable[[Machine], None] = lambda machine: None,
+        images: Callable[[], list[Json]] = list,
         *,
         addresses: Sequence[str],
     ) -> None:
@@ -61,6 +62,7 @@ class NodeController:
         self.shared_user = shared_user
         self.disk = disk
         self.machine_changed = machine_changed
+        self.images = images
         self.addresses = tuple(addresses)
         """The Node's addresses. Call ``nudge`` after a change."""
         self.no_address: str | None = None
@@ -159,6 +161,7 @@ class NodeController:
             now=self.clock(),
             version=kubelet_version(),
             disk=self.disk(),
+            images=self.images(),
             addresses=self.addresses,
             no_address=self.no_address,
             shared_user=self.shared_user,

@@ -48,6 +48,11 @@ def _disk_bytes(root: Path) -> int:
     return disk.f_blocks * disk.f_frsize
 
 
+def here() -> tuple[str, str]:
+    """The platform whose programs run here, as Go names it. On a recorded Mac, that is the one below the recording."""
+    return sys.platform, go_architecture(os.uname().machine)
+
+
 async def is_mac(commands: Commands) -> dict[str, str] | None:
     """The output of ``sw_vers`` on a Mac; None on other machines."""
     if not commands.exists("sw_vers"):

@@ -183,12 +183,13 @@ def status(
     addresses: Sequence[str],
     shared_user: int | None = None,
     no_address: str | None = None,
+    images: Sequence[Json] = (),
 ) -> Json:
     """The Node's ``status``.
 
     ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
-    they have no users of their own. ``no_address``: why ``addresses`` are those that the machine had before; None if it has
-    them.
+    they have no users of their own. ``images``: those that were pulled. ``no_address``: why ``addresses`` are those that the
+    machine had before; None if it has them.
     """
     total, free = capacity(config, machine)
     before = previous.get("conditions") or []
@@ -198,6 +199,7 @@ def status(
         "allocatable": free,
         "addresses": [{"type": "InternalIP", "address": address} for address in addresses],
         "conditions": conditions(found, before, now),
+        "images": list(images),
         "daemonEndpoints": {"kubeletEndpoint": {"Port": config.port}},
         "declaredFeatures": list(DECLARED_FEATURES),
         "nodeInfo": {

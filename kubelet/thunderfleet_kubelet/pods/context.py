@@ -10,8 +10,9 @@ from thunderfleet_lib.kube import Json, Kube
 from thunderfleet_kubelet.containers import exec_session
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import images, user
-from thunderfleet_kubelet.containers.inputs.sources import Sources
+from thunderfleet_kubelet.containers.inputs.sources import Sources, data_of
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.images.puller import Asker, Images
 from thunderfleet_kubelet.pods.decide.admission import Rejection
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, runs_one_at_a_time
 from thunderfleet_kubelet.pods.events import Recorder
@@ -25,7 +26,7 @@ class NodeServices:
     """What all workers of the node share.
 
     ``settings`` and ``kube`` return the current ones. ``users``: which pod has which user. ``admit`` decides whether the node
-    takes a pod. ``ended`` is called with the uid of a pod that is gone.
+    takes a pod. ``ended`` is called with the uid of a pod that is gone. ``images``: pulls images; None: none are pulled.
     """
 
     node_name: str
@@ -38,6 +39,7 @@ class NodeServices:
     admit: Callable[[Json], Awaitable[Rejection | None]]
     ended: Callable[[str], None]
     now: Callable[[], float] = time.time
+    images: Images | None = None
 
 
 class PodContext:
@@ -86,10 +88,38 @@ class PodContext:
         return next(item for item in all_containers(self.pod) if item["name"] == name)
 
     def image(self, container: Json) -> images.Image:
-        """The container's image. Raises ImageError."""
-        policy = str(container.get("imagePullPolicy") or "IfNotPresent")
-        settings, name = self.services.settings(), str(container.get("image") or "")
-        return images.find(settings.images, name, policy, settings.own.missing(name) if settings.own else None)
+        """The container's image as it is on this machine. Raises ImageError."""
+        name, pulled = str(container.get("image") or ""), self.services.images
+        if pulled is not None and self._is_pulled(name):
+            return pulled.present(name)
+        return self._configured(container, name)
+
+    def image_for(self, container: Json, asker: Asker) -> images.Image:
+        """The container's image for a start, which is pulled if that is necessary. Raises ImageError."""
+        name, pulled = str(container.get("image") or ""), self.services.images
+        if pulled is not None and self._is_pulled(name):
+            return pulled.get(name, _policy(container), asker)
+        image = self._configured(container, name)
+        asker.event("Normal", "Pulled", f"Container image {image.name!r} is folder {image.folder} on this machine")
+        return image
+
+    def _is_pulled(self, name: str) -> bool:
+        """Whether the image comes from a registry: its name has one, and the configuration has no folder for it."""
+        settings, pulled = self.services.settings(), self.services.images
+        return pulled is not None and name not in settings.images and pulled.reference(name) is not None
+
+    def _configured(self, container: Json, name: str) -> images.Image:
+        settings = self.services.settings()
+        missing = settings.own.missing(name) if settings.own else None
+        return images.find(settings.images, name, _policy(container), missing)
+
+    async def pull_secrets(self) -> list[dict[str, bytes]]:
+        """The data of the Secrets in ``imagePullSecrets`` that exist. Raises ApiError."""
+        names = {str(one.get("name")) for one in self.pod["spec"].get("imagePullSecrets") or [] if one.get("name")}
+        if not names:
+            return []
+        found = (await self.sources((), names)).secrets
+        return [data_of("Secret", item) for _, item in sorted(found.items()) if item is not None]
 
     def own_user(self, owner: user.ContainerUser) -> int | None:
         """The container's user if no other process has it while the container runs; None otherwise."""
@@ -125,3 +155,7 @@ class PodContext:
             config_maps={name: await get("ConfigMap", namespace, name, max_age=age) for name in sorted(config_maps)},
             secrets={name: await get("Secret", namespace, name, max_age=age) for name in sorted(secrets)},
         )
+
+
+def _policy(container: Json) -> str:
+    return str(container.get("imagePullPolicy") or "IfNotPresent")

@@ -1,7 +1,8 @@
 """Writes Events about pods (core/v1), which ``kubectl describe`` shows.
 
-A repeated Event raises the count of the existing one, at most every ``QUIET_SECONDS``, so that a crash-looping container does
-not fill etcd. While the API server is away, the last ``KEPT`` Events are kept.
+A repeated Event raises the count of the existing one, at most every ``QUIET_SECONDS``, and the Events about one pod are
+bounded (``eventlimit``), so that a crash-looping container does not fill etcd. While the API server is away, the last ``KEPT``
+Events are kept.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from thunderfleet_lib.eventlimit import EventLimit
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet.timestamps import format_time
@@ -42,6 +44,7 @@ class Recorder:
     node_name: str
     _queue: "deque[tuple[tuple[str, ...], Json]]" = field(default_factory=lambda: deque(maxlen=KEPT))
     _known: dict[tuple[str, ...], _Known] = field(default_factory=dict)
+    _limit: EventLimit = field(default_factory=EventLimit)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def pod(
@@ -68,6 +71,8 @@ class Recorder:
         if known.count > 1 and time.monotonic() - known.written < QUIET_SECONDS:
             return
         known.written = time.monotonic()
+        if not known.name and not self._limit.take(metadata["uid"], known.written):
+            return
         body: Json = {"involvedObject": reference, "type": kind, "reason": reason, "message": message}
         self._queue.append((key, body))
         self._wake.set()

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_EPOCH, LABEL_GROUP, LABEL_RANK
+from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet.containers import leftovers
@@ -18,9 +20,10 @@ from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.disk import DiskWatch
+from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission
-from thunderfleet_kubelet.pods.decide.podspec import grace_of, is_critical
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, grace_of, is_critical
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
 from thunderfleet_kubelet.pods.objects import Objects
@@ -48,7 +51,7 @@ class PodManager:
     ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
     renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``disk``:
     whether the disk is full; None: never. ``disk_changed`` is called when that changes. ``node_event`` records a warning about
-    the Node. ``queries`` answers questions about the pods.
+    the Node. ``queries`` answers questions about the pods. ``images``: pulls images; None: only configured ones are used.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class PodManager:
         disk_changed: Callable[[], None] = lambda: None,
         node_event: NodeEvent = lambda reason, message: None,
         now: Callable[[], float] = time.time,
+        images: Images | None = None,
     ) -> None:
         self.root = root
         self.node_name = node_name
@@ -79,7 +83,8 @@ class PodManager:
         self._shutting_down = False
         self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
-        self.evictor = Evictor(self._workers, disk, disk_changed, node_event)
+        reclaim = images.collector.free if images is not None else None
+        self.evictor = Evictor(self._workers, disk, disk_changed, node_event, reclaim)
         self._services = NodeServices(
             node_name=node_name,
             kube=kube,
@@ -91,7 +96,11 @@ class PodManager:
             admit=self._admit,
             ended=self._ended,
             now=now,
+            images=images,
         )
+        self._images = images
+        if images is not None:
+            images.in_use = self._images_in_use
 
     @property
     def settings(self) -> PodSettings:
@@ -116,6 +125,9 @@ class PodManager:
             # Containers of other users pass through to their own folders; they cannot list these.
             os.chmod(path, os.stat(path).st_mode & 0o7777 | 0o011)
         self._own_tasks = [asyncio.create_task(self._recorder.run()), asyncio.create_task(self.evictor.run())]
+        if self._images is not None:
+            self._images.store.open()
+            self._own_tasks.append(asyncio.create_task(self._images.run()))
         folders = [PodFolder(path) for path in sorted(self.folder.iterdir())]
         self._users.adopt(folders)
         for folder in folders:
@@ -140,11 +152,26 @@ class PodManager:
     def _add(self, pod: Json, folder: PodFolder, *, accepted: bool) -> None:
         worker = PodWorker(pod, folder, self._services, accepted=accepted)
         self._workers[worker.uid] = worker
-        self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
+        with logs.fields(**_about(pod)):
+            self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
 
     def _ended(self, uid: str) -> None:
         self._workers.pop(uid, None)
         self._tasks.pop(uid, None)
+        if self._images is not None:
+            self._images.forget(uid)
+
+    def _images_in_use(self) -> tuple[set[str], set[str]] | None:
+        """The ``imageID`` of each container that has run and was not removed, and the images that the pods' specs name.
+
+        None: not known yet, because pods of an earlier kubelet were not looked at.
+        """
+        if self._unreadable or any(worker.accepted and not worker.observed for worker in self._workers.values()):
+            return None
+        workers = [worker for worker in self._workers.values() if not worker.closed]
+        attempts = [attempt for worker in workers for each in worker.attempts.values() for attempt in each]
+        names = {str(one.get("image") or "") for worker in workers for one in all_containers(worker.pod)}
+        return {attempt.image_id for attempt in attempts if attempt.image_id}, names
 
     async def _admit(self, pod: Json) -> admission.Rejection | None:
         """Decides about one pod at a time, so that two pods cannot take the same resources."""
@@ -260,3 +287,21 @@ class PodManager:
             log.error("%s: processes %s of user %s do not end; the user stays reserved", folder.path, left, user)
             return
         self._users.release(folder)
+
+
+def _about(pod: Json) -> logs.Fields:
+    """The fields of the log of one pod. Somebody may have written other labels, so numbers are read with care."""
+    labels = pod["metadata"].get("labels") or {}
+
+    def number(label: str) -> int | None:
+        text = str(labels.get(label) or "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+    return {
+        "namespace": pod["metadata"]["namespace"],
+        "pod": pod["metadata"]["name"],
+        "deployment": labels.get(LABEL_DEPLOYMENT),
+        "group": number(LABEL_GROUP),
+        "rank": number(LABEL_RANK),
+        "epoch": number(LABEL_EPOCH),
+    }

@@ -40,12 +40,16 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read at one moment. ``traffic``: bytes received and sent, by interface. ``disk``: free and size in bytes."""
+    """What was read at one moment. ``traffic``: bytes received and sent, by interface. ``disk``: free and size in bytes.
+
+    ``at``: when the traffic was read, in seconds since 1970; None before the first reading.
+    """
 
     sensors: Sensors = field(default_factory=Sensors)
     wired: int | None = None
     traffic: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     disk: tuple[int, int] | None = None
+    at: float | None = None
 
 
 class SensorReader:
@@ -78,12 +82,11 @@ class SensorReader:
 
     async def read(self) -> None:
         """Reads everything once; at most five commands, one after the other."""
-        self._reading = Reading(
-            sensors=await self._sensors(),
-            wired=await self._ask(("vm_stat",), parse_wired),
-            traffic=await self._ask(("netstat", "-ib"), parse_traffic) or {},
-            disk=await self._space(),
-        )
+        sensors = await self._sensors()
+        wired = await self._ask(("vm_stat",), parse_wired)
+        traffic = await self._ask(("netstat", "-ib"), parse_traffic) or {}
+        at = time.time()
+        self._reading = Reading(sensors, wired, traffic, await self._space(), at)
         self._read_at = self._clock()
 
     async def _sensors(self) -> Sensors:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from urllib.parse import urlsplit
 
+from thunderfleet_lib import logs
 from thunderfleet_lib.csr.rules import approval_patch, plain_address
 from thunderfleet_lib.kube import ApiError, Kube
 
@@ -69,6 +70,7 @@ class CertificateController:
             sent.node,
             done,
             verdict.reason,
+            extra=logs.about(node=sent.node),
         )
 
     async def _api_server(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentSt
 from thunderfleet_crds.names import ANNOTATION_HASH, API_VERSION, MODELDEPLOYMENT_KIND
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, key_of
 
 from thunderfleet_operator.act import refusals
@@ -153,6 +154,10 @@ class Executor:
 
     async def _group(self, deployment: ModelDeployment, decision: GroupDecision, nodes: Mapping[str, Node]) -> Result:
         """A new placement replaces all pods together; else pods that are missing are created, and old ones deleted."""
+        with logs.fields(group=decision.view.index):
+            return await self._changed(deployment, decision, nodes)
+
+    async def _changed(self, deployment: ModelDeployment, decision: GroupDecision, nodes: Mapping[str, Node]) -> Result:
         epoch = decision.view.epoch if decision.plan is not None else None
         written: Epoch | None = None
         if decision.placement is not None:
@@ -163,7 +168,8 @@ class Executor:
                     raise
                 return Result(blocked=refusals.of_plan(decision.placement.plan, error))
             plan = epoch.plan
-            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, ", ".join(rank.node for rank in plan.ranks))
+            where = ", ".join(rank.node for rank in plan.ranks)
+            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, where, extra=logs.about(epoch=plan.epoch))
             self._metrics.placements.labels(transport(plan).value).inc()
         deleted = await self._delete_pods(deployment, decision.delete)
         if epoch is None:
@@ -184,7 +190,8 @@ class Executor:
                 blocked = refusals.of_pods(epoch.plan, error)
             else:
                 # Its pods run with the Secret that they have.
-                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error)
+                extra = logs.about(epoch=epoch.number)
+                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error, extra=extra)
         return Result(written, tuple(created), deleted, blocked)
 
     async def _write_plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Epoch:
@@ -315,14 +322,21 @@ class Executor:
         turns = known is not None and is_headless(known.spec) != is_headless(manifest["spec"])
         if not turns:
             try:
-                await self._writer.apply(SERVICES, manifest)
+                await self._apply_service(manifest)
                 return
             except ApiError as error:
                 if error.status != 422:
                     raise
         between = {"type": "ExternalName", "externalName": "kubernetes.default.svc"}
         await self._writer.apply(SERVICES, {**manifest, "spec": between})
-        await self._writer.apply(SERVICES, manifest)
+        await self._apply_service(manifest)
+
+    async def _apply_service(self, manifest: Json) -> None:
+        """An apply leaves the ports that another manager has set: somebody, or the request that created the Service."""
+        ports = manifest["spec"].get("ports", [])
+        found = await self._writer.apply(SERVICES, manifest)
+        if len(found["spec"].get("ports") or []) != len(ports):
+            await self._writer.merge(SERVICES, manifest, {"spec": {"ports": ports}})
 
     async def _endpoint_slice(self, key: str, manifest: Json) -> None:
         """Writes where the Service leads."""

@@ -5,9 +5,11 @@ it, so the writer itself reports the change to whom it concerns.
 """
 
 import logging
+import time
 from collections.abc import Callable
 
 from thunderfleet_crds.names import MANAGED_BY
+from thunderfleet_lib.eventlimit import EventLimit
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
 from thunderfleet_operator.act import events
@@ -40,6 +42,7 @@ class Writer:
         self._cache = cache
         self._metrics = metrics
         self._leading = leading
+        self._events = EventLimit()
 
     def _counted(self, resource: str, verb: str) -> None:
         if not self._leading():
@@ -67,6 +70,15 @@ class Writer:
         self._put(collection, answer)
         log.info("applied %s %s", collection.name, key_of(manifest))
         return answer
+
+    async def merge(self, collection: Collection, manifest: Json, patch: Json) -> None:
+        """Replaces what ``patch`` has of the object with the name and UID of ``manifest``; lists are replaced whole."""
+        self._counted(collection.name, "patch")
+        meta = manifest["metadata"]
+        path = collection.item(meta.get("namespace"), meta["name"])
+        body = {"metadata": {"uid": meta["uid"]}, **patch}
+        self._put(collection, await self._kube.patch(path, body, manager=FIELD_MANAGER))
+        log.info("patched %s %s", collection.name, key_of(manifest))
 
     async def apply_status(self, collection: Collection, manifest: Json) -> None:
         """Applies ``manifest`` (name and status) to the status of an object that exists."""
@@ -118,7 +130,10 @@ class Writer:
         return left
 
     async def emit(self, about: events.About, occurrence: Occurrence) -> None:
-        """Creates an Event. A failure to do so is only logged."""
+        """Creates an Event, unless there were too many about the object. A failure to do so is only logged."""
+        if not self._events.take(str(about.metadata.uid), time.monotonic()):
+            log.debug("no Event %s about %s: there were too many", occurrence.reason, about.metadata.name)
+            return
         self._counted("events", "create")
         try:
             body = events.manifest(about, occurrence, self._instance)

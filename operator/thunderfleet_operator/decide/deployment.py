@@ -581,4 +581,5 @@ def status_after(decision: Decision, results: Mapping[int, Result], service: Blo
         routers=decision.observed.routers,
         routing=decision.routers,
         weights=shown(decision.observed.weights),
+        ending=sum(bool(view.all_pods) for index, view in views.items() if index >= wanted),
     )

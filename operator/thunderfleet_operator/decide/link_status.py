@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from thunderfleet_crds.conditions import Condition, find_condition, set_condition
 from thunderfleet_crds.fields import quantity
-from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus, ThunderboltPort
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport
@@ -116,11 +116,32 @@ def _unplugged_end(link: ThunderboltLink, profiles: Profiles, ready: frozenset[s
     When the other Mac is switched off, this is known long before its Node is not Ready.
     """
     for end in (link.spec.a, link.spec.b):
-        profile = profiles.get(end.node)
-        found = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
-        if end.node in ready and any(port.receptacle == end.port and not port.connected for port in found):
+        port = _port_of(profiles.get(end.node), end.port)
+        if end.node in ready and port is not None and not port.connected:
             return end.node
     return None
+
+
+def _seen_in_profiles(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> bool:
+    """Whether the profile of a Mac says that its end sees the other one.
+
+    An agent publishes that a cable was pulled in its profile before it takes its end out of the link. So while a profile
+    says otherwise, an end that is not in the link was removed by somebody else, and its agent is about to report it again.
+    """
+    if not ready.issuperset(link_ends(link)):
+        return False
+    a, b = (_port_of(profiles.get(end.node), end.port) for end in (link.spec.a, link.spec.b))
+    return a is not None and b is not None and (_sees(a, b) or _sees(b, a))
+
+
+def _port_of(profile: NodeProfile | None, number: int) -> ThunderboltPort | None:
+    ports = profile.status.thunderbolt.ports if profile and profile.status.thunderbolt else ()
+    return next((port for port in ports if port.receptacle == number), None)
+
+
+def _sees(port: ThunderboltPort, other: ThunderboltPort) -> bool:
+    uuid = (other.domain_uuid or "").lower()
+    return bool(uuid) and any(peer.domain_uuid.lower() == uuid for peer in port.peers)
 
 
 def _connected(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str], speed: int) -> Verdict:
@@ -130,7 +151,7 @@ def _connected(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str],
         where = " and ".join(flapping)
         remedy = "reseat both plugs; if that does not help, replace the cable"
         return Verdict(False, Reason.FLAPPING, f"the cable connects and disconnects often at {where}: {remedy}")
-    if not any(end.sees_peer for end in endpoints.values()):
+    if not any(end.sees_peer for end in endpoints.values()) and not _seen_in_profiles(link, profiles, ready):
         return _disconnected(link, ready)
     node = _unplugged_end(link, profiles, ready)
     if node is not None:
@@ -157,11 +178,15 @@ def _disconnected(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
     return Verdict(False, Reason.UNPLUGGED, f"neither {a} nor {b} sees the other: plug the cable into {where}")
 
 
-def _symmetric(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
+def _symmetric(link: ThunderboltLink, ready: frozenset[str], connected: Verdict) -> Verdict:
     endpoints = _current_endpoints(link, ready)
     blind = [node for node in link_ends(link) if node not in endpoints or not endpoints[node].sees_peer]
     if not blind:
         return Verdict(True, Reason.BOTH_ENDS, "both ends see each other")
+    if len(blind) == 2 and connected.status:
+        a, b = link_ends(link)
+        text = f"{a} and {b} see each other, but do not report their ends of this link: check that their agents run:"
+        return Verdict(False, Reason.NO_END, f"{text} {_agent(a)}, {_agent(b)}")
     if len(blind) == 2:
         return Verdict(False, Reason.NO_END, _disconnected(link, ready).message)
     (node,) = blind
@@ -254,7 +279,7 @@ def summary(
     conditions: tuple[Condition, ...] = tuple(c for c in link.status.conditions if c.type in CONDITION_TYPES)
     connected = _connected(link, profiles, alive, speed)
     usable = _rdma(link, profiles, alive, speed) if connected.status else Verdict(False, Reason.PORT_DOWN, connected.message)
-    symmetric = _symmetric(link, alive)
+    symmetric = _symmetric(link, alive, connected)
     if symmetric.reason == Reason.ONE_END and not connected.status:
         # The other end is missing because the cable or its Mac is.
         symmetric = Verdict(False, Reason.ONE_END, connected.message)

@@ -47,6 +47,7 @@ from thunderfleet_crds.plan import (
     group_name,
     loopback_of,
 )
+from thunderfleet_crds.podmetadata import pod_group
 from thunderfleet_crds.vocabulary import Backend, FastSynch, PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.decide.routing.keys import router_plan
@@ -310,7 +311,10 @@ def pod(
     metadata = _metadata(deployment, plan, entry.pod, rank)
     held = {"gateway": entry.gateway_port, "control": entry.control_port, "ring": list(entry.ring_ports)}
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(entry.gateway_port)}
-    metadata["annotations"] = {ANNOTATION_PORTS: json.dumps(held), **scraped}
+    wanted = deployment.spec.pod_metadata
+    grouped, counted = pod_group(wanted.labels, plan.name, plan.world_size)
+    metadata["labels"] = {**wanted.labels, **grouped, **metadata["labels"]}
+    metadata["annotations"] = {**wanted.annotations, **counted, ANNOTATION_PORTS: json.dumps(held), **scraped}
     volumes: list[Manifest] = [
         {"name": "plan", "configMap": {"name": plan.name}},
         {"name": "keys", "secret": {"secretName": secret_name, "defaultMode": 0o440}},
@@ -356,7 +360,7 @@ def pod(
         "volumeMounts": mounts,
     }
     affinity = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [entry.node]}]}
-    manifest = {
+    manifest: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
@@ -374,6 +378,8 @@ def pod(
             "volumes": volumes,
         },
     }
+    if deployment.spec.priority_class_name:
+        manifest["spec"]["priorityClassName"] = deployment.spec.priority_class_name
     metadata["annotations"][ANNOTATION_SIGNATURE] = keys.sign(Purpose.POD, pods.statement(manifest))
     return manifest
 

@@ -19,8 +19,9 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     Fields with their default value are left out, so that a field which a later version adds rolls out no group.
     """
     relevant = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
-    # The policy decides about new placements only; the others are about the number of groups, and who finds them.
-    for name in ("replicas", "recovery", "placement", "autoscaling", "suspend"):
+    # The policy decides about new placements only, and metadata and priority are for new pods only; the others are about the
+    # number of groups, and who finds them.
+    for name in ("replicas", "recovery", "placement", "autoscaling", "suspend", "priorityClassName", "podMetadata"):
         relevant.pop(name, None)
     _forget_former_default(relevant)
     # What Macs keep of the files counts for new placements only.
@@ -57,7 +58,7 @@ def request(
     memory = spec.memory
     return Request(
         path=spec.model.path,
-        repository=spec.model.repository,
+        repository=spec.model.kept_as,
         revision=spec.model.revision,
         min_nodes=spec.nodes.min,
         max_nodes=spec.nodes.max,

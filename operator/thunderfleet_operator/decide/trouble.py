@@ -160,7 +160,7 @@ def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node]
 def _ended(pod: Pod, node: Node, now: datetime) -> Failure | None:
     """Why a pod is ending or has ended, if anything but the operator ended it."""
     if pod.terminating and (pod.evicted or not node.schedulable):
-        text = f"pod {pod.name} was evicted from {node.name}, as `kubectl drain` does"
+        text = f"pod {pod.name} was evicted from {node.name}, as `kubectl drain` or a queue does"
         return _failure(pod.terminating, Reason.EVICTED, text, node.name, pod.rank)
     if pod.terminating:
         return _failure(pod.terminating, Reason.POD_DELETED, f"pod {pod.name} was deleted", None, pod.rank, FaultClass.RETRY)

@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from thunderfleet_crds.names import ANNOTATION_SIGNATURE, FETCHER_NAME, LABEL_CACHE, LABEL_NAME, MODELCACHE_KIND
+from thunderfleet_lib import logtext
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.observe.objects import Json, parse_time
@@ -16,6 +17,7 @@ class Task(StrEnum):
 
     RESOLVE = "resolve"
     DOWNLOAD = "download"
+    QUANTIZE = "quantize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def read_fetch_pod(pod: Json, keys: Keyring) -> FetchPod | None:
         node=_required_node(pod),
         phase=str(status.get("phase") or "Pending"),
         terminating=bool(metadata.get("deletionTimestamp")),
-        message=str(ended.get("message") or status.get("message") or ""),
+        message=logtext.messages(str(ended.get("message") or status.get("message") or "")),
         waits=" ".join(f"{waits.get('reason') or ''} {waits.get('message') or ''}".split()),
         created=parse_time(metadata.get("creationTimestamp")),
     )

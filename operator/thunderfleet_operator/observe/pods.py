@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE, RESOURCE_GPU_MEMORY
+from thunderfleet_lib import logtext
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import (
@@ -23,6 +24,9 @@ from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose, Statem
 from thunderfleet_operator.observe.routers import is_router
 
 ENDED = ("Succeeded", "Failed")
+EVICTIONS = ("DisruptionTarget", "TerminationTarget")
+"""Conditions of a pod that Kubernetes and Kueue set before they delete it for reasons that are not its own."""
+MAX_GATES = 8
 NO_PORTS = frozenset[int]()
 """The same object for the many pods that declare none, which saves memory."""
 
@@ -65,6 +69,8 @@ class Pod:
     phase: str = "Pending"
     message: str = ""
     scheduled: bool = False
+    gates: tuple[str, ...] = ()
+    """Names of the scheduling gates that keep the scheduler from binding it."""
     unschedulable_since: datetime | None = None
     unschedulable_message: str = ""
     waiting: str | None = None
@@ -77,7 +83,7 @@ class Pod:
     last_words: str = ""
     """The termination message of the supervisor's last run."""
     evicted: bool = False
-    """Whether it was deleted by an eviction."""
+    """Whether it was deleted by an eviction, or by a queue that needs its quota for others."""
     proof: Proof = Proof.NONE
     router: bool = False
     """Whether its labels say that it is a router."""
@@ -221,7 +227,8 @@ def _deleted_at(metadata: Json) -> datetime | None:
 
 def _last_words(container: Json) -> str:
     ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
-    return str(ended.get("message") or "").strip()
+    # The end of the log, if the supervisor could not write a message.
+    return logtext.messages(str(ended.get("message") or "").strip())
 
 
 def _unschedulable(conditions: list[Json]) -> tuple[datetime | None, str]:
@@ -232,6 +239,11 @@ def _unschedulable(conditions: list[Json]) -> tuple[datetime | None, str]:
                 return parse_time(condition.get("lastTransitionTime")), str(condition.get("message") or "")
             break
     return None, ""
+
+
+def _gates(pod: Json) -> tuple[str, ...]:
+    found = (pod.get("spec") or {}).get("schedulingGates") or ()
+    return tuple(str(gate.get("name")) for gate in found[:MAX_GATES])
 
 
 def _waiting(containers: list[Json]) -> Json | None:
@@ -264,6 +276,7 @@ def read_pod(pod: Json, keys: Keyring) -> Pod:
         phase=str(status.get("phase") or "Pending"),
         message=str(status.get("message") or status.get("reason") or ""),
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
+        gates=_gates(pod),
         unschedulable_since=since,
         unschedulable_message=message,
         waiting=f"{waiting.get('reason')}: {waiting.get('message') or ''}".rstrip(": ") if waiting else None,
@@ -272,7 +285,7 @@ def read_pod(pod: Json, keys: Keyring) -> Pod:
         running=any("running" in (c.get("state") or {}) for c in containers),
         crash_looping=bool(waiting and waiting.get("reason") == "CrashLoopBackOff"),
         last_words=next((words for c in containers if (words := _last_words(c))), ""),
-        evicted=any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in conditions),
+        evicted=any(c.get("type") in EVICTIONS and c.get("status") == "True" for c in conditions),
         proof=_proof(pod, keys),
         router=is_router(pod),
     )

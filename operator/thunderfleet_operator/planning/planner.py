@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib import logs
 from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_operator.placement import Answer, Answers, Question, Unplaceable, WherePlaced
@@ -189,7 +190,8 @@ class Planner:
         except PlanningFailed as failure:
             failed, client.failures = True, client.failures + 1
             pause = RETRY.seconds(client.failures)
-            log.error("ModelDeployment %s: the planner %s; the next try is in %.0f s", key, failure, pause)
+            extra = logs.about(**logs.of_key(key))
+            log.error("ModelDeployment %s: the planner %s; the next try is in %.0f s", key, failure, pause, extra=extra)
             answer = Unplaceable(Reason.PLANNING_FAILED, f"the planner {failure}", proven=False)
         finally:
             self._running = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies
 from thunderfleet_lib.httpapi.errors import ApiError
@@ -21,9 +22,12 @@ from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.reply import ClientGone, Reply
 from thunderfleet_router.http.upstream import Outcome, Upstream, Verdict
 from thunderfleet_router.pool import BLOCK_SECONDS, Pool, Seat, Ticket
+from thunderfleet_router.tracing import OFF, NoSpan, Span, Tracing
 
 log = logging.getLogger(__name__)
 
+UNKNOWN = "-"
+"""What is not known of a request."""
 LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that need no turn of the model."""
 PARSED_HERE_BYTES = 256 * 1024
@@ -39,12 +43,31 @@ class Record:
     """What the log says about a request."""
 
     request_id: str
-    key: str = "-"
-    model: str = "-"
-    group: str = "-"
+    span: Span = field(default_factory=NoSpan)
+    key: str = UNKNOWN
+    model: str = UNKNOWN
+    group: str = UNKNOWN
     attempts: int = 0
     tokens: int = 0
     waited: float = 0.0
+
+    def describe(self, method: str, endpoint: str, code: int) -> None:
+        """Says the same in the span."""
+        self.span.set(
+            {
+                "http.request.method": method,
+                "http.route": endpoint,
+                "http.response.status_code": code,
+                "gen_ai.request.model": self.model,
+                "gen_ai.usage.total_tokens": self.tokens,
+                "thunderfleet.request_id": self.request_id,
+                "thunderfleet.key": self.key,
+                "thunderfleet.attempts": self.attempts,
+                "thunderfleet.waited_seconds": round(self.waited, 6),
+            }
+        )
+        if code >= 500:
+            self.span.failed(f"status {code}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +91,14 @@ class Exchanges:
         upstream: Upstream,
         metrics: RouterMetrics,
         settings: Settings,
+        tracing: Tracing = OFF,
     ) -> None:
         self._catalog = catalog
         self._dispatcher = dispatcher
         self._upstream = upstream
         self._metrics = metrics
         self._settings = settings
+        self._tracing = tracing
         self._bodies = Bodies()
         self._suspects = suspects.Suspects()
 
@@ -90,7 +115,8 @@ class Exchanges:
             record.model = deployment.full_name
             if parsed.model is not None and parsed.model not in deployment.gateway_names:
                 body = parsed.renamed(deployment.full_name)
-            await self._limited(_Call(request, reply, record, who, deployment, parsed.without_fields(), body))
+            with logs.fields(namespace=deployment.namespace, deployment=deployment.name):
+                await self._limited(_Call(request, reply, record, who, deployment, parsed.without_fields(), body))
 
     async def _limited(self, call: "_Call") -> None:
         """Counts the request for its key's limits."""
@@ -155,12 +181,14 @@ class Exchanges:
             call.sent_to = seat.group.name
             call.record.group = str(seat.group.index)
             call.headers[routed.ANSWERED] = str(seat.group.index)
-            sent = _headers(call, seat)
-            outcome = await self._upstream.attempt(
-                seat, call.request.path, call.body, sent, call.reply, stream=call.parsed.stream
-            )
-            if _failed_silently(outcome, seat, time.monotonic() - seated):
-                outcome = replace(outcome, verdict=Verdict.FAILED)
+            with self._tracing.attempt(f"group {seat.group.name}", call.record.span) as span:
+                sent = {**_headers(call, seat, ticket), **span.headers()}
+                outcome = await self._upstream.attempt(
+                    seat, call.request.path, call.body, sent, call.reply, stream=call.parsed.stream
+                )
+                if _failed_silently(outcome, seat, time.monotonic() - seated):
+                    outcome = replace(outcome, verdict=Verdict.FAILED)
+                _describe(span, seat, outcome)
             call.record.tokens += outcome.tokens
             group = seat.group.name
             if outcome.verdict is Verdict.NOT_TAKEN:
@@ -176,8 +204,8 @@ class Exchanges:
         count = self._suspects.failed(digest, call.sent_to, call.sent_at, time.monotonic())
         self._metrics.group_failures.inc()
         log.warning(
-            "request %s was in flight when group %s of %s failed (%d of %d); digest %s",
-            call.record.request_id, call.record.group, call.record.model, count, suspects.FAILURES, digest,
+            "the request was in flight when group %s of %s failed (%d of %d); digest %s",
+            call.record.group, call.record.model, count, suspects.FAILURES, digest, extra=_about(call),
         )  # fmt: skip
 
     def _refuse_suspect(self, digest: str, call: "_Call") -> None:
@@ -185,7 +213,8 @@ class Exchanges:
         if not self._suspects.refused(digest, time.monotonic()):
             return
         self._metrics.suspects.inc()
-        log.error("request %s is refused: digest %s was in flight at two group failures", call.record.request_id, digest)
+        text = "the request is refused: digest %s was in flight at two group failures"
+        log.error(text, digest, extra=_about(call))
         raise ApiError(
             422,
             "two groups failed while they worked on this request, so it is not sent to another one; change it, or send it "
@@ -219,6 +248,25 @@ class _Call:
             self.record.tokens = self.reply.events + len(self.parsed.prompt) // prefixes.BYTES_PER_TOKEN
 
 
+def _describe(span: Span, seat: Seat, outcome: Outcome) -> None:
+    span.set(
+        {
+            "thunderfleet.group": seat.group.index,
+            "thunderfleet.verdict": outcome.verdict,
+            "http.response.status_code": outcome.status,
+            "gen_ai.usage.total_tokens": outcome.tokens,
+        }
+    )
+    if outcome.group_failed:
+        span.failed(str(outcome.error))
+
+
+def _about(call: _Call) -> dict[str, object]:
+    """The fields of the log for a request that a group had."""
+    group = int(call.record.group) if call.record.group != UNKNOWN else None
+    return logs.about(group=group, **logs.of_key(call.record.model))
+
+
 def _failed_silently(outcome: Outcome, seat: Seat, seconds: float) -> bool:
     """Whether a group of an earlier version failed: its gateway does not report failures, and answers 503 after some time."""
     of_before = seat.group.credential is None
@@ -231,11 +279,12 @@ async def _parsed(body: bytes) -> Asked:
     return asked.parse(body)
 
 
-def _headers(call: _Call, seat: Seat) -> dict[str, str]:
+def _headers(call: _Call, seat: Seat, ticket: Ticket) -> dict[str, str]:
     """The headers for a gateway."""
     found = {name: call.request.headers[name] for name in _PASSED if name in call.request.headers}
     found["X-Request-Id"] = call.record.request_id
     found[routed.ROUTED] = "1"
+    found[routed.TURN] = routed.turn(ticket.priority, ticket.caller_id)
     if seat.group.credential is not None:
         found["Authorization"] = f"Bearer {seat.group.credential}"
     elif call.deployment.requires_key:

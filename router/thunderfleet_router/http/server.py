@@ -1,27 +1,28 @@
 """The router's HTTP server: its paths, and what happens around every request."""
 
 import asyncio
-import json
 import logging
-import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.errors import ApiError, of_path
 from thunderfleet_lib.httpapi.refusals import refusal
+from thunderfleet_lib.httpapi.requestid import request_id
 from thunderfleet_lib.listener import Listener
 
 from thunderfleet_router.decide import names
 from thunderfleet_router.decide.callers import caller
 from thunderfleet_router.decide.catalog import Catalog
-from thunderfleet_router.http.exchange import Exchanges, Record, Settings
+from thunderfleet_router.http.exchange import UNKNOWN, Exchanges, Record, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
+from thunderfleet_router.http.page import Page
 from thunderfleet_router.http.reply import ClientGone, Reply
+from thunderfleet_router.tracing import OFF, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ CONNECTIONS: Final = 1536
 """As many again lead to groups; with both, the process stays below its limit of descriptors."""
 MAX_REQUESTS: Final = 1280
 """Requests that are read, wait or run; others get 429 before their body is read."""
+START_SECONDS: Final = 5.0
+"""How long a request waits for a router that has just started."""
+POLL_SECONDS: Final = 0.05
 CLIENT_GONE: Final = 499
 POSTS: Final = (
     "/v1/chat/completions",
@@ -41,7 +45,6 @@ POSTS: Final = (
     "/detokenize",
 )
 PATHS: Final = "/v1/models, " + ", ".join(POSTS[:-1]) + " or " + POSTS[-1]
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS: Final = "Authorization, Content-Type, x-api-key, anthropic-version, anthropic-beta, X-Request-Id, traceparent"
 _EXPOSED: Final = "X-Request-Id, Retry-After, X-Thunderfleet-Ignored, X-Thunderfleet-Clamped"
 
@@ -52,7 +55,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """The handlers. ``origins``: of web pages that may use the API; ``*`` for all. ``problem``: why the router is not ready."""
+    """The handlers. ``origins``: of web pages that may use the API; ``*`` for all. ``problem``: why the router is not ready.
+
+    ``page``: the live page, if it is served.
+    """
 
     def __init__(
         self,
@@ -62,13 +68,17 @@ class Server:
         settings: Settings,
         problem: Callable[[], str | None],
         origins: Collection[str] = (),
+        tracing: Tracing = OFF,
+        page: Page | None = None,
     ) -> None:
+        self._page = page
         self._catalog = catalog
         self._exchanges = exchanges
         self._metrics = metrics
         self._settings = settings
         self._problem = problem
         self._origins = frozenset(origins)
+        self._tracing = tracing
         self.listener = Listener(CONNECTIONS)
         self.ending = False
         """Whether the router is about to end: it is not ready for new clients, and each response ends its connection."""
@@ -90,6 +100,8 @@ class Server:
         app.router.add_get("/healthz", self.healthz)
         app.router.add_get("/readyz", self.health)
         app.router.add_get("/metrics", self.metrics)
+        if self._page is not None:
+            self._page.add_to(app)
         return app
 
     # --- around every request ---
@@ -98,14 +110,22 @@ class Server:
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not _of_api(request):
             return await handler(request)
-        started, code = time.monotonic(), 500
-        record = Record(_request_id(request))
+        started = time.monotonic()
+        name = f"{request.method} {_endpoint(request)}"
+        with (
+            logs.fields(request=(found := request_id(request.headers))),
+            self._tracing.request(name, request.headers) as span,
+        ):
+            return await self._recorded(request, handler, Record(found, span), started)
+
+    async def _recorded(self, request: web.Request, handler: Handler, record: Record, started: float) -> web.StreamResponse:
+        code = 500
         request[RECORD], request[HEADERS] = record, {"X-Request-Id": record.request_id, **self._cors(request)}
         try:
             if request.method == "OPTIONS" and self._origins:
                 response: web.StreamResponse = web.Response(status=204, headers=request[HEADERS])
             else:
-                self._check_ready()
+                await self._until_ready()
                 response = await handler(request)
             code = response.status
             return response
@@ -119,7 +139,7 @@ class Server:
             code = CLIENT_GONE
             raise
         except Exception:
-            log.exception("request %s: %s %s failed", record.request_id, request.method, request.path)
+            log.exception("%s %s failed", request.method, request.path)
             sentence = "the router failed to handle this request; see its log"
             return _error(ApiError(500, sentence, type="server_error"), request)
         finally:
@@ -131,21 +151,23 @@ class Server:
             # The headers are complete by now, without this one.
             response.headers["Connection"] = "close"
 
-    def _check_ready(self) -> None:
-        """Raises ApiError before the catalog is known, when every model would seem to be missing."""
-        problem = self._problem()
-        if problem is not None:
-            raise ApiError(503, problem, type="server_error", code="not_ready", headers={"Retry-After": "5"})
+    async def _until_ready(self) -> None:
+        """Waits for the catalog, without which every model would seem to be missing. Raises ApiError after START_SECONDS."""
+        until = time.monotonic() + START_SECONDS
+        while (problem := self._problem()) is not None:
+            if time.monotonic() >= until:
+                raise ApiError(503, problem, type="server_error", code="not_ready", headers={"Retry-After": "5"})
+            await asyncio.sleep(POLL_SECONDS)
 
     def _log(self, request: web.Request, record: Record, code: int, seconds: float) -> None:
-        route = request.match_info.route.resource
-        endpoint = route.canonical if route is not None else "unknown"
+        endpoint = _endpoint(request)
         self._metrics.requests.labels(endpoint, str(code), record.model).inc()
-        log.info(
-            "request=%s method=%s path=%s code=%d model=%s group=%s key=%s attempts=%d tokens=%d waited=%.3f seconds=%.3f",
-            record.request_id, request.method, endpoint, code, record.model, record.group, json.dumps(record.key),
-            record.attempts, record.tokens, record.waited, seconds,
-        )  # fmt: skip
+        numbers = {"tokens": record.tokens, "waited": round(record.waited, 3), "seconds": round(seconds, 3)}
+        more = {"code": code, "key": record.key, "attempts": record.attempts, **numbers}
+        known = logs.of_key(record.model) if record.model != UNKNOWN else {}
+        group = int(record.group) if record.group != UNKNOWN else None
+        log.info("%s %s: %d", request.method, endpoint, code, extra=logs.about(more, group=group, **known))
+        record.describe(request.method, endpoint, code)
 
     def _cors(self, request: web.Request) -> dict[str, str]:
         origin = request.headers.get("Origin", "")
@@ -221,9 +243,10 @@ def _of_api(request: web.Request) -> bool:
     return request.path.startswith("/v1/") or request.path in ("/tokenize", "/detokenize")
 
 
-def _request_id(request: web.Request) -> str:
-    given = request.headers.get("X-Request-Id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+def _endpoint(request: web.Request) -> str:
+    """The path as the router knows it, so that there are few."""
+    route = request.match_info.route.resource
+    return route.canonical if route is not None else "unknown"
 
 
 def _error(error: ApiError, request: web.Request) -> web.Response:

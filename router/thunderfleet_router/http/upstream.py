@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 import aiohttp
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.errors import ApiError
 
@@ -127,7 +128,8 @@ class _Relay:
     async def lost(self, seat: Seat, error: Exception) -> Outcome:
         """The group failed."""
         reason = str(error) or type(error).__name__
-        log.warning("group %s failed with a request: %s", seat.group.name, reason[:300])
+        extra = logs.about(group=seat.group.index)
+        log.warning("group %s failed with a request: %s", seat.group.name, reason[:300], extra=extra)
         said = ApiError(
             503, "the group that worked on this request failed; send it again", type="server_error", code="group_failed",
             headers={"Retry-After": "5"},
@@ -234,7 +236,8 @@ async def _error_of(answer: aiohttp.ClientResponse) -> ApiError:
 
 
 def _unreachable(seat: Seat, error: Exception) -> ApiError:
-    log.warning("cannot reach group %s at %s: %s", seat.group.name, seat.group.url, error)
+    extra = logs.about(group=seat.group.index)
+    log.warning("cannot reach group %s at %s: %s", seat.group.name, seat.group.url, error, extra=extra)
     return ApiError(
         503, "the group does not answer; retry later", type="server_error", code="not_ready", headers={"Retry-After": "5"}
     )

@@ -78,6 +78,7 @@ class Leader:
         self._proving: asyncio.Task[None] | None = None
         self._ready_since: datetime | None = None
         self._failure: Failure | None = None
+        self._version = preflight.version("thunderfleet") or None
         self._dirty = True
 
     # --- state ---
@@ -112,6 +113,7 @@ class Leader:
             idle_seconds=round(self._service().visits.idle_seconds, 1),
             benchmark=self._service().benchmark,
             verified=self._evidence.report(machine, self._service().answers, self._service().lengths),
+            runner_version=self._version,
         )
 
     @property

@@ -16,6 +16,7 @@ from aiohttp import web
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, Verify
+from thunderfleet_lib import logs
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.faults import Fault, Stage
@@ -215,6 +216,7 @@ class Member:
 
     def _begin(self, attempt: int, stage: Stage) -> None:
         self._attempt, self._stage, self._ending, self._failed = attempt, stage, False, False
+        logs.always(attempt=attempt)
 
     async def _preflight(self, attempt: int) -> None:
         await self._end_rank()

@@ -27,6 +27,7 @@ RANK_MODULE = "thunderfleet_runner.rank"
 """The module in the command line of every rank."""
 TAIL_LINES = 40
 PS_SECONDS = 5.0
+_LEVELS = {"WARNING": logging.WARNING, "ERROR": logging.ERROR, "CRITICAL": logging.ERROR}
 TERM_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 LEAVE_SECONDS = 1.0
@@ -199,7 +200,7 @@ class RankProcess:
                 return
             text = line.decode(errors="replace").rstrip()
             self._tail.append(text)
-            rank_log.info("[%d] %s", self._process.pid, text)
+            rank_log.log(_level(text), "[%d] %s", self._process.pid, text)
 
     async def _reap(self, said: "asyncio.Task[None]", wrote: "asyncio.Task[None]", on_exit: Callable[[int], None]) -> None:
         code = await self._process.wait()
@@ -215,6 +216,12 @@ class RankProcess:
         self._pid_file.unlink(missing_ok=True)
         self._gone.set()
         on_exit(code)
+
+
+def _level(line: str) -> int:
+    """The level that a line of a rank's log names; that of other output is INFO."""
+    words = line.split(" ", 3)
+    return _LEVELS.get(words[2], logging.INFO) if len(words) > 3 else logging.INFO
 
 
 def resident_bytes(pid: int) -> int:

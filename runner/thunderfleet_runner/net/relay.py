@@ -48,6 +48,10 @@ class RelayLost(ConnectionError):
     """The connection between two supervisors ended while their ranks run; the text says how."""
 
 
+class RelayRefused(ConnectionError):
+    """There is no connection between two supervisors; the text says why."""
+
+
 class Relays:
     """One supervisor's relays in one attempt: at most the hop out of its rank and the hop into it."""
 
@@ -176,16 +180,19 @@ class Relays:
         ) as session:
             try:
                 channel = await self._dial(session, url, {key: str(value) for key, value in query.items()}, where)
-            except RelayLost as error:
+                await self._carry(hop, channel, where)
+            except RelayRefused as error:
                 self._say(faults.relay_refused(str(error)))
-                return
-            await self._carry(hop, channel, where)
+            except RelayLost as error:
+                self._say(faults.relay_lost(f"the relay to {where} was lost: {error}"))
+            finally:
+                self._over(hop, clean=False)
 
     async def _dial(
         self, session: aiohttp.ClientSession, url: str, query: Mapping[str, str], where: str
     ) -> aiohttp.ClientWebSocketResponse:
-        """Connects, trying again while the peer is not in this attempt yet. Raises RelayLost."""
-        failures, why = 0, "no answer"
+        """Connects, trying again while the peer is not in this attempt yet. Raises RelayRefused or RelayLost."""
+        failures, why, cut = 0, "no answer", ""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 while True:
@@ -199,15 +206,19 @@ class Relays:
                         )
                     except aiohttp.WSServerHandshakeError as error:
                         why = _answer(error)
+                        if error.status == TAKEN and cut:
+                            # The peer accepted the request whose response did not arrive.
+                            raise RelayLost(f"it ended as it was opened ({cut})") from error
                         if error.status != NOT_YET:
-                            raise RelayLost(f"{where} refused the relay: {why}") from error
-                    except (aiohttp.ClientError, OSError) as error:
-                        why = " ".join(str(error).split())[:300] or why
+                            raise RelayRefused(f"{where} refused the relay: {why}") from error
+                    except (aiohttp.ClientError, OSError, AssertionError) as error:
+                        # aiohttp asserts that a connection is still there when it has read the response.
+                        cut = why = " ".join(str(error).split())[:300] or type(error).__name__
                     failures += 1
                     await asyncio.sleep(RETRY.seconds(failures))
         except TimeoutError as error:
             check = "check that these Macs reach each other over the LAN"
-            raise RelayLost(f"cannot open the relay to {where} within {OPEN_SECONDS:g} s: {why}; {check}") from error
+            raise RelayRefused(f"cannot open the relay to {where} within {OPEN_SECONDS:g} s: {why}; {check}") from error
 
     def refusal(self, query: Mapping[str, str]) -> tuple[int, str] | None:
         """Status and reason when a peer's relay is refused; None when it is accepted."""
@@ -221,7 +232,7 @@ class Relays:
         if query.get("attempt") != str(self._attempt) or self._closed:
             return NOT_YET, f"the request is not for a running attempt; the last one here is {self._attempt}"
         if int(query["hop"]) in self._taken:
-            return 409, "that hop is already relayed"
+            return TAKEN, "that hop is already relayed"
         return None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -231,7 +242,12 @@ class Relays:
         hop = int(request.query["hop"])
         self._taken.add(hop)
         channel = web.WebSocketResponse(max_msg_size=2 * CHUNK, timeout=1.0, compress=False)
-        await channel.prepare(request)
+        try:
+            await channel.prepare(request)
+        except BaseException:
+            # The peer has gone before anything was connected, and may come again.
+            self._taken.discard(hop)
+            raise
         opener = self._plan.relay_ends(hop)[0]
         where = f"rank {opener} ({self._plan.ranks[opener].node}, {request.remote})"
         carried = self._begin(self._carry(hop, channel, where), f"relay-{hop}")
@@ -239,6 +255,7 @@ class Relays:
             await asyncio.wait({carried})
         finally:
             carried.cancel()
+            self._over(hop, clean=False)
         return channel
 
     async def _carry(self, hop: int, channel: _Socket, where: str) -> None:
@@ -263,17 +280,29 @@ class Relays:
             # Our rank's own socket, or the peer's rank: its supervisor reports that itself.
             log.debug("the relay to %s has ended: %s", where, error)
         finally:
-            self._lost = self._lost or hop == self.out
             for task in (inward, outward, both, found):
                 task.cancel()
             # Before the next await: close() and the server of the peer's request may both cancel this.
-            if found.done():
+            self._over(hop, clean=clean)
+            if hop != self.out and found.done():
                 _end(found, clean)
-            else:
+            elif hop != self.out:
                 found.add_done_callback(lambda done: _end(done, clean))
             await asyncio.gather(inward, outward, both, return_exceptions=True)
             with contextlib.suppress(ConnectionError, TimeoutError, RuntimeError):
                 await channel.close(message=_DONE.encode())
+
+    def _over(self, hop: int, *, clean: bool) -> None:
+        """A hop has ended, however far it came: the rank that dials it does not wait for its peer.
+
+        The rank's connection may have been accepted though nothing has read from it yet, so what ``_local`` has returned does
+        not decide.
+        """
+        if hop != self.out or self._lost:
+            return
+        self._lost = True
+        if self._dialled.done() and not self._dialled.cancelled():
+            self._dialled.result().end(clean)
 
     def _say(self, fault: Fault) -> None:
         if not self._closed:
@@ -294,6 +323,8 @@ async def _stop(server: asyncio.Server) -> None:
 
 NOT_YET = 425
 """HTTP status Too Early: the peer is not in that attempt yet, or no longer."""
+TAKEN = 409
+"""HTTP status Conflict: a connection for that hop was accepted before."""
 
 
 WHY_HEADER = "Thunderfleet-Refused"

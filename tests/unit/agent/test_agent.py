@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile
+from thunderfleet_lib import logtext
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.hostcmd import FailureKind, Host
 
@@ -155,7 +157,8 @@ async def running(kube: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -
     """An agent with short intervals."""
     for name in ("SETTLE_SECONDS", "FIRST_LOOK_SECONDS"):
         monkeypatch.setattr(rounds_module, name, 0.01)
-    monkeypatch.setattr(rounds_module, "RETRY", Backoff(0.01, 0.01))
+    for name in ("RETRY", "MISSED"):
+        monkeypatch.setattr(rounds_module, name, Backoff(0.01, 0.01))
     monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 0.2)
     brief = {"fast_seconds": 0.05, "slow_seconds": 0.1, "models_seconds": 0.1}
     chosen = AgentSettings("studio-1", "127.0.0.1", 0, 0, **{**brief, **settings})
@@ -198,6 +201,24 @@ async def test_from_commands_to_objects_and_back_again(
         await until(lambda: kube.objects[PROFILE]["status"]["thunderbolt"]["links"] == 0)
         machine.tree(shapes.tree)
         await until(lambda: endpoints(kube) == ["studio-1"])
+
+
+async def test_what_somebody_removes_from_a_link_comes_back_at_once(
+    machine: Any, kube: Any, shapes: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the next look, which may be a minute away: groups leave a cable that no end reports."""
+    neighbor(kube, shapes)
+    async with running(kube, monkeypatch) as loop:
+        await until(lambda: endpoints(kube) == ["studio-1"])
+        monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 1e6)
+        loop._look_after = 1e6
+        await until(lambda: loop._due() > time.monotonic() + 1e5)
+        for _ in range(2):
+            kube.edit_behind_the_back(LINK, endpoints=[])
+            await until(lambda: endpoints(kube) == ["studio-1"])
+        kube.delete_behind_the_back(LINK)
+        await until(lambda: endpoints(kube) == ["studio-1"])
+        assert loop._due() > time.monotonic() + 1e5
 
 
 async def test_a_new_address_of_the_node_is_taken_over(
@@ -519,7 +540,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
         program.send_signal(signal.SIGTERM)
         rest = (await program.stderr.read()).decode()
         assert await program.wait() == 0
-    assert "cannot reach https://127.0.0.1:1" in seen and rest.endswith("INFO thunderfleet_agent.agent stopped\n")
+    assert "cannot reach https://127.0.0.1:1" in seen and logtext.readable(rest.splitlines()[-1]) == "INFO stopped"
 
 
 def test_metrics_distinguish_failure_kinds() -> None:

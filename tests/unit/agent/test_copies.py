@@ -363,7 +363,7 @@ async def test_the_source_may_remove_the_model_during_the_copy(fleet: Fleet) -> 
 
 async def test_strangers_and_wrong_names_get_nothing(fleet: Fleet, tmp_path: Path) -> None:
     source = await holder(fleet, SMALL)
-    thief = Mac("mac-9", tmp_path / "thief", make_identity(tmp_path / "thief-identity"), ("127.9.99.1",))
+    thief = Mac("mac-9", tmp_path / "thief", make_identity(tmp_path / "thief-identity"), ("127.9.9.9",))
     for node in ("mac-9", source.node):
         with pytest.raises(PeerFailed, match="does not contain this certificate"):
             await asyncio.to_thread(connect, thief.way(source), node, thief.identity.client)

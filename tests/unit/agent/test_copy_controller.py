@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from tests.support.waiting import until_async
 
 FILES = {"config.json": b"{}", "model.safetensors": content(21, 3 * CHUNK_BYTES + 5)}
 WHOLE = manifest(FILES)
+LOOPBACK = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+"""The interface of all addresses here; macOS binds sockets to it."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,8 @@ async def copying(
 
     found = PeerCopies(mac.node, mac.shelf, mac.identity.client, agent_of, limits or Limits())
     ends = {
-        f"cable-{one.node}": Cable(f"cable-{one.node}", one.node, "en2", CableEnd("", mac.addresses[0]), None) for one in cables
+        f"cable-{one.node}": Cable(f"cable-{one.node}", one.node, LOOPBACK, CableEnd("", mac.addresses[0]), None)
+        for one in cables
     }
     targets = tuple(Target(one.node, one.addresses[0], f"cable-{one.node}") for one in cables)
     found.set_view(View(mac.node, mac.addresses[0], targets, ends, {one.node: agent(one) for one in cables}, {}))

@@ -324,6 +324,23 @@ def test_logs_are_one_by_time_and_the_cause_stands_where_it_happened() -> None:
     assert first.label == "group 0 rank 0 studio-1" and second.path.endswith("/pods/chat-0-1-1/log")
 
 
+def test_json_in_a_log_is_shown_as_text_with_its_traceback_and_kept_as_values() -> None:
+    entry = {
+        "time": "x",
+        "level": "error",
+        "program": "runner",
+        "message": "it fails",
+        "rank": 0,
+        "attempt": 2,
+        "error": "a\nb: c",
+    }
+    found = list(logs.lines("rank 0", f"2026-03-01T11:58:00.1Z {json.dumps(entry)}"))
+    assert [line.text for line in found] == ["ERROR it fails attempt=2", "a", "b: c"]
+    named = {"time": "2026-03-01T11:58:00.1Z", "source": "rank 0", "cause": False}
+    assert logs.as_values(found[0]) == {**entry, **named}
+    assert [line.rest for line in found] == [False, True, True]
+
+
 # --- reading -----------------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +411,22 @@ def test_a_tenant_sees_what_is_theirs_and_which_rights_are_missing(kubeconfig: s
     for command in (["topology"], ["cables"], ["events"], ["events", "chat"], ["top"], ["topology", "-o", "svg"]):
         assert main([*command, "--kubeconfig", kubeconfig]) == 0, command
     assert "kubectl auth can-i list nodes.metrics.k8s.io" in capsys.readouterr().out
+
+
+def test_plan_names_the_rights_that_are_missing(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "chat", "--kubeconfig", kubeconfig]) == 1
+    said = capsys.readouterr().err
+    assert "cannot plan" in said and "kubectl auth can-i list modelcaches.thunderfleet.io -A" in said
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--kubeconfig", kubeconfig])
+    assert ended.value.code == 2 and "DEPLOYMENT" in capsys.readouterr().err
+
+
+def test_logs_as_values(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "chat", "--kubeconfig", kubeconfig, "-o", "json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"message": "it starts", "cause": False}.items() <= found[0].items()
+    assert [one["cause"] for one in found] == [False, False, True, False, False]
 
 
 def test_logs_through_the_api_server(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,7 @@ def test_defaults_of_the_crd_and_of_the_models_are_the_same(
         "memory": {"contextTokens": 32768, "concurrentRequests": 4, "headroomPercent": 10},
         "server": {"aliases": [], "apiKeys": []},
         "suspend": False,
+        "podMetadata": {"labels": {}, "annotations": {}},
         "runtime": {"fastSynch": "Disabled", "wiredLimit": "Auto", "env": []},
         "bootstrap": {"attempts": 8, "attemptTimeoutSeconds": 60, "ringWithoutRelay": False},
         "recovery": {"maxRestarts": 10, "backoffSeconds": 10, "backoffLimitSeconds": 300, "failback": "WhenIdle"},

@@ -202,12 +202,21 @@ async def test_liveness_restarts_and_readiness_follows(world: World) -> None:
     world.api.add_pod("probed", {"restartPolicy": "Always", "containers": [container]})
     await world.phase("probed", "Running")
     await world.until(lambda: "Unhealthy" in world.api.reasons())
+
+    def unhealthy() -> set[str]:
+        return {
+            event["type"] for event in world.api.events if event["reason"] == "Unhealthy" and "Readiness" in event["message"]
+        }
+
+    assert unhealthy() == {"Normal"}, "it has not been ready yet"
     assert not world.api.pod("probed")["status"]["containerStatuses"][0]["ready"]
     sandbox = next(world.root.glob("pods/*/containers/main/sandbox/0"))
     (sandbox / "ready").touch()
     await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["ready"])
     conditions = {item["type"]: item for item in world.api.pod("probed")["status"]["conditions"]}
     assert (conditions["Ready"]["status"], conditions["Ready"].get("message")) == ("True", None)
+    (sandbox / "ready").unlink()
+    await world.until(lambda: "Warning" in unhealthy())
     await world.until(lambda: (sandbox / "alive").exists())
     (sandbox / "alive").unlink()
     await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["restartCount"] >= 1)

@@ -17,6 +17,7 @@ from thunderfleet_operator.observe.observed import ObservedLink
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOTH = frozenset("ab")
+DOMAIN_A, DOMAIN_B, OTHER = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "abc")
 
 
 def link(*ends: Json, conditions: list[Json] | None = None) -> ThunderboltLink:
@@ -94,6 +95,40 @@ def test_what_the_ends_say_together(found: ThunderboltLink, ready: str, connecte
     assert (said["Connected"][0] == "True") == (connected == "Connected")
     assert all(message for _, _, message in said.values())
     assert (said["Symmetric"][2] == said["Connected"][2]) == (symmetric == "NoEnd"), "both say what to do"
+
+
+def sees(name: str, number: int, own: str, *others: str) -> NodeProfile:
+    """A profile that says which domains a port sees."""
+    port = {"receptacle": number, "connected": bool(others), "domainUUID": own}
+    port["peers"] = [{"domainUUID": other} for other in others]
+    return NodeProfile.load({"metadata": {"name": name}, "status": {"thunderbolt": {"ports": [port]}}})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ready", "connected"),
+    [
+        (sees("a", 1, DOMAIN_A, DOMAIN_B), sees("b", 2, DOMAIN_B, DOMAIN_A.upper()), "ab", "Connected"),
+        (sees("a", 1, DOMAIN_A, DOMAIN_B), sees("b", 2, DOMAIN_B), "ab", "NothingPluggedIn"),
+        # A display hides the other Mac from one of them.
+        (sees("a", 1, DOMAIN_A, DOMAIN_B, OTHER), sees("b", 2, DOMAIN_B, OTHER), "ab", "Connected"),
+        (sees("a", 1, DOMAIN_A), sees("b", 2, DOMAIN_B), "ab", "Unplugged"),
+        # The cable leads elsewhere by now.
+        (sees("a", 1, DOMAIN_A, OTHER), sees("b", 2, DOMAIN_B, OTHER), "ab", "Unplugged"),
+        (sees("a", 1, DOMAIN_A, DOMAIN_B), sees("b", 3, DOMAIN_B, DOMAIN_A), "ab", "Unplugged"),
+        (sees("a", 1, DOMAIN_A, DOMAIN_B), None, "ab", "Unplugged"),
+        # The profile of a Mac that is not Ready is out of date: it may have been renamed.
+        (sees("a", 1, DOMAIN_A, DOMAIN_B), sees("b", 2, DOMAIN_B, DOMAIN_A), "a", "NodeNotReady"),
+    ],
+)
+def test_ends_that_somebody_removed_are_not_unplugged(
+    a: NodeProfile, b: NodeProfile | None, ready: str, connected: str
+) -> None:
+    """An agent says in its profile that a cable was pulled before it takes its end out of the link."""
+    said = verdicts(summary(link(), {"a": a, "b": b}, NOW, frozenset(ready)))
+    assert said["Connected"][1] == connected
+    if connected == "Connected":
+        assert (said["Symmetric"][1], said["RDMAUsable"][1]) == ("NoEnd", "EndMissing")
+        assert "do not report their ends" in said["Symmetric"][2] and "spec.nodeName=b" in said["Symmetric"][2]
 
 
 @pytest.mark.parametrize(("reason", "listed"), [("CommandFailed", False), ("NotObserved", False), ("CommandFailed", True)])

@@ -6,6 +6,7 @@ from typing import Any
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_operator.decide import manifests
 from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.request import spec_hash
 from thunderfleet_operator.observe.proofs import Keyring
 
 from tests.unit.operator.values import plan
@@ -190,3 +191,32 @@ def test_the_same_placement_under_another_epoch() -> None:
     again = manifests.renumbered(plan(), 7)
     assert (again.epoch, again.name, [rank.pod for rank in again.ranks]) == (7, "md-0-e7", ["md-0-e7-0", "md-0-e7-1"])
     assert again == plan().model_copy(update={"epoch": 7, "ranks": again.ranks})
+
+
+def test_metadata_of_users_takes_nothing_from_the_operators() -> None:
+    mine = {"team": "search", "thunderfleet.io/rank": "7", "app.kubernetes.io/name": "mine"}
+    notes = {"note": "x", "thunderfleet.io/ports": "{}", "prometheus.io/port": "1"}
+    wanted = deployment(podMetadata={"labels": mine, "annotations": notes}, priorityClassName="important")
+    made = manifests.pod(wanted, plan(), 1, PodSettings("image:1"), "keys", KEYS)
+    plain = manifests.pod(deployment(), plan(), 1, PodSettings("image:1"), "keys", KEYS)
+    assert made["metadata"]["labels"] == {**common("1"), "team": "search"}
+    assert made["metadata"]["annotations"] == {**plain["metadata"]["annotations"], "note": "x"}, (
+        "the signature does not cover it"
+    )
+    assert made["spec"] == {**plain["spec"], "priorityClassName": "important"}
+
+
+def test_a_queue_admits_the_pods_of_a_placement_together() -> None:
+    wanted = deployment(podMetadata={"labels": {"kueue.x-k8s.io/queue-name": "macs"}})
+    for made in (plan(), plan(epoch=2)):
+        pods = [manifests.pod(wanted, made, rank, PodSettings("image:1"), "keys", KEYS)["metadata"] for rank in (0, 1)]
+        assert {one["labels"]["kueue.x-k8s.io/queue-name"] for one in pods} == {"macs"}
+        assert {one["labels"]["kueue.x-k8s.io/pod-group-name"] for one in pods} == {f"md-0-e{made.epoch}"}
+        assert {one["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for one in pods} == {"2"}
+        assert {one["annotations"]["kueue.x-k8s.io/retriable-in-group"] for one in pods} == {"false"}
+
+
+def test_metadata_and_priority_roll_no_group() -> None:
+    bare = spec_hash(deployment().spec)
+    for change in ({"podMetadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}}, {"priorityClassName": "high"}):
+        assert spec_hash(deployment(**change).spec) == bare

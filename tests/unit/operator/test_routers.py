@@ -316,11 +316,28 @@ async def test_a_service_whose_ports_somebody_changes_is_restored(world: World, 
     _router(world, "mini")
     await world.serve()
     path = SERVICES.item("ns", "md")
-    edited = json.loads(json.dumps(world.objects[path]))
-    edited["spec"]["ports"][0]["port"] = 81
-    world.put(SERVICES, edited)
+    wanted = world.objects[path]["spec"]["ports"]
+    other = {**wanted[0], "name": "other", "port": 81}
+    for ports in ([other], [*wanted, other]):
+        edited = json.loads(json.dumps(world.objects[path]))
+        edited["spec"]["ports"] = ports
+        world.put(SERVICES, edited)
+        await world.round()
+        assert world.objects[path]["spec"]["ports"] == wanted
+    count = len(world.writes)
     await world.round()
-    assert world.objects[path]["spec"]["ports"][0]["port"] == 80
+    assert not [path for _, path in world.writes[count:] if "/services/" in path]
+
+
+async def test_routers_with_a_certificate_take_over_a_service_of_routers_without(world: World) -> None:
+    world.deploy()
+    _router(world, "mini")
+    await world.serve()
+    world.routers = RouterSettings(RELEASE, 4141, tls=True)
+    world.restarted()
+    await world.round()
+    # The API server keeps the ports of the request that created the Service.
+    assert [port["port"] for port in world.objects[SERVICES.item("ns", "md")]["spec"]["ports"]] == [443]
 
 
 async def test_what_another_program_changes_all_the_time_is_not_fought_over(world: World) -> None:

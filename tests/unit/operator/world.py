@@ -162,7 +162,8 @@ class World:
         else:
             new = {k: copy.deepcopy(v) for k, v in body.items() if k != "metadata"}
             if "/services/" in path:
-                new["spec"] = _served_spec(item.get("spec", {}), new["spec"])
+                new["spec"] = _served_spec(item.get("spec", {}), new["spec"], self.applied.get(path, {}))
+                self.applied[path] = copy.deepcopy(body["spec"])
             if "/endpointslices/" in path:
                 new["endpoints"] = new["endpoints"] or None
             item.update(new)
@@ -203,6 +204,10 @@ class World:
         if path.endswith("/approval"):
             return self._approve(path.removesuffix("/approval"), body)
         item = self.objects[path.removesuffix("/status")]
+        if "/services/" in path:
+            assert item["metadata"]["uid"] == body["metadata"]["uid"]
+            item["spec"].update(copy.deepcopy(body["spec"]))
+            return self._stamp(item)
         assert body[0]["op"] == "test" and body[1]["op"] == "remove"
         del item["status"]["endpoints"][int(body[1]["path"].rsplit("/", 1)[1])]
         return self._stamp(item)
@@ -400,13 +405,17 @@ class World:
         return await self.reconciler.deployment("ns/md")
 
 
-def _served_spec(before: Json, applied: Json) -> Json:
-    """The spec of a Service after an apply, as a real API server answers.
+def _served_spec(before: Json, applied: Json, previous: Json) -> Json:
+    """The spec of a Service after an apply, as a real API server answers. ``previous``: what was applied before.
 
-    Fields that the manifest does not name stay if another manager has set them, such as one that created the Service. The type
-    ExternalName has no address. An empty selector is removed.
+    Fields and ports that the manifest does not name stay if another manager has set them, such as one that created the Service.
+    The type ExternalName has no address. An empty selector is removed.
     """
     kept = {key: before[key] for key in ("clusterIP", "selector") if key in before and applied.get("type") != "ExternalName"}
+    ours = [port["port"] for port in (*applied.get("ports", ()), *previous.get("ports", ()))]
+    others = [port for port in before.get("ports", ()) if port["port"] not in ours]
+    if others:
+        applied = {**applied, "ports": [*others, *applied.get("ports", ())]}
     return {key: value for key, value in (kept | applied).items() if value or not isinstance(value, dict)}
 
 

@@ -12,10 +12,10 @@ from thunderfleet_crds import routing
 from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi.errors import ApiError
+from thunderfleet_lib.httpapi.fairqueue import FairQueue
 from thunderfleet_router.decide import asked, balance, limits, names, prefixes, suspects
 from thunderfleet_router.decide.callers import Caller, caller
 from thunderfleet_router.decide.catalog import Catalog, Outlook, build
-from thunderfleet_router.decide.turns import Turns
 
 from tests.support.routing import KEYS, ROUTING_KEY, Model
 
@@ -261,7 +261,7 @@ class _Waiting:
     priority: KeyPriority = KeyPriority.NORMAL
 
 
-def _order(turns: Turns[_Waiting]) -> list[str]:
+def _order(turns: FairQueue[_Waiting]) -> list[str]:
     found = []
     while (one := turns.take(lambda _: True)) is not None:
         found.append(f"{one.caller_id}{one.number}")
@@ -269,7 +269,7 @@ def _order(turns: Turns[_Waiting]) -> list[str]:
 
 
 def test_keys_take_turns_within_a_priority() -> None:
-    turns: Turns[_Waiting] = Turns()
+    turns: FairQueue[_Waiting] = FairQueue()
     for number in range(3):
         turns.add(_Waiting("a", number))
     turns.add(_Waiting("b", 0))
@@ -284,7 +284,7 @@ def test_keys_take_turns_within_a_priority() -> None:
 
 
 def test_a_request_without_a_place_does_not_hold_up_other_keys() -> None:
-    turns: Turns[_Waiting] = Turns()
+    turns: FairQueue[_Waiting] = FairQueue()
     for name in "ab":
         turns.add(_Waiting(name, 0))
     taken = turns.take(lambda one: one.caller_id == "b")

@@ -12,10 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
 from thunderfleet_crds import routing
 from thunderfleet_crds.routing import DemandAnswer, DemandReport, Refusal
 from thunderfleet_lib import tls
-from thunderfleet_router import certificate
+from thunderfleet_router import certificate, demand, spans
 from thunderfleet_router.app import Options, Router
 from thunderfleet_router.http.exchange import Settings
 
@@ -137,6 +139,38 @@ async def test_without_the_api_server_routing_goes_on_and_nothing_is_woken() -> 
             assert not operator.wakes
             await server.start()
             await until_async(lambda: router.watch.connected)
+
+
+async def test_the_first_request_for_a_model_that_sleeps_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A report that waits for this time is not sent before the test's limit.
+    monkeypatch.setattr(demand, "LEAST_SECONDS", 3600.0)
+    async with api_server() as server:
+        operator = Operator()
+        server.secret(*operator.pair)
+        server.model(Model(keys={"alice": "sk-1"}, spec=ASLEEP))
+        async with operator.running(), _running(server, operator=operator.url) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            waiting = asyncio.create_task(_ask(session, "sk-1"))
+            await until_async(lambda: operator.wakes)
+            waiting.cancel()
+
+
+async def test_a_wake_in_vain_ends_when_the_api_server_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "DEMAND_SECONDS", 0.05)
+    async with api_server() as server:
+        operator = Operator()
+        server.secret(*operator.pair)
+        server.model(Model(keys={"alice": "sk-1"}, spec=ASLEEP))
+        async with operator.running(), _running(server, operator=operator.url) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            waiting = asyncio.create_task(_ask(session, "sk-1"))
+            # The operator has taken the wake, and will not be able to write it.
+            await until_async(lambda: operator.wakes)
+            await server.stop()
+            answer = await waiting
+            assert answer.status == 503 and answer.headers["Retry-After"]
+            assert "API server" in (await answer.json())["error"]["message"]
+            await server.start()
 
 
 async def test_a_request_with_a_key_wakes_a_model() -> None:
@@ -293,6 +327,98 @@ async def test_a_router_that_ends_says_so_before_it_closes_its_port() -> None:
         await kube.close()
 
 
+class Collector:
+    """Receives OTLP over HTTP."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.bodies: list[bytes] = []
+        self._silent = silent
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/v1/traces", self._handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.read())
+        if self._silent:
+            await asyncio.Event().wait()
+        return web.Response(content_type="application/x-protobuf")
+
+    def spans(self) -> list[trace_pb2.Span]:
+        found = [trace_service_pb2.ExportTraceServiceRequest.FromString(body) for body in self.bodies]
+        return [span for one in found for of in one.resource_spans for scope in of.scope_spans for span in scope.spans]
+
+
+async def test_a_collector_gets_a_span_for_each_request_and_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Collector()
+    trace, parent = "ab" * 16, "cd" * 8
+    async with api_server() as server, gateways("a", "b") as groups, collector.running() as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        groups[0].behaves = _abort
+        server.secret(*_pair("x"))
+        server.model(Model(urls=[group.url for group in groups], keys={"alice": "sk-secret"}))
+        async with _running(server) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            session.headers["traceparent"] = f"00-{trace}-{parent}-01"
+            answer = await _ask(session, "sk-secret", user="hush")
+            assert answer.status == 200
+        # The router has ended, and exported what was left.
+    found = {span.span_id.hex(): span for span in collector.spans()}
+    (top,) = [span for span in found.values() if span.parent_span_id.hex() == parent]
+    attempts = [span for span in found.values() if span.parent_span_id == top.span_id]
+    assert len(found) == 3 and {span.trace_id.hex() for span in found.values()} == {trace}
+    assert top.name == "POST /v1/chat/completions" and top.kind == trace_pb2.Span.SPAN_KIND_SERVER
+    values = {entry.key: entry.value for entry in top.attributes}
+    assert values["http.response.status_code"].int_value == 200 and values["thunderfleet.attempts"].int_value == 2
+    assert values["gen_ai.request.model"].string_value == "default/tiny"
+    assert values["thunderfleet.request_id"].string_value == answer.headers["X-Request-Id"]
+    assert sorted(span.status.code for span in attempts) == [
+        trace_pb2.Status.STATUS_CODE_UNSET,
+        trace_pb2.Status.STATUS_CODE_ERROR,
+    ]
+    sent = {headers["traceparent"] for group in groups for _, headers, _ in group.requests}
+    assert sent == {f"00-{trace}-{span.span_id.hex()}-01" for span in attempts}
+    everything = b"".join(collector.bodies)
+    assert b"sk-secret" not in everything and b"hush" not in everything
+
+
+async def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+    collector = Collector(silent=True)
+    async with api_server() as server, gateways("a") as (a,), collector.running() as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        server.secret(*_pair("x"))
+        server.model(Model(urls=[a.url]))
+        async with _running(server) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            assert (await _ask(session)).status == 200
+
+
+async def test_a_collector_that_is_away_disturbs_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    async with api_server() as server, gateways("a") as (a,):
+        server.secret(*_pair("x"))
+        server.model(Model(urls=[a.url]))
+        async with _running(server) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            for _ in range(3):
+                assert (await _ask(session)).status == 200
+            assert [headers["traceparent"] for _, headers, _ in a.requests]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def _closed(port: int) -> bool:
     import socket
 
@@ -312,6 +438,12 @@ async def test_requests_that_do_not_end_are_cut_off() -> None:
             router.ending.set()
             with pytest.raises(aiohttp.ClientError):
                 await asked
+
+
+async def _abort(request: web.Request, body: bytes) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
 
 
 def _never(gateway: Gateway) -> Any:

@@ -1,23 +1,30 @@
 """The router over HTTP, before small gateways: where requests go, what clients get, and what happens when a group fails."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thunderfleet_crds import routing
+from thunderfleet_crds.plan import RouterPlan
 from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance
 from thunderfleet_router.decide.catalog import build
-from thunderfleet_router.http import exchange, reply, upstream
+from thunderfleet_router.http import exchange, reply, server, upstream
 from thunderfleet_router.http.exchange import Settings
 from thunderfleet_router.http.server import POSTS
+from thunderfleet_runner.api.http.admission import Admission
+from thunderfleet_runner.api.http.turns import place_of
 
 from tests.support.router import Client, Kit, bearer, client_of
 from tests.support.routing import CHAT, KEYS, Gateway, Model, gateways
@@ -63,6 +70,23 @@ async def test_one_url_answers_for_all_models_and_all_groups_get_requests() -> N
             assert [entry["id"] for entry in listed["data"]] == ["other", "tiny"]
             one = await client.get("/v1/models/default/tiny")
             assert (await one.json())["root"] == "org/tiny"
+
+
+async def test_the_log_names_request_deployment_and_group_but_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    formatter = logs.JsonFormatter("router")
+    said: list[str] = []
+    with mock.patch.object(caplog.handler, "emit", lambda record: said.append(formatter.format(record))):
+        async with gateways("a") as (a,), client_of(Kit(Model(urls=[a.url], keys={"alice": "sk-alice-secret"}))) as client:
+            header = {**bearer("sk-alice-secret"), "X-Request-Id": "mine-1"}
+            with caplog.at_level("INFO"):
+                assert (await client.post("/v1/chat/completions", json={"model": "tiny", **CHAT}, headers=header)).status == 200
+                assert (await client.get("/v1/models", headers=bearer("sk-wrong-secret"))).status == 401
+    entries = [json.loads(line) for line in said if "thunderfleet_router" in line]
+    first = next(one for one in entries if one.get("request") == "mine-1")
+    wanted = {"namespace": "default", "deployment": "tiny", "group": 0, "code": 200, "attempts": 1, "key": "alice"}
+    assert wanted.items() <= first.items() and first["message"] == "POST /v1/chat/completions: 200"
+    assert [one["code"] for one in entries if one["message"].startswith("GET")] == [401]
+    assert "secret" not in "".join(said)
 
 
 async def test_a_stream_arrives_as_the_gateway_sends_it() -> None:
@@ -403,6 +427,62 @@ async def test_limits_of_a_key_hold_in_each_router() -> None:
                 assert (await _chat(client, headers=bearer("2")))[0] == 200
 
 
+async def test_a_key_has_its_limit_once_for_each_router() -> None:
+    async with gateways("a") as (a,), contextlib.AsyncExitStack() as stack:
+        free = _held(a)
+        model = Model(urls=[a.url], keys={"alice": "1"}, limits={"alice": KeyLimits(requests_in_flight=1)})
+        kits = [Kit(model) for _ in range(3)]
+        clients = [await stack.enter_async_context(client_of(kit)) for kit in kits]
+        tasks = [asyncio.create_task(_chat(client, headers=bearer("1"))) for client in clients]
+        await until_async(lambda: len(a.requests) == 3)
+        for client in clients:
+            assert (await _chat(client, headers=bearer("1")))[0] == 429
+        free.set()
+        assert [(await task)[0] for task in tasks] == [200] * 3
+
+
+@pytest.mark.parametrize("priority", ["High", "Normal"])
+async def test_keys_take_turns_at_a_group_that_several_routers_use(priority: str) -> None:
+    """Three routers before the queue of one gateway, where a key that sends much at two of them meets one at the third."""
+    low = KeyPriority.LOW if priority == "High" else KeyPriority.NORMAL
+    limits = {"alice": KeyLimits(priority=low), "bob": KeyLimits(priority=KeyPriority(priority))}
+    async with gateways("a") as (a,), contextlib.AsyncExitStack() as stack:
+        model = Model(
+            urls=[a.url],
+            slots=1,
+            keys={"alice": "1", "bob": "2"},
+            limits=limits | {"bob": KeyLimits(priority=KeyPriority(priority))},
+        )
+        plan = RouterPlan(key_id="0" * 16, digest=routing.credential_digest(model.credential()))
+        admission, order, free = Admission(budget=100, slots=1, queue=16), list[str](), asyncio.Event()
+
+        async def queue(request: web.Request, body: bytes) -> web.StreamResponse:
+            slot = await admission.enter(1, place=place_of(request.headers, plan))
+            try:
+                await free.wait()
+                order.append(json.loads(body)["user"])
+                return await a.answer(request, body)
+            finally:
+                slot.free()
+
+        a.behaves = queue
+        kits = [Kit(model) for _ in range(3)]
+        clients = [await stack.enter_async_context(client_of(kit)) for kit in kits]
+        tasks = [
+            asyncio.create_task(_chat(client, headers=bearer("1"), user=f"alice {number}"))
+            for client in clients[:2]
+            for number in range(3)
+        ]
+        # Each router sends two to a group with one place, and keeps the third.
+        await until_async(lambda: (admission.running, admission.waiting) == (1, 3))
+        tasks.append(asyncio.create_task(_chat(clients[2], headers=bearer("2"), user="bob")))
+        await until_async(lambda: admission.waiting == 4)
+        free.set()
+        assert [(await task)[0] for task in tasks] == [200] * 7
+        # One of alice ran already. With equal priorities another one may come first.
+        assert order.index("bob") == 1 if priority == "High" else order.index("bob") <= 2
+
+
 async def test_requests_that_wait_cost_nothing_while_all_groups_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
 
@@ -472,7 +552,31 @@ async def test_large_answers_pass() -> None:
         assert len(await answer.read()) == 3 * upstream.BUFFER_BYTES
 
 
-async def test_metrics_and_health() -> None:
+async def test_a_router_that_has_just_started_lets_requests_wait_until_it_knows_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "START_SECONDS", 60.0)
+    looked = 0
+
+    def problem() -> str | None:
+        nonlocal looked
+        looked += 1
+        return kit.obstacle
+
+    async with gateways("a") as (a,):
+        kit = Kit()
+        kit.server._problem = problem
+        kit.obstacle = "the router has not read the ModelDeployments yet"
+        async with client_of(kit) as client:
+            asked = asyncio.create_task(_chat(client))
+            await until_async(lambda: looked)
+            kit.set(Model(urls=[a.url]))
+            kit.obstacle = None
+            assert (await asked)[0] == 200
+
+
+async def test_metrics_and_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "START_SECONDS", 0.1)
     async with gateways("a") as (a,):
         kit = Kit(Model(urls=[a.url]))
         async with client_of(kit) as client:

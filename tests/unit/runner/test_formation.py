@@ -219,13 +219,13 @@ async def test_echoes_of_peers_are_listed_with_the_first_cause_even_if_they_arri
 async def test_a_claim_says_the_address_that_worked(make_group: MakeGroup) -> None:
     """The peer cannot reach rank 0's own address, but another one."""
     group = make_group(2)
-    one = group.plan.ranks[1].model_copy(update={"coordinator": "127.0.0.99"})
+    one = group.plan.ranks[1].model_copy(update={"coordinator": "127.0.0.8"})
     group.plan = group.plan.model_copy(update={"ranks": (group.plan.ranks[0], one)})
     unheard = group.plan.ranks[0].model_copy(update={"address": "127.0.0.98"})
     leader = group.start(0)
     other = group.start(1, plan=group.plan.model_copy(update={"ranks": (unheard, one)}))
     await group.until(lambda: 1 in leader.role.machine.present, "rank 1 has joined")
-    assert other.state.phase is not None and "127.0.0.99" in group.plan.control_addresses(0)
+    assert other.state.phase is not None and "127.0.0.8" in group.plan.control_addresses(0)
 
     async def serve(_: connection.Connection) -> str:
         raise AssertionError("nobody is there")
@@ -233,7 +233,7 @@ async def test_a_claim_says_the_address_that_worked(make_group: MakeGroup) -> No
     nobody = unheard.model_copy(update={"control_port": 1})
     gone = group.plan.model_copy(update={"ranks": (nobody, one)})
     with pytest.raises(
-        ConnectionError, match=r"cannot join rank 0 at 127\.0\.0\.98:1: .*; cannot join rank 0 at 127\.0\.0\.99:1"
+        ConnectionError, match=r"cannot join rank 0 at 127\.0\.0\.98:1: .*; cannot join rank 0 at 127\.0\.0\.8:1"
     ):
         await join.join_group(gone, control.client_tls(group.keys), other._hello(), serve)
 

@@ -190,6 +190,88 @@ async def test_both_ends_of_a_hop_notice_a_broken_connection_at_once(make_keys: 
         assert {fault.reason for fault in hop.said} == {"RelayLost"} and all(fault.echo for fault in hop.said)
 
 
+async def closed(reader: asyncio.StreamReader) -> None:
+    """Waits until a rank's connection has ended."""
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read(1) == b""
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_rank_that_is_accepted_as_its_hop_breaks_notices_it(
+    make_keys: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """The hop breaks this many turns of the loop before its rank is accepted."""
+    looks, broken, accepted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def at_the_signal(*_: object) -> bool:
+        looks.set()
+        await accepted.wait()
+        return True
+
+    async def breaks(*_: object) -> None:
+        await broken.wait()
+        raise relay.RelayLost("cut")
+
+    monkeypatch.setattr(asyncio, "to_thread", at_the_signal)
+    monkeypatch.setattr(relay, "_inward", breaks)
+    async with Hop(make_keys(tmp_path)) as hop:
+        near, _ = await hop.join()
+        await asyncio.wait_for(looks.wait(), 60)
+        broken.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        accepted.set()
+        await closed(near[0])
+        await asyncio.wait_for(hop.until_over(), 60)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_breaks_as_it_is_opened_ends_its_rank(
+    make_keys: Callable[[Path], Path], tmp_path: Path, turns: int
+) -> None:
+    """The peer has accepted the hop this many turns of the loop ago; the response may not have been read yet."""
+    async with Hop(make_keys(tmp_path)) as hop:
+        near = await hop.dial()
+        async with asyncio.timeout(60):
+            while not hop.ends[1]._taken:  # noqa: ASYNC110 - turns of the loop count
+                await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        hop.cut()
+        await closed(near[0])
+        await asyncio.wait_for(hop.until_over(), 60)
+        assert {fault.reason for fault in hop.said} <= {"RelayLost"}
+
+
+@pytest.mark.parametrize("error", [aiohttp.ServerDisconnectedError(), AssertionError()])
+async def test_a_response_that_does_not_arrive_is_a_lost_relay(
+    make_keys: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    connect = aiohttp.ClientSession.ws_connect
+    failed: list[Exception] = []
+
+    async def once(session: aiohttp.ClientSession, *place: Any, **options: Any) -> aiohttp.ClientWebSocketResponse:
+        channel: aiohttp.ClientWebSocketResponse = await connect(session, *place, **options)
+        if failed:
+            return channel
+        # The peer's rank is connected by then.
+        await hop.join()
+        failed.append(error)
+        await channel.close()
+        raise error
+
+    monkeypatch.setattr(aiohttp.ClientSession, "ws_connect", once)
+    hop = Hop(make_keys(tmp_path))
+    async with hop:
+        await asyncio.wait_for(hop.until_over(), 60)
+        near, far = hop.ranks
+        await closed(near)
+        await closed(far)
+        assert [fault.reason for fault in hop.said if "as it was opened" in fault.message] == ["RelayLost"]
+        assert {fault.reason for fault in hop.said} == {"RelayLost"}
+
+
 class Hop:
     """The hop from rank 0 to rank 1 between two supervisors' relays, with this test as both ranks."""
 
@@ -234,11 +316,18 @@ class Hop:
 
     async def join(self) -> tuple[tuple[asyncio.StreamReader, asyncio.StreamWriter], ...]:
         """Both ranks' ends."""
+        near = await self.dial()
+        far = await asyncio.wait_for(self.taken.get(), 60)
+        self.writers.append(far[1])
+        self.ranks = near[0], far[0]
+        return near, far
+
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The end of the rank that dials."""
         host, _, port = self.target.rpartition(":")
         near = await asyncio.open_connection(host, int(port))
-        far = await asyncio.wait_for(self.taken.get(), 60)
-        self.writers = [near[1], far[1]]
-        return near, far
+        self.writers.append(near[1])
+        return near
 
     def cut(self) -> None:
         """Cuts the connection between the supervisors without closing it."""
@@ -252,13 +341,15 @@ class Hop:
         await asyncio.wait(relays) if relays else None
 
     async def __aexit__(self, *_: object) -> None:
+        for end in self.ends:
+            await end.close()
+        await relay._stop(self.rank)
+        while not self.taken.empty():
+            self.writers.append(self.taken.get_nowait()[1])
         for writer in self.writers:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-        for end in self.ends:
-            await end.close()
-        self.rank.close()
         await self.server.cleanup()
         assert not carried()
 

@@ -1,7 +1,7 @@
 // What is known of what somebody has selected: facts, progress, conditions and the way to the cause.
 
 import { Chat } from "./chat";
-import { bar, bytes, element } from "./dom";
+import { bar, bits, bytes, element } from "./dom";
 import { shortName } from "./draw";
 import { ask, said } from "./net";
 import { left } from "./side";
@@ -36,6 +36,7 @@ export class Detail {
   onclose: () => void = () => undefined;
   private id: string | undefined;
   private shown = "";
+  private content = "";
   private timer = 0;
   private readonly head = element("div");
   private readonly more = element("div");
@@ -58,7 +59,7 @@ export class Detail {
     clearTimeout(this.timer);
     this.timer = 0;
     this.id = id;
-    this.shown = "";
+    this.shown = this.content = "";
     this.more.replaceChildren();
     this.chat?.end();
     this.chat = undefined;
@@ -74,7 +75,8 @@ export class Detail {
 
   update(): void {
     const entity = this.id === undefined ? undefined : this.store.get(this.id);
-    const now = JSON.stringify(entity ?? null);
+    const now = JSON.stringify([entity ?? null, entity && "ends" in entity ? this.traffic(entity) : ""]);
+    const content = JSON.stringify(entity ?? null);
     if (this.id === undefined || now === this.shown) return;
     this.shown = now;
     if (!entity) {
@@ -84,10 +86,12 @@ export class Detail {
     }
     this.head.replaceChildren(...this.facts(entity));
     if ("copies" in entity && entity.serves && !this.chat) {
-      this.chat = new Chat(entity);
-      this.box.append(this.chat.box);
+      this.chat = new Chat(entity, this.store.own);
+      this.box.insertBefore(this.chat.box, this.more);
     }
     // A change of one object often comes with changes of others that the cause is found in.
+    if (content === this.content) return;
+    this.content = content;
     if (!this.timer) this.timer = window.setTimeout(() => void this.load(), this.more.hasChildNodes() ? ASK_MS : 0);
   }
 
@@ -137,10 +141,21 @@ export class Detail {
         ["Measured", cable.gbps && `${cable.gbps} Gbit/s`],
         ["Round trip", cable.rtt],
         ["RDMA", cable.rdma ? "yes" : "no"],
+        ["Traffic now", this.traffic(cable)],
       ]),
       ...this.section("Ends", cable.ends.map(([name]) => [`mac/${name}`, name])),
       ...this.section("Used by", cable.users.map((group) => [this.modelOf(group), shortName(group)])),
     ];
+  }
+
+  private traffic(cable: Cable): string {
+    if (!cable.connected) return "";
+    if (this.store.noRates) return `not known: ${this.store.noRates}`;
+    const [there, back] = this.store.rates.get(cable.name) ?? [0, 0];
+    const [a, b] = [cable.ends[0][0], cable.ends[1][0]];
+    const text = there || back ? `${a} → ${b} ${bits(there)}, ${b} → ${a} ${bits(back)}` : "quiet";
+    // macOS does not count what RDMA moves.
+    return cable.rdma ? `${text} (RDMA is not counted)` : text;
   }
 
   private model(model: Model): HTMLElement[] {
@@ -159,7 +174,7 @@ export class Detail {
     return [
       element("div", "kind", model.model),
       pairs([
-        ["Groups", `${model.ready} of ${model.wanted} ready`],
+        ["Groups", model.wanted || !this.store.own ? `${model.ready} of ${model.wanted} ready` : ""],
         ["Transport", model.transport],
         ["Speed", model.tokensPerSecond && `${model.tokensPerSecond} tokens/s`],
       ]),
@@ -196,11 +211,17 @@ function pairs(entries: [string, string][]): HTMLElement {
 
 function why(found: NonNullable<Details["why"]>): HTMLElement[] {
   const dots = { ok: "good", problem: "bad", unknown: "idle" } as const;
-  const steps = found.steps.map((step) =>
-    element("div", "step", element("span", `dot ${dots[step.state]}`), element("p", "", element("b", "", step.subject), `: ${step.text}`)),
-  );
+  // Conditions are shown below, with all that is known of them.
+  const steps = found.steps
+    .filter((step) => !step.subject.startsWith("ModelDeployment "))
+    .map((step) =>
+      element("div", "step", element("span", `dot ${dots[step.state]}`), element("p", "", element("b", "", step.subject), `: ${step.text}`)),
+    );
   const cause = found.cause ? [element("h3", "", "Cause"), element("div", "cause", `${found.cause.subject}: ${found.cause.text}`)] : [];
-  return [...cause, element("h3", "", "Why"), ...steps];
+  if (!steps.length) return cause;
+  const path = element("details", "path", element("summary", "", found.cause ? "How it was found" : "Parts"), ...steps);
+  path.open = found.cause !== null;
+  return [...cause, path];
 }
 
 function conditions(found: Condition[]): HTMLElement[] {

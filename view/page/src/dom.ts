@@ -42,6 +42,12 @@ export function bytes(value: number): string {
   return `${number >= 100 || at === 0 ? Math.round(number) : Number(number.toFixed(1))} ${UNITS[at]}`;
 }
 
+/** Bits per second. */
+export function bits(value: number): string {
+  if (value >= 1e9) return `${Number((value / 1e9).toFixed(1))} Gbit/s`;
+  return value >= 1e6 ? `${Math.round(value / 1e6)} Mbit/s` : `${Math.round(value / 1e3)} kbit/s`;
+}
+
 export function seconds(value: number): string {
   if (value < 120) return `${Math.round(value)} s`;
   return value < 7200 ? `${Math.round(value / 60)} min` : `${Math.round(value / 3600)} h`;

@@ -1,8 +1,8 @@
 // The drawing: Macs as cards, cables as lines, groups as areas of one color.
 
-import { bytes } from "./dom";
+import { bits, bytes } from "./dom";
 import { HEIGHT, layout, WIDTH, type Point } from "./layout";
-import { type Cable, hues, type Mac, type Model, type Store } from "./store";
+import { type Cable, type Group, hues, type Mac, type Model, type Store } from "./store";
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
 const MIN_SCALE = 0.02;
@@ -11,6 +11,21 @@ const NAMES_FROM = 0.42;
 const DETAILS_FROM = 0.62;
 const MAX_LABELS = 160;
 const MOVE_MS = 450;
+/** Between two pictures of moving dots, and up to how many cables with them. */
+const FLOW_MS = 50;
+const MAX_FLOWS = 60;
+/** Between the areas of groups that share Macs: room for a title. */
+const NESTED = 34;
+const MAX_NESTED = 4;
+/** Where on a cable its text may stand. */
+const SHARES = [0.5, 0.34, 0.66, 0.27, 0.73] as const;
+
+interface Box {
+  left: number;
+  top: number;
+  right: number;
+  bottom: number;
+}
 
 interface Colors {
   back: string;
@@ -153,7 +168,7 @@ export class Scene {
     for (const { x, y } of this.places.values()) {
       left = Math.min(left, x - WIDTH / 2 - 30);
       right = Math.max(right, x + WIDTH / 2 + 30);
-      top = Math.min(top, y - HEIGHT / 2 - 56);
+      top = Math.min(top, y - HEIGHT / 2 - 64);
       bottom = Math.max(bottom, y + HEIGHT / 2 + 40);
     }
     return this.places.size ? { left, top, right, bottom } : { left: 0, top: 0, right: 1, bottom: 1 };
@@ -186,6 +201,7 @@ export class Scene {
   }
 
   private lanes = new Map<string, string[]>();
+  private flowing = 0;
 
   private middle(id: string): Point | undefined {
     const cable = this.store.cables.get(id);
@@ -236,11 +252,13 @@ export class Scene {
       if (lane) lane.push(id);
       else this.lanes.set(pair, [id]);
     }
-    for (const model of this.store.models.values()) this.areas(model);
+    const groups = this.nested();
+    for (const { group, around } of groups) this.area(group, around);
     const seen = [...this.store.cables.values()].filter((cable) => this.visible(...this.ends(cable)));
     // What is wrong is drawn last, above the rest.
     seen.sort((one, other) => Number(one.health === "bad") - Number(other.health === "bad"));
     for (const cable of seen) this.line(cable);
+    this.flows(seen);
     const known = new Set<string>();
     const copying = this.copies();
     for (const mac of this.store.macs.values()) {
@@ -248,8 +266,8 @@ export class Scene {
       if (this.places.has(mac.name)) this.card(mac, copying.get(mac.name));
     }
     for (const name of this.places.keys()) if (!known.has(name)) this.stranger(name);
-    if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) for (const cable of seen) this.label(cable);
-    for (const model of this.store.models.values()) this.titles(model);
+    if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) this.labels(seen);
+    for (const { model, group, around } of groups) this.title(model, group, around);
     if (performance.now() - this.movedAt < MOVE_MS) this.update();
   }
 
@@ -289,12 +307,12 @@ export class Scene {
     return this.lit !== undefined && !groups.some((group) => this.lit?.has(group));
   }
 
-  private corners(macs: readonly string[]): Point[] {
+  private corners(macs: readonly string[], around = 0): Point[] {
     return macs
       .filter((name) => this.places.has(name))
       .map((name) => this.place(name))
       .flatMap(({ x, y }) => {
-        const [dx, dy] = [WIDTH / 2 + 6, HEIGHT / 2 + 6];
+        const [dx, dy] = [WIDTH / 2 + 6 + around, HEIGHT / 2 + 6 + around];
         return [
           { x: x - dx, y: y - dy },
           { x: x + dx, y: y - dy },
@@ -304,43 +322,54 @@ export class Scene {
       });
   }
 
-  private areas(model: Model): void {
-    const { context } = this;
-    for (const group of model.groups) {
-      const outline = hull(this.corners(group.macs));
-      if (!outline.length || !this.visible(...outline)) continue;
-      context.beginPath();
-      for (const { x, y } of outline) context.lineTo(x, y);
-      context.closePath();
-      context.lineJoin = "round";
-      context.lineWidth = 26;
-      const color = this.tint(group.name, (this.colors.dark ? 0.2 : 0.13) * (this.dimmed([group.name]) ? 0.35 : 1));
-      // Fill and wide round border, drawn as one color: together they must not become darker.
-      context.strokeStyle = context.fillStyle = mixed(this.colors.back, color, context);
-      context.stroke();
-      context.fill();
-    }
+  /** Groups that share Macs lie around each other, the larger one outside; it comes first. */
+  private nested(): { model: Model; group: Group; around: number }[] {
+    const all = [...this.store.models.values()].flatMap((model) => model.groups.map((group) => ({ model, group })));
+    all.sort((one, other) => one.group.macs.length - other.group.macs.length || (one.group.name < other.group.name ? -1 : 1));
+    const levels = new Map<string, number>();
+    const found = all.map(({ model, group }) => {
+      const level = Math.min(MAX_NESTED, Math.max(0, ...group.macs.map((name) => levels.get(name) ?? 0)));
+      for (const name of group.macs) levels.set(name, level + 1);
+      return { model, group, around: level * NESTED };
+    });
+    return found.reverse();
   }
 
-  private titles(model: Model): void {
+  private area(group: Group, around: number): void {
+    const { context } = this;
+    const outline = hull(this.corners(group.macs, around));
+    if (!outline.length || !this.visible(...outline)) return;
+    context.beginPath();
+    for (const { x, y } of outline) context.lineTo(x, y);
+    context.closePath();
+    context.lineJoin = "round";
+    context.lineWidth = 26;
+    const color = this.tint(group.name, (this.colors.dark ? 0.2 : 0.13) * (this.dimmed([group.name]) ? 0.35 : 1));
+    // Fill and wide round border, drawn as one color: together they must not become darker.
+    context.strokeStyle = context.fillStyle = mixed(this.colors.back, color, context);
+    context.stroke();
+    context.fill();
+  }
+
+  private title(model: Model, group: Group, around: number): void {
     const { context, scale } = this;
     if (scale < 0.12) return;
-    for (const group of model.groups) {
-      const corners = this.corners(group.macs);
-      if (!corners.length || !this.visible(...corners)) continue;
-      const top = Math.min(...corners.map((point) => point.y));
-      const upper = corners.filter((point) => point.y < top + 2);
-      const x = (Math.min(...upper.map((point) => point.x)) + Math.max(...upper.map((point) => point.x))) / 2;
-      const size = Math.min(26, Math.max(14, 11 / scale));
-      context.font = `600 ${size}px ${FONT}`;
-      context.textAlign = "center";
-      context.textBaseline = "alphabetic";
-      context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
-      const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
-      const text = `${short(shortName(group.name), 34)}${group.state === "Ready" ? "" : ` · ${group.state}${loading}`}`;
-      this.halo(text, x, top - 20, this.tint(group.name));
-      context.globalAlpha = 1;
-    }
+    const corners = this.corners(group.macs, around);
+    if (!corners.length || !this.visible(...corners)) return;
+    const top = Math.min(...corners.map((point) => point.y));
+    const upper = corners.filter((point) => point.y < top + 2);
+    const x = (Math.min(...upper.map((point) => point.x)) + Math.max(...upper.map((point) => point.x))) / 2;
+    const size = Math.min(26, Math.max(14, 11 / scale));
+    context.font = `600 ${size}px ${FONT}`;
+    context.textAlign = "center";
+    context.textBaseline = "alphabetic";
+    context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
+    const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
+    // Of a model with one group, the number of the group says nothing.
+    const name = short(shortName(model.groups.length === 1 ? model.name : group.name), 34);
+    const speed = model.tokensPerSecond && scale >= NAMES_FROM ? ` · ${model.tokensPerSecond} tok/s` : "";
+    this.halo(`${name}${group.state === "Ready" ? speed : ` · ${group.state}${loading}`}`, x, top - 20, this.tint(group.name));
+    context.globalAlpha = 1;
   }
 
   private line(cable: Cable): void {
@@ -391,34 +420,88 @@ export class Scene {
     context.stroke();
   }
 
-  private label(cable: Cable): void {
-    if (cable.health === "bad") return;
-    const [a, b] = this.ends(cable);
-    const [across, down] = [Math.abs(b.x - a.x), Math.abs(b.y - a.y)];
-    const length = Math.hypot(across, down) || 1;
-    const room = length - Math.min((WIDTH * length) / (across || 1), (HEIGHT * length) / (down || 1));
-    const text = [cable.speed, cable.gbps && `${cable.gbps} Gbit/s`].filter(Boolean).join("  ·  ");
+  /** The texts of cables, none over another text or a card. */
+  private labels(cables: Cable[]): void {
+    const taken: Box[] = [...this.places.keys()].map((name) => {
+      const { x, y } = this.place(name);
+      return { left: x - WIDTH / 2, top: y - HEIGHT / 2, right: x + WIDTH / 2, bottom: y + HEIGHT / 2 };
+    });
+    // The cross of a pulled cable is more important than the text of another one.
+    for (const cable of cables) {
+      if (cable.health !== "bad") continue;
+      const { x, y } = this.middle(cable.id) as Point;
+      taken.push({ left: x - 14, top: y - 14, right: x + 14, bottom: y + 14 });
+    }
+    for (const cable of cables) if (cable.health !== "bad") this.label(cable, taken);
+  }
+
+  private label(cable: Cable, taken: Box[]): void {
     const { context } = this;
-    context.font = `500 12px ${FONT}`;
-    if (!text || room < 44) return;
-    // Cables across a group meet in its middle: their texts stand nearer to one end.
-    const share = across > WIDTH && down > 2 * HEIGHT ? 0.34 : 0.5;
-    const [x, y] = [a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share];
+    const rate = this.store.rates.get(cable.name);
+    const measured = Math.min(...cable.gbps.split("/").map(Number).filter((one) => one > 0));
+    const text = rate ? `⇄ ${bits(rate[0] + rate[1])}` : Number.isFinite(measured) ? `${measured} Gbit/s` : cable.speed;
+    if (!text) return;
+    context.font = `${rate ? 600 : 500} 12px ${FONT}`;
+    const width = context.measureText(text).width + 14;
+    const [a, b] = this.ends(cable);
+    for (const share of SHARES) {
+      const [x, y] = [a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share];
+      const box = { left: x - width / 2, top: y - 11, right: x + width / 2, bottom: y + 11 };
+      if (taken.some((one) => one.left < box.right + 4 && box.left < one.right + 4 && one.top < box.bottom + 3 && box.top < one.bottom + 3)) continue;
+      taken.push(box);
+      this.pill(cable, text, { x, y }, width, rate !== undefined);
+      return;
+    }
+  }
+
+  private pill(cable: Cable, text: string, { x, y }: Point, width: number, live: boolean): void {
+    const { context, colors } = this;
+    const tint = cable.users[0] ? this.tint(cable.users[0]) : colors.accent;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const width = context.measureText(text).width + 16;
-    if (down < across * 0.3 && width > room + 10) return;
     context.globalAlpha = this.dimmed(cable.users) ? 0.3 : 1;
-    context.fillStyle = this.colors.card;
-    context.strokeStyle = this.colors.line;
-    context.lineWidth = 1;
+    context.fillStyle = colors.card;
+    context.strokeStyle = live ? tint : colors.line;
+    context.lineWidth = live ? 1.5 : 1;
     context.beginPath();
     context.roundRect(x - width / 2, y - 11, width, 22, 11);
     context.fill();
     context.stroke();
-    context.fillStyle = cable.health === "doubtful" ? this.colors.doubtful : this.colors.text;
+    context.fillStyle = cable.health === "doubtful" ? colors.doubtful : live ? tint : colors.text;
     context.fillText(text, x, y + 1);
     context.globalAlpha = 1;
+  }
+
+  /** Dots that move along cables with traffic, the faster the more there is. */
+  private flows(cables: Cable[]): void {
+    const moving = cables.filter((cable) => cable.health !== "bad" && this.store.rates.has(cable.name));
+    if (!moving.length || moving.length > MAX_FLOWS || this.scale < 0.25) return;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const { context } = this;
+    for (const cable of moving) {
+      const [a, b] = this.ends(cable);
+      const length = Math.hypot(b.x - a.x, b.y - a.y) || 1;
+      const rates = this.store.rates.get(cable.name) ?? [0, 0];
+      context.globalAlpha = this.dimmed(cable.users) ? 0.25 : 1;
+      context.fillStyle = cable.users[0] ? this.tint(cable.users[0]) : this.colors.accent;
+      for (const [way, rate] of rates.entries()) {
+        if (!rate) continue;
+        const speed = 20 + 22 * Math.log10(rate / 1e4);
+        const passed = still ? 0 : (performance.now() / 1000) * speed;
+        for (let at = passed % 64; at < length; at += 64) {
+          const share = way === 0 ? at / length : 1 - at / length;
+          context.beginPath();
+          context.arc(a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share, 4.2, 0, 2 * Math.PI);
+          context.fill();
+        }
+      }
+    }
+    context.globalAlpha = 1;
+    if (still || this.flowing) return;
+    this.flowing = window.setTimeout(() => {
+      this.flowing = 0;
+      this.update();
+    }, FLOW_MS);
   }
 
   private card(mac: Mac, copying: number | undefined): void {
@@ -445,14 +528,17 @@ export class Scene {
     context.fill();
     context.globalAlpha = faint;
     context.strokeStyle = edge;
-    context.lineWidth = mac.health === "idle" ? 1.5 : Math.min(14, Math.max(2.2, 1.3 / scale));
+    context.lineWidth = mac.health === "idle" ? Math.min(7, Math.max(1.5, 1 / scale)) : Math.min(14, Math.max(2.2, 1.3 / scale));
     context.stroke();
     if (scale >= NAMES_FROM) this.inside(mac, left, top, copying);
     else if (scale > 0.16) {
       context.textAlign = "center";
       context.textBaseline = "middle";
-      // Of a long name, the end tells it from others.
-      this.text(mac.name, x, y, Math.min(30, 11 / scale), 600, colors.text, WIDTH - 16, true);
+      // Of a long name, the end tells it from others; a name that nearly fits becomes smaller.
+      const size = Math.min(34, 11 / scale);
+      context.font = `600 ${size}px ${FONT}`;
+      const fitting = Math.max(0.72, Math.min(1, (WIDTH - 16) / context.measureText(mac.name).width));
+      this.text(mac.name, x, y, size * fitting, 600, colors.text, WIDTH - 14, true);
     } else if (mac.health === "bad") {
       context.fillStyle = colors.bad;
       context.fill();
@@ -463,14 +549,19 @@ export class Scene {
   private inside(mac: Mac, left: number, top: number, copying: number | undefined): void {
     const { context, colors, scale } = this;
     context.fillStyle = { good: colors.good, idle: colors.quiet, doubtful: colors.doubtful, bad: colors.bad }[mac.health];
+    const full = scale >= DETAILS_FROM;
+    const middle = full ? top + 22 : top + HEIGHT / 2;
     context.beginPath();
-    context.arc(left + 18, top + 22, 5, 0, 2 * Math.PI);
+    context.arc(left + 18, middle, full ? 5 : 6, 0, 2 * Math.PI);
     context.fill();
     context.textAlign = "left";
     context.textBaseline = "middle";
-    this.text(mac.name, left + 31, top + 22.5, 15, 600, colors.text, WIDTH - 44);
-    if (scale < DETAILS_FROM) return;
-    const below = mac.health === "bad" ? mac.problem.split(":")[0] ?? "" : [mac.chip, mac.memory && bytes(mac.memory)].filter(Boolean).join(" · ");
+    const marks = mac.ranks.length > 1 ? 12 * Math.min(5, mac.ranks.length) : 0;
+    this.text(mac.name, left + 31, middle + 0.5, full ? 15 : 20, 600, colors.text, WIDTH - 44 - marks, !full);
+    if (mac.ranks.length > 1) this.marks(mac, left, middle);
+    if (!full) return;
+    const known = [mac.chip, mac.memory && bytes(mac.memory)].filter(Boolean).join(" · ");
+    const below = mac.health === "bad" ? mac.problem.split(":")[0] ?? "" : copying === undefined ? known : `gets weights · ${percent(copying, 1)}`;
     this.text(below, left + 14, top + 43.5, 12, 400, mac.health === "bad" ? colors.bad : colors.quiet, WIDTH - 28);
     const [x, y, width] = [left + 14, top + 60, WIDTH - 28];
     context.fillStyle = colors.line;
@@ -483,6 +574,17 @@ export class Scene {
       context.beginPath();
       context.roundRect(x, y, Math.max(5, width * share), 5, 2.5);
       context.fill();
+    }
+  }
+
+  /** The colors of all groups of a Mac that has several. */
+  private marks(mac: Mac, left: number, y: number): void {
+    const groups = [...new Set(mac.ranks.map((rank) => rank.group))].slice(0, 5);
+    for (const [at, group] of groups.reverse().entries()) {
+      this.context.fillStyle = this.tint(group);
+      this.context.beginPath();
+      this.context.roundRect(left + WIDTH - 22 - at * 12, y - 5, 9, 10, 2.5);
+      this.context.fill();
     }
   }
 

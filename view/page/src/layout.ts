@@ -6,7 +6,11 @@ export const WIDTH = 172;
 export const HEIGHT = 76;
 const GAP = 90;
 const CIRCLE = 12;
+const CHAIN = 5;
 const TICKS = 160;
+/** Between parts: beside each other, and below, where the names of groups are. */
+const BESIDE = 84;
+const BELOW = 96;
 
 export interface Point {
   x: number;
@@ -61,8 +65,27 @@ function components(neighbors: Map<string, Set<string>>): string[][] {
 
 function placed(part: string[], neighbors: Map<string, Set<string>>): Part {
   const wired = part.some((name) => neighbors.get(name)?.size);
-  const places = !wired ? grid(part) : part.length <= CIRCLE ? circle(part) : forces(part, neighbors);
-  return boxed(places);
+  if (!wired) return boxed(grid(part));
+  const chain = part.length <= CHAIN ? inOrder(part, neighbors) : undefined;
+  return boxed(chain ? row(chain) : part.length <= CIRCLE ? circle(part) : forces(part, neighbors));
+}
+
+/** The Macs of a chain from one end to the other; undefined if the cables are no chain. */
+function inOrder(part: string[], neighbors: Map<string, Set<string>>): string[] | undefined {
+  const next = (name: string) => [...(neighbors.get(name) ?? [])].filter((one) => part.includes(one)).sort();
+  const ends = part.filter((name) => next(name).length === 1).sort();
+  if (ends.length !== 2 || part.some((name) => next(name).length > 2)) return undefined;
+  const found = [ends[0] as string];
+  while (found.length < part.length) {
+    const following = next(found[found.length - 1] as string).find((name) => !found.includes(name));
+    if (following === undefined) return undefined;
+    found.push(following);
+  }
+  return found;
+}
+
+function row(part: string[]): Map<string, Point> {
+  return new Map(part.map((name, at) => [name, { x: at * (WIDTH + 190), y: 0 }]));
 }
 
 function grid(part: string[]): Map<string, Point> {
@@ -74,7 +97,6 @@ function grid(part: string[]): Map<string, Point> {
 
 function circle(part: string[]): Map<string, Point> {
   const count = part.length;
-  if (count === 2) return new Map(part.map((name, at) => [name, { x: at * (WIDTH + 190), y: 0 }]));
   // Two stand at the top, so that cables between neighbors are level where there is most room for their texts.
   const radius = Math.max(170, (count * (WIDTH + GAP)) / (2 * Math.PI));
   const turn = Math.PI / count - Math.PI / 2 - (2 * Math.PI) / count;
@@ -116,24 +138,42 @@ function boxed(places: Map<string, Point>): Part {
   return { places, width: Math.max(...xs) - left + WIDTH / 2, height: Math.max(...ys) - top + HEIGHT / 2 };
 }
 
-/** Puts the parts into rows. */
+/** Puts the parts into rows: of several widths, that which shows the Macs largest in a window of this shape. */
 function packed(parts: Part[], aspect: number): Map<string, Point> {
-  const margin = 110;
-  const area = parts.reduce((sum, part) => sum + (part.width + margin) * (part.height + margin), 0);
-  const limit = Math.max(Math.sqrt(area * aspect), ...parts.map((part) => part.width));
-  const found = new Map<string, Point>();
-  let x = 0;
-  let y = 0;
-  let row = 0;
-  for (const part of parts) {
-    if (x > 0 && x + part.width > limit * 1.05) {
-      x = 0;
-      y += row + margin;
-      row = 0;
-    }
-    for (const [name, point] of part.places) found.set(name, { x: x + point.x, y: y + point.y });
-    x += part.width + margin;
-    row = Math.max(row, part.height);
+  const area = parts.reduce((sum, part) => sum + (part.width + BESIDE) * (part.height + BELOW), 0);
+  const least = Math.max(...parts.map((part) => part.width));
+  let best: { places: Map<string, Point>; size: number } | undefined;
+  for (const share of [0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.35, 1.5, 1.7, 2]) {
+    const found = rows(parts, Math.max(least, share * Math.sqrt(area * aspect)));
+    const size = Math.max(found.width / aspect, found.height);
+    if (!best || size < best.size) best = { places: found.places, size };
   }
-  return found;
+  return best?.places ?? new Map();
+}
+
+function rows(parts: Part[], limit: number): Part {
+  const lines: { parts: Part[]; width: number; height: number }[] = [];
+  for (const part of parts) {
+    const line = lines[lines.length - 1];
+    if (line && line.width + BESIDE + part.width <= limit + 1) {
+      line.parts.push(part);
+      line.width += BESIDE + part.width;
+      line.height = Math.max(line.height, part.height);
+    } else lines.push({ parts: [part], width: part.width, height: part.height });
+  }
+  const width = Math.max(...lines.map((line) => line.width));
+  const places = new Map<string, Point>();
+  // Rows of few parts stand in the middle; in a grid of many, columns matter more.
+  const centered = lines.length <= 3;
+  let y = 0;
+  for (const line of lines) {
+    let x = centered ? (width - line.width) / 2 : 0;
+    for (const part of line.parts) {
+      const down = centered ? (line.height - part.height) / 2 : 0;
+      for (const [name, point] of part.places) places.set(name, { x: x + point.x, y: y + down + point.y });
+      x += part.width + BESIDE;
+    }
+    y += line.height + BELOW;
+  }
+  return { places, width, height: y - BELOW };
 }

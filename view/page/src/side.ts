@@ -8,6 +8,12 @@ const ROWS = 150;
 const ORDER: Record<Health, number> = { bad: 0, doubtful: 1, good: 2, idle: 3 };
 const TABS = { models: "Models", macs: "Macs", cables: "Cables" } as const;
 
+const NOTHING = {
+  models: "No models yet. Deploy one: thunderfleet run REPOSITORY, or kubectl apply -f FILE.",
+  macs: "No Macs yet. Add one: thunderfleet join.",
+  cables: "No cables yet. A Thunderbolt cable between two Macs appears here within seconds.",
+} as const;
+
 type Tab = keyof typeof TABS;
 
 interface Row {
@@ -95,13 +101,14 @@ export class Side {
       else this.list.insertBefore(row.button, next);
     }
     const more = found.length - shown.length;
+    this.rest.hidden = false;
     setText(this.rest, more > 0 ? `${more} more; filter by name` : found.length ? "" : this.nothing());
     this.list.append(this.rest);
   }
 
   private nothing(): string {
     if (this.filter) return "nothing matches the filter";
-    return this.store.synced ? `there are no ${TABS[this.tab]}` : "";
+    return this.store.synced ? NOTHING[this.tab] : "";
   }
 
   private matches(entity: Entity): boolean {
@@ -176,7 +183,7 @@ function mac(one: Mac): [string, string, string] {
 }
 
 function cable(one: Cable): [string, string, string] {
-  const rates = [one.speed, one.gbps && `${one.gbps} Gbit/s`].filter(Boolean).join(" · ");
+  const rates = [one.speed, one.gbps && `${one.gbps} Gbit/s measured`].filter(Boolean).join(" · ");
   const name = one.ends.map(([node, port]) => `${node} tb${port}`).join(" ↔ ");
   return [name, one.rdma ? "RDMA" : "", one.problem || [rates, one.users.map(shortName).join(", ")].filter(Boolean).join(" · ")];
 }

@@ -66,6 +66,12 @@ export interface Message {
   drop: string[];
   whole?: boolean;
   notes?: string[];
+  /** Of cables that are not quiet, by name: bits per second from the first end to the second, and back. */
+  rates?: Record<string, [number, number]>;
+  /** Why there are no rates. */
+  noRates?: string;
+  /** Whether only the models of an API key are shown. */
+  own?: boolean;
 }
 
 export class Store {
@@ -73,6 +79,9 @@ export class Store {
   readonly cables = new Map<string, Cable>();
   readonly models = new Map<string, Model>();
   notes: string[] = [];
+  rates = new Map<string, [number, number]>();
+  noRates = "";
+  own = false;
   synced = false;
   /** Counts changes of what the drawing's places depend on. */
   structure = 0;
@@ -90,7 +99,16 @@ export class Store {
     }
     for (const id of message.drop) this.drop(id);
     for (const entity of message.put) this.put(entity, before);
+    if (message.own !== undefined) this.own = message.own;
     if (message.notes) this.notes = message.notes;
+    if (message.rates) this.rates = new Map(Object.entries(message.rates));
+    if (message.noRates !== undefined) this.noRates = message.noRates;
+  }
+
+  /** Forgets everything. */
+  clear(): void {
+    this.apply({ put: [], drop: [], whole: true, notes: [], rates: {}, noRates: "", own: false });
+    this.synced = false;
   }
 
   get(id: string): Entity | undefined {

@@ -1,12 +1,12 @@
-"""Maps image names to folders on this machine.
+"""Images as folders on this machine.
 
 A container is a native process, so an image is a folder: programs in ``bin/``, and optionally ``config.json``, the ``config``
-object of an OCI image. The kubelet's configuration names the folders, except that of ``own_image``.
+object of an OCI image. The kubelet's configuration names the folders, except that of ``own_image`` and those of pulled images.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ class Image:
     command: tuple[str, ...] = ()
     working_folder: str = ""
     user: str = ""
+    identity: str = ""
+    """Registry, repository and digest of a pulled image."""
 
     @property
     def id(self) -> str:
         """The ``imageID`` of the container status."""
-        return f"file://{self.folder}"
+        return self.identity or f"file://{self.folder}"
 
     def program(self, name: str) -> str:
         """The path of an absolute program name: inside the image if it exists there, else on the host."""
@@ -49,8 +51,9 @@ def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str |
         if missing is None:
             known = ", ".join(sorted(images)) or "none"
             message = (
-                f"image {name!r} is not configured; this kubelet does not pull images: add it to images in the kubelet's "
-                f"configuration and restart the kubelet (configured: {known})"
+                f"image {name!r} is not configured, and its name has no registry to pull it from, such as "
+                f"registry.example.com/{name}: name the registry, or add the image to images in the kubelet's configuration "
+                f"and restart the kubelet (configured: {known})"
             )
         raise ImageError("ErrImageNeverPull" if pull_policy == "Never" else "ImagePullBackOff", message)
     if not folder.is_dir():
@@ -64,6 +67,23 @@ def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str |
         return _parse(name, folder, config)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ImageError("ImageInspectError", f"{file}: invalid OCI image config: {error}") from error
+
+
+def pulled(name: str, folder: Path, config: Json, identity: str) -> Image:
+    """A pulled image, whose files are in ``folder``. Raises ValueError, TypeError and AttributeError for an unusable config.
+
+    Folders of its PATH are those in the image if they are there: a container sees the host's files, and not the image as its
+    root.
+    """
+    image = _parse(name, folder, config)
+    env = tuple((key, _path(value, folder) if key == "PATH" else value) for key, value in image.env)
+    return replace(image, env=env, identity=identity)
+
+
+def _path(value: str, folder: Path) -> str:
+    entries = [entry for entry in value.split(":") if entry.startswith("/") and ".." not in entry.split("/")]
+    inside = [str(folder / entry.lstrip("/")) for entry in entries if (folder / entry.lstrip("/")).is_dir()]
+    return ":".join([*inside, *(value.split(":") if value else [])])
 
 
 def _parse(name: str, folder: Path, config: Json) -> Image:

@@ -32,6 +32,10 @@ class Mounter:
         self.due = 0.0
         self._failures = 0
 
+    def again(self) -> None:
+        """Sets the volumes up again in the next step, because a container's user is known now."""
+        self.due = 0.0
+
     async def mount(self) -> None:
         """Sets up the volumes, or updates them if that is due."""
         now = self._context.services.now()

@@ -100,6 +100,7 @@ class Prober:
             return
         wait = (attempt.started_at or 0.0) + settings.delay - context.services.now()
         await asyncio.sleep(min(max(0.0, wait), settings.delay))
+        been_healthy = kind == "liveness" or self.ready.get(name, False)
         while True:
             if kind != "startup" and "startupProbe" in container and not self.started.get(name):
                 await asyncio.sleep(min(1.0, settings.period))
@@ -107,9 +108,15 @@ class Prober:
             run = context.runner(name, attempt.number)
             success, output = await probes.run(probe, container, context.host, run, settings.timeout)
             self.results[name, kind, "successful" if success else "failed"] += 1
+            decided = count.add(success)
+            been_healthy |= success
             if not success and not self._is_stopping(name, attempt.number):
-                context.event("Warning", "Unhealthy", f"{kind.capitalize()} probe failed: {output}", name)
-            if count.add(success):
+                # Until a container has started, and until it is ready for the first time, its probes fail without a fault.
+                fault = been_healthy or (kind == "startup" and decided)
+                context.event(
+                    "Warning" if fault else "Normal", "Unhealthy", f"{kind.capitalize()} probe failed: {output}", name
+                )
+            if decided:
                 self._apply(kind, name, success)
                 if kind == "startup" and success:
                     return

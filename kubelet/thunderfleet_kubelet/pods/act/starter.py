@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Json
@@ -23,11 +24,32 @@ RETRY = Backoff(10.0, PROBLEM_LIMIT_SECONDS)
 HOOK_SECONDS = 60.0
 
 
+class _Asker:
+    """One start of a container, as the images see it."""
+
+    def __init__(self, starter: "Starter", start: Start) -> None:
+        self._starter, self._start = starter, start
+        self._context = starter.context
+        self.key = (self._context.uid, start.container, start.number)
+
+    def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        """Records an Event about the container."""
+        self._context.event(kind, reason, message, self._start.container)
+
+    async def secrets(self) -> list[dict[str, bytes]]:
+        """The data of the pod's pull secrets. Raises ApiError."""
+        return await self._context.pull_secrets()
+
+    def arrived(self) -> None:
+        """Starts the container now."""
+        self._starter.image_arrived(self._start.container)
+
+
 class Starter:
     """``problems``: why containers could not be started, by name."""
 
     def __init__(self, context: PodContext, mounter: Mounter) -> None:
-        self._context = context
+        self.context = self._context = context
         self._mounter = mounter
         self._tries: dict[str, int] = {}
         self.problems: dict[str, Problem] = {}
@@ -44,7 +66,7 @@ class Starter:
             launch = await self._prepare(container, start)
             await context.containers.start(name, launch)
         except ImageError as error:
-            self._fail(name, error.reason, error.message)
+            self._no_image(name, error)
         except ContainerConfigError as error:
             self._fail(name, "CreateContainerConfigError", str(error))
         except ApiError as error:
@@ -58,7 +80,7 @@ class Starter:
     async def _prepare(self, container: Json, start: Start) -> Launch:
         """Makes the sandbox. Raises ImageError, ContainerConfigError, ApiError and OSError."""
         context, name = self._context, start.container
-        image = context.image(container)
+        image = context.image_for(container, _Asker(self, start))
         owner = context.user(container, image)
         sources = await context.sources(*environment.references([container]))
         sandbox = context.containers.make_sandbox(name, start.number)
@@ -69,7 +91,6 @@ class Starter:
         volumes.link_mounts(container, sandbox, self._mounter.places(owner), variables, owner)
         cwd = environment.working_folder(container, image, sandbox)
         _make_folder(cwd, sandbox)
-        context.event("Normal", "Pulled", f"Container image {image.name!r} is folder {image.folder} on this machine", name)
         return Launch(
             start=start,
             argv=[image.program(argv[0]), *argv[1:]],
@@ -98,6 +119,24 @@ class Starter:
         self._context.event("Normal", "Created", f"Container created: {name}", name)
         self._context.event("Normal", "Started", f"Container started: {name}", name)
         return True
+
+    def _no_image(self, name: str, error: ImageError) -> None:
+        if error.wait is None:
+            self._fail(name, error.reason, error.message)
+            return
+        # Asked again within the time after which a longer wait would look like a clock that was set back.
+        wait = min(error.wait, PROBLEM_LIMIT_SECONDS / 2)
+        self.problems[name] = Problem(error.reason, error.message, self._context.services.now() + wait)
+        if error.message:
+            self._context.event("Warning", "Failed", f"Error: {error.reason}", name)
+
+    def image_arrived(self, name: str) -> None:
+        """Starts the container now, or shows why its image did not come. Its user may be the image's, so volumes come first."""
+        problem = self.problems.get(name)
+        if problem is not None:
+            self.problems[name] = replace(problem, retry_at=0.0)
+        self._mounter.again()
+        self._context.wake()
 
     def _fail(self, name: str, reason: str, message: str) -> None:
         tries = self._tries[name] = self._tries.get(name, 0) + 1

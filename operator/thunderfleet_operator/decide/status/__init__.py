@@ -2,6 +2,7 @@
 
 deployment  the whole status
 conditions  its conditions
+progress    its conditions Reconciling and Stalled
 verdict     status, reason and message of a condition
 verification  whether groups have passed the checks of spec.verify
 group       one entry of status.groups

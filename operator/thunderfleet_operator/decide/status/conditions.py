@@ -11,6 +11,7 @@ from thunderfleet_crds.vocabulary import ConditionType, FailbackPolicy, GroupPha
 from thunderfleet_operator.decide.lifecycle import by_cable
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
+from thunderfleet_operator.decide.status.progress import Progress, reconciling, stalled
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined, no_groups
 from thunderfleet_operator.decide.status.verification import verified
 from thunderfleet_operator.observe.proofs import Proof
@@ -125,6 +126,8 @@ def ready(
         return Verdict(False, failure.reason, named)
     if first.fetching is not None and first.wait is None:
         return Verdict(False, Reason.FETCHING, message)
+    if waiting[0].state is GroupPhase.STARTING and any(pod.gates for pod in first.view.pods):
+        return Verdict(False, Reason.SCHEDULING_GATED, message)
     return Verdict(False, first.wait.reason if first.wait else waiting[0].state.value, message)
 
 
@@ -183,20 +186,27 @@ def conditions(
     *,
     wanted: int,
     service: Blocked | None = None,
+    ending: int = 0,
 ) -> tuple[Condition, ...]:
     """All conditions, with the transition times of those that stay.
 
     ``wanted``: the number of groups that should run; ``groups`` and ``outcomes`` are theirs. ``service``: why there is no
-    Service.
+    Service. ``ending``: number of groups that still stop.
     """
+    place = placed(deployment, groups, outcomes, resolution, wanted)
+    serving = ready(deployment, groups, outcomes, wanted, resolution)
+    progress = Progress(deployment, groups, outcomes, resolution, place, serving, wanted, service, ending)
+    stuck = stalled(progress, now)
     verdicts = {
         ConditionType.MODEL_RESOLVED: Verdict(resolution.found, resolution.reason, resolution.message),
-        ConditionType.PLACED: placed(deployment, groups, outcomes, resolution, wanted),
+        ConditionType.PLACED: place,
         ConditionType.BOOTSTRAPPED: bootstrapped(deployment, groups, wanted),
-        ConditionType.READY: ready(deployment, groups, outcomes, wanted, resolution),
+        ConditionType.READY: serving,
         ConditionType.BENCHMARKED: benchmarked(measured),
         ConditionType.DEGRADED: degraded(groups, outcomes, service),
         ConditionType.VERIFIED: verified(deployment, groups, wanted),
+        ConditionType.RECONCILING: reconciling(progress, stalled=stuck.status is True),
+        ConditionType.STALLED: stuck,
     }
     found = deployment.status.conditions
     for kind, verdict in verdicts.items():

@@ -37,6 +37,10 @@ def _optional_quantity(value: float | None) -> str | None:
     return None if value is None else quantity(value)
 
 
+def _word(text: str | None) -> str | None:
+    return text[:64] if text else None
+
+
 def benchmark(measured: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
     """A group's benchmark report as ``status.benchmark``."""
     return BenchmarkResult(
@@ -54,6 +58,8 @@ def benchmark(measured: report.BenchmarkReport, plan: Plan) -> BenchmarkResult:
         world_size=plan.world_size,
         transport=transport(plan),
         parallelism=plan.split,
+        mlx_version=_word(measured.mlx_version),
+        mlx_lm_version=_word(measured.mlx_lm_version),
         measured_at=measured.measured_at,
     )
 
@@ -94,12 +100,13 @@ def build(
     routers: Sequence[Router] = (),
     routing: RouterSettings | None = None,
     weights: Mapping[str, Any] | None = None,
+    ending: int = 0,
 ) -> ModelDeploymentStatus:
     """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements.
 
     ``highest``: the highest epoch of any group. ``service``: why there is no Service. ``scaling``: of autoscaling.
     ``routers``: those that are ready, with their settings ``routing``; None without routers. ``weights``: fields about the
-    files of the model.
+    files of the model. ``ending``: number of groups with pods that the spec no longer asks for.
     """
     autoscaling = scaling.status if scaling is not None else None
     wanted = staying(deployment, scaling)
@@ -139,7 +146,15 @@ def build(
         benchmark=measured,
         autoscaling=autoscaling,
         conditions=conditions(
-            deployment, groups[:wanted], outcomes[:wanted], resolution, measured, now, wanted=wanted, service=service
+            deployment,
+            groups[:wanted],
+            outcomes[:wanted],
+            resolution,
+            measured,
+            now,
+            wanted=wanted,
+            service=service,
+            ending=ending,
         ),
         **(weights or {}),
     )

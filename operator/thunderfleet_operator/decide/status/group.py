@@ -63,6 +63,8 @@ def _pod_wait(pod: Pod | None, name: str, node: str) -> str | None:
         return f"creating pod {name}"
     if pod.terminating:
         return f"pod {name} on {node} is terminating"
+    if pod.gates:
+        return f"pod {name} waits until its scheduling gates are removed: {', '.join(pod.gates)}"
     if not pod.scheduled:
         return f"waiting for the scheduler to bind pod {name} to {node}" + (
             f": {pod.unschedulable_message}" if pod.unschedulable_message else ""
@@ -225,6 +227,14 @@ def _carried(outcome: Outcome, plan: Plan) -> Group | None:
     return None if before.state in UNREPORTED else before
 
 
+def _version(outcome: Outcome, plan: Plan, state: report.GroupState | None) -> str | None:
+    """What rank 0 reports, or has reported in this epoch."""
+    if state is not None:
+        return state.runner_version[:64] if state.runner_version else None
+    before = outcome.view.status
+    return before.runner_version if before is not None and before.epoch == plan.epoch else None
+
+
 def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predicted | None = None) -> Group:
     """One entry of ``status.groups``."""
     view, plan = outcome.view, outcome.view.plan
@@ -270,6 +280,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
         reason=_reason(view.epoch.reason if view.epoch else "", plan, deployment),
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
         endpoint=endpoint(plan),
+        runner_version=_version(outcome, plan, state),
         environment=tuple(f"{name}={value}" for name, value in sorted(plan.runtime.environment.items())),
         verified=verification.of_group(view, state),
         proven_lengths=verification.proven_lengths(view, state),

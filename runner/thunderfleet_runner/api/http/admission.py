@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from thunderfleet_runner.api.http.turns import Turn, Turns
+from thunderfleet_runner.api.http.turns import ANYONE, Place, Turn, Turns
 
 QUEUE_SECONDS = 120.0
 
@@ -65,10 +65,10 @@ class Admission:
         """Tokens that requests may have together."""
         return self._turns.budget
 
-    async def enter(self, tokens: int, timeout: float = QUEUE_SECONDS) -> Slot:
+    async def enter(self, tokens: int, timeout: float = QUEUE_SECONDS, place: Place = ANYONE) -> Slot:
         """Admits a request of ``tokens`` (prompt and answer), after waiting if needed. Raises Full."""
         started = time.monotonic()
-        turn = self._turns.ask(tokens)
+        turn = self._turns.ask(tokens, place)
         if turn is None:
             raise Full(f"the queue is full ({self.running} running, {self.waiting} waiting); retry later", 5)
         if not turn.admitted:

@@ -19,6 +19,7 @@ from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http.admission import Admission, Full
 from thunderfleet_runner.api.http.generation import api_error, ignored_header
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
+from thunderfleet_runner.api.http.turns import Place, place_of
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
 from thunderfleet_runner.intakeprotocol import ModelLimits, Texts
@@ -50,18 +51,19 @@ class Embeddings:
                     code="model_not_found",
                 )
             self._service.arrival.set()
-            return await self._respond(asked, limits, counted=routed.ROUTED in request.headers)
+            place = place_of(request.headers, self._service.plan.router)
+            return await self._respond(asked, limits, place, counted=routed.ROUTED in request.headers)
         except (Refused, Unavailable, GenerationFailed, Full) as error:
             raise api_error(error) from error
 
-    async def _respond(self, asked: Texts, limits: ModelLimits, *, counted: bool) -> web.StreamResponse:
+    async def _respond(self, asked: Texts, limits: ModelLimits, place: Place, *, counted: bool) -> web.StreamResponse:
         """``counted``: a router asks for the number of tokens."""
         texts = asked.texts.unpacked()
         vectors = [b""] * len(texts)
         for together in batches([len(text) for text in texts]):
-            found = await self._vectors([texts[place] for place in together], asked.size)
-            for place, vector in zip(together, found, strict=True):
-                vectors[place] = _written(place, vector, asked.packed)
+            found = await self._vectors([texts[number] for number in together], asked.size, place)
+            for number, vector in zip(together, found, strict=True):
+                vectors[number] = _written(number, vector, asked.packed)
                 # Numbers take a while to write, and heartbeats must not wait for all of them.
                 await asyncio.sleep(0)
         count = asked.texts.count
@@ -73,7 +75,7 @@ class Embeddings:
             headers[routed.TOKENS] = f"{count},0"
         return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
 
-    async def _vectors(self, texts: Sequence[Sequence[int]], size: int) -> list[bytes]:
+    async def _vectors(self, texts: Sequence[Sequence[int]], size: int, place: Place) -> list[bytes]:
         """The vectors of texts that are computed together, as float32."""
         request = protocol.Request(
             id=f"embd-{uuid.uuid4().hex}",
@@ -82,7 +84,7 @@ class Embeddings:
             cache=False,
             embed=size,
         )
-        slot = await self._admission.enter(max(map(len, texts)))
+        slot = await self._admission.enter(max(map(len, texts)), place=place)
         try:
             async with contextlib.aclosing(self._service.submit(request, lambda done: slot.free())) as events:  # type: ignore[type-var]
                 async for event in events:

@@ -16,9 +16,11 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import errors
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.refusals import refusal
+from thunderfleet_lib.httpapi.requestid import request_id
 from thunderfleet_lib.listener import Listener
 from thunderfleet_lib.metrics import Labelled
 
@@ -106,6 +108,10 @@ class Gateway:
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with logs.fields(request=request_id(request.headers)):
+            return await self._handled(request, handler)
+
+    async def _handled(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         code = 500
         try:
             if _of_api(request):

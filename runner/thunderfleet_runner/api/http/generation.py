@@ -22,6 +22,7 @@ from thunderfleet_runner.api.http.admission import Admission, Full, Slot
 from thunderfleet_runner.api.http.choices import merged
 from thunderfleet_runner.api.http.metrics import GatewayMetrics
 from thunderfleet_runner.api.http.stream import EventStream
+from thunderfleet_runner.api.http.turns import Place, place_of
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.openai.chat_writer import ChatWriter
 from thunderfleet_runner.api.openai.responses_writer import ResponsesWriter
@@ -97,7 +98,8 @@ class Generation:
         name = f"{prefix}{uuid.uuid4().hex}"
         writer = make(Head(options, self._service.model_name, name, int(time.time()), prepared.prompt.count))
         spent = _Spent(asked=routed.ROUTED in request.headers)
-        choices = [self._choice(prepared, name, number, arrived, spent) for number in range(options.choices)]
+        place = place_of(request.headers, self._service.plan.router)
+        choices = [self._choice(prepared, name, number, place, arrived, spent) for number in range(options.choices)]
         async with contextlib.aclosing(merged(choices)) as answers:
             if options.stream:
                 return await self._stream(request, options, writer, name, answers, spent)
@@ -106,12 +108,12 @@ class Generation:
     # --- one choice ---
 
     async def _choice(
-        self, prepared: Prepared, name: str, number: int, arrived: float, spent: "_Spent"
+        self, prepared: Prepared, name: str, number: int, place: Place, arrived: float, spent: "_Spent"
     ) -> AsyncGenerator[Answered, None]:
         """The parts of one answer, as they become known. Waits until it is admitted."""
         asked = request_of(choice_name(name, number), prepared, number)
         assembly = Assembly(prepared.options, asked.id)
-        slot = await self._admission.enter(prepared.prompt.count + prepared.options.max_tokens)
+        slot = await self._admission.enter(prepared.prompt.count + prepared.options.max_tokens, place=place)
         try:
             async with contextlib.aclosing(self._timed(asked, arrived, slot)) as events:
                 async for event in events:

@@ -1,7 +1,25 @@
 """Which requests run and in which order the others follow, by their number and their tokens. Pure: nothing here waits."""
 
-from collections import deque
+import hashlib
+import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from thunderfleet_crds.plan import RouterPlan
+from thunderfleet_crds.vocabulary import KeyPriority
+from thunderfleet_lib.httpapi import routed
+from thunderfleet_lib.httpapi.fairqueue import FairQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A request's place in the queue. Requests of one caller share its turn; those that no router sends are of one caller."""
+
+    priority: KeyPriority = KeyPriority.NORMAL
+    caller_id: str = ""
+
+
+ANYONE = Place()
 
 
 @dataclass(eq=False, slots=True)
@@ -9,11 +27,24 @@ class Turn:
     """One request of ``tokens`` (prompt and answer). ``admitted``: whether it runs; otherwise it is in the queue."""
 
     tokens: int
+    place: Place = ANYONE
     admitted: bool = False
+
+    @property
+    def caller_id(self) -> str:
+        return self.place.caller_id
+
+    @property
+    def priority(self) -> KeyPriority:
+        return self.place.priority
 
 
 class Turns:
-    """At most ``slots`` requests with ``budget`` tokens together run at once, and ``queue`` wait, in the order they came."""
+    """At most ``slots`` requests with ``budget`` tokens together run at once, and ``queue`` wait.
+
+    Requests of a higher priority run first, then callers take turns, then they run in the order they came. No request overtakes
+    another because it is smaller.
+    """
 
     def __init__(self, *, budget: int, slots: int, queue: int) -> None:
         self.limit = slots + queue
@@ -22,7 +53,7 @@ class Turns:
         self._slots = slots
         self._queue_limit = queue
         self._running: set[Turn] = set()
-        self._queue: deque[Turn] = deque()
+        self._queue: FairQueue[Turn] = FairQueue()
 
     @property
     def reserved(self) -> int:
@@ -39,26 +70,33 @@ class Turns:
         """Number of requests in the queue."""
         return len(self._queue)
 
-    def ask(self, tokens: int) -> Turn | None:
+    def ask(self, tokens: int, place: Place = ANYONE) -> Turn | None:
         """Admits a request or puts it into the queue; None if the queue is full. One that is too large runs alone."""
-        turn = Turn(min(tokens, self.budget))
-        if not self._queue and self._fits(turn):
+        turn = Turn(min(tokens, self.budget), place)
+        if not len(self._queue) and self._fits(turn):
             self._admit(turn)
         elif len(self._queue) < self._queue_limit:
-            self._queue.append(turn)
+            self._queue.add(turn)
+            # It may come before a large one that has no room yet.
+            self._admit_next()
         else:
             return None
         return turn
 
     def end(self, turn: Turn) -> tuple[Turn, ...]:
         """Takes back a request that has ended or no longer waits; has no effect the second time. Those that this admits."""
-        if turn in self._queue:
-            self._queue.remove(turn)
+        self._queue.remove(turn)
         self._running.discard(turn)
+        return self._admit_next()
+
+    def _admit_next(self) -> tuple[Turn, ...]:
         admitted = []
-        while self._queue and self._fits(self._queue[0]):
-            admitted.append(self._queue.popleft())
-            self._admit(admitted[-1])
+        while (following := self._queue.first()) is not None and self._fits(following):
+            # The first one is the first that is asked for.
+            taken = self._queue.take(lambda _: True)
+            assert taken is following
+            self._admit(following)
+            admitted.append(following)
         return tuple(admitted)
 
     def _fits(self, turn: Turn) -> bool:
@@ -67,3 +105,14 @@ class Turns:
     def _admit(self, turn: Turn) -> None:
         turn.admitted = True
         self._running.add(turn)
+
+
+def place_of(headers: Mapping[str, str], router: RouterPlan | None) -> Place:
+    """The place of a request with these headers. Only routers can say which one, because they have the group's credential."""
+    if router is None:
+        return ANYONE
+    scheme, _, credential = headers.get("Authorization", "").partition(" ")
+    digest = hashlib.sha256(credential.strip().encode("utf-8", "surrogateescape")).hexdigest()
+    if scheme.lower() != "bearer" or not hmac.compare_digest(digest, router.digest):
+        return ANYONE
+    return Place(*routed.read_turn(headers.get(routed.TURN, "")))

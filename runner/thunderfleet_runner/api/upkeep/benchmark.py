@@ -21,6 +21,7 @@ from thunderfleet_lib.timestamps import age_seconds
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable
 from thunderfleet_runner.api.upkeep.idle import Interrupted, undisturbed, until_idle
+from thunderfleet_runner.host.preflight import version
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ def report(run: Run, prompt_tokens: int, measured_at: datetime) -> BenchmarkRepo
         measured_at=measured_at,
         ran=f"one request, {prompt_tokens} random prompt tokens and {done.generated_tokens} generated greedily, "
         "after a warm-up request",
+        mlx_version=version("mlx") or None,
+        mlx_lm_version=version("mlx-lm") or None,
     )
 
 

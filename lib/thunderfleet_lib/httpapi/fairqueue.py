@@ -1,4 +1,4 @@
-"""Who is next among waiting requests: by priority, then the keys in turn, then in order of arrival. Pure."""
+"""Who is next among waiting requests: by priority, then the callers in turn, then in order of arrival. Pure."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ class Waiting(Protocol):
 T = TypeVar("T", bound=Waiting)
 
 
-class Turns(Generic[T]):
-    """Waiting requests of one ModelDeployment."""
+class FairQueue(Generic[T]):
+    """Waiting requests."""
 
     def __init__(self) -> None:
         self._lines: dict[KeyPriority, OrderedDict[str, deque[T]]] = {priority: OrderedDict() for priority in _ORDER}
@@ -56,6 +56,10 @@ class Turns(Generic[T]):
             line.remove(one)
             if not line:
                 del lines[one.caller_id]
+
+    def first(self) -> T | None:
+        """Whose turn it is."""
+        return next((line[0] for lines in self._lines.values() for line in lines.values()), None)
 
     def take(self, fits: Callable[[T], bool]) -> T | None:
         """The next request for which there is a place; its caller's next turn comes after those of the others.

@@ -1,0 +1,9 @@
+"""Why an image cannot be pulled."""
+
+
+class PullError(Exception):
+    """The image was not pulled; the message is for the pod's author and has no credentials."""
+
+
+class Transient(PullError):
+    """The same request may succeed in a moment: the connection broke, or the registry is overloaded."""

@@ -1,0 +1,286 @@
+"""Unpacks the layers of one image into one folder. A process of its own, which its parent can kill: ``python -m …unpack``.
+
+Containers run on the host's file system, so what an image may have is decided here: folders, files and links that stay inside.
+Owners and modes are not those of the archive: everything belongs to the kubelet's user, everyone can read it, and programs can
+be executed. Layers come from strangers; no name of theirs is used before it is checked, and nothing is written through a link
+that leads out.
+"""
+
+import json
+import os
+import posixpath
+import shutil
+import sys
+import tarfile
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from thunderfleet_kubelet.images.layer import MAX_READ, Budget, Layer, UnpackError
+
+WHITEOUT, OPAQUE, AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
+MAX_ENTRIES = 1_000_000
+MAX_PATH, MAX_NAME, MAX_DEPTH = 4096, 255, 128
+MAX_TIME = 2**33
+SPECIAL = 0o6000
+"""setuid and setgid."""
+EXECUTABLE = 0o111
+
+
+@dataclass
+class Tree:
+    """The folder that the layers fill. ``root``: absolute, without links."""
+
+    root: str
+    names: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What is in each folder: names without case and composition, as APFS compares them, to the names in the archive."""
+    fresh: set[str] = field(default_factory=set)
+    """The paths that the layer in hand has made."""
+    links: set[str] = field(default_factory=set)
+    folders: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Real paths of folders that were looked up since the last link or removal."""
+
+    def inside(self, path: str) -> bool:
+        """Whether a real path is in the tree."""
+        return path == self.root or path.startswith(f"{self.root}/")
+
+    def folder(self, parts: tuple[str, ...]) -> str:
+        """The real path of a folder, which is made if it is missing. Raises UnpackError."""
+        known = self.folders.get(parts)
+        if known is not None:
+            return known
+        here = self.root
+        for part in parts:
+            here = self._step(here, part)
+        self.folders[parts] = here
+        return here
+
+    def _step(self, here: str, part: str) -> str:
+        path = self.claim(here, part)
+        if os.path.islink(path):
+            path = os.path.realpath(path)
+            if not self.inside(path):
+                raise UnpackError(f"{part!r} is a link out of the image")
+        if os.path.isdir(path):
+            # What this layer puts there must outlive an opaque folder above it.
+            self.fresh.add(path)
+            return path
+        if os.path.lexists(path):
+            raise UnpackError(f"{part!r} is not a folder, and something is to be in it")
+        os.mkdir(path, 0o755)
+        self.names[path] = {}
+        self.fresh.add(path)
+        return path
+
+    def claim(self, folder: str, name: str) -> str:
+        """The path of ``name`` in ``folder``. Raises UnpackError if another name there is the same on a Mac's disk."""
+        same = unicodedata.normalize("NFD", name).casefold()
+        known = self.names.setdefault(folder, {}).setdefault(same, name)
+        if known != name:
+            raise UnpackError(f"{name!r} and {known!r} are the same name on a Mac's disk")
+        return f"{folder}/{name}"
+
+    def remove(self, path: str) -> None:
+        """Deletes whatever is there."""
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+            self.names.pop(path, None)
+        elif os.path.lexists(path):
+            os.unlink(path)
+        folder, _, name = path.rpartition("/")
+        self.names.get(folder, {}).pop(unicodedata.normalize("NFD", name).casefold(), None)
+        self.folders.clear()
+        self.links.discard(path)
+
+    def clear(self, folder: str) -> None:
+        """Deletes what lower layers have put into a folder."""
+        for entry in list(os.scandir(folder)):
+            if entry.path not in self.fresh:
+                self.remove(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                self.clear(entry.path)
+
+    def check_links(self) -> None:
+        """Raises UnpackError if a link leads out, now that everything is in its place."""
+        for link in self.links:
+            if os.path.islink(link) and not self.inside(os.path.realpath(link)):
+                raise UnpackError(f"{link[len(self.root) :]}: a link out of the image")
+
+
+def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget) -> None:
+    """Unpacks ``layers`` (file, compression, digest of the content), the lowest first. Raises UnpackError and OSError."""
+    tree = Tree(os.path.realpath(target))
+    for number, (file, compression, digest) in enumerate(layers):
+        tree.fresh = set()
+        tree.folders.clear()
+        try:
+            _unpack_layer(tree, file, compression, digest, budget)
+        except UnpackError as error:
+            raise UnpackError(f"layer {number}: {error}") from None
+    tree.check_links()
+
+
+def _unpack_layer(tree: Tree, file: Path, compression: str, digest: str, budget: Budget) -> None:
+    with Layer(file, compression, budget) as layer:
+        layer.expect_header()
+        with tarfile.TarFile(fileobj=cast(Any, layer), encoding="utf-8", errors="surrogateescape") as archive:
+            while (member := archive.next()) is not None:
+                layer.expect_content()
+                budget.entries -= 1
+                if budget.entries < 0:
+                    raise UnpackError(f"the image has more than {MAX_ENTRIES} entries")
+                _entry(tree, archive, member)
+                # The archive keeps every entry otherwise.
+                cast(Any, archive).members.clear()
+                layer.expect_header()
+        layer.expect_content()
+        if layer.finish() != digest:
+            raise UnpackError("its content has another digest than the image's configuration says")
+
+
+def _entry(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    parts = _parts(member.name)
+    if not parts:
+        return
+    folder, name = tree.folder(parts[:-1]), parts[-1]
+    if name.startswith(WHITEOUT):
+        _white_out(tree, folder, name)
+        return
+    if member.isdir():
+        _make_folder(tree, folder, name)
+        return
+    _check(member)
+    path = tree.claim(folder, name)
+    if os.path.lexists(path):
+        tree.remove(path)
+        tree.claim(folder, name)
+    if member.isreg():
+        _write(archive, member, path)
+    elif member.issym():
+        _link(tree, folder, path, member)
+    else:
+        _hard_link(tree, path, member)
+    tree.fresh.add(path)
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if name.startswith("/") or ".." in parts:
+        raise UnpackError(f"{name[:200]!r} leads out of the image")
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError:
+        raise UnpackError(f"{name[:200]!r} is not UTF-8") from None
+    if "\0" in name or len(parts) > MAX_DEPTH or sum(sizes) + len(sizes) > MAX_PATH or max(sizes, default=0) > MAX_NAME:
+        raise UnpackError(f"{name[:200]!r} is not a usable path")
+    return parts
+
+
+def _check(member: tarfile.TarInfo) -> None:
+    if not (member.isreg() or member.issym() or member.islnk()):
+        kind = "device" if member.ischr() or member.isblk() else "pipe" if member.isfifo() else "thing of an unknown kind"
+        raise UnpackError(f"{member.name!r} is a {kind}; images may have folders, files and links")
+    if member.sparse is not None or member.size < 0:
+        raise UnpackError(f"{member.name!r} is a sparse file")
+    if member.isreg() and member.mode & SPECIAL:
+        raise UnpackError(f"{member.name!r} is setuid or setgid; remove the bit in the image")
+
+
+def _white_out(tree: Tree, folder: str, name: str) -> None:
+    if name == OPAQUE:
+        tree.clear(folder)
+        return
+    if name.startswith(AUFS):
+        return
+    hidden = name.removeprefix(WHITEOUT)
+    if hidden in ("", ".", ".."):
+        raise UnpackError(f"{name!r} hides nothing")
+    path = f"{folder}/{hidden}"
+    if path not in tree.fresh:
+        tree.remove(path)
+    elif os.path.isdir(path) and not os.path.islink(path):
+        tree.clear(path)
+
+
+def _make_folder(tree: Tree, folder: str, name: str) -> None:
+    path = tree.claim(folder, name)
+    if os.path.islink(path) or not os.path.isdir(path):
+        if os.path.lexists(path):
+            tree.remove(path)
+            tree.claim(folder, name)
+        os.mkdir(path, 0o755)
+        tree.names[path] = {}
+    tree.fresh.add(path)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+    source = archive.extractfile(member)
+    if source is None:
+        raise UnpackError(f"{member.name!r} has no content")
+    mode = 0o755 if member.mode & EXECUTABLE else 0o644
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        left = member.size
+        while left:
+            block = source.read(min(left, MAX_READ // 4))
+            if not block:
+                raise UnpackError(f"{member.name!r} breaks off")
+            file.write(block)
+            left -= len(block)
+        file.flush()
+        # Python compares it with what its compiled modules were made from.
+        when = min(max(0, int(member.mtime)), MAX_TIME)
+        os.utime(descriptor, (when, when))
+
+
+def _link(tree: Tree, folder: str, path: str, member: tarfile.TarInfo) -> None:
+    target = member.linkname
+    try:
+        usable = 0 < len(target.encode()) <= MAX_PATH // 4 and "\0" not in target
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise UnpackError(f"{member.name!r} is a link to an unusable path")
+    if target.startswith("/"):
+        # In a container, the image is the root. Here, only relative links stay inside.
+        target = posixpath.relpath(tree.root + posixpath.normpath("/" + target.lstrip("/")), folder)
+    if not tree.inside(os.path.realpath(os.path.join(folder, target))):
+        raise UnpackError(f"{member.name!r} is a link out of the image, to {member.linkname[:200]!r}")
+    os.symlink(target, path)
+    tree.links.add(path)
+    tree.folders.clear()
+
+
+def _hard_link(tree: Tree, path: str, member: tarfile.TarInfo) -> None:
+    parts = _parts(member.linkname)
+    if not parts:
+        raise UnpackError(f"{member.name!r} is a hard link to the image itself")
+    source = f"{tree.folder(parts[:-1])}/{parts[-1]}"
+    if os.path.islink(source) or not os.path.isfile(source):
+        raise UnpackError(f"{member.name!r} is a hard link to {member.linkname[:200]!r}, which is not a file of the image")
+    os.link(source, path, follow_symlinks=False)
+
+
+def main() -> int:
+    """Reads what to do from the standard input, and writes what went wrong to the standard output."""
+    os.umask(0o022)
+    order: dict[str, Any] = json.load(sys.stdin)
+    layers = [(Path(file), compression, digest) for file, compression, digest in order["layers"]]
+    problem = ""
+    try:
+        unpack(layers, Path(order["target"]), Budget(int(order["bytes"]), MAX_ENTRIES))
+    except UnpackError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except Exception as error:
+        # Whatever a broken archive causes in the libraries that read it.
+        problem = f"the layer is damaged ({type(error).__name__})"
+    json.dump({"problem": problem}, sys.stdout)
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The conditions Reconciling and Stalled, by which tools that know only generic conditions (kstatus) see whether to wait.
+
+At most one of them is True: Reconciling while the operator works on the spec, Stalled once a person must change something.
+Waits that can end by themselves, such as for a Mac that has room, are Reconciling first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from thunderfleet_crds.conditions import Condition, find_condition
+from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeployment
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, FaultClass, GroupPhase
+from thunderfleet_lib.timestamps import age_seconds
+
+from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
+from thunderfleet_operator.decide.status.verdict import Verdict, joined, no_groups
+
+UNPLACED_SECONDS = 600.0
+"""A ModelDeployment that cannot be placed is Stalled after this long: as long as a Deployment may make no progress."""
+NEEDS_A_PERSON = frozenset(
+    (
+        Reason.GATED,
+        Reason.TOKEN_REFUSED,
+        Reason.REPOSITORY_NOT_FOUND,
+        Reason.REPOSITORY_MOVED,
+        Reason.REVISION_NOT_FOUND,
+        Reason.FILES_REFUSED,
+        Reason.QUANTIZATION_REFUSED,
+    )
+)
+"""What the hub refuses until a person changes something."""
+NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nobody has to change anything")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the two conditions follow from. ``wanted``: number of groups that should run; ``groups`` are theirs.
+
+    ``service``: why there is no Service. ``ending``: number of groups that still stop.
+    """
+
+    deployment: ModelDeployment
+    groups: Sequence[Group]
+    outcomes: Sequence[Outcome]
+    resolution: Resolution
+    placed: Verdict
+    ready: Verdict
+    wanted: int
+    service: Blocked | None = None
+    ending: int = 0
+
+
+def _needs_a_person(failure: Failure | None) -> bool:
+    return failure is not None and failure.class_ is FaultClass.CONFIGURE
+
+
+def _stuck(groups: Sequence[Group]) -> Verdict | None:
+    """Groups that do not start again before a person has changed something."""
+    found = [
+        group
+        for group in groups
+        if group.state is GroupPhase.GAVE_UP or (group.state is GroupPhase.BACKING_OFF and _needs_a_person(group.last_failure))
+    ]
+    if not found:
+        return None
+    failure = found[0].last_failure
+    reason = failure.reason if failure is not None else Reason.GAVE_UP
+    return Verdict(True, reason, joined(f"group {group.index}: {group.message}" for group in found))
+
+
+def _blocked(of: Progress) -> Verdict | None:
+    """What the API server refuses."""
+    found = next((outcome.blocked for outcome in of.outcomes if outcome.blocked is not None), of.service)
+    return Verdict(True, found.reason, found.message) if found is not None else None
+
+
+def _since(conditions: Sequence[Condition], kind: ConditionType, status: ConditionStatus, now: datetime) -> datetime:
+    """Since when a condition has this status; now, if it has another one."""
+    found = find_condition(conditions, kind)
+    return found.last_transition_time if found is not None and found.status is status else now
+
+
+def _unplaced(of: Progress, now: datetime) -> Verdict | None:
+    """No placement for a long time. A change of the spec starts the time again."""
+    if of.placed.status is not False:
+        return None
+    if not of.resolution.found and of.resolution.reason in NEEDS_A_PERSON:
+        return Verdict(True, of.resolution.reason, of.resolution.message)
+    if of.resolution.reason == Reason.QUANTIZING:
+        # It takes as long as the download of the whole repository, and more.
+        return None
+    before = of.deployment.status.conditions
+    stalled = find_condition(before, ConditionType.STALLED)
+    same = stalled is not None and stalled.observed_generation == of.deployment.metadata.generation
+    if not (same and stalled is not None and stalled.status is ConditionStatus.TRUE):
+        since = max(
+            _since(before, ConditionType.PLACED, ConditionStatus.FALSE, now),
+            _since(before, ConditionType.RECONCILING, ConditionStatus.TRUE, now),
+        )
+        if age_seconds(since, now) < UNPLACED_SECONDS:
+            return None
+    if not of.resolution.found:
+        return Verdict(True, of.resolution.reason, of.resolution.message)
+    return Verdict(True, of.placed.reason, of.placed.message)
+
+
+def stalled(of: Progress, now: datetime) -> Verdict:
+    """Whether a person must change something."""
+    if not of.wanted:
+        return NOT_STALLED
+    return _stuck(of.groups) or _blocked(of) or _unplaced(of, now) or NOT_STALLED
+
+
+def reconciling(of: Progress, *, stalled: bool) -> Verdict:
+    """Whether the operator still works on the spec."""
+    if stalled:
+        return Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+    if of.ending:
+        return Verdict(True, Reason.STOPPING, f"{_count(of.ending)} to stop")
+    if not of.wanted:
+        return Verdict(False, *no_groups(of.deployment))
+    outdated = sum(outcome.outdated and not outcome.placed_now for outcome in of.outcomes)
+    if outdated:
+        return Verdict(True, Reason.ROLLING_OUT, f"{_count(outdated)} of an earlier spec to be replaced")
+    if of.ready.status is not True:
+        return Verdict(True, Reason.PROGRESSING, f"see condition {ConditionType.READY}")
+    return Verdict(False, Reason.READY, of.ready.message)
+
+
+def _count(groups: int) -> str:
+    return f"{groups} group{'s have' if groups > 1 else ' has'}"

@@ -1,0 +1,408 @@
+"""Pulls from real HTTP servers that speak the distribution API, and that lie, cut, refuse and redirect."""
+
+import asyncio
+import json
+import logging
+import os
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from thunderfleet_kubelet.images import download, pull, requests
+from thunderfleet_kubelet.images.errors import PullError
+from thunderfleet_kubelet.images.pull import Pull, Pulled
+from thunderfleet_kubelet.images.reference import parse
+from thunderfleet_kubelet.images.secrets import Credential
+from thunderfleet_kubelet.images.settings import PullSettings
+from thunderfleet_kubelet.images.store import Store
+from thunderfleet_kubelet.node.machine import here
+from thunderfleet_lib.backoff import Backoff
+
+from tests.support.registry import Entry, Layer, Registry, basic, digest_of, script
+
+ALICE = Credential("alice", "wonder-land")
+KIB = 1024
+
+
+class Machine:
+    """A store, and registries that it may ask."""
+
+    def __init__(self, root: Path, stack: AsyncExitStack) -> None:
+        self.store = Store(root)
+        self.store.open()
+        self.stack = stack
+        self.settings = PullSettings(platforms=(here(),))
+        self.asked_for_room: list[int] = []
+        self.client = requests.session(None, "test")
+
+    async def registry(self, registry: Registry | None = None) -> Registry:
+        started = await (registry or Registry()).start()
+        self.stack.push_async_callback(started.stop)
+        self.settings = replace(self.settings, plain_http=(*self.settings.plain_http, started.host))
+        return started
+
+    async def pull(self, name: str, *credentials: Credential) -> Pulled:
+        reference = parse(name)
+        assert reference is not None
+
+        async def room(need: int) -> int:
+            self.asked_for_room.append(need)
+            return 0
+
+        return await Pull(self.client, self.store, self.settings, reference, room).run(credentials)
+
+
+@pytest_asyncio.fixture
+async def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
+    monkeypatch.setattr(download, "RETRY", Backoff(0.01, 0.01))
+    async with AsyncExitStack() as stack:
+        machine = Machine(tmp_path / "images", stack)
+        stack.push_async_callback(machine.client.close)
+        yield machine
+
+
+def random(name: str, size: int) -> Entry:
+    return Entry(name, os.urandom(size))
+
+
+def manifests(registry: Registry) -> list[str]:
+    return [path.rpartition("/")[2] for path in registry.paths("manifests")]
+
+
+async def test_an_image_by_tag_and_by_digest_is_fetched_once(machine: Machine) -> None:
+    registry = await machine.registry()
+    layers = [Layer.of(script("bin/x", "echo 1")), Layer.of(random("data", 300 * KIB), compression="zstd")]
+    darwin = registry.image(Layer.of(Entry("other")), platform=("plan9", "mips"))
+    mine = registry.image(*layers, config={"Entrypoint": ["x"]})
+    index = registry.index(**{"plan9_mips": darwin, "_".join(here()): mine})
+    registry.put("team/app", "1", index, mine, darwin)
+    first = await machine.pull(f"{registry.host}/team/app:1")
+    root = machine.store.rootfs(first.stored)
+    assert (root / "bin/x").exists() and (root / "data").stat().st_size == 300 * KIB and not (root / "other").exists()
+    assert first.fetched == registry.sent - len(registry.blobs[digest_of_config(registry, mine)])
+    assert machine.store.config(first.stored) == {"Entrypoint": ["x"]}
+    sent = registry.sent
+    for name in ("team/app:1", f"team/app@{digest_of(index[1])}", f"team/app@{digest_of(mine[1])}"):
+        again = await machine.pull(f"{registry.host}/{name}")
+        assert (again.fetched, again.stored) == (0, first.stored)
+    assert registry.sent == sent
+    assert len(machine.store.images) == 1
+
+
+def digest_of_config(registry: Registry, image: tuple[str, bytes]) -> str:
+
+    return str(json.loads(image[1])["config"]["digest"])
+
+
+async def test_a_tag_that_moves_and_layers_that_are_shared(machine: Machine) -> None:
+    registry = await machine.registry()
+    base = Layer.of(random("base", 200 * KIB))
+    registry.put("app", "1", registry.image(base, Layer.of(Entry("v", b"one"))))
+    old = await machine.pull(f"{registry.host}/app:1")
+    registry.put("app", "1", registry.image(base, Layer.of(Entry("v", b"two"))))
+    new = await machine.pull(f"{registry.host}/app:1")
+    assert new.fetched < 10 * KIB
+    assert (machine.store.rootfs(new.stored) / "v").read_text() == "two"
+    reference = parse(f"{registry.host}/app:1")
+    assert reference is not None and machine.store.find(reference) is new.stored
+    assert old.stored.key in machine.store.images
+
+
+async def test_a_store_is_read_again_and_what_was_half_done_is_deleted(machine: Machine, tmp_path: Path) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    pulled = await machine.pull(f"{registry.host}/app:1", ALICE)
+    (tmp_path / "images/staging/half").mkdir()
+    (tmp_path / "images/trees" / ("0" * 64)).mkdir()
+    store = Store(tmp_path / "images")
+    store.open()
+    found = store.images[pulled.stored.key]
+    assert (found.names, found.size, found.access) == (pulled.stored.names, pulled.stored.size, pulled.stored.access)
+    assert list((tmp_path / "images/staging").iterdir()) == []
+    assert [one.name for one in (tmp_path / "images/trees").iterdir()] == [found.key]
+
+
+async def test_a_connection_that_breaks_is_continued_where_it_broke(machine: Machine) -> None:
+    registry = await machine.registry(Registry(cut=100 * KIB))
+    registry.simple("app", "1", random("data", 900 * KIB))
+    pulled = await machine.pull(f"{registry.host}/app:1")
+    ranges = [headers["Range"] for path, headers in registry.asked if "Range" in headers]
+    assert len(ranges) >= 8
+    # Nothing was sent twice.
+    assert registry.sent <= 1100 * KIB
+    assert (machine.store.rootfs(pulled.stored) / "data").stat().st_size == 900 * KIB
+
+
+async def test_a_later_pull_continues_what_an_earlier_one_left(machine: Machine) -> None:
+    registry = await machine.registry(Registry(cut=400 * KIB))
+    registry.simple("app", "1", random("data", 900 * KIB))
+    answers = 0
+
+    def failing(path: str) -> int:
+        nonlocal answers
+        answers += "/blobs/" in path
+        # The configuration, and the first part of the layer.
+        return 503 if answers > 2 else 0
+
+    registry.failing = failing
+    with pytest.raises(PullError, match=r"HTTP 503.*: out of order at once"):
+        await machine.pull(f"{registry.host}/app:1")
+    sent = registry.sent
+    registry.failing, registry.cut = lambda path: 0, 0
+    await machine.pull(f"{registry.host}/app:1")
+    assert registry.sent - sent < 600 * KIB
+
+
+async def test_a_registry_without_ranges_starts_again(machine: Machine) -> None:
+    registry = await machine.registry(Registry(cut=700 * KIB, ranges=False))
+    registry.simple("app", "1", random("data", 900 * KIB))
+    with pytest.raises(PullError, match="broke off"):
+        await machine.pull(f"{registry.host}/app:1")
+    registry.cut = 0
+    pulled = await machine.pull(f"{registry.host}/app:1")
+    assert (machine.store.rootfs(pulled.stored) / "data").stat().st_size == 900 * KIB
+
+
+async def test_other_content_than_the_digest_is_refused_and_forgotten(machine: Machine) -> None:
+    registry = await machine.registry()
+    layer = Layer.of(random("data", 100 * KIB))
+    registry.put("app", "1", registry.image(layer))
+    registry.lies[digest_of(layer.blob)] = os.urandom(len(layer.blob))
+    with pytest.raises(PullError, match="sent other content"):
+        await machine.pull(f"{registry.host}/app:1")
+    assert list((machine.store.root / "partial").iterdir()) == list((machine.store.root / "blobs").iterdir()) == []
+    registry.lies[digest_of(layer.blob)] = layer.blob + b"more"
+    with pytest.raises(PullError, match="sends more than"):
+        await machine.pull(f"{registry.host}/app:1")
+    registry.lies.clear()
+    await machine.pull(f"{registry.host}/app:1")
+
+
+async def test_a_manifest_with_another_digest_is_refused(machine: Machine) -> None:
+    registry = await machine.registry()
+    wanted = registry.simple("app", "1", Entry("v", b"one"))
+    other = registry.image(Layer.of(Entry("v", b"evil")))
+    registry.manifests["app", wanted] = other
+    with pytest.raises(PullError, match="sends a manifest with digest"):
+        await machine.pull(f"{registry.host}/app@{wanted}")
+    registry.claims["1"] = digest_of(other[1])
+    with pytest.raises(PullError, match="sends a manifest with digest"):
+        await machine.pull(f"{registry.host}/app:1")
+
+
+@pytest.mark.parametrize("bearer", [False, True])
+async def test_credentials_are_sent_to_the_registry_and_to_nobody_else(
+    machine: Machine, bearer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = await machine.registry()
+    registry = await machine.registry(Registry(users={"alice": "wonder-land"}, bearer=bearer))
+    registry.simple("app", "1", random("data", 50 * KIB))
+    store.blobs, registry.elsewhere = registry.blobs, f"http://{store.host}"
+    with pytest.raises(PullError) as refused:
+        await machine.pull(f"{registry.host}/app:1")
+    assert "imagePullSecrets" in str(refused.value)
+    with pytest.raises(PullError) as wrong:
+        await machine.pull(f"{registry.host}/app:1", Credential("alice", "looking-glass"))
+    pulled = await machine.pull(f"{registry.host}/app:1", Credential("bob", "builder"), ALICE)
+    assert store.paths("blobs") and not any("Authorization" in headers for _, headers in store.asked)
+    assert pulled.stored.access == {f"{registry.host}/app": [ALICE.mark]}
+    said = caplog.text + str(refused.value) + str(wrong.value)
+    for secret in ("wonder-land", "looking-glass", "builder", basic("alice", "wonder-land"), "token-of-alice", "signature"):
+        assert secret not in said
+
+
+async def test_errors_do_not_show_signed_addresses(machine: Machine) -> None:
+    store = await machine.registry()
+    registry = await machine.registry()
+    registry.simple("app", "1", random("data", 50 * KIB))
+    registry.elsewhere = f"http://{store.host}"
+    with pytest.raises(PullError) as caught:
+        await machine.pull(f"{registry.host}/app:1")
+    assert "signature" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("http://store.example", "not encrypted"),
+        ("ftp://127.0.0.1", "not encrypted"),
+        ("file:///etc", "invalid address|not encrypted"),
+        ("https://user:password@store.example", "user name"),
+        ("http://[", "invalid address"),
+    ],
+)
+async def test_redirects_to_other_places_are_refused(machine: Machine, target: str, words: str) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    registry.elsewhere = target
+    with pytest.raises(PullError, match=words):
+        await machine.pull(f"{registry.host}/app:1")
+
+
+async def test_endless_redirects_end(machine: Machine) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    registry.elsewhere = f"http://{registry.host}"
+    with pytest.raises(PullError, match="redirects more than 5 times"):
+        await machine.pull(f"{registry.host}/app:1")
+
+
+async def serve(machine: Machine, handler: object) -> str:
+    application = web.Application()
+    application.router.add_get("/{path:.*}", handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(application)
+    await runner.setup()
+    machine.stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host = f"127.0.0.1:{runner.addresses[0][1]}"
+    machine.settings = replace(machine.settings, plain_http=(*machine.settings.plain_http, host))
+    return host
+
+
+async def test_a_password_does_not_leave_by_a_redirected_token_or_an_open_realm(machine: Machine) -> None:
+    got: list[str] = []
+
+    async def thief(request: web.Request) -> web.Response:
+        got.append(request.headers.get("Authorization", ""))
+        return web.json_response({"token": "x"})
+
+    thief_host = await serve(machine, thief)
+    realm = ""
+
+    async def liar(request: web.Request) -> web.Response:
+        if request.path == "/token":
+            return web.Response(status=307, headers={"Location": f"http://{thief_host}/token"})
+        return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer realm="{realm}"'})
+
+    host = await serve(machine, liar)
+    realm = f"http://{host}/token"
+    with pytest.raises(PullError, match="gives no token"):
+        await machine.pull(f"{host}/app:1", ALICE)
+    realm = "http://thief.example/token"
+    with pytest.raises(PullError, match="not encrypted"):
+        await machine.pull(f"{host}/app:1", ALICE)
+    assert got == []
+
+
+async def test_small_answers_are_bounded_and_limited(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def huge(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(bytes(KIB * KIB))
+        except ConnectionError:
+            return response
+
+    with pytest.raises(PullError, match="sends more than 4194304 bytes"):
+        await machine.pull(f"{await serve(machine, huge)}/app:1")
+    never = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.Response:
+        await never.wait()
+        return web.Response()
+
+    from thunderfleet_kubelet.images import registry as registries
+
+    monkeypatch.setattr(registries, "SMALL_SECONDS", 0.2)
+    host = await serve(machine, silent)
+    try:
+        with pytest.raises(PullError, match=r"no manifest within 0\.2 s"):
+            await machine.pull(f"{host}/app:1")
+    finally:
+        never.set()
+
+
+async def test_a_registry_that_slows_down_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is measured by a clock of the test: each look at it is a minute later."""
+    registry = await machine.registry()
+    registry.simple("app", "1", random("data", 900 * KIB))
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 60.0
+        return now
+
+    machine.store.downloads._clock = clock
+    monkeypatch.setattr(download, "LEAST_RATE", 10**9)
+    monkeypatch.setattr(download, "FRUITLESS", 1)
+    monkeypatch.setattr(download, "MAX_TRIES", 2)
+    with pytest.raises(PullError, match="less than 1000000000 bytes a second"):
+        await machine.pull(f"{registry.host}/app:1")
+
+
+@pytest.mark.parametrize(("allowed", "works"), [(("*",), True), ((), False), (("ghcr.io",), False)])
+async def test_only_allowed_registries_are_asked(machine: Machine, allowed: Sequence[str], works: bool) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    machine.settings = replace(machine.settings, registries=tuple(allowed))
+    if works:
+        await machine.pull(f"{registry.host}/app:1")
+        return
+    with pytest.raises(PullError, match=r"is not allowed: imagePulls\.registries"):
+        await machine.pull(f"{registry.host}/app:1")
+    assert registry.asked == []
+
+
+async def test_no_room_is_an_error_after_room_was_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", random("data", 50 * KIB))
+    monkeypatch.setattr(pull, "SPARE_BYTES", 2**60)
+    with pytest.raises(PullError, match=r"needs \d+ MiB more, and 0 MiB are free"):
+        await machine.pull(f"{registry.host}/app:1")
+    assert len(machine.asked_for_room) == 1
+    assert registry.paths("blobs") and len(registry.paths("blobs")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("r.example/app:1", "https"),
+        ("r.example:5000/app:1", "https"),
+        ("open.example:5000/app:1", "http"),
+        ("localhost:5000/app:1", "http"),
+        ("127.9.8.7/app:1", "http"),
+        ("[::1]:5000/app:1", "http"),
+        ("127.0.0.1.evil.example/app:1", "https"),
+        ("docker.io/app:1", "https"),
+    ],
+)
+async def test_registries_are_asked_with_tls_unless_configured_or_on_this_machine(
+    machine: Machine, name: str, scheme: str
+) -> None:
+    reference = parse(name)
+    assert reference is not None
+    asks = requests.Requests(machine.client, reference, ("open.example:5000",), None)
+    assert asks.origin.scheme == scheme
+
+
+async def test_two_images_with_the_same_layer_at_once_fetch_it_once(machine: Machine) -> None:
+    registry = await machine.registry(Registry(hold=asyncio.Event()))
+    base = Layer.of(random("base", 300 * KIB))
+    for tag in ("1", "2"):
+        registry.put("app", tag, registry.image(base, Layer.of(Entry("v", tag.encode()))))
+    both = asyncio.gather(*(machine.pull(f"{registry.host}/app:{tag}") for tag in ("1", "2")))
+    assert registry.hold is not None
+    registry.hold.set()
+    await both
+    assert [path for path in registry.paths("blobs") if digest_of(base.blob) in path] == [
+        f"/v2/app/blobs/{digest_of(base.blob)}"
+    ]
+
+
+def test_a_file_of_authorities_that_is_none_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("nothing")
+    with pytest.raises(ssl.SSLError):
+        asyncio.run(_session(file))
+
+
+async def _session(file: Path) -> None:
+    await requests.session(file, "test").close()
