@@ -27,6 +27,7 @@ from tests.bench import (
     scrape,
     serving,
     speculation,
+    waking,
     weights,
 )
 from tests.bench.byhand import ByHand
@@ -252,8 +253,8 @@ ALL = (
     Benchmark("speculation", "drafts of a small model against decoding one token at a time", speculation.run),
     Benchmark(
         "routing",
-        "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
-        lambda line, repeats, say: routing.figures(say),
+        "what the router adds, two groups against one, a group killed under requests, waking; balancing of conversations",
+        lambda line, repeats, say: [*waking.figures(line, repeats, say), *routing.figures(say)],
     ),
     Benchmark(
         "page",

@@ -35,6 +35,9 @@ AT_ONCE = 4
 RESERVE_BYTES = 512 * 2**20
 """Disk that a download leaves free."""
 POLL_SECONDS = 0.5
+LEAST_POLL_SECONDS = 0.05
+POLL_SHARE = 20
+"""A look at the files takes at most the 20th part of the time."""
 TAKE_OVER_SECONDS = 900.0
 """How long the agent may take for the last files: hashing 100 GB takes minutes."""
 MANIFEST = "manifest.json"
@@ -80,10 +83,26 @@ class Download:
 
     def run(self) -> FetchResult:
         """Downloads what the store does not have, and waits until it has everything. Raises HubFault, OSError."""
+        self.fetch()
+        self._wait_for_agent()
+        return FetchResult(
+            reason=Reason.FETCHED,
+            commit=self._manifest.commit,
+            manifest=self._whole.digest,
+            files=len(self._manifest.files),
+            bytes=self._manifest.total_bytes,
+            token_used=self._hub.token is not None,
+        )
+
+    def fetch(self, extra_bytes: int = 0) -> None:
+        """Downloads what the store does not have. ``extra_bytes``: disk that is needed for something else then.
+
+        Raises HubFault, OSError.
+        """
         self._leave_manifest()
         self._clean()
         missing = [entry for entry in self._store.missing(self._manifest) if not (self._staging / entry.blob).exists()]
-        self._check_disk(missing)
+        self._check_disk(missing, extra_bytes)
         # Small files first: the agent can begin to take them over.
         missing.sort(key=lambda entry: entry.size)
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
@@ -95,15 +114,6 @@ class Download:
                 for job in jobs:
                     job.cancel()
                 raise
-        self._wait_for_agent()
-        return FetchResult(
-            reason=Reason.FETCHED,
-            commit=self._manifest.commit,
-            manifest=self._whole.digest,
-            files=len(self._manifest.files),
-            bytes=self._manifest.total_bytes,
-            token_used=self._hub.token is not None,
-        )
 
     def _leave_manifest(self) -> None:
         # The agent, which is another user, removes what it has refused, and what is no longer wanted.
@@ -121,9 +131,10 @@ class Download:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _check_disk(self, missing: list[FileEntry]) -> None:
-        staged = sum(path.stat().st_size for path in self._staging.iterdir())
-        needed = sum(entry.size for entry in missing) + RESERVE_BYTES - staged
+    def _check_disk(self, missing: list[FileEntry], extra_bytes: int) -> None:
+        arriving = [self._staging / (entry.blob + INCOMPLETE) for entry in missing]
+        there = sum(path.stat().st_size for path in arriving if path.exists())
+        needed = sum(entry.size for entry in missing) + extra_bytes + RESERVE_BYTES - there
         free = self._free(self._staging)
         if free < needed:
             raise HubFault(
@@ -138,6 +149,13 @@ class Download:
             for job in done:
                 job.result()
             self._drop_taken()
+            self._flush()
+
+    def _flush(self) -> None:
+        """Writes to disk what has arrived, so that the agent does not wait for it when a file is complete."""
+        for path in self._staging.glob(f"*{INCOMPLETE}"):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def _fetch(self, entry: FileEntry) -> None:
         if self._stop.is_set():
@@ -192,6 +210,7 @@ class Download:
     def _wait_for_agent(self) -> None:
         deadline = time.monotonic() + TAKE_OVER_SECONDS
         while missing := self._store.missing(self._manifest):
+            began = time.monotonic()
             for entry in missing:
                 self._check_taken(entry)
             if time.monotonic() > deadline:
@@ -200,7 +219,8 @@ class Download:
                     f"the agent of this Mac has not taken {len(missing)} files over in {TAKE_OVER_SECONDS:.0f} s; see its log",
                 )
             self._drop_taken()
-            self._stop.wait(POLL_SECONDS)
+            # Often for a few files, so that the end is seen at once; less often for thousands.
+            self._stop.wait(min(POLL_SECONDS, max(LEAST_POLL_SECONDS, POLL_SHARE * (time.monotonic() - began))))
         self._drop_taken()
 
     def _check_taken(self, entry: FileEntry) -> None:

@@ -242,3 +242,34 @@ def test_bad_values_are_refused_with_a_sentence(helm: Helm, chart: Path, value: 
     done = helm("template", "thunderfleet", chart, "--set", value)
     assert done.returncode != 0
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"thunderfleet-operator": {}}),
+        ({"operator": {"replicas": 1}}, {}),
+        ({"router": {"enabled": True}}, {"thunderfleet-operator": {}}),
+        ({"router": {**ROUTERS, "linuxReplicas": 1}}, {"thunderfleet-operator": {}}),
+        (
+            {"router": {**ROUTERS, "linuxReplicas": 2}},
+            {"thunderfleet-operator": {}, "thunderfleet-router": {"thunderfleet.io/router": "linux"}},
+        ),
+    ],
+)
+def test_budgets_hold_up_no_drain_of_a_mac_or_of_the_only_replica(
+    rendered: Callable[[Json], list[Json]], values: Json, expected: Json
+) -> None:
+    objects = rendered(values)
+    found = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "PodDisruptionBudget"}
+    assert set(found) == set(expected)
+    for name, extra in expected.items():
+        assert found[name]["maxUnavailable"] == 1
+        selected = found[name]["selector"]["matchLabels"]
+        assert extra.items() <= selected.items()
+        (template,) = [
+            item["spec"]["template"]["metadata"]["labels"]
+            for item in objects
+            if item["kind"] == "Deployment" and item["metadata"]["name"] == name
+        ]
+        assert selected.items() <= template.items()

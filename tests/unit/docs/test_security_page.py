@@ -72,6 +72,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Who may create ModelDeployments in a namespace can make": ADVICE,
     "router | `router.port`": (f"{ROUTED}::test_strangers_learn_nothing", f"{ROUTER}::test_its_certificate_is_read_again"),
     "**Routers** read ModelDeployments": (f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",),
+    "**Routers with the live page** (": (
+        "unit/chart/test_router_objects.py::test_the_page_adds_the_rights_to_read_the_fleet_and_to_review_tokens",
+    ),
+    "They ask only about tokens": ("unit/router/test_page.py::test_tokens_that_cannot_be_right_are_not_reviewed",),
     "They read no Secret with API keys": (
         f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",
         f"{ROUTES}::test_keys_need_the_routing_key_of_their_document",
