@@ -14,6 +14,7 @@ nodeprofile      NodeProfile: what one Mac is and can do
 parts            parts of a model: which of its files a Mac needs
 plan             the plan of one group, from the operator to its runners
 podmetadata      labels and annotations that users put on pods, and those of Kueue's pod groups
+quantization     quantizing a repository on a Mac: bits, group size, and the name of the result
 reasons          every reason, with its meaning and remedy
 routing          what the operator and the routers exchange: keys, routes, demand
 thunderboltlink  ThunderboltLink: a cable between two Macs

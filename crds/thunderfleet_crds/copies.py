@@ -15,8 +15,9 @@ class CopyState(ApiModel):
 
     phase: CopyPhase = Field(
         default=CopyPhase.WAITING,
-        description="Waiting (for a download, a source or free disk), Copying, Checking (hashes are computed), Complete (every "
-        "file has its hash), Part (every file of the layers that the Mac needs has its hash) or Failed.",
+        description="Waiting (for a download, a source or free disk), Copying, Quantizing (a pod converts the repository), "
+        "Checking (hashes are computed), Complete (every file has its hash), Part (every file of the layers that the Mac needs "
+        "has its hash) or Failed.",
     )
     layers: Ranges | None = Field(
         default=None,

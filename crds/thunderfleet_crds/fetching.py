@@ -24,11 +24,14 @@ TOKEN_KEY: Final = "token"
 MESSAGE_BYTES: Final = 4096
 MODEL_BYTES: Final = 512 * 1024
 TEXT_LENGTH: Final = 1200
+VERSION_LENGTH: Final = 64
+PROGRESS_FILE: Final = "progress.json"
+"""In the staging folder of a pod that quantizes: its step, and the bytes done of all bytes, for the agent of its Mac."""
 
 
 @dataclass(frozen=True)
 class FetchResult:
-    """What a pod found or did. ``reason`` is Resolved or Fetched if it succeeded."""
+    """What a pod found or did. ``reason`` is Resolved, Fetched or Quantized if it succeeded."""
 
     reason: str
     message: str = ""
@@ -45,6 +48,10 @@ class FetchResult:
     """The layers in each weight file; empty if Macs can have only the whole model."""
     no_parts: str = ""
     """Why Macs can have only the whole model."""
+    quantized_bytes: int = 0
+    """Bytes that the weights will have when they are quantized, if that was asked for."""
+    mlx_lm: str = ""
+    """Version of mlx-lm that has quantized them."""
 
     @property
     def text(self) -> str:
@@ -59,6 +66,8 @@ class FetchResult:
             "bytes": self.bytes,
             "tokenUsed": self.token_used,
             "noParts": self.no_parts[:TEXT_LENGTH],
+            "quantizedBytes": self.quantized_bytes or None,
+            "mlxLM": self.mlx_lm[:VERSION_LENGTH],
         }
         if self.model is not None:
             found["model"] = _packed(self.model.dump())
@@ -89,6 +98,8 @@ class FetchResult:
                 model=_model(found.get("model")),
                 weight_files=_weight_files(found.get("parts")),
                 no_parts=str(found.get("noParts") or "")[:TEXT_LENGTH],
+                quantized_bytes=_count(found.get("quantizedBytes"), 2**63 - 1) or 0,
+                mlx_lm=str(found.get("mlxLM") or "")[:VERSION_LENGTH],
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error):
             return None

@@ -16,6 +16,7 @@ from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import Count, Int64, LabelValue, Message, Name, ReasonText, Time, Token, Word
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.parts import MAX_PARTS, ManyRanges, Ranges, WeightFile
+from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_crds.vocabulary import ConditionType, CopySource
 
 CONDITION_TYPES: Final = (
@@ -51,6 +52,11 @@ class ModelCacheSpec(ApiModel):
         description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
         "repositories. Only the pods that read from the hub mount it.",
     )
+    quantize: Quantize | None = Field(
+        default=None,
+        description="Quantizes the weights, once, with mlx-lm in a pod on one Mac; other Macs copy the result. The repository "
+        "must have weights in safetensors that are not quantized.",
+    )
     copies: Annotated[int, Field(ge=0, le=MAX_MACS)] | None = Field(
         default=None,
         description="Number of Macs that keep the model, not less than its ModelDeployment needs. If unset: every "
@@ -58,6 +64,21 @@ class ModelCacheSpec(ApiModel):
     )
     node_selector: Annotated[Mapping[str, LabelValue], Field(max_length=32)] = Field(
         default={}, description="Labels of the Nodes that keep the model."
+    )
+
+
+class QuantizedFrom(ApiModel):
+    """The repository that is quantized. Its files are read by one Mac, and not kept."""
+
+    commit: Token = Field(description="Commit of the repository that the revision was resolved to.")
+    manifest: Token = Field(description="SHA-256 of the manifest of the commit's files.")
+    bytes: Int64 = Field(description="Size of these files in bytes.")
+    quantized_bytes: Int64 = Field(description="Size in bytes that the quantized weights will have.")
+    node: Name | None = Field(default=None, description="Name of the Node on which the pod quantizes it.")
+    mlx_lm: Word | None = Field(default=None, description="Version of mlx-lm that has quantized it.")
+    lost_since: Time | None = Field(
+        default=None,
+        description="Since when no Mac that is Ready has the quantized files. After a while they are made again.",
     )
 
 
@@ -100,7 +121,14 @@ class ModelCacheStatus(ApiModel):
     resolved_from: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Repository and revision that commit was resolved from, as repository@revision."
     )
-    commit: Token | None = Field(default=None, description="Commit of the repository that the revision was resolved to.")
+    commit: Token | None = Field(
+        default=None,
+        description="Commit of the repository that the revision was resolved to. With spec.quantize, a hash of the quantized "
+        "files and of what they were made from.",
+    )
+    quantized_from: QuantizedFrom | None = Field(
+        default=None, description="The repository that is quantized, if spec.quantize is set."
+    )
     manifest: Token | None = Field(
         default=None, description="SHA-256 of the manifest: the model's files with sizes and hashes."
     )
@@ -161,3 +189,8 @@ class ModelCache(ApiModel):
     metadata: ObjectMeta
     spec: ModelCacheSpec = Field(description="Desired state of the ModelCache.")
     status: ModelCacheStatus = Field(default=ModelCacheStatus(), description="Observed state of the ModelCache.")
+
+    @property
+    def kept_as(self) -> str:
+        """The name of the repository under which Macs keep the files."""
+        return kept_name(self.spec.repository, self.spec.quantize)

@@ -35,6 +35,7 @@ from thunderfleet_crds.fields import (
 )
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
 from thunderfleet_crds.podmetadata import PodMetadata
+from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
@@ -90,7 +91,11 @@ class ModelSource(ApiModel):
                 {
                     "rule": "has(self.repository) != has(self.path)",
                     "message": "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
-                }
+                },
+                {
+                    "rule": "!has(self.quantize) || has(self.repository)",
+                    "message": "model.quantize needs model.repository: models of model.path are used as they are",
+                },
             ]
         }
     )
@@ -125,6 +130,11 @@ class ModelSource(ApiModel):
         description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
         "repositories. Only the pods that read from the hub mount it.",
     )
+    quantize: Quantize | None = Field(
+        default=None,
+        description="Quantizes the weights of the repository, once, with mlx-lm in a pod on one Mac; the other Macs copy the "
+        "result. The repository must have weights in safetensors that are not quantized.",
+    )
     copies: Copies = Field(
         default=Copies.WHOLE,
         description="What each Mac of a group fetches: Whole (all files, so nothing is fetched when a new placement "
@@ -133,6 +143,11 @@ class ModelSource(ApiModel):
         "parallelism, on "
         "one Mac, and if the files cannot be divided. A change applies to new placements.",
     )
+
+    @property
+    def kept_as(self) -> str | None:
+        """The name of the repository under which Macs keep the files; None for a path."""
+        return kept_name(self.repository, self.quantize) if self.repository is not None else None
 
 
 class Toleration(ApiModel):

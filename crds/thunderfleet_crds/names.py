@@ -47,6 +47,9 @@ ANNOTATION_REASON: Final = f"{GROUP}/reason"
 ANNOTATION_SIGNATURE: Final = f"{GROUP}/signature"
 """On plans and runner pods: an HMAC-SHA256 with the operator's key, by which the operator recognizes what it made."""
 
+ANNOTATION_BACKUP: Final = f"{GROUP}/backup"
+"""On the Node of a Mac with a control plane: when `thunderfleet backup` last saved it (RFC 3339)."""
+
 TAINT_MACOS: Final = f"{GROUP}/macos"
 RUNTIME_CLASS: Final = "macos"
 

@@ -278,6 +278,24 @@ class Reason(StrEnum):
         "Wait a minute; if the reason stays, `kubectl describe` the pod that the message names.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
+    QUANTIZING = (
+        "Quantizing",
+        "A pod on a Mac quantizes the repository (spec.quantize).",
+        "None: status.macs shows the progress. It reads the whole repository first.",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    QUANTIZED = (
+        "Quantized",
+        "The repository was quantized, and the files of the result and their sizes are known.",
+        "",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
+    QUANTIZATION_REFUSED = (
+        "QuantizationRefused",
+        "mlx-lm cannot quantize the repository: its architecture is not known, or its weights are quantized already.",
+        "Remove quantize from the spec, use another repository, or an image with a newer mlx-lm.",
+        (On.RESOLVED, On.MODEL_RESOLVED),
+    )
     FETCHED = ("Fetched", "Every Mac that is to have the model has all files that it needs.", "", (On.FETCHED,))
     FETCHING = (
         "Fetching",
@@ -374,13 +392,13 @@ class Reason(StrEnum):
         "WrongBytes",
         "Bytes that arrived do not have the hash that the hub gives for the file. They are not used.",
         "None: the file is fetched again. If the reason stays, check proxy and mirror, and the Mac's disk.",
-        (On.FETCHED,),
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     DISK_FULL = (
         "DiskFull",
         "The Mac's disk has too little free space for the model.",
         "Free disk space on the Mac in the message, or delete a ModelCache.",
-        (On.FETCHED,),
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     SECRET_MISSING = (
         "SecretMissing",

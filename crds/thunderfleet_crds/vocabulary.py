@@ -301,6 +301,8 @@ class CopyPhase(StrEnum):
     WAITING = "Waiting"
     """For a download, a source, or free disk."""
     COPYING = "Copying"
+    QUANTIZING = "Quantizing"
+    """A pod on the Mac quantizes the weights, or reads the repository for that."""
     CHECKING = "Checking"
     """All bytes have arrived; hashes are computed."""
     COMPLETE = "Complete"

@@ -103,9 +103,9 @@ def set_up(
     """Logs to ``handler``, or to standard error. ``quiet``: print no traceback when a record cannot be written."""
     terminal = handler is None and sys.stderr.isatty()
     text = form is Format.TEXT or (form is Format.AUTO and terminal)
-    handler = handler or logging.StreamHandler(sys.stderr)
-    handler.setFormatter(TextFormatter() if text else JsonFormatter(program))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    used = handler or logging.StreamHandler(sys.stderr)
+    used.setFormatter(TextFormatter() if text else JsonFormatter(program))
+    logging.basicConfig(level=level.upper(), handlers=[used], force=handler is not None)
     if quiet:
         logging.raiseExceptions = False
 

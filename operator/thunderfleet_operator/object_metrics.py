@@ -183,9 +183,18 @@ def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapp
     panic = _family(
         "mac_last_panic_timestamp_seconds", "Time of the last kernel panic in seconds since the Unix epoch.", "node"
     )
+    saved = _family(
+        "control_plane_backup_timestamp_seconds",
+        "Time of the last `thunderfleet backup` on a Mac with a control plane, in seconds since the Unix epoch; before the "
+        "first one, when its Node was created.",
+        "node",
+    )
     for node in nodes:
         if node.mac:
             ready.add_metric([node.name], float(node.ready))
+        # Other control planes have backups of their own.
+        if node.mac and node.ours and node.control_plane and node.saved is not None:
+            saved.add_metric([node.name], node.saved.timestamp())
     for profile in profiles:
         name, status = profile.metadata.name, profile.status
         _conditions(conditions, (name,), status.conditions)
@@ -195,4 +204,4 @@ def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapp
         groups.add_metric([name], len(status.groups))
         if status.last_panic is not None:
             panic.add_metric([name], status.last_panic.time.timestamp())
-    yield from (conditions, ready, limit, used, groups, panic)
+    yield from (conditions, ready, limit, used, groups, panic, saved)

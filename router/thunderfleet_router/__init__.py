@@ -6,6 +6,7 @@ demand       reports demand to the operator, and so wakes models
 http         the HTTP server, and requests to gateways
 dispatcher   all pools, and the bounds of what waits in them
 pool         seats at the groups of one ModelDeployment, and who waits for one
+viewers      asks the API server who may see the fleet
 watch        keeps the catalog current
 certificate  the router's own certificate
 tracing      spans of requests, if there is a collector

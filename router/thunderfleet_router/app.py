@@ -12,13 +12,16 @@ from aiohttp import web
 from thunderfleet_lib.kube import Kube
 
 from thunderfleet_router.certificate import Certificate
+from thunderfleet_router.decide.catalog import Catalog
 from thunderfleet_router.demand import Reporter
 from thunderfleet_router.dispatcher import Dispatcher
 from thunderfleet_router.http.exchange import Exchanges, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
+from thunderfleet_router.http.page import Page
 from thunderfleet_router.http.server import Server
 from thunderfleet_router.http.upstream import Upstream
 from thunderfleet_router.tracing import tracing
+from thunderfleet_router.viewers import Viewers
 from thunderfleet_router.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,8 @@ class Options:
     """How long new connections are accepted after `/readyz` has failed: Services stop sending requests within seconds."""
     drain_seconds: float = 30.0
     settings: Settings = field(default_factory=Settings)
+    page_hosts: Sequence[str] | None = None
+    """Names under which the live page is served, in addition to IP addresses; None: it is not served."""
 
 
 class Router:
@@ -70,6 +75,9 @@ class Router:
         exchanges = Exchanges(
             lambda: self.watch.catalog, self.dispatcher, self._upstream, self.metrics, options.settings, self._tracing
         )
+        self._page: Page | None = None
+        if options.page_hosts is not None:
+            self._page = Page(kube, Viewers(kube), self._known, options.page_hosts)
         self.server = Server(
             lambda: self.watch.catalog,
             exchanges,
@@ -78,7 +86,11 @@ class Router:
             self._problem,
             options.origins,
             self._tracing,
+            self._page,
         )
+
+    def _known(self) -> Catalog | None:
+        return self.watch.catalog if self.watch.built else None
 
     def _problem(self) -> str | None:
         return None if self.watch.synced else "the router has not read the ModelDeployments yet"
@@ -117,6 +129,8 @@ class Router:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await runner.cleanup()
+            if self._page is not None:
+                await self._page.close()
             await self._upstream.close()
             await asyncio.to_thread(self._tracing.close)
 

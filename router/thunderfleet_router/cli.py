@@ -58,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         "--aliases", type=mounted, metavar="FILE", help="JSON file that maps aliases to namespace/name of ModelDeployments"
     )
     serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin of web pages; * for all")
+    serve.add_argument("--page", action="store_true", help="serve the live page too")
+    serve.add_argument(
+        "--page-host", action="append", default=[], metavar="NAME",
+        help="name or URL under which the page is served, in addition to IP addresses and $NODE_NAME; may be repeated",
+    )  # fmt: skip
     serve.add_argument("--anonymous-wake", action="store_true", help="let requests without an API key wake models")
     serve.add_argument("--hold-seconds", type=float, default=300.0, help="how long a request waits for a group at most")
     serve.add_argument("--drain-seconds", type=float, default=30.0, help="how long requests may continue after SIGTERM")
@@ -100,6 +105,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         origins=arguments.cors_origin,
         drain_seconds=arguments.drain_seconds,
         settings=settings,
+        page_hosts=[*arguments.page_host, os.environ.get("NODE_NAME", "")] if arguments.page else None,
     )
     async with await Kube.connect(arguments.kubeconfig) as kube:
         try:

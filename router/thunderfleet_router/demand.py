@@ -56,14 +56,18 @@ class Reporter:
                         await self._dispatcher.hurry.wait()
                 except TimeoutError:
                     continue
-                await asyncio.sleep(max(LEAST_SECONDS, self._not_before - time.monotonic()))
+                await asyncio.sleep(max(self._not_before - time.monotonic(), 0))
 
     async def _round(self, session: aiohttp.ClientSession) -> None:
         self._dispatcher.hurry.clear()
         self._dispatcher.refuse_vain_wakes()
         demands = self._dispatcher.demands()
-        if (not demands and not self._reported) or time.monotonic() < self._not_before:
+        if not demands and not self._reported:
             return
+        if time.monotonic() < self._not_before:
+            self._dispatcher.hurry.set()
+            return
+        self._not_before = time.monotonic() + LEAST_SECONDS
         wakes = any(demand.wake for demand in demands)
         try:
             answer = await self._send(session, DemandReport(router=self._router, demands=demands))

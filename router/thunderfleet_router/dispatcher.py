@@ -75,7 +75,7 @@ class Dispatcher:
         try:
             if not ticket.seat.done():
                 self._check(pool, ticket, waking)
-                await self._wait(pool, ticket, seconds)
+                await self._wait(pool, ticket, seconds, waking)
             seat = await ticket.seat
         except BaseException:
             pool.give_up(ticket)
@@ -88,10 +88,10 @@ class Dispatcher:
                 self._deleted.discard(pool.deployment.uid)
                 self.pools.pop(pool.deployment.uid, None)
 
-    async def _wait(self, pool: Pool, ticket: Ticket, seconds: float) -> None:
+    async def _wait(self, pool: Pool, ticket: Ticket, seconds: float, waking: bool) -> None:
         self._waiting[ticket.caller_id] += 1
         self._waiting_bytes[ticket.caller_id] += ticket.size
-        if pool.wants_to_wake:
+        if pool.wants_to_wake and not waking:
             self.hurry.set()
         try:
             async with asyncio.timeout(seconds):

@@ -8,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -37,8 +37,10 @@ class _Span:
 class Spans:
     """Spans of a provider. The contexts are explicit, so a span is never that of another request."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
         self._provider = provider
+        self._exporter = exporter
         self._tracer = provider.get_tracer(NAME)
 
     @contextlib.contextmanager
@@ -68,11 +70,12 @@ class Spans:
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(FLUSH_SECONDS)
+        if ending.is_alive():
+            # Ends what would be tried again.
+            self._exporter.shutdown()
 
 
-def provider(namespace: str, router: str) -> TracerProvider:
-    """Exports to the collector that the environment names."""
+def spans(namespace: str, router: str) -> Spans:
+    """Spans for the collector that the environment names."""
     resource = Resource.create({"service.name": NAME, "service.namespace": namespace, "service.instance.id": router})
-    found = TracerProvider(resource=resource, shutdown_on_exit=False)
-    found.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return found
+    return Spans(TracerProvider(resource=resource, shutdown_on_exit=False), OTLPSpanExporter())

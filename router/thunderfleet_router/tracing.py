@@ -93,4 +93,4 @@ def tracing(namespace: str, router: str) -> Tracing:
     except ImportError as error:
         log.warning("no spans, because OpenTelemetry is not installed (pip install 'thunderfleet[tracing]'): %s", error)
         return OFF
-    return spans.Spans(spans.provider(namespace, router))
+    return spans.spans(namespace, router)

@@ -24,6 +24,8 @@ class Watch:
 
     def __init__(self, kube: Kube, namespace: str, on_change: Callable[[Catalog], None]) -> None:
         self.catalog = Catalog()
+        self.built = False
+        """Whether ``catalog`` is one that was read."""
         self.pair: tuple[str, str] | None = None
         """Certificate and key (PEM) for connections to the operator."""
         self.operator: str | None = None
@@ -75,6 +77,7 @@ class Watch:
             self.operator = _operator(secret)
             documents = [str((item.get("data") or {}).get(routing.ROUTES_FIELD) or "") for item in self._routes.items.values()]
             self.catalog = build(self._deployments.items.values(), documents, routing.routing_keys(secret))
+            self.built = True
             self._on_change(self.catalog)
 
 

@@ -97,9 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("resolve", "print the commit of a revision on the hub, and the memory that its model needs, without its weights"),
         ("download", "download a model from the hub into the model store of this Mac"),
+        ("quantize", "quantize a model of the hub with mlx-lm, for the model store of this Mac"),
     ):
         hub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=HelpFormatter)
-        fetching.add_arguments(hub, download=name == "download")
+        fetching.add_arguments(hub, name)
 
     capabilities = commands.add_parser(
         "capabilities",
@@ -184,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from thunderfleet_runner.sizing import command
 
             return command.main(arguments.path, tuple(arguments.world_sizes))
-        case "resolve" | "download":
+        case "resolve" | "download" | "quantize":
             return fetching.main(arguments)
         case _:
             from thunderfleet_runner.rank import capabilities

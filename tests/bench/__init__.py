@@ -22,6 +22,7 @@ hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade
 measure     what probes find and cost
 routing     what the router costs and what its balancing is worth
+waking      wake from zero, and a router before real ranks
 simulated   processes with simulated steps, and a router before them
 conversations  conversations from a seed, and policies of balancing, in simulated time; pure
 scrape      what a scrape of the operator costs, without a cluster

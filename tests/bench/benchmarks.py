@@ -13,6 +13,7 @@ from tests.bench import (
     dialects,
     discovery,
     formation,
+    images,
     installing,
     masks,
     measure,
@@ -26,6 +27,7 @@ from tests.bench import (
     scrape,
     serving,
     speculation,
+    waking,
     weights,
 )
 from tests.bench.byhand import ByHand
@@ -216,6 +218,14 @@ def copying(line: Line, repeats: int, say: Say) -> list[Figure]:
         raise BenchFailed(str(error)) from error
 
 
+def pulling(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """Images of a registry, in namespaces of their own."""
+    try:
+        return images.figures(repeats, say)
+    except copies.NotMeasured as error:
+        raise BenchFailed(str(error)) from error
+
+
 def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
     """The planner alone, which needs no cluster."""
     try:
@@ -243,8 +253,8 @@ ALL = (
     Benchmark("speculation", "drafts of a small model against decoding one token at a time", speculation.run),
     Benchmark(
         "routing",
-        "what the router adds, two groups against one, a group killed under requests; balancing of conversations",
-        lambda line, repeats, say: routing.figures(say),
+        "what the router adds, two groups against one, a group killed under requests, waking; balancing of conversations",
+        lambda line, repeats, say: [*waking.figures(line, repeats, say), *routing.figures(say)],
     ),
     Benchmark(
         "page",
@@ -273,5 +283,6 @@ ALL = (
         "models from the hub and from Mac to Mac: against hf download and iperf3, chain, memory, many files, ranks beside one",
         copying,
     ),
+    Benchmark("images", "an image of 1 GB from a registry against curl of its layers, and a second pull", pulling),
     Benchmark("measure-serving", "a served group with the prober on against off", measure.serving),
 )

@@ -203,5 +203,5 @@ def balancing(say: Say) -> list[Figure]:
 
 
 def figures(say: Say) -> list[Figure]:
-    """All of them. No cluster is needed."""
+    """All that need no cluster."""
     return [*_cost(say), *_two_groups(say), *_killed(say), *_idle_connections(say), *balancing(say)]

@@ -21,7 +21,7 @@ OBJECT = 'namespace="team",name="qwen"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 GROUP = f'{OBJECT},group="0"'
 RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
-OF_THE_CLUSTER = {"ThunderfleetOperatorWithoutLeader"}
+OF_THE_CLUSTER = {"ThunderfleetOperatorWithoutLeader", "ThunderfleetBackupTooOld"}
 # Alert: series with the problem, and without it. They are evaluated after three hours; times in values are seconds since the
 # Unix epoch, at which promtool starts.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -142,6 +142,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="60"}}': "0+2x180",
             f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="300"}}': "0+2x180",
             f'thunderfleet_runner_time_to_first_token_seconds_bucket{{{RUNNER},le="+Inf"}}': "0+2x180",
+        },
+    ),
+    "ThunderfleetBackupTooOld": (
+        {'thunderfleet_control_plane_backup_timestamp_seconds{node="studio-1"}': "-700000x180"},
+        {
+            'thunderfleet_control_plane_backup_timestamp_seconds{node="studio-1"}': "-700000x180",
+            'thunderfleet_control_plane_backup_timestamp_seconds{node="studio-2"}': "600x180",
         },
     ),
     "ThunderfleetKubeletCertificateEnds": (

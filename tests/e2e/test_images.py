@@ -15,6 +15,7 @@ import yaml
 from thunderfleet_kubelet.node.machine import here
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
 
+from tests.support import distribution
 from tests.support.registry import Entry, Layer, Registry, folder, save, script
 from tests.support.waiting import until
 
@@ -50,6 +51,23 @@ class Fleet:
         )
         until(lambda: (self.folder / "ready").exists(), "the registry serves", describe=self.output)
 
+    def start_distribution(self, port: int) -> None:
+        """CNCF distribution on another port, with the same content."""
+        content, output = self.mac.folder / "distribution", self.mac.folder / "distribution.log"
+        config = f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {content}}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"
+        file = self.mac.folder / "distribution.yaml"
+        file.write_text(config)
+        # It sends traces to this machine's port 4318 otherwise.
+        command = f"OTEL_TRACES_EXPORTER=none exec {shlex.join([str(distribution.program()), 'serve', str(file)])}"
+        self.mac.run(["sh", "-c", f"({command}) >{output} 2>&1 & echo $! >{self.folder}/distribution.pid"])
+        where = f"cd {shlex.quote(str(Path(__file__).parents[2]))}"
+        push = shlex.join([sys.executable, "-m", "tests.support.distribution", str(self.folder), f"127.0.0.1:{port}"])
+
+        def pushed() -> bool:
+            return self.mac.run(["sh", "-c", f"{where}; {push}"], seconds=60).returncode == 0
+
+        until(pushed, "it has the images", describe=output.read_text)
+
     def output(self) -> str:
         return (self.folder / "output").read_text()
 
@@ -59,8 +77,8 @@ class Fleet:
     def requests(self, kind: str) -> int:
         return sum(f"/{kind}/" in line for line in (self.folder / "log").read_text().splitlines())
 
-    def run(self, name: str, image: str, **spec: Any) -> None:
-        container = {"name": "main", "image": f"{HOST}/{image}", "imagePullPolicy": spec.pop("policy", "IfNotPresent")}
+    def run(self, name: str, image: str, host: str = HOST, **spec: Any) -> None:
+        container = {"name": "main", "image": f"{host}/{image}", "imagePullPolicy": spec.pop("policy", "IfNotPresent")}
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -157,3 +175,86 @@ def test_an_image_is_pulled_missed_waited_for_and_deleted_when_nobody_needs_it(f
         fleet.mac.stop_kubelet()
         file.write_text(before)
         fleet.mac.start_kubelet()
+
+
+@pytest.mark.soak
+def test_an_image_of_cncf_distribution(fleet: Fleet) -> None:
+    """By tag, by digest and once more, from the registry that others descend from."""
+    port = PORT + 1
+    fleet.start_distribution(port)
+    try:
+        fleet.run("image-one", "team/app:1", f"127.0.0.1:{port}")
+        digest = fleet.running("image-one")["imageID"].rpartition("@")[2]
+        log = fleet.mac.folder / "distribution.log"
+        before = log.read_text().count("/blobs/")
+        assert before >= 3
+        fleet.run("image-old", f"team/app@{digest}", f"127.0.0.1:{port}", policy="Always")
+        assert fleet.running("image-old")["imageID"].endswith(digest)
+        assert log.read_text().count("/blobs/") == before
+        fleet.run("image-late", "team/none:1", f"127.0.0.1:{port}")
+        late = fleet.waiting("image-late", "ImagePullBackOff")
+        assert "HTTP 404" in late["state"]["waiting"]["message"]
+    finally:
+        fleet.mac.run(["kill", (fleet.folder / "distribution.pid").read_text().strip()])
+        fleet.cluster.kubectl("delete", "pod", "--ignore-not-found", "image-one", "image-old", "image-late")
+
+
+@pytest.mark.soak
+def test_helm_upgrade_with_a_new_tag_rolls_the_agents(fleet: Fleet) -> None:
+    """The image has scripts over the installation's Python; no command is run on the Mac."""
+    agent = shlex.quote(str(fleet.cluster.image_folder / "bin" / "thunderfleet-agent"))
+    for tag in ("old", "new"):
+        start = script("bin/thunderfleet-agent", f'echo agent of image {tag}; exec {agent} "$@"')
+        fleet.registry.simple("thunderfleet", tag, start)
+    fleet.publish()
+    chart = Path(__file__).parents[2] / "charts" / "thunderfleet"
+    # Only this Mac has the registry on its loopback, and the operator has no place to run.
+    fleet.cluster.kubectl("cordon", "disk-mac")
+    names = ("-n", "thunderfleet-system")
+    words = ("--set", f"image.repository={HOST}/thunderfleet", "--set", "agent.measure.enabled=false")
+
+    def agents() -> list[tuple[str, str, str]]:
+        items = json.loads(fleet.cluster.kubectl("get", "pods", *names, "-o", "json").stdout)["items"]
+        mine = [one for one in items if one["spec"].get("nodeName") == MAC]
+        return [
+            (one["metadata"]["name"], status["image"], status["imageID"])
+            for one in mine
+            for status in one["status"].get("containerStatuses") or []
+            if "running" in status["state"] and status["ready"]
+        ]
+
+    def describe() -> str:
+        pods = fleet.cluster.kubectl("get", "pods", *names, "-o", "wide").stdout
+        return pods + fleet.cluster.kubectl("logs", *names, "-l", "app.kubernetes.io/component=agent", check=False).stdout
+
+    def upgraded(tag: str) -> tuple[str, str, str]:
+        fleet.cluster.helm(
+            *(
+                "upgrade",
+                "--install",
+                "thunderfleet",
+                str(chart),
+                *names,
+                "--create-namespace",
+                *words,
+                "--set",
+                f"image.tag={tag}",
+            )
+        )
+        wanted = f"{HOST}/thunderfleet:{tag}"
+        until(
+            lambda: [one[1] for one in agents()] == [wanted],
+            f"the agent runs image {tag}",
+            SECONDS,
+            describe=describe,
+        )
+        (found,) = agents()
+        assert f"agent of image {tag}" in fleet.cluster.kubectl("logs", found[0], *names).stdout
+        return found
+
+    try:
+        old, new = upgraded("old"), upgraded("new")
+        assert old[2] != new[2]
+    finally:
+        fleet.cluster.helm("uninstall", "thunderfleet", *names, "--ignore-not-found", "--wait")
+        fleet.cluster.kubectl("uncordon", "disk-mac")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -398,6 +399,8 @@ def test_what_is_destroyed_is_restored_from_a_backup(macs: tuple[Mac, Mac]) -> N
     assert len(programs) >= 2, programs
     first.run(first.program, "backup", saved)
     assert first.run("stat", "-c", "%a %u", saved).split() == ["600", "0"]
+    noted = first.field(r".metadata.annotations.thunderfleet\.io/backup", "node", "studio-1")
+    assert datetime.fromisoformat(noted) <= datetime.now(UTC)
     assert "use --force" in first.run(first.program, "backup", saved, code=2)
     first.kubectl("create", "configmap", "later")
     first.destroy()

@@ -10,9 +10,11 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import ssl
 import subprocess
+import termios
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -194,6 +196,7 @@ server.shutdown()
 server.server_close()
 time.sleep(3600)
 '"""
+LISTEN = 'while read line; do printf "heard %s. " "$line"; done; echo; echo over'
 ANSWER = f"""exec python3 -u -c '
 import http.server
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -314,6 +317,8 @@ def objects(image: str, scratch: Path) -> list[Json]:
         pod("crashes", [container(image, "echo here I crash; exit 5")]),
         pod("talks", [container(image, talk)]),
         pod("serves", [container(image, ANSWER)]),
+        pod("listens", [container(image, LISTEN, stdin=True, stdinOnce=True)], restartPolicy="Never"),
+        pod("shell", [container(image, "exec sh", stdin=True, tty=True)], restartPolicy="Never"),
         pod("stays", [container(image, 'echo "I am $$$$"; i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.2; done')]),
         pod("who", [container(image, "id -u; id -g; sleep 3600")]),
         pod(
@@ -799,6 +804,36 @@ def test_exec(fleet: Fleet) -> None:
     assert "command 'no-such-command' not found on PATH=" in missing.stderr
     nowhere = fleet.kubectl("exec", "talks", "-c", "none", "--", "true", check=False)
     assert nowhere.returncode != 0
+
+
+def test_attach_with_input_and_with_a_terminal(fleet: Fleet) -> None:
+    fleet.running("listens")
+    # kubectl says on standard error how to see a prompt.
+    said = fleet.kubectl("attach", "-i", "listens", text="one\ntwo\n").stdout
+    assert said.endswith("heard one. heard two. \nover\n")
+    fleet.await_pod("listens", lambda item: item["status"]["phase"] == "Succeeded", "its input has ended")
+    fleet.running("shell")
+    refused = fleet.kubectl("attach", "-i", "talks", text="x", check=False)
+    assert "has no input; set stdin: true in its spec" in refused.stderr
+    outer, inner = os.openpty()
+    termios.tcsetwinsize(inner, (33, 111))
+    words = [str(fleet.cluster.tool("kubectl")), "attach", "-it", "shell"]
+    environment = fleet.cluster.environment()
+    with subprocess.Popen(words, env=environment, stdin=inner, stdout=inner, stderr=inner, start_new_session=True) as process:
+        os.close(inner)
+        try:
+            os.write(outer, b"stty size; echo $((6*7)); exit 4\n")
+            seen = b""
+            while b"42\r\n" not in seen:
+                assert select.select([outer], [], [], SECONDS)[0], seen
+                seen += os.read(outer, 65536)
+            assert b"33 111\r\n" in seen, "the size of the terminal of kubectl"
+            process.wait(SECONDS)
+        finally:
+            process.kill()
+            os.close(outer)
+    ended = fleet.await_pod("shell", lambda item: item["status"]["phase"] == "Failed", "its shell has ended")
+    assert first(ended)["state"]["terminated"]["exitCode"] == 4
 
 
 def test_port_forward_reaches_the_pods_own_ports_only(fleet: Fleet) -> None:

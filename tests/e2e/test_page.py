@@ -1,6 +1,8 @@
 """``thunderfleet ui`` on a real cluster: snapshot, changes and an answer; and in Chromium what a person sees there."""
 
 import json
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +16,7 @@ import pytest
 from tests.support import browser as browsers
 from tests.support.api import OURS
 from tests.support.browser import Browser
-from tests.support.line import Deployment, Line, condition
+from tests.support.line import SYSTEM, Deployment, Line, condition
 from tests.support.screenshots import page_address
 from tests.support.waiting import until
 
@@ -25,7 +27,8 @@ LINK = "mini-1.tb1--studio-1.tb2"
 SECONDS = 60.0
 MARKUP = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
 HOSTILE_MAC = "hostile-mac"
-HOSTILE_LINK = "hostile.tb1--link.tb2"
+HOSTILE_LINK = f"{HOSTILE_MAC}.tb1--other-mac.tb2"
+OPERATOR = ("deployment/thunderfleet-operator", "-n", SYSTEM)
 AFTER_STATUS_SECONDS = 3.0
 """From the status of a ThunderboltLink to the color on the page."""
 AFTER_PULL_SECONDS = 8.0
@@ -45,6 +48,7 @@ class Client:
         session = json.load(self.request("/session", {"token": parts.fragment}))["session"]
         self._headers["Authorization"] = f"Bearer {session}"
         self.entities: dict[str, Json] = {}
+        self.rates: dict[str, list[int]] = {}
 
     def request(self, path: str, body: Json | None = None, **headers: str) -> Any:
         content = None if body is None else json.dumps(body).encode()
@@ -66,6 +70,7 @@ class Client:
             if line.strip():
                 message: Json = json.loads(line)
                 self.entities.update({one["id"]: one for one in message["put"]})
+                self.rates = message.get("rates", self.rates)
                 for gone in message["drop"]:
                     self.entities.pop(gone, None)
                 if holds():
@@ -212,23 +217,69 @@ def test_chromium_shows_a_pulled_cable_in_time(line: Line, pair: Deployment) -> 
         until(lambda: health(window, f"cable/{LINK}") == "idle", "the cable is well again")
 
 
+FLOOD = """
+import socket, sys, time
+there, port, serves = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "serve"
+if serves:
+    peer, _ = socket.create_server((there, port)).accept()
+    while peer.recv(1 << 16): pass
+else:
+    until, sent = time.monotonic() + 45, socket.create_connection((there, port), 10)
+    while time.monotonic() < until:
+        sent.sendall(bytes(1 << 18))
+        time.sleep(0.05)
+"""
+"""Sends about 40 Mbit/s over a cable."""
+
+
+@pytest.mark.soak
+def test_the_page_shows_the_rate_of_a_cable(line: Line) -> None:
+    """What a Mac sends over a cable is shown in the direction of the cable, within a reading or two of its agent."""
+    ends = {one["node"]: one for one in line.json("get", "tbl", LINK)["status"]["endpoints"]}
+    there, port = ends["studio-1"]["address"], 34567
+
+    def flood(mac: str, what: str) -> threading.Thread:
+        command = (sys.executable, "-c", FLOOD, there, str(port), what)
+        thread = threading.Thread(target=lambda: line.run(mac, *command, seconds=80))
+        thread.start()
+        return thread
+
+    with page_address(line) as address:
+        client = Client(address)
+        with client.request("/api/feed") as stream:
+            server = flood("studio-1", "serve")
+            until(lambda: str(port) in line.run("studio-1", "ss", "-ltn").stdout, "the receiver listens")
+            sender = flood("mini-1", "send")
+            message = client.follow(stream, lambda: LINK in client.rates, "the cable has a rate")
+            assert message["noRates"] == ""
+            to_studio, to_mini = client.rates[LINK]
+            assert to_studio > 1_000_000 > to_mini, client.rates
+        for thread in (sender, server):
+            thread.join()
+
+
 @pytest.mark.soak
 @CHROMIUM
 def test_chromium_shows_what_users_write_as_text(line: Line) -> None:
-    """Everything that the API server accepts where the page shows it."""
+    """Everything that the API server accepts where the page shows it. Without an operator, which would correct it."""
     made = hostile_objects()
     paths = [hostile_path(item) for item in made]
+    line.kubectl("scale", *OPERATOR, "--replicas=0")
     try:
+        selector = "app.kubernetes.io/component=operator"
+        until(lambda: not line.items("pods", "-n", SYSTEM, "-l", selector), "the operator has ended")
         for item, path in zip(made, paths, strict=True):
             line.api.send("POST", path.rpartition("/")[0], {key: value for key, value in item.items() if key != "status"})
             if "status" in item:
                 patch = json.dumps({"status": item["status"]})
-                line.kubectl("patch", item["kind"], HOSTILE_MAC, "--subresource=status", "--type=merge", "-p", patch)
+                line.kubectl(
+                    "patch", item["kind"], item["metadata"]["name"], "--subresource=status", "--type=merge", "-p", patch
+                )
         with page(line) as window:
             for tab in ("models", "macs", "cables"):
                 window.click(f"#tab-{tab}")
-                until(lambda: MARKUP in text_of(window, "list"), f"{tab} are listed", describe=lambda: page_text(window))
-                window.run("[...document.querySelectorAll('.row')].find((row) => row.textContent.includes('<img')).click()")
+                until(lambda: "hostile" in text_of(window, "list"), f"{tab} are listed", describe=lambda: page_text(window))
+                window.run("[...document.querySelectorAll('.row')].find((row) => row.textContent.includes('hostile')).click()")
                 until(lambda: MARKUP in text_of(window, "detail"), "details are shown", describe=lambda: page_text(window))
                 window.click(".back")
             script = "return [window.hacked ?? null, document.querySelectorAll('main :is(img, svg, script, iframe)').length]"
@@ -236,10 +287,15 @@ def test_chromium_shows_what_users_write_as_text(line: Line) -> None:
     finally:
         for path in paths:
             line.api.send("DELETE", path)
+        line.kubectl("scale", *OPERATOR, "--replicas=2")
+        line.kubectl("rollout", "status", *OPERATOR, "--timeout=25s")
 
 
 def hostile_objects() -> list[Json]:
-    """A Mac, what its agent reports, a cable and a model, each with markup wherever its schema has room."""
+    """A Mac, what its agent reports, a cable and a model, each with markup wherever its schema has room.
+
+    Nobody but the operator may write the status of a model.
+    """
     api, now = "thunderfleet.io/v1alpha1", "2026-01-01T00:00:00Z"
 
     def conditions(*kinds: str) -> list[Json]:
@@ -248,15 +304,27 @@ def hostile_objects() -> list[Json]:
 
     mac = {"name": HOSTILE_MAC, "labels": {"kubernetes.io/os": "darwin"}}
     hardware = {"chip": MARKUP[:64], "memoryBytes": 1 << 36}
-    ends = {"a": {"node": MARKUP, "port": 1}, "b": {"node": "link", "port": 2}}
+    ends = {"a": {"node": HOSTILE_MAC, "port": 1}, "b": {"node": "other-mac", "port": 2}}
+    model = {"name": "hostile", "namespace": "default"}
     return [
         {"apiVersion": "v1", "kind": "Node", "metadata": mac, "status": {"conditions": conditions("Ready")}},
-        {"apiVersion": api, "kind": "NodeProfile", "metadata": {"name": HOSTILE_MAC}, "status": {"hardware": hardware}},
-        {"apiVersion": api, "kind": "ThunderboltLink", "metadata": {"name": HOSTILE_LINK}, "spec": ends},
+        {
+            "apiVersion": api,
+            "kind": "NodeProfile",
+            "metadata": {"name": HOSTILE_MAC},
+            "status": {"hardware": hardware, "conditions": conditions("InventoryComplete", "BridgeFree")},
+        },
+        {
+            "apiVersion": api,
+            "kind": "ThunderboltLink",
+            "metadata": {"name": HOSTILE_LINK},
+            "spec": ends,
+            "status": {"conditions": conditions("Connected", "Symmetric")},
+        },
         {
             "apiVersion": api,
             "kind": "ModelDeployment",
-            "metadata": {"name": "hostile", "namespace": "default"},
+            "metadata": model,
             "spec": {"model": {"path": f"/models/{MARKUP}"}, "suspend": True},
         },
     ]

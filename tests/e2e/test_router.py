@@ -2,13 +2,15 @@
 
 import base64
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support.line import CHART, INSTALL_SECONDS, SYSTEM, Answer, Deployment, Line, chat
+from tests.support.line import CHART, INSTALL_SECONDS, SYSTEM, Answer, Deployment, Json, Line, chat
 from tests.support.waiting import until
 
 ONE_MAC = {"nodes": {"min": 1, "max": 1}, "benchmark": {"promptTokens": 2, "generationTokens": 1}}
@@ -26,8 +28,8 @@ def upgrade(line: Line, *values: str) -> None:
 
 @pytest.fixture(scope="module")
 def line(desk: Line) -> Iterator[Line]:
-    """With routers, as from an upgrade of the chart."""
-    upgrade(desk, "router.enabled=true")
+    """With routers on all machines, as from an upgrade of the chart."""
+    upgrade(desk, "router.enabled=true,router.linuxReplicas=1")
     yield desk
     upgrade(desk, "router.enabled=false")
     until(lambda: not desk.items("pods", "-n", SYSTEM, "-l", ROUTERS), "the routers are gone")
@@ -61,13 +63,54 @@ def asleep(deployment: Deployment) -> bool:
     return not deployment.status.get("groups") and not pods(deployment)
 
 
+def entities(line: Line, url: str, credential: str, **headers: str) -> tuple[int, dict[str, Json]]:
+    """Status and first entities of the page's stream, by id."""
+    sent = {"Authorization": f"Bearer {credential}", **headers}
+    request = urllib.request.Request(url.removesuffix("/v1") + "/api/feed", headers=sent)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": line.cluster.proxy}))
+    found: dict[str, Json] = {}
+    try:
+        with opener.open(request, timeout=30) as stream:
+            for text in stream:
+                found |= {one["id"]: one for one in json.loads(text)["put"]} if text.strip() else {}
+                if any(name.startswith("mac/") for name in found) >= ("." in credential) and found:
+                    return 200, found
+            return 200, found
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, {}
+
+
+def check_page(line: Line, url: str, served: Deployment) -> None:
+    """The page of a router: a viewer's token shows the fleet, a key its own models, and nothing else shows anything."""
+    account = ("-n", served.namespace, "viewer")
+    line.kubectl("create", "serviceaccount", *account)
+    token = line.kubectl("create", "token", *account, "--audience=thunderfleet-page").strip()
+    assert entities(line, url, token)[0] == 403, "a token alone gives no right"
+    subject = f"--serviceaccount={served.namespace}:viewer"
+    line.kubectl("create", "clusterrolebinding", "viewer", "--clusterrole=thunderfleet-page-viewer", subject)
+    try:
+        fleet = until(lambda: entities(line, url, token)[1], "the viewer sees the fleet", 40)
+        assert {f"mac/{name}" for name in line.macs} <= fleet.keys()
+        plain = line.kubectl("create", "token", *account).strip()
+        assert entities(line, url, plain)[0] == 401, "a token for the API server is none for the page"
+        assert entities(line, url, token, Host="attacker.example")[0] == 403
+        assert entities(line, url, token, Origin="https://attacker.example")[0] == 403
+    finally:
+        line.kubectl("delete", "clusterrolebinding", "viewer")
+    name = f"{served.namespace}/{served.name}"
+    until(lambda: entities(line, url, "sk-people")[1].keys() == {f"model/{name}"}, "a key shows its own model")
+    assert entities(line, url, "sk-stranger")[0] == 401
+
+
 def test_two_deployments_behind_one_url(line: Line) -> None:
     served = line.deploy("shared", **ONE_MAC, replicas=2, server={"apiKeySecret": "keys"})
     store_keys(served, ci="sk-ci", people="sk-people")
     sleeper = line.deploy("sleeper", **ONE_MAC, autoscaling=SLEEPS, server={"apiKeySecret": "keys", "aliases": ["gpt-tiny"]})
     store_keys(sleeper, ci="sk-sleeper")
     served.until_ready()
-    assert len(routers(served)) == len(line.macs)
+    # One on each Mac, and one on the Linux machine.
+    served.until(lambda: len(routers(served)) == len(line.macs) + 1, "status has all routers")
     name = f"{served.namespace}/{served.name}"
     for url in routers(served):
         until(partial(accepted, line, url, name, "sk-ci"), f"{url} serves {name}")
@@ -96,6 +139,8 @@ def test_two_deployments_behind_one_url(line: Line) -> None:
     until(lambda: ask(line, url, name, "sk-ci").status == 401, "the removed key is refused", 10)
     assert ask(line, url, name, "sk-people").status == 200
     assert pods(served) == before
+
+    check_page(line, url, served)
 
     # A model without requests sleeps. Only a request with a valid key wakes it, under any of its names.
     until(lambda: asleep(sleeper), "the model sleeps", 90, describe=sleeper.conditions)

@@ -6,6 +6,7 @@ The hub is a real server on a Linux machine of the cluster's network.
 import json
 import random
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,9 @@ AGENT_METRICS_PORT = 9441
 SHARDED = "sharded/tiny"
 """In several files of weights, of which one has layers of both ranks."""
 LATER_LAYERS = 2
+PLAIN, PLAIN_SEED = "plain/tiny", 14
+"""To be quantized. Other weights again, so that they have to be read."""
+ANSWER_SECONDS = 300
 PROMPT, TOKENS = "Hello", 8
 
 
@@ -51,6 +55,7 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # Other weights: a Mac that has a file already, of whatever repository, copies nothing.
     tinymodel.make(folder / "later", layers=LATER_LAYERS)
     shardedmodel.make(folder / "sharded")
+    tinymodel.make(folder / "plain", seed=PLAIN_SEED)
     tinymodel.make(folder / "bulky")
     (folder / "bulky" / "notes.txt").write_bytes(random.Random(14).randbytes(BULK_BYTES))
     address = machine.address
@@ -64,6 +69,7 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"{LATER}={folder / 'later'}",
         f"{SHARDED}={folder / 'sharded'}",
         f"{BULKY}={folder / 'bulky'}",
+        f"{PLAIN}={folder / 'plain'}",
     ]
     script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
     machine.run(["sh", "-c", script])
@@ -108,6 +114,49 @@ def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
         store = line.cluster.machines[name].folder / "disk/Library/Thunderfleet/models/models--fresh--tiny"
         snapshot = store / "snapshots" / status["commit"]
         assert {path.name: (store / "blobs" / path.readlink().name).read_bytes() for path in snapshot.iterdir()} == wanted
+
+
+def test_a_repository_is_quantized_once_and_serves_the_tokens_of_mlx_lms_own_conversion(
+    line: Line, hub: str, deploy: Deploy, tmp_path: Path
+) -> None:
+    source = line.cluster.machines["linux-1"].folder / "hub" / "plain"
+    model = {"repository": PLAIN, "quantize": {"bits": 4, "groupSize": 32}}
+    before = len(requests(line))
+    deployment = deploy("quantized", model=model, parallelism="Pipeline", transport="Ring")
+    expected = converted(source, tmp_path / "model")
+    deployment.until_ready()
+    status, cache = deployment.status, line.json("get", "mc", deployment.name, "-n", deployment.namespace)
+    made_from = cache["status"]["quantizedFrom"]
+    assert status["commit"] == made_from["commit"] != cache["status"]["commit"]
+    assert {copy["node"]: copy["phase"] for copy in status["copies"]} == dict.fromkeys(line.macs, "Complete")
+    assert condition(cache, "Resolved")["reason"] == "Quantized"
+    # Placement counts the memory of the quantized weights, which the headers had given before anything was read.
+    assert cache["status"]["model"]["bits"] == 4
+    assert made_from["quantizedBytes"] < cache["status"]["bytes"] < made_from["bytes"] / 2
+    # One Mac asked the hub for the weights, the other one that Mac for what was made of them.
+    large = [text for text in requests(line)[before:] if text.startswith("GET /cdn/")]
+    assert len(large) == 2, "the header, then the file"
+    wanted = (tmp_path / "model" / "model.safetensors").read_bytes()
+    for name in line.macs:
+        store = line.cluster.machines[name].folder / "disk/Library/Thunderfleet/models"
+        snapshot = store / "models--plain--tiny_4bit_g32" / "snapshots" / cache["status"]["commit"]
+        blob = store / "models--plain--tiny_4bit_g32" / "blobs" / (snapshot / "model.safetensors").readlink().name
+        assert blob.read_bytes() == wanted
+        assert not (store / "models--plain--tiny").exists()
+        assert list((store / ".thunderfleet/staging").iterdir()) == []
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": PLAIN})
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["token_ids"] == expected
+
+
+def converted(source: Path, target: Path) -> list[int]:
+    """Converts a model with mlx-lm's own command; the tokens that one process answers with it."""
+    how = ["-q", "--q-bits", "4", "--q-group-size", "32"]
+    convert = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", str(source), "--mlx-path", str(target), *how]
+    ask = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(target), PROMPT, "--tokens", str(TOKENS)]
+    subprocess.run(convert, check=True, capture_output=True, timeout=ANSWER_SECONDS)
+    found: list[int] = json.loads(subprocess.run(ask, check=True, capture_output=True, timeout=ANSWER_SECONDS).stdout)
+    return found
 
 
 def from_macs(line: Line, name: str) -> float:

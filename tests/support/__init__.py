@@ -3,6 +3,7 @@
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
+inferencepool  the InferencePool of another project
 https        a TLS client with its own certificate
 mac_network  the network settings of a recorded Mac, and the commands that read and change them
 connections  connections that are held open without a request
@@ -17,6 +18,7 @@ router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 shardedmodel  the test model in several files of weights
+nodeconformance  names of the tests of Kubernetes, from their sources
 line         a fleet with the chart and the model installed
 logfiles     all logs of a local cluster, and whether a Secret is in one of them
 installed    a recorded Mac on which `thunderfleet` installs

@@ -33,6 +33,11 @@ class FleetApi:
         self.refused: dict[Kind, int] = {}
         """Kinds whose requests are refused, with the status."""
         self.url = ""
+        self.agents: dict[str, str] = {}
+        """Of each Mac, what its agent answers with its metrics."""
+        self.asked: list[str] = []
+        """The Macs whose agents were asked."""
+        self.agents_status = 200
         self._version = 1
         self._watchers: dict[Kind, set[asyncio.Queue[str]]] = {kind: set() for kind in Kind}
         self._runner: web.AppRunner | None = None
@@ -69,7 +74,8 @@ class FleetApi:
         app = web.Application()
         for kind, (path, _) in RESOURCES.items():
             app.router.add_get(path, self._handler(kind))
-        app.router.add_get("/api/v1/pods", self._no_pods)
+        app.router.add_get("/api/v1/pods", self._agents)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics", self._metrics)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._no_pods)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -88,6 +94,25 @@ class FleetApi:
 
     async def _no_pods(self, request: web.Request) -> web.Response:
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+
+    async def _agents(self, request: web.Request) -> web.Response:
+        ports = [{"name": "metrics", "containerPort": 9441}]
+        pods = [
+            {
+                "metadata": {"name": f"agent-{mac}", "namespace": "system"},
+                "spec": {"nodeName": mac, "containers": [{"ports": ports}]},
+            }
+            for mac in self.agents
+            if "component=agent" in request.query.get("labelSelector", "")
+        ]
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": pods})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if self.agents_status != 200:
+            return web.json_response({"reason": "Forbidden", "message": "no"}, status=self.agents_status)
+        mac = request.match_info["pod"].removeprefix("agent-").removesuffix(":9441")
+        self.asked.append(mac)
+        return web.Response(text=self.agents[mac])
 
     def _handler(self, kind: Kind) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:

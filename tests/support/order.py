@@ -36,6 +36,7 @@ GROUPS = {
         "e2e/test_api_versions",
         "e2e/test_chart",
         "e2e/test_image",
+        "e2e/test_inferencepool",
         "e2e/test_joining",
         "e2e/test_outside",
         "e2e/test_pods_on_macs",

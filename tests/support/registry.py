@@ -111,11 +111,12 @@ class Registry:
     sent: int = 0
     """Bytes of blobs."""
     port: int = 0
+    address: str = "127.0.0.1"
     _runner: web.AppRunner | None = None
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.address}:{self.port}"
 
     # What it has
 
@@ -177,7 +178,7 @@ class Registry:
         application.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, self.address, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -282,9 +283,9 @@ def load(registry: Registry, folder: Path) -> None:
             registry.blobs[file.name] = file.read_bytes()
 
 
-async def serve(folder: Path, port: int) -> None:
+async def serve(folder: Path, port: int, address: str = "127.0.0.1") -> None:
     """Serves what is in ``folder`` until the process is ended, and writes each request to ``log``."""
-    registry = Registry(port=port)
+    registry = Registry(port=port, address=address)
 
     def answer(path: str) -> int:
         load(registry, folder)
@@ -299,4 +300,4 @@ async def serve(folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

@@ -7,25 +7,32 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.browser import browser
-from tests.support.line import Line, on_fleet
+from tests.support.line import MODEL, Deployment, Line, on_fleet
 from tests.support.waiting import until
 
 MAC = "  - {{name: studio-{0}, model: Mac Studio (M3 Ultra), memory: 512 GB, rdma: true, jaccl: recorded}}\n"
 CABLES = ("1:1 2:1", "1:2 3:1", "1:3 4:1", "2:2 3:2", "2:3 4:2", "3:3 4:3", "5:1 6:1", "5:2 6:2")
+LOOSE = "mini-1:1"
+"""Of a cable that is pulled, so that the picture shows what that looks like."""
 MAX_BYTES = 200_000
 
 
 def fleet() -> str:
-    """Four Macs with a cable between each pair, and two with two cables."""
+    """Four Macs with a cable between each pair, two with two cables, and one at the end of a cable."""
     ends = (one.split() for one in CABLES)
     cables = "".join(f'  - {{a: "studio-{a}", b: "studio-{b}", speed: 80}}\n' for a, b in ends)
+    loose = f'  - {{a: "studio-6:3", b: "{LOOSE}", speed: 40}}\n'
+    mini = "  - {name: mini-1, model: Mac mini (M4), memory: 32 GB}\n"
     # The operator runs on the Linux machine.
     linux = "  - {name: linux-1, kind: linux}\n"
-    return f"machines:\n{linux}{''.join(MAC.format(number) for number in range(1, 7))}cables:\n{cables}"
+    macs = "".join(MAC.format(number) for number in range(1, 7))
+    return f"machines:\n{linux}{macs}{mini}cables:\n{cables}{loose}"
 
 
 @contextlib.contextmanager
@@ -50,23 +57,59 @@ def page_address(line: Line, *, plugin: bool = False) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
+def deploy(line: Line, name: str, macs: range) -> Deployment:
+    """A model on certain Macs, in the namespace that the page does not name."""
+    for number in macs:
+        line.kubectl("label", "node", f"studio-{number}", f"desk={name}")
+    spec = {
+        "model": {"repository": MODEL},
+        "nodes": {"min": len(macs), "max": len(macs), "selector": {"desk": name}},
+        "transport": "JACCL",
+        "benchmark": {"promptTokens": 64, "generationTokens": 16},
+    }
+    found = Deployment(line, "default", name)
+    found.apply(spec)
+    return found
+
+
+@contextlib.contextmanager
+def busy(deployment: Deployment) -> Iterator[None]:
+    """Asks a model again and again, so that its cables have traffic."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                deployment.ask("Tell me about cables.", 200)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def main(file: Path) -> int:
-    """Writes the picture."""
+    """Writes the picture, and a dark one into the folder for temporary files."""
     with on_fleet(fleet(), "pictures", "", "operator.replicas=1") as line:
-        benchmark = {"promptTokens": 64, "generationTokens": 16}
-        chat = line.deploy("chat", nodes={"min": 4, "max": 4}, transport="JACCL", benchmark=benchmark)
-        code = line.deploy("code", nodes={"min": 2, "max": 2}, transport="JACCL", benchmark=benchmark)
+        chat, code = deploy(line, "chat", range(1, 5)), deploy(line, "code", range(5, 7))
         for one in (chat, code):
             one.until_ready()
         measured = "the benchmarks have ended"
         until(lambda: all(one.get()["status"].get("tokensPerSecond") for one in (chat, code)), measured)
-        with page_address(line) as address, browser((1440, 960)) as window:
+        with page_address(line) as address, browser((1440, 960)) as window, busy(chat):
             window.open(address)
-            shown = "document.querySelectorAll('.row[data-health=good]').length"
-            until(lambda: window.run(f"return {shown}") == 2, "both models are shown", describe=lambda: window.text("body"))
-            # The bar of a fleet whose picture has moved into place.
-            window.run("await new Promise((resolve) => setTimeout(resolve, 1000))")
+            shown = "return document.querySelectorAll('.row[data-health=good]').length"
+            until(lambda: window.run(shown) == 2, "both models are shown", describe=lambda: window.text("body"))
+            flowing = "const {scene} = await import('/assets/page.js'); return scene.store.rates.size"
+            until(lambda: window.run(flowing) > 0, "there are rates of cables", describe=lambda: window.text("body"))
+            line.cluster.cable("pull", LOOSE)
+            until(lambda: "1 problem" in window.text("#counts"), "the pulled cable is shown")
             file.write_bytes(picture := window.screenshot())
+            window.dark()
+            Path(tempfile.gettempdir(), f"{file.stem}-dark.png").write_bytes(window.screenshot())
     print(f"{file}: {len(picture)} bytes")
     return 0 if len(picture) < MAX_BYTES else 1
 

@@ -13,7 +13,7 @@ TIME: Final = "thunderfleet_agent_sensors_read_timestamp_seconds"
 """When an agent has read its counters, in seconds since 1970: it reads them less often than it is asked."""
 RECEIVED: Final = "thunderfleet_thunderboltlink_received_bytes_total"
 SENT: Final = "thunderfleet_thunderboltlink_sent_bytes_total"
-LEAST: Final = 100_000
+LEAST: Final = 20_000
 """Bits per second below which a cable counts as quiet: agents greet each other over every cable."""
 MOST: Final = 1 << 40
 MAX_SECONDS: Final = 300.0

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from thunderfleet_crds.quantization import BITS, GROUP_SIZES
+
 from thunderfleet_cli.model.command import list_models, pull, remove
 from thunderfleet_cli.parsers import Parsers
 
@@ -26,6 +28,16 @@ def add(commands: Parsers) -> None:
         default=1,
         metavar="N",
         help="number of Macs that keep the model; 0: only read its sizes from the hub, for `thunderfleet-operator plan`",
+    )
+    fetch.add_argument(
+        "--quantize", type=int, choices=BITS, metavar="BITS", help=f"quantize the weights to {', '.join(map(str, BITS))} bits"
+    )
+    fetch.add_argument(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        metavar="N",
+        help=f"with --quantize: number of weights that share a scale, {', '.join(map(str, GROUP_SIZES))} (default: 64)",
     )
     fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
     fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")

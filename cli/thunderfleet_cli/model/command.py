@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime
 
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL, NODEPROFILE_PLURAL
+from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
 
@@ -19,7 +20,9 @@ POLL_SECONDS = 1.0
 NOT_FETCHED = 3
 PATIENCE_SECONDS = 30.0
 """The command gives up after a reason that is not in HOPEFUL has lasted this long."""
-HOPEFUL = frozenset(("Resolving", "Fetching", "NotResolved", "RateLimited", "Pending", "WrongBytes", "NothingToFetch"))
+HOPEFUL = frozenset(
+    ("Resolving", "Quantizing", "Fetching", "NotResolved", "RateLimited", "Pending", "WrongBytes", "NothingToFetch")
+)
 _API = f"/apis/{API_VERSION}"
 
 
@@ -39,15 +42,18 @@ def _refused(error: ApiError) -> LocalClusterError:
 
 def pull(arguments: argparse.Namespace) -> int:
     """``thunderfleet model pull``. Exit code 3: the model was not fetched. Raises LocalClusterError."""
-    name = view.name_for(arguments.model)
+    quantize = view.quantization(arguments.quantize, arguments.group_size)
+    name = view.name_for(kept_name(arguments.model, quantize))
+    if arguments.group_size and quantize is None:
+        raise LocalClusterError("--group-size needs --quantize", usage=True)
     if not name or arguments.copies < 0:
         raise LocalClusterError(f"REPOSITORY must be organization/name, and --copies at least 0: {arguments.model}", usage=True)
-    return asyncio.run(_pull(arguments, _connect(arguments), name))
+    return asyncio.run(_pull(arguments, _connect(arguments), name, quantize))
 
 
-async def _pull(arguments: argparse.Namespace, connection: Connection, name: str) -> int:
+async def _pull(arguments: argparse.Namespace, connection: Connection, name: str, quantize: Quantize | None) -> int:
     body = view.manifest(
-        connection.namespace, name, arguments.model, arguments.revision, arguments.copies, arguments.token_secret
+        connection.namespace, name, arguments.model, arguments.revision, arguments.copies, arguments.token_secret, quantize
     )
     path = f"{_folder(connection.namespace)}/{name}"
     async with await connection.kube() as kube:

@@ -9,6 +9,7 @@ from typing import Any
 
 from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.names import API_VERSION, MAX_NAME_LENGTH, MODELCACHE_KIND
+from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_lib.timestamps import age_seconds
 
 Json = dict[str, Any]
@@ -21,11 +22,28 @@ def name_for(repository: str) -> str:
     return re.sub(r"^[^a-z]+", "", text)[:MAX_NAME_LENGTH].strip("-")
 
 
-def manifest(namespace: str, name: str, repository: str, revision: str, copies: int, secret: str | None) -> Json:
+def quantization(bits: int | None, group_size: int | None) -> Quantize | None:
+    """The field ``quantize`` of the spec; None without ``bits``."""
+    if bits is None:
+        return None
+    return Quantize(bits=bits, group_size=group_size) if group_size is not None else Quantize(bits=bits)
+
+
+def manifest(
+    namespace: str,
+    name: str,
+    repository: str,
+    revision: str,
+    copies: int,
+    secret: str | None,
+    quantize: Quantize | None = None,
+) -> Json:
     """The ModelCache."""
     spec: Json = {"repository": repository, "revision": revision, "copies": copies}
     if secret:
         spec["tokenSecret"] = secret
+    if quantize is not None:
+        spec["quantize"] = quantize.dump()
     metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": API_VERSION, "kind": MODELCACHE_KIND, "metadata": metadata, "spec": spec}
 
@@ -63,8 +81,14 @@ def row(cache: Json) -> tuple[str, ...]:
     meta, status = cache["metadata"], cache.get("status") or {}
     macs = ",".join(filter(None, map(_held, status.get("macs") or [])))
     state = condition(cache, "Resolved" if condition(cache, "Resolved").get("status") != "True" else "Fetched")
-    shown = [meta["namespace"], meta["name"], cache["spec"]["repository"], status.get("size"), status.get("copies")]
+    shown = [meta["namespace"], meta["name"], _repository(cache["spec"]), status.get("size"), status.get("copies")]
     return tuple(str(value or "-") for value in (*shown, state.get("reason"), _owner(cache), macs))
+
+
+def _repository(spec: Json) -> str:
+    """The name under which Macs keep it."""
+    wanted = spec.get("quantize")
+    return kept_name(str(spec["repository"]), Quantize.load(wanted) if wanted is not None else None)
 
 
 def _owner(cache: Json) -> str:

@@ -92,6 +92,8 @@ def add(commands: Parsers) -> None:
     )
     page.add_argument("--port", type=_port, default=0, help="port of 127.0.0.1 to listen on (default: a free one)")
     page.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
+    # For the page that the demo leaves: it must not outlive its cluster.
+    page.add_argument("--while-running", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
 
 
 def _plan(commands: Parsers) -> None:

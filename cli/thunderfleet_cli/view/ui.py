@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiohttp import web
+from thunderfleet_localcluster.client.control import running
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.feed import Feed
 from thunderfleet_view.meter import Meter
@@ -24,6 +26,8 @@ from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.view.page import QUIET, Page
 
 ADDRESS: Final = "127.0.0.1"
+CLUSTER_SECONDS: Final = 1.0
+"""How soon a page ends after its local cluster."""
 
 
 def show_page(arguments: argparse.Namespace) -> int:
@@ -63,10 +67,21 @@ async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:
                 page.line("open it within 10 minutes; it works once. Enter prints another address, Ctrl-C ends the page", QUIET)
             with _on_enter(announce):
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(watch.run())
-                    tasks.create_task(Meter(kube, watch.fleet, feed).run())
+                    work = [tasks.create_task(one) for one in (watch.run(), Meter(kube, watch.fleet, feed).run())]
+                    if arguments.while_running is not None:
+                        await _end_of(ClusterFolder(arguments.while_running))
+                        for task in work:
+                            task.cancel()
         finally:
             await runner.cleanup()
+
+
+async def _end_of(folder: ClusterFolder) -> None:
+    """Waits until the local cluster in a folder does not run."""
+    while True:
+        await asyncio.sleep(CLUSTER_SECONDS)
+        if not running(folder):
+            return
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from thunderfleet_crds.names import ANNOTATION_BACKUP
 from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 from thunderfleet_lib.kube import ApiError, Kube
 
@@ -80,6 +81,11 @@ async def put_node(kube: Kube, name: str) -> None:
     """Create this Mac's Node, or label it: only a Node with this label may have an address of the API server."""
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {CONTROL_PLANE_LABEL: ""}}}
     await kube.apply(f"{NODES}/{name}", body, MANAGER)
+
+
+async def put_backup_time(kube: Kube, name: str, when: str) -> None:
+    """Note on this Mac's Node when the control plane was saved; the operator exports the time for an alert."""
+    await kube.patch(f"{NODES}/{name}", {"metadata": {"annotations": {ANNOTATION_BACKUP: when}}})
 
 
 def is_ready(node: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ launch          prepares a sandbox and starts its shim
 watch           whether a shim is alive
 folder          where a pod's files are
 attempt         one start of one container, as a value
+attach          input and output of a running container
 exec_session    commands in a container, with or without a terminal
 listeners       where a container's processes listen
 logs            reads container logs

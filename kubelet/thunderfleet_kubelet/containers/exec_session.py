@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from thunderfleet_kubelet.containers.folder import PodFolder, read_json
-from thunderfleet_kubelet.shim.program import Program, explain
+from thunderfleet_kubelet.shim.program import Program, explain, take_terminal
 
 Json = dict[str, Any]
 RunCommand = Callable[[list[str], float], Awaitable[tuple[int, str]]]
@@ -234,10 +234,6 @@ def _stream(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
     return stream
 
 
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 async def start(folder: PodFolder, container: str, number: int, command: list[str], *, stdin: bool, tty: bool) -> Session:
     """Starts ``command`` in the environment of attempt ``number``. Raises FileNotFoundError or PermissionError."""
     spec = read_json(folder.attempt(container, number) / "spec.json")
@@ -260,7 +256,7 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
             with contextlib.suppress(OSError):
                 os.fchown(inner, spec["uid"], spec["gid"])
             terminal = Terminal(outer)
-            identity["preexec_fn"] = _take_terminal
+            identity["preexec_fn"] = take_terminal
         transport, protocol = await asyncio.get_running_loop().subprocess_exec(
             _Protocol,
             *command,

@@ -37,6 +37,9 @@ class Launch:
     """A user that only this container of the pod has while it runs, and no other pod."""
     message_path: str = "/dev/termination-log"
     message_from_log: bool = False
+    stdin: bool = False
+    stdin_once: bool = False
+    tty: bool = False
 
 
 def make_sandbox(folder: PodFolder, container: str, number: int) -> Path:
@@ -94,9 +97,16 @@ def prepare(folder: PodFolder, container: str, launch: Launch) -> None:
         "imageId": launch.image_id,
         "message": str(message.relative_to(sandbox)) if message is not None else "",
         "messageFromLog": launch.message_from_log,
+        "stdin": launch.stdin,
+        "stdinOnce": launch.stdin_once,
+        "tty": launch.tty,
     }
     give_away(sandbox, launch.user)
     os.mkfifo(attempt / "alive", 0o600)
+    if launch.stdin:
+        os.mkfifo(attempt / "stdin", 0o600)
+    if launch.stdin or launch.tty:
+        (attempt / "attach").mkdir(mode=0o700)
     files.write_file(str(attempt / "spec.json"), json.dumps(spec))
     os.chmod(attempt / "spec.json", 0o600)
 

@@ -118,20 +118,60 @@ class Downloads:
         self, response: aiohttp.ClientResponse, stream: BinaryIO, digest: Hash, blob: Blob, offset: int, progress: Progress
     ) -> None:
         began, counted, size = self._clock(), 0, offset
-        async for chunk in chunks(response):
-            size += len(chunk)
-            if size > blob.size:
-                raise PullError(f"the registry sends more than the {blob.size} bytes of {blob.digest}")
-            stream.write(chunk)
-            digest.update(chunk)
-            progress(len(chunk))
-            counted += len(chunk)
-            if self._clock() - began > WINDOW_SECONDS:
-                if counted < LEAST_RATE * WINDOW_SECONDS:
-                    raise Transient(f"the registry sends less than {LEAST_RATE} bytes a second")
-                began, counted = self._clock(), 0
+        async with _Writer(stream, digest) as writer:
+            async for chunk in chunks(response):
+                size += len(chunk)
+                if size > blob.size:
+                    raise PullError(f"the registry sends more than the {blob.size} bytes of {blob.digest}")
+                await writer.put(chunk)
+                progress(len(chunk))
+                counted += len(chunk)
+                if self._clock() - began > WINDOW_SECONDS:
+                    if counted < LEAST_RATE * WINDOW_SECONDS:
+                        raise Transient(f"the registry sends less than {LEAST_RATE} bytes a second")
+                    began, counted = self._clock(), 0
         if size < blob.size:
             raise Transient(f"the connection broke off after {size} of {blob.size} bytes")
+
+
+class _Writer:
+    """Writes and hashes in a thread while the next bytes come in: at most one block is being written, and one filled."""
+
+    def __init__(self, stream: BinaryIO, digest: Hash) -> None:
+        self._stream, self._digest = stream, digest
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._writing: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> "_Writer":
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        """Writes what is left, also after an error: what has come in is continued from."""
+        await self._flush()
+        await self._finished()
+
+    async def put(self, chunk: bytes) -> None:
+        """Takes a chunk. Raises OSError."""
+        self._parts.append(chunk)
+        self._held += len(chunk)
+        if self._held >= READ:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        await self._finished()
+        block, self._parts, self._held = b"".join(self._parts), [], 0
+        self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, block))
+
+    async def _finished(self) -> None:
+        if self._writing is not None:
+            # A pull that is cancelled waits for the thread, which has the file.
+            await asyncio.shield(self._writing)
+            self._writing = None
+
+    def _write(self, block: bytes) -> None:
+        self._stream.write(block)
+        self._digest.update(block)
 
 
 def _size(file: Path) -> int:

@@ -35,6 +35,7 @@ ERROR_SECONDS = 1.0
 ASK_SECONDS = 30.0
 """How often a container asks for an image that is being pulled or that waits; it is also called."""
 PULLS_AT_ONCE = 3
+PULL_SECONDS = 4 * 3600.0
 LISTED = 50
 """How many images a Node's status has, as with other kubelets."""
 
@@ -76,8 +77,8 @@ class _Work:
 class Images:
     """The images in ``root``.
 
-    ``in_use``: the ``imageID`` of all containers that the node has, and the images of its pods' specs. ``node_event``: records
-    a warning about the Node. ``changed``: called when there is another image.
+    ``in_use``: the ``imageID`` of all containers that the node has, and the images of its pods' specs; None: all
+    may be in use. ``node_event``: records a warning about the Node. ``changed``: called when there is another image.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Images:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.store = Store(root, now)
-        self.in_use: Callable[[], tuple[Set[str], Set[str]]] = lambda: (set(), set())
+        self.in_use: Callable[[], tuple[Set[str], Set[str]] | None] = lambda: None
         self._settings, self._agent, self._changed, self._clock = settings, agent, changed, clock
         self._client: aiohttp.ClientSession | None = None
         self._work: dict[tuple[str, str], _Work] = {}
@@ -244,7 +245,12 @@ class Images:
         def report(words: str) -> None:
             asker.event("Normal", "Pulling", f"Pulling image {name!r}: {words}")
 
-        pulled = await Pull(self._client, self.store, self._settings, reference, self.collector.free, report).run(known)
+        pull = Pull(self._client, self.store, self._settings, reference, self.collector.free, report)
+        try:
+            async with asyncio.timeout(PULL_SECONDS):
+                pulled = await pull.run(known)
+        except TimeoutError:
+            raise PullError(f"the pull takes more than {PULL_SECONDS:g} s; the next one continues it") from None
         took, whole = self._clock() - began, self._clock() - waiting
         asker.event(
             "Normal",
@@ -266,7 +272,10 @@ class Images:
 
     def _keys_in_use(self) -> set[str]:
         """The keys of the images of all containers and pods of the node."""
-        identities, texts = self.in_use()
+        used = self.in_use()
+        if used is None:
+            return set(self.store.images)
+        identities, texts = used
         names = {str(reference) for text in texts if (reference := _parsed(text)) is not None}
         found = set()
         for stored in self.store.images.values():

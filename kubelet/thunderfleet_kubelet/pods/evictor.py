@@ -35,7 +35,7 @@ class Evictor:
     """Looks at ``workers`` (by uid), which the manager changes.
 
     ``watch``: None turns disk pressure off. ``changed``: called when the pressure has changed. ``node_event``: records a
-    warning about the Node (reason, message).
+    warning about the Node (reason, message). ``reclaim``: frees bytes without ending a pod, and returns how many.
     """
 
     def __init__(
@@ -44,7 +44,9 @@ class Evictor:
         watch: DiskWatch | None,
         changed: Callable[[], None] = lambda: None,
         node_event: NodeEvent = lambda reason, message: None,
+        reclaim: Callable[[int], Awaitable[int]] | None = None,
     ) -> None:
+        self._reclaim = reclaim
         self._workers = workers
         self._watch = watch
         self._changed = changed
@@ -68,8 +70,15 @@ class Evictor:
     async def _relieve(self) -> None:
         self.look()
         nodefs = next((one for one in self.state.met if one.threshold.signal.startswith("nodefs")), None)
-        if nodefs is not None and not await self._space_comes():
-            await self._evict_one(nodefs)
+        if nodefs is None or await self._reclaimed(nodefs) or await self._space_comes():
+            return
+        await self._evict_one(nodefs)
+
+    async def _reclaimed(self, cause: Met) -> bool:
+        """Whether unused images gave some space; then the disk is looked at again before a pod must go."""
+        if self._reclaim is None or cause.threshold.resource == "inodes":
+            return False
+        return await self._reclaim(cause.limit - cause.available) > 0
 
     def look(self) -> DiskState:
         """Reads the free space, and says so if the pressure has changed."""

@@ -83,7 +83,8 @@ class PodManager:
         self._shutting_down = False
         self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
-        self.evictor = Evictor(self._workers, disk, disk_changed, node_event)
+        reclaim = images.collector.free if images is not None else None
+        self.evictor = Evictor(self._workers, disk, disk_changed, node_event, reclaim)
         self._services = NodeServices(
             node_name=node_name,
             kube=kube,
@@ -160,8 +161,13 @@ class PodManager:
         if self._images is not None:
             self._images.forget(uid)
 
-    def _images_in_use(self) -> tuple[set[str], set[str]]:
-        """The ``imageID`` of each container that has run and was not removed, and the images that the pods' specs name."""
+    def _images_in_use(self) -> tuple[set[str], set[str]] | None:
+        """The ``imageID`` of each container that has run and was not removed, and the images that the pods' specs name.
+
+        None: not known yet, because pods of an earlier kubelet were not looked at.
+        """
+        if self._unreadable or any(worker.accepted and not worker.observed for worker in self._workers.values()):
+            return None
         workers = [worker for worker in self._workers.values() if not worker.closed]
         attempts = [attempt for worker in workers for each in worker.attempts.values() for attempt in each]
         names = {str(one.get("image") or "") for worker in workers for one in all_containers(worker.pod)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_kubelet.containers import exec_session, listeners, logs, usage
+from thunderfleet_kubelet.containers import attach, exec_session, listeners, logs, usage
 from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.disk import file_system
@@ -42,6 +42,12 @@ class NoSuchContainer(PodLookupError):
 
 class ContainerNotRunning(PodLookupError):
     """The container has not started, or does not run now."""
+
+    status = 400
+
+
+class NoInput(PodLookupError):
+    """The container has no standard input."""
 
     status = 400
 
@@ -202,6 +208,31 @@ class PodQueries:
         if not command:
             raise FileNotFoundError("no command given")
         return await exec_session.start(worker.folder, name, last.number, command, stdin=stdin, tty=tty)
+
+    async def attach(self, namespace: str, pod: str, container: str | None, *, stdin: bool) -> attach.Attached | None:
+        """Connects to a running container that has input or a terminal; None for any other. Raises PodLookupError, OSError."""
+        worker, name, last = self._find(namespace, pod, container)
+        if last is None or last.state != "running":
+            raise ContainerNotRunning(f"container {name} in pod {pod} is not running")
+
+        def live() -> bool:
+            try:
+                return worker.containers.read(name, last.number).live
+            except OSError:
+                return True
+
+        try:
+            found = attach.Attached(worker.folder.attempt(name, last.number), live)
+        except attach.NotAttachable:
+            found = None
+        if stdin and (found is None or not found.has_stdin):
+            raise NoInput(f"container {name} in pod {pod} has no input; set stdin: true in its spec, or use kubectl exec -i")
+        if found is not None:
+            try:
+                await found.open(stdin=stdin)
+            except attach.NotAttachable:
+                raise ContainerNotRunning(f"container {name} in pod {pod} ends") from None
+        return found
 
     def require_running(self, namespace: str, pod: str) -> None:
         """Raises PodLookupError if no container of the pod runs."""

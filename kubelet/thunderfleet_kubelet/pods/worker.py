@@ -63,6 +63,8 @@ class PodWorker:
         self.accepted = accepted
         self.removed = False
         self.attempts: dict[str, tuple[Attempt, ...]] = {}
+        self.observed = False
+        """Whether ``attempts`` has been read; an adopted pod may run before."""
 
     @property
     def pod(self) -> Json:
@@ -242,7 +244,7 @@ class PodWorker:
         return self._wait(decision, self._mounter.due if mounting else 0.0)
 
     def _observe(self) -> None:
-        self.attempts = self.containers.attempts()
+        self.attempts, self.observed = self.containers.attempts(), True
         for name, attempts in self.attempts.items():
             last = attempts[-1] if attempts else None
             if self._prober.follow(name, last) and last is not None and last.grace_exceeded:

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from thunderfleet_lib.kube import Json
 
+from thunderfleet_kubelet.containers.attach import Attached
 from thunderfleet_kubelet.containers.exec_session import Session
 from thunderfleet_kubelet.serving.parameters import BadRequest, StreamOptions
 
@@ -126,7 +127,7 @@ async def drain(socket: web.WebSocketResponse) -> None:
         pass
 
 
-async def _receive(socket: web.WebSocketResponse, session: Session, options: StreamOptions) -> None:
+async def _receive(socket: web.WebSocketResponse, session: Session | Attached, options: StreamOptions) -> None:
     """Passes input and resizes to the command; returns when the caller disconnects."""
     closed = not options.stdin
     async for message in socket:
@@ -163,7 +164,7 @@ async def until_either(*coroutines: Any) -> None:
             raise result
 
 
-async def carry(socket: web.WebSocketResponse, session: Session, options: StreamOptions) -> Json | None:
+async def carry(socket: web.WebSocketResponse, session: Session | Attached, options: StreamOptions) -> Json | None:
     """Copies streams until the command ends; returns its Status, or None if the caller disconnected."""
 
     async def command() -> int:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -202,13 +203,21 @@ class Server:
         options = stream_options(request.query)
         where = request.match_info
         socket = await channels.upgrade(request)
-        if options.stdin or options.tty:
-            message = "attach supports output only; for input use kubectl exec -i"
-            return await channels.finish(socket, failure(message, "BadRequest", 400))
+        names = (where["namespace"], where["pod"], where["container"])
         try:
-            chunks = self.pods.open_log(where["namespace"], where["pod"], where["container"], LogOptions(follow=True, tail=0))
-        except PodLookupError as error:
-            return await channels.finish(socket, failure(str(error), code=error.status))
+            session = await self.pods.attach(*names, stdin=options.stdin)
+            if session is None:
+                # Without input and terminal, whole lines of the log are all that there is.
+                chunks = self.pods.open_log(*names, LogOptions(follow=True, tail=0))
+        except (PodLookupError, OSError) as error:
+            code = error.status if isinstance(error, PodLookupError) else 500
+            return await channels.finish(socket, failure(str(error), code=code))
+        if session is not None:
+            try:
+                status = await channels.carry(socket, session, replace(options, tty=session.tty))
+            finally:
+                await asyncio.shield(session.kill())
+            return await channels.finish(socket, status) if status else socket
         sender = asyncio.ensure_future(channels.send_all(socket, channels.STDOUT, chunks))
         await channels.until_either(sender, channels.drain(socket))
         return await channels.finish(socket, channels.success())

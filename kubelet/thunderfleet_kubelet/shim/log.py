@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from collections.abc import Callable
 
 LINE_BYTES = 16384
 """Longer lines are written in parts, as container runtimes do."""
@@ -69,10 +70,11 @@ class Log:
 
 
 class Stream:
-    """One of the program's two outputs, copied to the log."""
+    """One of the program's outputs, copied to the log. ``tap`` gets its name and all bytes too."""
 
-    def __init__(self, name: str, fd: int, log: Log) -> None:
+    def __init__(self, name: str, fd: int, log: Log, tap: Callable[[str, bytes], None] | None = None) -> None:
         self.name, self.fd, self.log, self.rest, self.open = name, fd, log, b"", True
+        self.tap = tap
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
@@ -86,6 +88,8 @@ class Stream:
         if not data:
             self.finish()
             return False
+        if self.tap is not None:
+            self.tap(self.name, data)
         *ended, self.rest = (self.rest + data).split(b"\n")
         lines: list[tuple[bytes, bool]] = []
         for line in ended:

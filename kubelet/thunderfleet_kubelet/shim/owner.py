@@ -9,6 +9,7 @@ import sys
 import time
 
 from thunderfleet_kubelet.shim import files
+from thunderfleet_kubelet.shim.console import Console
 from thunderfleet_kubelet.shim.log import Log, Stream
 from thunderfleet_kubelet.shim.processes import birth, group_lives, marked, of_user, signal_all
 from thunderfleet_kubelet.shim.program import Program, run_program
@@ -38,6 +39,11 @@ class Owner:
         self.deadline: float | None = None
         self.grace_exceeded = False
         self.asked = False
+        tty, stdin = bool(self.spec.get("tty")), bool(self.spec.get("stdin"))
+        self.console = Console(folder, tty, stdin) if tty or stdin else None
+        if self.console is not None:
+            # The kubelet may ask for a look before this shim is ready for it.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     def path(self, name: str) -> str:
         """A file of the attempt."""
@@ -48,14 +54,22 @@ class Owner:
         spec = self.spec
         log = Log(spec["log"], spec["logBytes"], spec["logFiles"])
         program = Program(spec["argv"], spec["env"], spec["cwd"], spec["uid"], spec["gid"], spec["groups"])
-        out, err, report = os.pipe(), os.pipe(), os.pipe()
+        stdin = self.console.open(spec["uid"], spec["gid"]) if self.console is not None else -1
+        report, tty = os.pipe(), self.console is not None and self.console.tty
+        outputs: list[tuple[str, tuple[int, int]]] = []
+        if not tty:
+            outputs = [("stdout", os.pipe()), ("stderr", os.pipe())]
+        writers = [stdin, stdin] if tty else [pair[1] for _, pair in outputs]
         self.started = time.time()
         self.pid = os.fork()
         if self.pid == 0:
-            run_program(program, out[1], err[1], report[1])
-        for writer in (out[1], err[1], report[1]):
+            run_program(program, writers[0], writers[1], report[1], stdin, tty)
+        for writer in {*writers, report[1], *([stdin] if stdin >= 0 else [])}:
             os.close(writer)
-        self.streams = [Stream("stdout", out[0], log), Stream("stderr", err[0], log)]
+        tap = self.console.put if self.console is not None else None
+        if tty and self.console is not None:
+            outputs = [("stdout", (self.console.outer, -1))]
+        self.streams = [Stream(name, pair[0], log, tap) for name, pair in outputs]
         with os.fdopen(report[0], "rb") as answer:
             problem = answer.read().decode("utf-8", "replace")
         if problem:
@@ -167,12 +181,16 @@ class Owner:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        if self.console is not None:
+            signal.signal(signal.SIGUSR1, lambda *_: None)
         for unwanted in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             signal.signal(unwanted, signal.SIG_IGN)
         self.poll = select.poll()
         self.poll.register(self.wake, select.POLLIN)
         for stream in self.streams:
             self.poll.register(stream.fd, select.POLLIN)
+        if self.console is not None:
+            self.console.serve(self.poll)
 
     def had_grace(self) -> bool:
         """Whether the stop request left any time; a container that is killed immediately has no grace period to exceed."""
@@ -211,7 +229,7 @@ class Owner:
         for fd, _ in self.poll.poll(None if wait is None else int(wait * 1000) + 1):
             if fd == self.wake:
                 self.handle_signals()
-            else:
+            elif self.console is None or not self.console.handles(fd):
                 self.copy_output(fd)
         self.reap()
 
@@ -223,6 +241,8 @@ class Owner:
             return
         if signal.SIGTERM in numbers:
             self.read_stop()
+        if self.console is not None and signal.SIGUSR1 in numbers:
+            self.console.look()
 
     def copy_output(self, fd: int) -> None:
         """Copies available output of one stream to the log."""
@@ -231,6 +251,8 @@ class Owner:
                 stream.read()
                 if not stream.open:
                     self.poll.unregister(fd)
+                    if self.console is not None:
+                        self.console.closed(fd)
 
 
 def main() -> int:

@@ -25,16 +25,20 @@ def become(uid: int | None, gid: int | None, groups: list[int]) -> None:
         os.setuid(uid)
 
 
-def run_program(program: Program, out: int, err: int, report: int) -> None:
-    """Becomes the program, in the forked child, or writes the error to ``report``. Never returns."""
+def run_program(program: Program, out: int, err: int, report: int, stdin: int = -1, tty: bool = False) -> None:
+    """Becomes the program, in the forked child, or writes the error to ``report``. Never returns.
+
+    ``stdin``: its standard input; -1 for none. ``tty``: that is its terminal.
+    """
     try:
         os.setsid()
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
+        os.dup2(stdin if stdin >= 0 else os.open("/dev/null", os.O_RDONLY), 0)
+        if tty:
+            take_terminal()
         os.dup2(out, 1)
         os.dup2(err, 2)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1):
             # Python ignores SIGPIPE and SIGXFSZ, and exec keeps ignored signals ignored.
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -46,6 +50,15 @@ def run_program(program: Program, out: int, err: int, report: int) -> None:
         os.write(report, explain(program, error).encode())
     finally:
         os._exit(128)
+
+
+def take_terminal() -> None:
+    """Makes standard input the terminal of this session."""
+    # Imported here: most containers have no terminal.
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def execute(argv: list[str], env: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ _TURN: Final = re.compile(r"([A-Za-z]{1,16}),([0-9a-f]{16})")
 
 
 def turn(priority: KeyPriority, caller_id: str) -> str:
-    """The value of ``TURN``. It reveals nothing of the caller."""
+    """The value of ``TURN``. The id is a hash, so it has one length and holds no key."""
     return f"{priority},{hashlib.sha256(caller_id.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
 

@@ -29,6 +29,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
+_VERSION = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 
 
 class InvalidManifest(ValueError):
@@ -61,13 +62,35 @@ class FileEntry:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What the files of a manifest were made from, and how."""
+
+    repository: str
+    commit: str
+    bits: int
+    group_size: int
+    mlx_lm: str
+    """Version of mlx-lm."""
+
+    def dump(self) -> dict[str, Any]:
+        """Its JSON object."""
+        found = {"repository": self.repository, "commit": self.commit, "mlxLM": self.mlx_lm}
+        return {**found, "bits": self.bits, "groupSize": self.group_size}
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one commit, by path. Raises InvalidManifest if they break a rule."""
+    """The files of one commit, by path. Raises InvalidManifest if they break a rule.
+
+    With ``conversion``, the files are on no hub, and ``commit`` is ``converted_commit``: so the folder of a commit cannot have
+    the files of another one.
+    """
 
     repository: str
     commit: str
     files: tuple[FileEntry, ...]
+    conversion: Conversion | None = None
 
     def __post_init__(self) -> None:
         check_repository(self.repository)
@@ -79,6 +102,10 @@ class Manifest:
             _check_entry(entry)
         _check_together(self.files)
         object.__setattr__(self, "files", tuple(sorted(self.files, key=lambda entry: entry.path)))
+        if self.conversion is not None:
+            _check_conversion(self.conversion)
+            if self.commit != converted_commit(self.repository, self.files, self.conversion):
+                raise InvalidManifest(f"commit {self.commit[:80]!r} is not the hash of the converted files")
 
     def narrowed(self, numbers: Collection[int]) -> "Manifest":
         """A manifest of some of the files, by their numbers. Its digest does not identify a model.
@@ -89,7 +116,8 @@ class Manifest:
             raise InvalidManifest(f"{self.repository} has {len(self.files)} files, and a requested file is not among them")
         if len(numbers) == len(self.files):
             return self
-        return replace(self, files=tuple(self.files[number] for number in sorted(numbers)))
+        # Some of the files do not have the commit of a conversion.
+        return replace(self, files=tuple(self.files[number] for number in sorted(numbers)), conversion=None)
 
     @cached_property
     def total_bytes(self) -> int:
@@ -110,7 +138,9 @@ class Manifest:
             "commit": self.commit,
             "files": [entry.dump() for entry in self.files],
         }
-        return json.dumps(whole, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+        if self.conversion is not None:
+            whole["conversion"] = self.conversion.dump()
+        return _canonical(whole)
 
     @cached_property
     def digest(self) -> str:
@@ -129,11 +159,41 @@ def load(raw: bytes, digest: str | None = None) -> Manifest:
         if not isinstance(whole, dict) or whole.get("version") != VERSION:
             raise InvalidManifest(f"the manifest is not of version {VERSION}")
         files = tuple(_entry(item) for item in whole["files"])
-        return Manifest(_text(whole["repository"]), _text(whole["commit"]), files)
+        return Manifest(_text(whole["repository"]), _text(whole["commit"]), files, _conversion(whole.get("conversion")))
     except InvalidManifest:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidManifest(f"the manifest is not valid: {type(error).__name__}: {error}") from error
+
+
+def converted_commit(repository: str, files: Iterable[FileEntry], conversion: Conversion) -> str:
+    """The commit of converted files: a hash of them, and of what they were made from."""
+    entries = sorted(files, key=lambda entry: entry.path)
+    what = {"repository": repository, "files": [entry.dump() for entry in entries], "conversion": conversion.dump()}
+    return hashlib.sha256(_canonical(what)).hexdigest()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _conversion(value: Any) -> Conversion | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != {"repository", "commit", "mlxLM", "bits", "groupSize"}:
+        raise InvalidManifest("conversion has other fields than repository, commit, mlxLM, bits and groupSize")
+    if type(value["bits"]) is not int or type(value["groupSize"]) is not int:
+        raise InvalidManifest("bits and groupSize of a conversion are not numbers")
+    texts = [_text(value[name]) for name in ("repository", "commit", "mlxLM")]
+    return Conversion(texts[0], texts[1], value["bits"], value["groupSize"], texts[2])
+
+
+def _check_conversion(conversion: Conversion) -> None:
+    check_repository(conversion.repository)
+    if not _COMMIT.fullmatch(conversion.commit):
+        raise InvalidManifest("the commit that was converted is not a full hash of a commit in lower case")
+    if not _VERSION.fullmatch(conversion.mlx_lm):
+        raise InvalidManifest("the version of mlx-lm has more than 64 characters, or others than letters, digits and ._+-")
 
 
 def check_repository(name: str) -> None:

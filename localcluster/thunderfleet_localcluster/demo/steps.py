@@ -1,6 +1,8 @@
 """The steps of the demo. They do what a user would type: kubectl, helm, a request to the endpoint."""
 
 import json
+import select
+import subprocess
 import sys
 import time
 import urllib.request
@@ -38,6 +40,7 @@ from thunderfleet_localcluster.progress import Progress
 from thunderfleet_localcluster.shipped import shipped
 
 PS_SECONDS = 10
+PAGE_SECONDS = 30.0
 
 Json = dict[str, Any]
 
@@ -139,9 +142,27 @@ def show_how_to_go_on(session: Session) -> None:
     say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
     say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
     say("      kubectl get md,np,tbl,pods")
-    say(f"      {sys.argv[0]} ui    # a live page of this cluster")
+    address = serve_page(session)
+    if address:
+        say(f"      {address}    # a live page of this cluster: open it within 10 minutes, once")
+    say(f"      {sys.argv[0]} ui    # another page")
     say(f"      {sys.argv[0]} local status --name {NAME}    # processes, addresses, logs")
     say(f"      {sys.argv[0]} local down --name {NAME}      # stop it")
+
+
+def serve_page(session: Session) -> str:
+    """Starts the live page, which ends with the cluster. Its address; "" if it did not start."""
+    command = [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", str(session.cluster.kubeconfig)]
+    process = subprocess.Popen(
+        [*command, "--while-running", str(session.folder.root)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as output:
+        if select.select([output], [], [], PAGE_SECONDS)[0] and (line := output.readline(200)).endswith(b"\n"):
+            return line.decode().strip()
+    process.terminate()
+    return ""
 
 
 def leftovers(folder: ClusterFolder) -> list[str]:

@@ -257,14 +257,32 @@ END
 """
 
 
+# Where interfaces are those of a network namespace, the kernel counts what crosses a cable.
 _NETSTAT = """\
+counted() {
+  [ -r /proc/net/dev ] || return 1
+  while read -r device in_bytes in_packets in_errors _ _ _ _ _ out_bytes out_packets out_errors _; do
+    [ "$device" = "$1:" ] && return 0
+  done < /proc/net/dev
+  return 1
+}
+rows() {
+  while IFS= read -r line; do
+    set -- $line
+    [ -z "$only" ] || [ "$1" = "$only" ] || [ "$1" = Name ] || continue
+    if [ "$1" != Name ] && counted "$1"; then
+      printf '%-11s%-6s%-12s%19s %8s %5s %10s %8s %5s %10s %5s\\n' "$1" "$2" "$3" "$4" \
+        "$in_packets" "$in_errors" "$in_bytes" "$out_packets" "$out_errors" "$out_bytes" 0
+    else
+      echo "$line"
+    fi
+  done < "$here/netstat"
+}
 case "$*" in
-  -ib|-i\\ -b|-bi|-ibn) show "$here/netstat" ;;
+  -ib|-i\\ -b|-bi|-ibn) only=; rows; exit 0 ;;
   "-ib -I "*|"-I "*" -ib"|"-I "*" -b")
-    case $1 in -I) name=$2 ;; *) name=$3 ;; esac
-    while read -r line; do
-      case $line in "Name "*|"$name "*) echo "$line" ;; esac
-    done < "$here/netstat"
+    case $1 in -I) only=$2 ;; *) only=$3 ;; esac
+    rows
     exit 0 ;;
 esac
 echo "netstat: this recorded Mac prints netstat -ib [-I interface]" >&2

@@ -178,7 +178,7 @@ def _bridge(machine: MachineLayout) -> str:
 
 
 def netstat(machine: MachineLayout) -> str:
-    """``netstat -ib``: nothing has been counted yet."""
+    """``netstat -ib`` before anything was counted."""
     head = "Name       Mtu   Network       Address            Ipkts Ierrs     Ibytes    Opkts Oerrs     Obytes  Coll\n"
     names = [(item.device, item.ether) for item in interfaces(machine)]
     if has_bridge(machine):

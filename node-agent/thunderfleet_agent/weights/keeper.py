@@ -31,6 +31,7 @@ from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
 
+from thunderfleet_agent.weights.conversions import Conversion, conversions_of, made_on, report
 from thunderfleet_agent.weights.progress import Rate
 from thunderfleet_agent.weights.wanted import Wanted, named_by_deployments, reports, wanted_of
 
@@ -138,6 +139,9 @@ class Keeper:
     def _wanted(self) -> dict[str, Wanted]:
         return wanted_of(self._models(), self._node)
 
+    def _conversions(self) -> tuple[Conversion, ...]:
+        return conversions_of(self._models(), self._node)
+
     async def _round(self) -> bool:
         """Does one round. Returns whether the next one is due soon."""
         wanted = self._wanted()
@@ -155,8 +159,9 @@ class Keeper:
         self._origins = {digest: origin for digest, origin in self._origins.items() if digest in wanted}
         kept = await asyncio.to_thread(self.store.kept)
         parts = await asyncio.to_thread(self._parts)
-        self._publish(wanted, states, kept, parts)
-        return any(state.phase not in ENDED for state in states.values())
+        conversions = await asyncio.to_thread(self._reports_of, self._conversions())
+        self._publish(wanted, states, kept, parts, conversions)
+        return bool(conversions) or any(state.phase not in ENDED for state in states.values())
 
     def _note_origins(self, copied: Mapping[str, CopyState]) -> None:
         """Records the Mac and the cable that a copy comes from, because a transfer's state is lost when it ends."""
@@ -183,8 +188,33 @@ class Keeper:
                 )
         self._note_use(wanted)
         self._complete &= {_key(one) for one in wanted.values()}
-        self.store.clear_staging({download for one in wanted.values() for download in one.downloads})
+        conversions = self._conversions()
+        for conversion in conversions:
+            self._make_room_to_quantize(conversion)
+        kept = {download for one in wanted.values() for download in one.downloads}
+        # Until the store has what a pod has made: the operator assigns it to this Mac a moment after the pod has ended.
+        made = made_on(self._models(), self._node)
+        self.store.clear_staging(kept | {download for download, digest in made.items() if not self._is_stored(digest)})
         return states
+
+    def _is_stored(self, digest: str | None) -> bool:
+        manifest = self.store.manifest(digest) if digest is not None else None
+        return manifest is not None and not self.store.missing(manifest)
+
+    def _reports_of(self, conversions: Collection[Conversion]) -> list[ModelCopy]:
+        found = []
+        for one in conversions:
+            copy = report(one, self.store.layout.staged(one.download))
+            rate = self._rates.setdefault(f"{one.digest} {copy.message}", Rate())
+            rate.add(self._clock(), copy.bytes_done)
+            seconds = rate.seconds_left(copy.bytes)
+            found.append(copy.model_copy(update={"bytes_per_second": rate.bytes_per_second, "seconds_left": seconds}))
+        return found
+
+    def _make_room_to_quantize(self, one: Conversion) -> None:
+        """Removes models that nothing refers to, if what a pod reads and writes would not fit otherwise."""
+        staged = sum(_folder_bytes(self.store.layout.staged(one.download) / name) for name in ("", "source", "writing", "out"))
+        self._evict(one.bytes + one.quantized_bytes - staged)
 
     def _note_use(self, wanted: Mapping[str, Wanted]) -> None:
         """Records the last use of models: every TOUCH_SECONDS while they are wanted, and when they no longer are."""
@@ -305,7 +335,9 @@ class Keeper:
     def _make_room(self, one: Wanted, manifest: Manifest) -> None:
         """Removes models that nothing refers to, the oldest first, if this one would not fit otherwise."""
         self.store.touch(one.digest)
-        needed = one.bytes - self.store.arrived_bytes(manifest) - self._staged_bytes(one, manifest)
+        self._evict(one.bytes - self.store.arrived_bytes(manifest) - self._staged_bytes(one, manifest))
+
+    def _evict(self, needed: int) -> None:
         excess = needed + RESERVE_BYTES - self.store.free_bytes()
         kept = self.store.kept()
         for old in evict(kept, self._referenced(kept, self._wanted()), excess):
@@ -331,6 +363,7 @@ class Keeper:
         states: Mapping[str, CopyState],
         kept: Collection[Kept],
         parts: Mapping[str, frozenset[int]],
+        conversions: Collection[ModelCopy],
     ) -> None:
         referenced = self._referenced(kept, wanted)
         spare = sum(model.bytes for model in kept if model.digest not in referenced)
@@ -348,6 +381,7 @@ class Keeper:
             )
             for model in kept
         ]
+        others = [*conversions, *others]
         self._tell(ModelStore(folder=str(self.store.root), free_bytes=free), reports(wanted, states, others, parts))
 
     def _phase(self, model: Kept, parts: Mapping[str, frozenset[int]]) -> CopyPhase:
@@ -379,6 +413,14 @@ def _key(one: Wanted) -> tuple[object, ...]:
 def _ended(one: Wanted) -> CopyState:
     phase = CopyPhase.COMPLETE if one.files is None else CopyPhase.PART
     return CopyState(phase=phase, bytes=one.bytes, bytes_done=one.bytes)
+
+
+def _folder_bytes(folder: Path) -> int:
+    try:
+        found = [path.stat(follow_symlinks=False) for path in folder.iterdir()]
+    except OSError:
+        return 0
+    return sum(map(allocated_bytes, found))
 
 
 def _said(error: OSError) -> str:

@@ -59,7 +59,7 @@ def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
         hub = mine.source is CopySource.HUB
         found[status.manifest] = Wanted(
             digest=status.manifest,
-            repository=cache.spec.repository,
+            repository=cache.kept_as,
             commit=status.commit,
             bytes=max(0, (status.bytes or 0) - left_out),
             revisions=tuple(dict.fromkeys((*(known.revisions if known else ()), cache.spec.revision))),

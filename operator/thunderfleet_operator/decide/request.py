@@ -58,7 +58,7 @@ def request(
     memory = spec.memory
     return Request(
         path=spec.model.path,
-        repository=spec.model.repository,
+        repository=spec.model.kept_as,
         revision=spec.model.revision,
         min_nodes=spec.nodes.min,
         max_nodes=spec.nodes.max,

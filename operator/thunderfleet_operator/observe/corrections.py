@@ -48,7 +48,7 @@ def _ratio(deployment: ModelDeployment, fleet: Fleet) -> tuple[str, float] | Non
     if len(macs) < len(ranks) or len({mac.chip for mac in macs}) > 1:
         return None
     asked = deployment.spec.model
-    wanted = Request(path=asked.path, repository=asked.repository, revision=asked.revision)
+    wanted = Request(path=asked.path, repository=asked.kept_as, revision=asked.revision)
     model = next(iter(wanted_model(macs[0], wanted)), None)
     if model is None:
         return None

@@ -17,6 +17,7 @@ class Task(StrEnum):
 
     RESOLVE = "resolve"
     DOWNLOAD = "download"
+    QUANTIZE = "quantize"
 
 
 @dataclass(frozen=True, slots=True)

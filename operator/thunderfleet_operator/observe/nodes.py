@@ -1,14 +1,16 @@
 """A Node as a value."""
 
+import contextlib
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
-from thunderfleet_crds.names import LABEL_OS, RESOURCE_GPU_MEMORY
+from thunderfleet_crds.names import ANNOTATION_BACKUP, LABEL_OS, RESOURCE_GPU_MEMORY
 from thunderfleet_lib.csr.rules import is_control_plane, published_addresses
 from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.objects import Json, deleting
+from thunderfleet_operator.observe.objects import Json, deleting, parse_time
 from thunderfleet_operator.placement import Taint
 
 OUR_KUBELET = "-thunderfleet."
@@ -37,6 +39,8 @@ class Node:
     """Whether its kubelet is Thunderfleet's."""
     control_plane: bool = False
     """Whether it runs an API server."""
+    saved: datetime | None = None
+    """When `thunderfleet backup` last saved its control plane; before the first time, when the Node was created."""
 
     @property
     def mac(self) -> bool:
@@ -108,6 +112,15 @@ def taints(item: Json) -> tuple[Taint, ...]:
     )
 
 
+def _saved(metadata: Json) -> datetime | None:
+    with contextlib.suppress(ValueError):
+        # Anyone who may write the Node may write the annotation.
+        noted = parse_time((metadata.get("annotations") or {}).get(ANNOTATION_BACKUP))
+        if noted is not None and noted.tzinfo is not None:
+            return noted
+    return parse_time(metadata.get("creationTimestamp"))
+
+
 def read_node(item: Json) -> Node:
     """The value of a Node object."""
     return Node(
@@ -124,4 +137,5 @@ def read_node(item: Json) -> Node:
         addresses=published_addresses(item),
         ours=OUR_KUBELET in kubelet_version(item),
         control_plane=is_control_plane(item),
+        saved=_saved(item["metadata"]),
     )

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from thunderfleet_crds.copies import CopyState
-from thunderfleet_crds.modelcache import ModelCache
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.modelcache import ModelCache, ModelCacheSpec
+from thunderfleet_crds.modeldeployment import ModelDeployment, ModelSource
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.parts import files_for, numbers
 from thunderfleet_crds.plan import Plan
@@ -56,10 +56,10 @@ class Need:
 
 def needed_by(plans: Iterable[Plan], cache: ModelCache) -> dict[str, Need]:
     """What the Macs of plans need of a ModelCache, by Mac."""
-    spec, status = cache.spec, cache.status
+    status = cache.status
     if status.commit is None or status.manifest is None:
         return {}
-    known = snapshot("", spec.repository, status.commit), part_path("", status.manifest)
+    known = snapshot("", cache.kept_as, status.commit), part_path("", status.manifest)
     found: dict[str, Need] = {}
     for plan in plans:
         if plan.namespace != cache.metadata.namespace or not plan.model_path.endswith(known):
@@ -93,16 +93,29 @@ def has_parts(cache: ModelCache) -> bool:
     return bool(cache.status.weight_files) and layer_count(cache) > 1
 
 
-def resolved_from(repository: str, revision: str, secret: str | None) -> str:
+def resolved_from(spec: ModelCacheSpec) -> str:
     """What a commit was resolved from: if it changes, it is resolved again."""
-    return f"{repository}@{revision}" + (f" with {secret}" if secret else "")
+    secret = f" with {spec.token_secret}" if spec.token_secret else ""
+    return f"{spec.repository}@{spec.revision}{secret}" + (f" to {spec.quantize.text}" if spec.quantize else "")
 
 
 def is_resolved(cache: ModelCache) -> bool:
     """Whether the files of what the spec names are known."""
-    spec, status = cache.spec, cache.status
-    known = status.resolved_from == resolved_from(spec.repository, spec.revision, spec.token_secret)
+    status = cache.status
+    known = status.resolved_from == resolved_from(cache.spec)
     return known and None not in (status.commit, status.manifest, status.model)
+
+
+def is_quantized_now(cache: ModelCache) -> bool:
+    """Whether the repository is known, and is to be quantized first."""
+    status = cache.status
+    known = status.resolved_from == resolved_from(cache.spec)
+    return known and status.quantized_from is not None and status.manifest is None
+
+
+def source_of(about: ModelSource | ModelCacheSpec) -> tuple[object, ...]:
+    """What a ModelCache and a ModelDeployment have in common if one has the model of the other."""
+    return about.repository, about.revision, about.token_secret, about.quantize
 
 
 def of_deployment(caches: Mapping[str, ModelCache | None], deployment: ModelDeployment) -> ModelCache | None:
@@ -115,8 +128,7 @@ def of_deployment(caches: Mapping[str, ModelCache | None], deployment: ModelDepl
     for cache in living:
         if any(owner.controller and owner.uid == meta.uid for owner in cache.metadata.owner_references):
             return cache
-    same = (model.repository, model.revision, model.token_secret)
-    return next((one for one in living if (one.spec.repository, one.spec.revision, one.spec.token_secret) == same), None)
+    return next((one for one in living if source_of(one.spec) == source_of(model)), None)
 
 
 def copy_phase(profile: NodeProfile | None, manifest: str | None) -> CopyPhase | None:
@@ -196,14 +208,14 @@ class WeightsFleets:
         macs, missing, parts = [], dict[str, str](), dict[str, tuple[str, frozenset[int]]]()
         for name, state in here.items():
             mac = fleet.macs[name]
-            path = snapshot(mac.store, cache.spec.repository, status.commit or "")
+            path = snapshot(mac.store, cache.kept_as, status.commit or "")
             part = part_path(mac.store, status.manifest or "")
             # Of both: a group that was placed before spec.model.copies changed keeps the path of its plan.
             parts[name] = part, layers_there(profiles.get(name), status.manifest)
             if not state.complete:
                 missing[name] = path
             path = part if shard else path
-            one = made.setdefault(path, replace(facts, path=path, repository=cache.spec.repository, revision=None))
+            one = made.setdefault(path, replace(facts, path=path, repository=cache.kept_as, revision=None))
             there = 0 if shard else state.part_bytes
             macs.append(_with_model(mac, one, _room(cache, mac, shard=shard) - there, state, extends=there > 0))
         found, weights = fleet.changed(macs), Weights(cache, missing, parts)

@@ -65,7 +65,7 @@ def weights_report(
     index: Index, deployment: ModelDeployment, weights: Weights, placed: Iterable[Placement]
 ) -> WeightsReport | None:
     """None for a folder, and if no Mac has a model store."""
-    repository, cache = deployment.spec.model.repository, weights.cache
+    repository, cache = deployment.spec.model.kept_as, weights.cache
     known = cache if cache is not None and is_resolved(cache) else None
     stores = {name: one for name, one in index.profiles.items() if one is not None and one.status.store is not None}
     if repository is None or not stores:

@@ -20,6 +20,7 @@ from thunderfleet_router.decide.callers import caller
 from thunderfleet_router.decide.catalog import Catalog
 from thunderfleet_router.http.exchange import UNKNOWN, Exchanges, Record, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
+from thunderfleet_router.http.page import Page
 from thunderfleet_router.http.reply import ClientGone, Reply
 from thunderfleet_router.tracing import OFF, Tracing
 
@@ -54,7 +55,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """The handlers. ``origins``: of web pages that may use the API; ``*`` for all. ``problem``: why the router is not ready."""
+    """The handlers. ``origins``: of web pages that may use the API; ``*`` for all. ``problem``: why the router is not ready.
+
+    ``page``: the live page, if it is served.
+    """
 
     def __init__(
         self,
@@ -65,7 +69,9 @@ class Server:
         problem: Callable[[], str | None],
         origins: Collection[str] = (),
         tracing: Tracing = OFF,
+        page: Page | None = None,
     ) -> None:
+        self._page = page
         self._catalog = catalog
         self._exchanges = exchanges
         self._metrics = metrics
@@ -94,6 +100,8 @@ class Server:
         app.router.add_get("/healthz", self.healthz)
         app.router.add_get("/readyz", self.health)
         app.router.add_get("/metrics", self.metrics)
+        if self._page is not None:
+            self._page.add_to(app)
         return app
 
     # --- around every request ---

@@ -8,12 +8,19 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thunderfleet_crds.fetching import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER, TOKEN_KEY, FetchResult
 from thunderfleet_crds.group import TERMINATION_LOG
 from thunderfleet_crds.parts import numbers
+from thunderfleet_crds.quantization import Quantize
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.sandbox import mounted
+
+if TYPE_CHECKING:
+    from thunderfleet_lib.modelstore.manifest import Manifest
+
+    from thunderfleet_runner.hub.client import Hub
 
 log = logging.getLogger(__name__)
 
@@ -27,19 +34,24 @@ ENVIRONMENT = {
 """Read by huggingface_hub when it is imported."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, download: bool) -> None:
-    """The options of a command."""
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """The options of a command: resolve, download or quantize."""
     parser.add_argument("--repository", required=True, help="repository, as owner/name")
     parser.add_argument("--token-folder", type=Path, default=mounted(TOKEN_FOLDER), help="folder with the token, if any")
-    if not download:
+    if command != "download":
+        needed = command == "quantize"
+        parser.add_argument("--bits", type=int, required=needed, help="bits of each weight when it is quantized")
+        parser.add_argument("--group-size", type=int, required=needed, help="weights that share a scale")
+    if command == "resolve":
         parser.add_argument("--revision", required=True, help="branch, tag or commit")
         return
     parser.add_argument("--commit", required=True, help="full hash of the commit")
     parser.add_argument("--manifest", required=True, help="SHA-256 of the manifest that the commit must have")
-    parser.add_argument(
-        "--files",
-        help="numbers of the files to download, such as 0-3,7, counted from 0 in the order of their paths (default: all)",
-    )
+    if command == "download":
+        parser.add_argument(
+            "--files",
+            help="numbers of the files to download, such as 0-3,7, counted from 0 in the order of their paths (default: all)",
+        )
     parser.add_argument("--store", type=Path, default=mounted(STORE_FOLDER), help="model store of this Mac")
     parser.add_argument("--staging", type=Path, default=mounted(STAGING_FOLDER), help="folder to download to")
 
@@ -47,14 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser, *, download: bool) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Runs a command. Returns the exit code: 0 success, 1 failure."""
     os.environ.update(ENVIRONMENT)
-    result = _guarded(lambda: _resolve(arguments) if arguments.command == "resolve" else _download(arguments))
+    commands = {"resolve": _resolve, "download": _download, "quantize": _quantize}
+    result = _guarded(lambda: commands[arguments.command](arguments))
     try:
         text = result.text
     except ValueError as error:
         result = FetchResult(Reason.FILES_REFUSED, f"the sizes of {arguments.repository} cannot be reported: {error}")
         text = result.text
     _write(text)
-    failed = result.reason not in (Reason.RESOLVED, Reason.FETCHED)
+    failed = result.reason not in (Reason.RESOLVED, Reason.FETCHED, Reason.QUANTIZED)
     log.log(logging.ERROR if failed else logging.INFO, "%s %s", result.reason, result.message)
     return 1 if failed else 0
 
@@ -79,15 +92,44 @@ def _resolve(arguments: argparse.Namespace) -> FetchResult:
     from thunderfleet_runner.hub.resolve import resolve
 
     hub = Hub(arguments.repository, arguments.revision, read_token(arguments.token_folder, TOKEN_KEY))
+    quantize = _how(arguments)
     with tempfile.TemporaryDirectory(prefix="thunderfleet-resolve-") as folder:
-        return resolve(hub, Path(folder))
+        found = resolve(hub, Path(folder))
+        if quantize is None:
+            return found
+        from thunderfleet_runner.hub.quantize import with_plan
+
+        return with_plan(found, quantize, Path(folder), arguments.repository)
+
+
+def _how(arguments: argparse.Namespace) -> Quantize | None:
+    if arguments.bits is None:
+        return None
+    return Quantize(bits=arguments.bits, group_size=arguments.group_size or Quantize().group_size)
+
+
+def _quantize(arguments: argparse.Namespace) -> FetchResult:
+    from thunderfleet_lib.modelstore.store import Store
+
+    from thunderfleet_runner.hub.quantize import Quantization
+
+    hub, manifest = _listed(arguments)
+    quantize = _how(arguments) or Quantize()
+    return Quantization(hub, manifest, quantize, Store(arguments.store), arguments.staging).run()
 
 
 def _download(arguments: argparse.Namespace) -> FetchResult:
     from thunderfleet_lib.modelstore.store import Store
 
-    from thunderfleet_runner.hub.client import Hub, read_token
     from thunderfleet_runner.hub.download import Download
+
+    hub, manifest = _listed(arguments)
+    return Download(hub, manifest, Store(arguments.store), arguments.staging, files=_files(arguments.files)).run()
+
+
+def _listed(arguments: argparse.Namespace) -> "tuple[Hub, Manifest]":
+    """The hub, and the files of the commit. Raises HubFault if they are not those of the manifest."""
+    from thunderfleet_runner.hub.client import Hub, read_token
     from thunderfleet_runner.hub.errors import HubFault
 
     hub = Hub(arguments.repository, arguments.commit, read_token(arguments.token_folder, TOKEN_KEY))
@@ -96,7 +138,7 @@ def _download(arguments: argparse.Namespace) -> FetchResult:
         raise HubFault(
             Reason.HUB_FAILED, f"{hub.endpoint} lists other files for commit {arguments.commit} than when it was resolved"
         )
-    return Download(hub, manifest, Store(arguments.store), arguments.staging, files=_files(arguments.files)).run()
+    return hub, manifest
 
 
 def _files(text: str | None) -> frozenset[int] | None:

@@ -80,10 +80,26 @@ class Download:
 
     def run(self) -> FetchResult:
         """Downloads what the store does not have, and waits until it has everything. Raises HubFault, OSError."""
+        self.fetch()
+        self._wait_for_agent()
+        return FetchResult(
+            reason=Reason.FETCHED,
+            commit=self._manifest.commit,
+            manifest=self._whole.digest,
+            files=len(self._manifest.files),
+            bytes=self._manifest.total_bytes,
+            token_used=self._hub.token is not None,
+        )
+
+    def fetch(self, extra_bytes: int = 0) -> None:
+        """Downloads what the store does not have. ``extra_bytes``: disk that is needed for something else then.
+
+        Raises HubFault, OSError.
+        """
         self._leave_manifest()
         self._clean()
         missing = [entry for entry in self._store.missing(self._manifest) if not (self._staging / entry.blob).exists()]
-        self._check_disk(missing)
+        self._check_disk(missing, extra_bytes)
         # Small files first: the agent can begin to take them over.
         missing.sort(key=lambda entry: entry.size)
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
@@ -95,15 +111,6 @@ class Download:
                 for job in jobs:
                     job.cancel()
                 raise
-        self._wait_for_agent()
-        return FetchResult(
-            reason=Reason.FETCHED,
-            commit=self._manifest.commit,
-            manifest=self._whole.digest,
-            files=len(self._manifest.files),
-            bytes=self._manifest.total_bytes,
-            token_used=self._hub.token is not None,
-        )
 
     def _leave_manifest(self) -> None:
         # The agent, which is another user, removes what it has refused, and what is no longer wanted.
@@ -121,9 +128,10 @@ class Download:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _check_disk(self, missing: list[FileEntry]) -> None:
-        staged = sum(path.stat().st_size for path in self._staging.iterdir())
-        needed = sum(entry.size for entry in missing) + RESERVE_BYTES - staged
+    def _check_disk(self, missing: list[FileEntry], extra_bytes: int) -> None:
+        arriving = [self._staging / (entry.blob + INCOMPLETE) for entry in missing]
+        there = sum(path.stat().st_size for path in arriving if path.exists())
+        needed = sum(entry.size for entry in missing) + extra_bytes + RESERVE_BYTES - there
         free = self._free(self._staging)
         if free < needed:
             raise HubFault(

@@ -54,7 +54,7 @@ def resolve(hub: Hub, folder: Path) -> FetchResult:
             _skeleton(hub, manifest, entry, folder / entry.path)
         elif entry.path in NEEDED:
             _small(hub, manifest, entry, folder / entry.path)
-    model, weight_files, no_parts = _sizes(manifest, folder)
+    model, weight_files, no_parts = sizes(manifest, folder)
     return FetchResult(
         reason=Reason.RESOLVED,
         commit=commit,
@@ -96,7 +96,8 @@ def _skeleton(hub: Hub, manifest: Manifest, entry: FileEntry, path: Path) -> Non
         file.truncate(entry.size)
 
 
-def _sizes(manifest: Manifest, folder: Path) -> tuple[Model, tuple[WeightFile, ...], str]:
+def sizes(manifest: Manifest, folder: Path) -> tuple[Model, tuple[WeightFile, ...], str]:
+    """The sizes of a model, the layers of its weight files, and why Macs can have only the whole model. Raises HubFault."""
     try:
         found, no_parts = sizing.size_and_parts(folder, range(1, MAX_WORLD_SIZE + 1))
     except (IncompleteModel, ValueError) as error:

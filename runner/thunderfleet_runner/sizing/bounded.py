@@ -112,7 +112,7 @@ def resident_peak() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _watch(limit: int) -> None:
+def watch_memory(limit: int) -> None:
     """Ends this process as soon as its resident size exceeds ``limit`` bytes."""
 
     def look() -> None:
@@ -132,7 +132,7 @@ def child(arguments: Sequence[str]) -> int:
         resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE * limit,) * 2)
     # Keeps mlx-lm's own output out of the results.
     answer, sys.stdout = sys.stdout, sys.stderr
-    _watch(limit)
+    watch_memory(limit)
 
     def report(found: Facts) -> None:
         answer.write(json.dumps(to_json(found)) + "\n")

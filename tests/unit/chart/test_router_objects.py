@@ -12,6 +12,7 @@ from thunderfleet_operator.cli import _routers
 from thunderfleet_operator.observe.routers import is_router
 from thunderfleet_router import cli as router_cli
 from thunderfleet_router import tracing
+from thunderfleet_router.viewers import RESOURCES
 
 from .test_objects import command_line, find
 
@@ -47,13 +48,34 @@ def test_without_routers_nothing_of_them_exists_and_no_secret_is_read(render: Re
 
 
 def test_routers_read_what_is_published_for_them_and_write_nothing(render: Render) -> None:
-    objects = render(*ENABLED)
+    objects = render(*ENABLED, "--set", "router.page.enabled=false")
     assert rights(find(objects, "ClusterRole", "thunderfleet-router")) == {
         ("thunderfleet.io", "modeldeployments", verb, ()) for verb in ("list", "watch")
     }
+    assert not [item for item in objects if item["metadata"]["name"] == "thunderfleet-page-viewer"]
     own = rights(find(objects, "Role", "thunderfleet-router"))
     assert {verb for _, _, verb, _ in own} <= {"get", "list", "watch"}
     assert {names for _, resource, _, names in own if resource == "secrets"} == {(ROUTING_SECRET,)}
+
+
+def test_the_page_adds_the_rights_to_read_the_fleet_and_to_review_tokens(render: Render) -> None:
+    objects = render(*ENABLED)
+    without = render(*ENABLED, "--set", "router.page.enabled=false")
+    added = rights(find(objects, "ClusterRole", "thunderfleet-router")) - rights(
+        find(without, "ClusterRole", "thunderfleet-router")
+    )
+    assert added == {
+        *(("thunderfleet.io", kind, verb, ()) for kind in ("nodeprofiles", "thunderboltlinks") for verb in ("list", "watch")),
+        *(("", "nodes", verb, ()) for verb in ("list", "watch")),
+        ("authentication.k8s.io", "tokenreviews", "create", ()),
+        ("authorization.k8s.io", "subjectaccessreviews", "create", ()),
+    }
+    # What a viewer may do is what a router checks, and nothing that a ServiceAccount of the chart has by itself.
+    viewer = rights(find(objects, "ClusterRole", "thunderfleet-page-viewer"))
+    assert {(group, resource) for group, resource, _, _ in viewer} == set(RESOURCES)
+    assert {verb for _, _, verb, _ in viewer} == {"list", "watch"}
+    bindings = [item for item in objects if item["kind"] == "ClusterRoleBinding"]
+    assert not [item for item in bindings if item["roleRef"]["name"] == "thunderfleet-page-viewer"]
 
 
 def test_the_operator_gets_secrets_by_name_and_lists_none(render: Render) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.images import collector, puller
 from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.node.machine import here
-from thunderfleet_kubelet.pressure import FileSystem
+from thunderfleet_kubelet.pods import evictor
+from thunderfleet_kubelet.pressure import DiskState, FileSystem, Met, parse_threshold
 from thunderfleet_lib.backoff import Backoff
 
 from tests.support.pods import World, state
@@ -286,3 +288,68 @@ async def test_a_failed_pull_is_reported_without_a_traceback_of_strangers(node: 
     assert "'../evil' leads out of the image" in await node.waiting("one", "ErrImagePull")
     assert list((node.world.root / "images/trees").iterdir()) == []
     assert list((node.world.root / "images/staging").iterdir()) == []
+
+
+class FullWatch(DiskWatch):
+    """A disk that is too full while there is an image that ``node`` could delete."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.world.root, (), (), 0.0)
+        self._node = node
+
+    def look(self) -> DiskState:
+        if len(self._node.images.store.images) < 2:
+            return DiskState((), False)
+        return DiskState((Met(parse_threshold("nodefs.available", "10%"), 1000, 0),), True)
+
+
+async def test_unused_images_go_before_a_pod_is_evicted(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evictor, "LOOK_SECONDS", 0.05)
+    stay = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+    for name, text in (("used", stay), ("old", "echo old")):
+        node.registry.simple(name, "1", script("x", text), config={"Cmd": ["/x"]})
+    await node.world.boot()
+    node.run("used", "used:1")
+    await node.world.phase("used", "Running")
+    node.run("old", "old:1")
+    await node.ended("old")
+    node.world.api.delete_pod("old")
+    await node.world.until(lambda: "default/old" not in node.world.api.pods())
+    await node.world.managers[-1].stop(end_pods=False)
+    node.world.disk = FullWatch(node)
+    await node.world.boot()
+    await node.world.until(lambda: len(node.images.store.images) == 1)
+    assert (await node.world.phase("used", "Running"))["containerStatuses"][0]["restartCount"] == 0
+    assert "Evicted" not in node.world.api.reasons()
+
+
+async def test_a_kubelet_that_has_just_started_deletes_no_image_of_a_pod_that_it_has_not_looked_at(node: Node) -> None:
+    """The tag has moved, so only the container itself says which image it runs."""
+    stay = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+    node.registry.simple("used", "1", script("x", stay), config={"Cmd": ["/x"]})
+    first = await node.world.boot()
+    node.run("used", "used:1")
+    await node.world.phase("used", "Running")
+    node.registry.simple("used", "1", script("x", "echo new"), config={"Cmd": ["/x"]})
+    node.run("new", "used:1", "Always")
+    await node.ended("new")
+    await first.stop(end_pods=False)
+    second = await node.world.boot()
+    # No worker has had a turn.
+    assert second._images_in_use() is None
+    await node.images.collector.free(10**12)
+    assert len(node.images.store.images) == 2
+    await node.world.until(lambda: second._images_in_use() is not None)
+    assert node.images._keys_in_use() == set(node.images.store.images)
+
+
+async def test_a_pull_that_takes_too_long_is_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puller, "PULL_SECONDS", 0.2)
+    node.registry.hold = asyncio.Event()
+    node.registry.simple("app", "1", script("x", "echo x"), config={"Cmd": ["/x"]})
+    await node.world.boot()
+    node.run("one", "app:1")
+    try:
+        assert "takes more than 0.2 s" in await node.waiting("one", "ErrImagePull")
+    finally:
+        node.registry.hold.set()

@@ -546,6 +546,16 @@ def test_resources_fit_to_the_last_unit() -> None:
     assert verdict(asks(cpu="2"), ended, ended, ended) is None
 
 
+def test_a_pod_for_another_operating_system_is_rejected() -> None:
+    def verdict(name: str, labels: dict[str, str]) -> str | None:
+        answer = admission.reject({**pod(), "spec": {**pod()["spec"], "os": {"name": name}}}, [], "node", labels, {})
+        return answer[0] if answer else None
+
+    linux = {"kubernetes.io/os": "linux"}
+    assert (verdict("linux", linux), verdict("windows", linux)) == (None, "PodOSNotSupported")
+    assert verdict("linux", {"kubernetes.io/os": "darwin"}) == "PodOSNotSupported"
+
+
 def test_requests_of_init_containers_sidecars_and_overhead() -> None:
     def container(cpu: str, **more: Any) -> Json:
         return {"name": "x", "resources": {"requests": {"cpu": cpu}}, **more}

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp import web
@@ -160,7 +161,10 @@ async def port() -> AsyncIterator[int]:
         if request.path == "/slow":
             await asyncio.sleep(30)
         status = {"/ok": 200, "/moved": 302, "/bad": 503}.get(request.path, 404)
-        return web.Response(status=status, text=request.headers.get("X-Test", "-"))
+        if request.path == "/circle":
+            return web.Response(status=302, headers={"Location": "/circle"})
+        headers = {"Location": request.query["to"]} if "to" in request.query else {}
+        return web.Response(status=status, text=request.headers.get("X-Test", "-"), headers=headers)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
@@ -192,6 +196,28 @@ async def test_http_probes(port: int) -> None:
     assert (good, said) == (False, f"GET http://127.0.0.1:{port}/slow: timed out after 0.1 s")
     assert not (await ask({"httpGet": {"path": "/", "port": port, "scheme": "HTTPS"}}))[0]
     assert "no port named 'other'" in (await ask({"httpGet": {"port": "other"}}, named))[1]
+
+
+@pytest.mark.parametrize(
+    ("to", "good"),
+    [
+        ("/ok", True),
+        ("/bad", False),
+        ("http://127.0.0.2:1/", True),
+        ("/moved?to=/ok", True),
+        ("http://[", True),
+        ("ftp://a", True),
+    ],
+)
+async def test_redirects_to_the_same_host_are_followed(port: int, to: str, good: bool) -> None:
+    assert (await ask({"httpGet": {"path": f"/moved?to={quote(to)}", "port": port}}))[0] is good
+
+
+async def test_a_probe_that_is_led_in_a_circle_fails(port: int) -> None:
+    circle = f"/moved?to={quote(f'http://127.0.0.1:{port}/moved?to=')}"
+    assert (await ask({"httpGet": {"path": circle, "port": port}}))[0], "the end of the circle has no target"
+    good, said = await ask({"httpGet": {"path": "/circle", "port": port}})
+    assert not good and said.endswith("stopped after 10 redirects")
 
 
 async def test_tcp_and_exec_probes(port: int) -> None:

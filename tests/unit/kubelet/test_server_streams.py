@@ -23,6 +23,7 @@ from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.pods.queries import (
     ContainerNotRunning,
     ContainerUsage,
+    NoInput,
     NoSuchPod,
     PodCounts,
     PodQueries,
@@ -101,6 +102,7 @@ class Program:
         self.out, self.err = Pipe(), Pipe()
         self.code = code
         self.forever = forever
+        self.tty = False
         self.sizes: list[tuple[int, int]] = []
         self.killed = asyncio.Event()
         self.ended = asyncio.Event()
@@ -184,6 +186,11 @@ class Pods:
                     yield line
         finally:
             self.log_closed.set()
+
+    async def attach(self, namespace: str, pod: str, container: str | None, *, stdin: bool) -> Any:
+        if stdin and self.program is None:
+            raise NoInput("container c has no input; use kubectl exec -i")
+        return self.program
 
     async def exec(self, namespace: str, pod: str, container: str | None, command: list[str], **options: Any) -> Session:
         self.asked.append({"command": command, **options})
@@ -488,6 +495,16 @@ async def test_attach_shows_what_is_written_from_now_on(served: Served) -> None:
     assert heard[1].endswith(b"three\n")
     assert json.loads(heard[3])["status"] == "Success"
     assert served.pods.asked == [{**vars(LogOptions(follow=True, tail=0)), "previous": False}]
+
+
+async def test_attach_carries_input_and_leaves_the_program_its_exit_code(served: Served) -> None:
+    served.pods.program = Program(0)
+    async with served.socket("/attach/default/p/c?input=1&output=1&error=1") as socket:
+        await socket.send_bytes(b"\x00hello")
+        await socket.send_bytes(b"\xff\x00")
+        heard = await messages(socket)
+    assert heard[1] == b"HELLO" and json.loads(heard[3])["status"] == "Success"
+    assert served.pods.asked == [], "the log is for containers without input"
 
 
 async def test_exec_needs_a_websocket_a_command_and_a_stream(served: Served) -> None:

@@ -108,6 +108,7 @@ def test_auto_is_text_on_a_terminal(
 ) -> None:
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
     logs.set_up("test", "INFO", logs.Format(form))
     log.info("hello")
     assert stream.getvalue().startswith("{") is not text

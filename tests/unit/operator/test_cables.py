@@ -28,7 +28,7 @@ from thunderfleet_operator.observe.steadiness import (
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Cable, CableFault, End, Fleet
 from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_problem
-from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES
+from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, Collection
 
 from tests.unit.operator.values import plan
 from tests.unit.operator.world import GIB, World
@@ -459,27 +459,32 @@ async def test_a_cable_that_is_out_for_a_moment_again_and_again_is_left(lan: Wor
     assert plan_.links == ("", "")
 
 
+def edit_status(world: World, collection: Collection, name: str, status: dict[str, Any]) -> None:
+    world.change(collection, name, lambda item: item["status"].update(status))
+
+
 async def test_a_link_that_somebody_edits_moves_no_group_however_often(lan: World) -> None:
     """Until its agents report their ends again, and although the conditions say what they do not see."""
     domains = {"studio-1": f"{'a' * 8}-0000-4000-8000-000000000000", "studio-2": f"{'b' * 8}-0000-4000-8000-000000000000"}
     for node, other in (("studio-1", "studio-2"), ("studio-2", "studio-1")):
         port = {"receptacle": 1, "connected": True, "domainUUID": domains[node], "peers": [{"domainUUID": domains[other]}]}
-        lan.change(NODEPROFILES, node, lambda item, port=port: item["status"].update(thunderbolt={"ports": [port], "links": 1}))
+        edit_status(lan, NODEPROFILES, node, {"thunderbolt": {"ports": [port], "links": 1}})
     await linked(lan)
     before = lan.cache[LINKS].items[CABLE]["status"]
     unplugged = [
         one | ({"status": "False", "reason": "Unplugged"} if one["type"] == "Connected" else {}) for one in before["conditions"]
     ]
     for _ in range(UNRELIABLE + 1):
-        for edit in ({"conditions": unplugged}, {"conditions": []}, {"endpoints": []}):
-            lan.change(LINKS, CABLE, lambda item, edit=edit: item["status"].update(edit))
+        edits: tuple[dict[str, Any], ...] = ({"conditions": unplugged}, {"conditions": []}, {"endpoints": []})
+        for edit in edits:
+            edit_status(lan, LINKS, CABLE, edit)
             # A round for the group may come before the one for its cable.
             await lan.round()
             await linked(lan)
             lan.later(CABLE_SECONDS)
             await lan.round()
             assert (group(lan).epoch, lan.condition("Ready")[:2]) == (1, ("True", "Ready")), edit
-        lan.change(LINKS, CABLE, lambda item: item["status"].update(endpoints=before["endpoints"]))
+        edit_status(lan, LINKS, CABLE, {"endpoints": before["endpoints"]})
         await linked(lan)
     assert lan.condition("Ready")[:2] == ("True", "Ready") and group(lan).last_failure is None
     await pulled(lan)

@@ -1,14 +1,16 @@
 """Metrics of ModelDeployments, cables and Macs: what is exported of an object, and that only the leader exports it."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import ANNOTATION_BACKUP
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.nodes import Node, read_node
 
 Json = dict[str, Any]
 
@@ -95,10 +97,12 @@ GROUP = {**OF, "group": "0"}
         ("mac_gpu_memory_reserved_bytes", {"node": "studio-1"}, 100),
         ("mac_groups", {"node": "studio-1"}, 1),
         ("mac_last_panic_timestamp_seconds", {"node": "studio-1"}, SECONDS),
+        ("control_plane_backup_timestamp_seconds", {"node": "studio-1"}, SECONDS),
     ],
 )
 def test_each_object_is_shown(metric: str, labels: dict[str, str], value: float) -> None:
-    mac = Node("studio-1", ready=True, labels={"kubernetes.io/os": "darwin"})
+    saved = datetime.fromtimestamp(SECONDS, UTC)
+    mac = Node("studio-1", ready=True, labels={"kubernetes.io/os": "darwin"}, ours=True, control_plane=True, saved=saved)
     objects = Objects([deployment()], [link()], [profile()], [mac])
     assert registry(objects).get_sample_value(f"thunderfleet_{metric}", labels) == value
 
@@ -112,6 +116,27 @@ def test_what_cannot_be_read_and_what_is_no_mac_is_left_out() -> None:
     linux = Node("box", ready=True, labels={"kubernetes.io/os": "linux"})
     text = generate_latest(registry(Objects([None], [None], [None], [linux]))).decode()
     assert not [line for line in text.splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "saved"),
+    [
+        ({ANNOTATION_BACKUP: "2026-03-02T00:00:00Z"}, "2026-03-02"),
+        ({ANNOTATION_BACKUP: "x"}, "2026-03-01"),
+        (None, "2026-03-01"),
+    ],
+)
+def test_a_node_says_when_its_control_plane_was_saved(annotations: dict[str, str] | None, saved: str) -> None:
+    node = read_node({"metadata": {"name": "a", "annotations": annotations, "creationTimestamp": "2026-03-01T00:00:00Z"}})
+    assert node.saved == datetime.fromisoformat(f"{saved}T00:00:00+00:00")
+
+
+@pytest.mark.parametrize("other", [{"ours": False}, {"control_plane": False}, {"labels": {"kubernetes.io/os": "linux"}}])
+def test_only_control_planes_of_thunderfleet_have_a_time_of_their_backup(other: dict[str, Any]) -> None:
+    usual: dict[str, Any] = {"labels": {"kubernetes.io/os": "darwin"}, "ours": True, "control_plane": True}
+    node = Node("a", ready=True, saved=datetime.now(UTC), **{**usual, **other})
+    found = registry(Objects(nodes=[node])).get_sample_value
+    assert found("thunderfleet_control_plane_backup_timestamp_seconds", {"node": "a"}) is None
 
 
 def test_a_replica_that_does_not_lead_shows_nothing() -> None:

@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from thunderfleet_crds import routing
 from thunderfleet_crds.routing import DemandAnswer, DemandReport, Refusal
 from thunderfleet_lib import tls
-from thunderfleet_router import certificate, spans
+from thunderfleet_router import certificate, demand, spans
 from thunderfleet_router.app import Options, Router
 from thunderfleet_router.http.exchange import Settings
 
@@ -139,6 +139,20 @@ async def test_without_the_api_server_routing_goes_on_and_nothing_is_woken() -> 
             assert not operator.wakes
             await server.start()
             await until_async(lambda: router.watch.connected)
+
+
+async def test_the_first_request_for_a_model_that_sleeps_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A report that waits for this time is not sent before the test's limit.
+    monkeypatch.setattr(demand, "LEAST_SECONDS", 3600.0)
+    async with api_server() as server:
+        operator = Operator()
+        server.secret(*operator.pair)
+        server.model(Model(keys={"alice": "sk-1"}, spec=ASLEEP))
+        async with operator.running(), _running(server, operator=operator.url) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            waiting = asyncio.create_task(_ask(session, "sk-1"))
+            await until_async(lambda: operator.wakes)
+            waiting.cancel()
 
 
 async def test_a_wake_in_vain_ends_when_the_api_server_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:

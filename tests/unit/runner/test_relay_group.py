@@ -213,7 +213,7 @@ async def test_a_rank_that_is_accepted_as_its_hop_breaks_notices_it(
         await broken.wait()
         raise relay.RelayLost("cut")
 
-    monkeypatch.setattr(relay.asyncio, "to_thread", at_the_signal)
+    monkeypatch.setattr(asyncio, "to_thread", at_the_signal)
     monkeypatch.setattr(relay, "_inward", breaks)
     async with Hop(make_keys(tmp_path)) as hop:
         near, _ = await hop.join()
@@ -252,7 +252,7 @@ async def test_a_response_that_does_not_arrive_is_a_lost_relay(
     failed: list[Exception] = []
 
     async def once(session: aiohttp.ClientSession, *place: Any, **options: Any) -> aiohttp.ClientWebSocketResponse:
-        channel = await connect(session, *place, **options)
+        channel: aiohttp.ClientWebSocketResponse = await connect(session, *place, **options)
         if failed:
             return channel
         # The peer's rank is connected by then.

@@ -15,7 +15,7 @@ from aiohttp import web
 from thunderfleet_view import feed as feeding
 from thunderfleet_view.feed import Feed
 from thunderfleet_view.fleet import Kind
-from thunderfleet_view.web import assets, guard
+from thunderfleet_view.web import assets, guard, responses
 from thunderfleet_view.web import server as serving
 from thunderfleet_view.web.sessions import MAX_SESSIONS, SESSION_SECONDS, TOKEN_SECONDS, Sessions
 
@@ -278,7 +278,7 @@ async def test_more_streams_than_allowed_are_refused_and_places_come_back(
 async def test_a_browser_that_stops_reading_is_cut_off(
     api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(responses, "WRITE_SECONDS", 0.2)
     headers = await opened(client, page)
     reader, writer = await asyncio.open_connection("127.0.0.1", page.port, limit=1024)
     lines = ["GET /api/feed HTTP/1.1", f"Host: 127.0.0.1:{page.port}", f"Authorization: {headers['Authorization']}", "", ""]

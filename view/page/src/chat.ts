@@ -1,7 +1,7 @@
 // A chat with a model. Its answers are text, whatever they contain.
 
 import { element } from "./dom";
-import { ask, said } from "./net";
+import { ask, byRouter, said } from "./net";
 import type { Model } from "./store";
 
 interface Turn {
@@ -21,7 +21,11 @@ export class Chat {
   private readonly send = element("button", "go", "Send");
   private running: AbortController | undefined;
 
-  constructor(private readonly model: Model) {
+  /** `own`: whether the credential of the page is an API key of the model. */
+  constructor(
+    private readonly model: Model,
+    private readonly own: boolean,
+  ) {
     this.talk.setAttribute("aria-live", "polite");
     this.input.rows = 2;
     this.input.maxLength = 100_000;
@@ -31,7 +35,7 @@ export class Chat {
     this.key.placeholder = "API key of this model";
     this.key.setAttribute("aria-label", "API key of this model");
     this.key.autocomplete = "off";
-    const form = element("form", "", ...(model.key ? [this.key] : []), this.input, this.send);
+    const form = element("form", "", ...(model.key && !own ? [this.key] : []), this.input, this.send);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.running) this.running.abort();
@@ -82,7 +86,11 @@ export class Chat {
   private async stream(messages: Turn[], text: Text, signal: AbortSignal): Promise<void> {
     const headers: Record<string, string> = { "Content-Type": "application/json" };
     if (this.key.value) headers["X-Api-Key"] = this.key.value;
-    const answer = await ask("/api/chat", { method: "POST", headers, signal, body: JSON.stringify({ model: this.model.name, messages }) });
+    const given = { model: this.model.name, messages };
+    // A router's API takes keys; the token of a viewer is of no use to it, and stays here.
+    if (byRouter && !this.own) headers["Authorization"] = "";
+    const [path, body] = byRouter ? ["/v1/chat/completions", { ...given, stream: true }] : ["/api/chat", given];
+    const answer = await ask(path, { method: "POST", headers, signal, body: JSON.stringify(body) });
     if (!answer.ok || !answer.body) throw new Error(await refusal(answer));
     const reader = answer.body.getReader();
     const decoder = new TextDecoder();

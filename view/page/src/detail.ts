@@ -86,7 +86,7 @@ export class Detail {
     }
     this.head.replaceChildren(...this.facts(entity));
     if ("copies" in entity && entity.serves && !this.chat) {
-      this.chat = new Chat(entity);
+      this.chat = new Chat(entity, this.store.own);
       this.box.insertBefore(this.chat.box, this.more);
     }
     // A change of one object often comes with changes of others that the cause is found in.
@@ -153,7 +153,7 @@ export class Detail {
     if (this.store.noRates) return `not known: ${this.store.noRates}`;
     const [there, back] = this.store.rates.get(cable.name) ?? [0, 0];
     const [a, b] = [cable.ends[0][0], cable.ends[1][0]];
-    const text = there || back ? `${a} → ${b} ${bits(there)}, ${b} → ${a} ${bits(back)}` : "below 100 kbit/s";
+    const text = there || back ? `${a} → ${b} ${bits(there)}, ${b} → ${a} ${bits(back)}` : "quiet";
     // macOS does not count what RDMA moves.
     return cable.rdma ? `${text} (RDMA is not counted)` : text;
   }
@@ -174,7 +174,7 @@ export class Detail {
     return [
       element("div", "kind", model.model),
       pairs([
-        ["Groups", `${model.ready} of ${model.wanted} ready`],
+        ["Groups", model.wanted || !this.store.own ? `${model.ready} of ${model.wanted} ready` : ""],
         ["Transport", model.transport],
         ["Speed", model.tokensPerSecond && `${model.tokensPerSecond} tokens/s`],
       ]),

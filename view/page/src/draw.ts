@@ -2,7 +2,7 @@
 
 import { bits, bytes } from "./dom";
 import { HEIGHT, layout, WIDTH, type Point } from "./layout";
-import { type Cable, hues, type Mac, type Model, type Store } from "./store";
+import { type Cable, type Group, hues, type Mac, type Model, type Store } from "./store";
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
 const MIN_SCALE = 0.02;
@@ -14,6 +14,9 @@ const MOVE_MS = 450;
 /** Between two pictures of moving dots, and up to how many cables with them. */
 const FLOW_MS = 50;
 const MAX_FLOWS = 60;
+/** Between the areas of groups that share Macs: room for a title. */
+const NESTED = 34;
+const MAX_NESTED = 4;
 /** Where on a cable its text may stand. */
 const SHARES = [0.5, 0.34, 0.66, 0.27, 0.73] as const;
 
@@ -165,7 +168,7 @@ export class Scene {
     for (const { x, y } of this.places.values()) {
       left = Math.min(left, x - WIDTH / 2 - 30);
       right = Math.max(right, x + WIDTH / 2 + 30);
-      top = Math.min(top, y - HEIGHT / 2 - 56);
+      top = Math.min(top, y - HEIGHT / 2 - 64);
       bottom = Math.max(bottom, y + HEIGHT / 2 + 40);
     }
     return this.places.size ? { left, top, right, bottom } : { left: 0, top: 0, right: 1, bottom: 1 };
@@ -249,7 +252,8 @@ export class Scene {
       if (lane) lane.push(id);
       else this.lanes.set(pair, [id]);
     }
-    for (const model of this.store.models.values()) this.areas(model);
+    const groups = this.nested();
+    for (const { group, around } of groups) this.area(group, around);
     const seen = [...this.store.cables.values()].filter((cable) => this.visible(...this.ends(cable)));
     // What is wrong is drawn last, above the rest.
     seen.sort((one, other) => Number(one.health === "bad") - Number(other.health === "bad"));
@@ -263,7 +267,7 @@ export class Scene {
     }
     for (const name of this.places.keys()) if (!known.has(name)) this.stranger(name);
     if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) this.labels(seen);
-    for (const model of this.store.models.values()) this.titles(model);
+    for (const { model, group, around } of groups) this.title(model, group, around);
     if (performance.now() - this.movedAt < MOVE_MS) this.update();
   }
 
@@ -303,12 +307,12 @@ export class Scene {
     return this.lit !== undefined && !groups.some((group) => this.lit?.has(group));
   }
 
-  private corners(macs: readonly string[]): Point[] {
+  private corners(macs: readonly string[], around = 0): Point[] {
     return macs
       .filter((name) => this.places.has(name))
       .map((name) => this.place(name))
       .flatMap(({ x, y }) => {
-        const [dx, dy] = [WIDTH / 2 + 6, HEIGHT / 2 + 6];
+        const [dx, dy] = [WIDTH / 2 + 6 + around, HEIGHT / 2 + 6 + around];
         return [
           { x: x - dx, y: y - dy },
           { x: x + dx, y: y - dy },
@@ -318,45 +322,54 @@ export class Scene {
       });
   }
 
-  private areas(model: Model): void {
-    const { context } = this;
-    for (const group of model.groups) {
-      const outline = hull(this.corners(group.macs));
-      if (!outline.length || !this.visible(...outline)) continue;
-      context.beginPath();
-      for (const { x, y } of outline) context.lineTo(x, y);
-      context.closePath();
-      context.lineJoin = "round";
-      context.lineWidth = 26;
-      const color = this.tint(group.name, (this.colors.dark ? 0.2 : 0.13) * (this.dimmed([group.name]) ? 0.35 : 1));
-      // Fill and wide round border, drawn as one color: together they must not become darker.
-      context.strokeStyle = context.fillStyle = mixed(this.colors.back, color, context);
-      context.stroke();
-      context.fill();
-    }
+  /** Groups that share Macs lie around each other, the larger one outside; it comes first. */
+  private nested(): { model: Model; group: Group; around: number }[] {
+    const all = [...this.store.models.values()].flatMap((model) => model.groups.map((group) => ({ model, group })));
+    all.sort((one, other) => one.group.macs.length - other.group.macs.length || (one.group.name < other.group.name ? -1 : 1));
+    const levels = new Map<string, number>();
+    const found = all.map(({ model, group }) => {
+      const level = Math.min(MAX_NESTED, Math.max(0, ...group.macs.map((name) => levels.get(name) ?? 0)));
+      for (const name of group.macs) levels.set(name, level + 1);
+      return { model, group, around: level * NESTED };
+    });
+    return found.reverse();
   }
 
-  private titles(model: Model): void {
+  private area(group: Group, around: number): void {
+    const { context } = this;
+    const outline = hull(this.corners(group.macs, around));
+    if (!outline.length || !this.visible(...outline)) return;
+    context.beginPath();
+    for (const { x, y } of outline) context.lineTo(x, y);
+    context.closePath();
+    context.lineJoin = "round";
+    context.lineWidth = 26;
+    const color = this.tint(group.name, (this.colors.dark ? 0.2 : 0.13) * (this.dimmed([group.name]) ? 0.35 : 1));
+    // Fill and wide round border, drawn as one color: together they must not become darker.
+    context.strokeStyle = context.fillStyle = mixed(this.colors.back, color, context);
+    context.stroke();
+    context.fill();
+  }
+
+  private title(model: Model, group: Group, around: number): void {
     const { context, scale } = this;
     if (scale < 0.12) return;
-    for (const group of model.groups) {
-      const corners = this.corners(group.macs);
-      if (!corners.length || !this.visible(...corners)) continue;
-      const top = Math.min(...corners.map((point) => point.y));
-      const upper = corners.filter((point) => point.y < top + 2);
-      const x = (Math.min(...upper.map((point) => point.x)) + Math.max(...upper.map((point) => point.x))) / 2;
-      const size = Math.min(26, Math.max(14, 11 / scale));
-      context.font = `600 ${size}px ${FONT}`;
-      context.textAlign = "center";
-      context.textBaseline = "alphabetic";
-      context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
-      const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
-      // Of a model with one group, the number of the group says nothing.
-      const name = short(shortName(model.groups.length === 1 ? model.name : group.name), 34);
-      const speed = model.tokensPerSecond && scale >= NAMES_FROM ? ` · ${model.tokensPerSecond} tok/s` : "";
-      this.halo(`${name}${group.state === "Ready" ? speed : ` · ${group.state}${loading}`}`, x, top - 20, this.tint(group.name));
-      context.globalAlpha = 1;
-    }
+    const corners = this.corners(group.macs, around);
+    if (!corners.length || !this.visible(...corners)) return;
+    const top = Math.min(...corners.map((point) => point.y));
+    const upper = corners.filter((point) => point.y < top + 2);
+    const x = (Math.min(...upper.map((point) => point.x)) + Math.max(...upper.map((point) => point.x))) / 2;
+    const size = Math.min(26, Math.max(14, 11 / scale));
+    context.font = `600 ${size}px ${FONT}`;
+    context.textAlign = "center";
+    context.textBaseline = "alphabetic";
+    context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
+    const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
+    // Of a model with one group, the number of the group says nothing.
+    const name = short(shortName(model.groups.length === 1 ? model.name : group.name), 34);
+    const speed = model.tokensPerSecond && scale >= NAMES_FROM ? ` · ${model.tokensPerSecond} tok/s` : "";
+    this.halo(`${name}${group.state === "Ready" ? speed : ` · ${group.state}${loading}`}`, x, top - 20, this.tint(group.name));
+    context.globalAlpha = 1;
   }
 
   private line(cable: Cable): void {
@@ -473,7 +486,7 @@ export class Scene {
       context.fillStyle = cable.users[0] ? this.tint(cable.users[0]) : this.colors.accent;
       for (const [way, rate] of rates.entries()) {
         if (!rate) continue;
-        const speed = 20 + 22 * Math.log10(rate / 1e5);
+        const speed = 20 + 22 * Math.log10(rate / 1e4);
         const passed = still ? 0 : (performance.now() / 1000) * speed;
         for (let at = passed % 64; at < length; at += 64) {
           const share = way === 0 ? at / length : 1 - at / length;
@@ -543,7 +556,9 @@ export class Scene {
     context.fill();
     context.textAlign = "left";
     context.textBaseline = "middle";
-    this.text(mac.name, left + 31, middle + 0.5, full ? 15 : 20, 600, colors.text, WIDTH - 44, !full);
+    const marks = mac.ranks.length > 1 ? 12 * Math.min(5, mac.ranks.length) : 0;
+    this.text(mac.name, left + 31, middle + 0.5, full ? 15 : 20, 600, colors.text, WIDTH - 44 - marks, !full);
+    if (mac.ranks.length > 1) this.marks(mac, left, middle);
     if (!full) return;
     const known = [mac.chip, mac.memory && bytes(mac.memory)].filter(Boolean).join(" · ");
     const below = mac.health === "bad" ? mac.problem.split(":")[0] ?? "" : copying === undefined ? known : `gets weights · ${percent(copying, 1)}`;
@@ -559,6 +574,17 @@ export class Scene {
       context.beginPath();
       context.roundRect(x, y, Math.max(5, width * share), 5, 2.5);
       context.fill();
+    }
+  }
+
+  /** The colors of all groups of a Mac that has several. */
+  private marks(mac: Mac, left: number, y: number): void {
+    const groups = [...new Set(mac.ranks.map((rank) => rank.group))].slice(0, 5);
+    for (const [at, group] of groups.reverse().entries()) {
+      this.context.fillStyle = this.tint(group);
+      this.context.beginPath();
+      this.context.roundRect(left + WIDTH - 22 - at * 12, y - 5, 9, 10, 2.5);
+      this.context.fill();
     }
   }
 

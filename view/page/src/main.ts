@@ -3,7 +3,7 @@
 import { Detail } from "./detail";
 import { byId, element, plural, setText } from "./dom";
 import { Scene } from "./draw";
-import { follow, open } from "./net";
+import { byRouter, follow, keep, open } from "./net";
 import { Side } from "./side";
 import { Store } from "./store";
 
@@ -17,6 +17,8 @@ const detail = new Detail(store, byId("detail", HTMLElement));
 const [lists, panel] = [byId("lists", HTMLElement), byId("detail", HTMLElement)];
 let selected: string | undefined;
 let pending = 0;
+/** Whether the page says why it shows nothing, or asks for a credential. */
+let closed = false;
 
 function select(id: string | undefined, show: boolean): void {
   const last = selected;
@@ -68,7 +70,11 @@ function refresh(): void {
   byId("canvas", HTMLCanvasElement).setAttribute("aria-label", `Fleet: ${words}`);
   const empty = byId("empty", HTMLElement);
   empty.hidden = macs.length > 0 || (cables.length > 0 && store.synced);
-  if (!store.synced) setText(empty, "Reading the fleet …");
+  if (closed) empty.hidden = false;
+  else if (store.own) {
+    empty.hidden = false;
+    setText(empty, "An API key shows its own models. Macs and cables need the token of a viewer.");
+  } else if (!store.synced) setText(empty, "Reading the fleet …");
   else if (!empty.hidden) {
     const how = element("p", "", "On a Mac: ", element("code", "", "sudo thunderfleet join -"));
     empty.replaceChildren(element("h2", "", "No Macs yet"), how, element("p", "", "Macs and their cables appear here as they join."));
@@ -103,12 +109,34 @@ function refused(reason: string): void {
   state("bad", "not connected");
   const empty = byId("empty", HTMLElement);
   empty.hidden = false;
-  setText(empty, reason);
+  closed = true;
+  if (byRouter) sign(empty, reason);
+  else setText(empty, reason);
 }
 
-const reason = await open();
-if (reason !== undefined) refused(reason);
-else {
+/** Asks for the credential that a router needs. */
+function sign(box: HTMLElement, reason: string): void {
+  const input = element("input");
+  input.type = "password";
+  input.autocomplete = "off";
+  input.placeholder = "API key or viewer token";
+  input.setAttribute("aria-label", "API key or viewer token");
+  const button = element("button", "go", "Open");
+  const form = element("form", "sign", element("h2", "", "Open the fleet"), ...(reason ? [element("p", "ill", reason)] : []), input, button);
+  form.append(element("p", "", "An API key shows its own models; the token of a viewer shows the fleet:"));
+  form.append(element("code", "", "kubectl create token NAME --audience=thunderfleet-page"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!input.value.trim()) return;
+    keep(input.value.trim());
+    start();
+  });
+  box.replaceChildren(form);
+  input.focus();
+}
+
+function start(): void {
+  closed = false;
   refresh();
   let first = true;
   void follow({
@@ -123,6 +151,16 @@ else {
       if (!connected) state("bad", why);
       else if (store.synced) state("good", "live");
     },
-    closed: refused,
+    closed: (reason) => {
+      // Nothing of what a credential has shown remains when it ends.
+      store.clear();
+      select(undefined, false);
+      refresh();
+      refused(reason);
+    },
   });
 }
+
+const reason = await open();
+if (reason !== undefined) refused(reason);
+else start();

@@ -6,11 +6,18 @@ const KEPT = "thunderfleet-session";
 const SILENT_MS = 25_000;
 const MAX_LINE = 64 * 1024 * 1024;
 
-/** Takes the token out of the address and exchanges it. Returns why there is no session, or nothing. */
+/** Whether a router serves the page: then the session is the credential itself, and a chat goes to the router's API. */
+export let byRouter = false;
+
+/** Prepares the session. Returns why there is none, "" if a router waits for a credential, or nothing. */
 export async function open(): Promise<string | undefined> {
   const token = location.hash.slice(1);
   if (token) history.replaceState(null, "", location.pathname);
-  if (!token) return sessionStorage.getItem(KEPT) ? undefined : "This page needs the address that `thunderfleet ui` prints.";
+  const way = await fetch("/session").catch(() => undefined);
+  byRouter = way?.ok ? (await way.json()).credential === true : false;
+  const kept = sessionStorage.getItem(KEPT) !== null;
+  if (byRouter) return kept ? undefined : "";
+  if (!token) return kept ? undefined : "This page needs the address that `thunderfleet ui` prints.";
   const answer = await fetch("/session", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -21,13 +28,18 @@ export async function open(): Promise<string | undefined> {
     return undefined;
   }
   // A page that is loaded again with the address in its history has a session already.
-  if (sessionStorage.getItem(KEPT)) return undefined;
+  if (kept) return undefined;
   return answer ? await said(answer) : "The server of this page does not answer.";
+}
+
+/** Takes a credential for a router. It stays in this tab. */
+export function keep(credential: string): void {
+  sessionStorage.setItem(KEPT, credential);
 }
 
 export async function ask(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
-  headers.set("Authorization", `Bearer ${sessionStorage.getItem(KEPT) ?? ""}`);
+  if (!headers.has("Authorization")) headers.set("Authorization", `Bearer ${sessionStorage.getItem(KEPT) ?? ""}`);
   return fetch(path, { ...init, headers });
 }
 
@@ -54,7 +66,7 @@ export async function follow(listener: Listener): Promise<void> {
     const stop = new AbortController();
     try {
       const answer = await ask("/api/feed", { signal: stop.signal });
-      if (answer.status === 401) {
+      if (answer.status === 401 || (byRouter && answer.status === 403)) {
         sessionStorage.removeItem(KEPT);
         listener.closed(await said(answer));
         return;

@@ -70,6 +70,8 @@ export interface Message {
   rates?: Record<string, [number, number]>;
   /** Why there are no rates. */
   noRates?: string;
+  /** Whether only the models of an API key are shown. */
+  own?: boolean;
 }
 
 export class Store {
@@ -79,6 +81,7 @@ export class Store {
   notes: string[] = [];
   rates = new Map<string, [number, number]>();
   noRates = "";
+  own = false;
   synced = false;
   /** Counts changes of what the drawing's places depend on. */
   structure = 0;
@@ -96,9 +99,16 @@ export class Store {
     }
     for (const id of message.drop) this.drop(id);
     for (const entity of message.put) this.put(entity, before);
+    if (message.own !== undefined) this.own = message.own;
     if (message.notes) this.notes = message.notes;
     if (message.rates) this.rates = new Map(Object.entries(message.rates));
     if (message.noRates !== undefined) this.noRates = message.noRates;
+  }
+
+  /** Forgets everything. */
+  clear(): void {
+    this.apply({ put: [], drop: [], whole: true, notes: [], rates: {}, noRates: "", own: false });
+    this.synced = false;
   }
 
   get(id: string): Entity | undefined {

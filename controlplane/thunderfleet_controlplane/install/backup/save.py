@@ -1,17 +1,24 @@
 """`thunderfleet backup`: writes everything that a new control plane with the same identity needs into one file."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from thunderfleet_lib.kube import ApiError
+
 from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import from_state
+from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.backup import archive, etcd
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.mac.files import only_one
+from thunderfleet_controlplane.install.mac.files import only_one, read_json
 from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac
+
+NOTE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,22 @@ def backup(mac: Mac, wanted: Wanted) -> None:
         size = archive.write(wanted.file, about, contents(layout), force=wanted.force)
         archive.check(wanted.file)
     mac.step("backup", f"{wanted.file}: {size} bytes; only root can read it")
+    _note(mac, about.created)
     mac.step("backup", "it contains all keys of the cluster: keep it secret, and keep a copy outside of this Mac")
+
+
+def _note(mac: Mac, when: str) -> None:
+    """Let the cluster know, if its API server answers: a backup is also taken when it does not."""
+    name, config = str(read_json(mac.layout.kubelet_state).get("name")), from_state(read_json(mac.layout.state), mac.layout, ())
+
+    async def note() -> None:
+        async with asyncio.timeout(NOTE_SECONDS), cluster.connect(mac.layout, config.local_server) as kube:
+            await cluster.put_backup_time(kube, name, when)
+
+    try:
+        asyncio.run(note())
+    except (ApiError, OSError, TimeoutError) as error:
+        mac.step("backup", f"the time of this backup is not on Node {name}, so the alert about old backups may fire: {error}")
 
 
 def contents(layout: HostLayout) -> Iterator[tuple[str, bytes]]:

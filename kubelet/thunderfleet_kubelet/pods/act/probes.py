@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 BODY_BYTES = 10 * 1024
+REDIRECTS = 10
+"""How many answers of one probe are read, as in Kubernetes."""
 
 
 def port_number(port: object, container: Json) -> int:
@@ -75,18 +78,34 @@ async def _http(action: Json, container: Json, host: str, seconds: float) -> tup
     try:
         # Probes do not verify certificates, as on any node.
         timeout = aiohttp.ClientTimeout(total=seconds)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(url, headers=headers, ssl=False, allow_redirects=False) as answer,
-        ):
-            text = (await answer.content.read(BODY_BYTES)).decode("utf-8", "replace")
-            if 200 <= answer.status < 400:
-                return True, ""
-            return False, f"HTTP probe failed with statuscode: {answer.status}: GET {url}: {text.strip()[:200]}"
+        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.timeout(seconds):
+            for _ in range(REDIRECTS):
+                async with session.get(url, headers=headers, ssl=False, allow_redirects=False) as answer:
+                    text = (await answer.content.read(BODY_BYTES)).decode("utf-8", "replace")
+                    following = _redirect(answer)
+                    if following is None:
+                        if 200 <= answer.status < 400:
+                            return True, ""
+                        return False, f"HTTP probe failed with statuscode: {answer.status}: GET {url}: {text.strip()[:200]}"
+                url = following
+            return False, f"GET {url}: stopped after {REDIRECTS} redirects"
     except TimeoutError:
         return False, f"GET {url}: timed out after {seconds:g} s"
     except aiohttp.ClientError as error:
         return False, f"GET {url}: {error}"
+
+
+def _redirect(answer: aiohttp.ClientResponse) -> str | None:
+    """Where a redirect to the same host leads; None for any other answer. A redirect to another host is a success."""
+    target = answer.headers.get("Location")
+    if answer.status not in (301, 302, 303, 307, 308) or not target:
+        return None
+    try:
+        following = urljoin(str(answer.url), target)
+        there = urlsplit(following)
+    except ValueError:
+        return None
+    return following if there.hostname == answer.url.host and there.scheme in ("http", "https") else None
 
 
 async def _tcp(action: Json, container: Json, host: str, seconds: float) -> tuple[bool, str]:

@@ -85,6 +85,8 @@ class Starter:
         sources = await context.sources(*environment.references([container]))
         sandbox = context.containers.make_sandbox(name, start.number)
         variables = environment.build(context.pod, container, image, sandbox, sources)
+        if container.get("tty"):
+            variables.setdefault("TERM", "xterm")
         argv = environment.command_line(container, image, variables)
         volumes.link_mounts(container, sandbox, self._mounter.places(owner), variables, owner)
         cwd = environment.working_folder(container, image, sandbox)
@@ -102,6 +104,9 @@ class Starter:
             own_user=context.own_user(owner),
             message_path=str(container.get("terminationMessagePath") or "/dev/termination-log"),
             message_from_log=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
+            stdin=bool(container.get("stdin")),
+            stdin_once=bool(container.get("stdinOnce")),
+            tty=bool(container.get("tty")),
         )
 
     def _started(self, name: str, number: int) -> bool:

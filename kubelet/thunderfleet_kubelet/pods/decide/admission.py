@@ -172,6 +172,9 @@ def reject(
     if disk_pressure and not podspec.is_critical(pod):
         return "Evicted", "Pod was rejected: The node had condition: [DiskPressure]. "
     active = [other for other in others if not has_ended(other)]
+    system = (pod["spec"].get("os") or {}).get("name")
+    if system and system != labels.get("kubernetes.io/os", system):
+        return "PodOSNotSupported", f"Failed to admit pod as the OS field, {system}, doesn't match node OS"
     if not selects(pod, node_name, labels):
         return "NodeAffinity", f"Pod was rejected: node {node_name} does not match the pod's node selector or affinity"
     limit = allocatable.get("pods")

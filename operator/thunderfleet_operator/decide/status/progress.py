@@ -28,6 +28,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.REPOSITORY_MOVED,
         Reason.REVISION_NOT_FOUND,
         Reason.FILES_REFUSED,
+        Reason.QUANTIZATION_REFUSED,
     )
 )
 """What the hub refuses until a person changes something."""
@@ -88,6 +89,9 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
         return None
     if not of.resolution.found and of.resolution.reason in NEEDS_A_PERSON:
         return Verdict(True, of.resolution.reason, of.resolution.message)
+    if of.resolution.reason == Reason.QUANTIZING:
+        # It takes as long as the download of the whole repository, and more.
+        return None
     before = of.deployment.status.conditions
     stalled = find_condition(before, ConditionType.STALLED)
     same = stalled is not None and stalled.observed_generation == of.deployment.metadata.generation

@@ -16,7 +16,7 @@ from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.weights import status
+from thunderfleet_operator.decide.weights import quantizing, status
 from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
@@ -25,6 +25,7 @@ from thunderfleet_operator.observe.weights import (
     Need,
     bytes_done,
     copy_phase,
+    is_quantized_now,
     is_resolved,
     layers_there,
     needed_files,
@@ -42,6 +43,7 @@ SLOW = frozenset(
         Reason.REPOSITORY_MOVED,
         Reason.REVISION_NOT_FOUND,
         Reason.FILES_REFUSED,
+        Reason.QUANTIZATION_REFUSED,
     )
 )
 START_SECONDS = 120.0
@@ -66,9 +68,15 @@ def decide(observed: ObservedCache) -> CacheDecision:
     """One round."""
     cache = observed.cache
     pods = [pod for pod in observed.pods if pod.cache_uid == cache.metadata.uid]
-    decision = _downloaded(observed, pods) if is_resolved(cache) else _resolving(observed, pods)
+    decision = _next(observed, pods)
     shown = status.complete(observed.cache, decision.status, observed.nodes, observed.profiles, observed.now)
     return replace(decision, status=shown)
+
+
+def _next(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecision:
+    if is_quantized_now(observed.cache):
+        return _quantizing(observed, pods)
+    return _downloaded(observed, pods) if is_resolved(observed.cache) else _resolving(observed, pods)
 
 
 # --- Macs ------------------------------------------------------------------------------------------------------------
@@ -142,6 +150,10 @@ def holders(observed: ObservedCache) -> dict[str, Need]:
             break
         chosen.add(name)
         found[name] = found.get(name, Need(True)) | Need(True)
+    complete = [name for name in found if observed.nodes[name].ready and _is_complete(observed, name)]
+    made_on = quantizing.keeper(observed, complete)
+    if made_on is not None:
+        found[made_on] = found.get(made_on, Need(True)) | Need(True)
     return dict(sorted(found.items()))
 
 
@@ -188,6 +200,10 @@ def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
         for name, need in needs.items()
         if not _has_files(observed, name, need) and (not _given(observed, name, need) or _has_no_source(observed, name, need))
     ]
+    made_from = observed.cache.status.quantized_from
+    if made_from is not None:
+        # Its agent takes over what the pod has left there; no hub has these files.
+        return made_from.node if made_from.node in missing else None
     before = {one.node for one in observed.cache.status.assignments if one.source is CopySource.HUB}
     able = [name for name in missing if _usable(observed, name) and _free(observed, name) >= 0]
     manifest = observed.cache.status.manifest
@@ -233,14 +249,14 @@ def _stuck(observed: ObservedCache, pod: FetchPod) -> bool:
 def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecision:
     cache = observed.cache
     spec, before = cache.spec, cache.status
-    known = resolved_from(spec.repository, spec.revision, spec.token_secret)
+    known = resolved_from(spec)
     if before.resolved_from != known:
         # Another spec: what is known about the last one says nothing about it.
         before = before.model_copy(update={"download": None, "resolved_from": known, "commit": None, "manifest": None})
         before = before.model_copy(update={"model": None, "files": None, "bytes": None, "assignments": (), "macs": ()})
-        before = before.model_copy(update={"weight_files": (), "no_parts": ""})
+        before = before.model_copy(update={"weight_files": (), "no_parts": "", "quantized_from": None})
         observed = replace(observed, cache=cache.model_copy(update={"status": before}))
-    wanted = ("--repository", spec.repository, "--revision", spec.revision)
+    wanted = ("--repository", spec.repository, "--revision", spec.revision, *quantizing.how(cache))
     mine = [pod for pod in pods if pod.task is Task.RESOLVE and pod.arguments == wanted and not pod.terminating]
     old = tuple(pod for pod in pods if pod not in mine and not pod.terminating)
     ended = next((pod for pod in mine if pod.ended), None)
@@ -268,12 +284,24 @@ def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecisi
 
 def _resolved(observed: ObservedCache, pod: FetchPod, delete: tuple[FetchPod, ...]) -> CacheDecision:
     before, found = observed.cache.status, FetchResult.parse(pod.message)
-    if pod.phase != "Succeeded" or found is None or found.reason != Reason.RESOLVED or found.model is None:
+    spec = observed.cache.spec
+    accepted = spec.token_secret if found is not None and found.token_used else None
+    expected, source = Reason.RESOLVED, None
+    if spec.quantize is not None and found is not None:
+        source = quantizing.source_of(found) if pod.task is Task.RESOLVE else before.quantized_from
+        expected = Reason.RESOLVED if pod.task is Task.RESOLVE else Reason.QUANTIZED
+        if source is not None and pod.task is Task.QUANTIZE:
+            source = source.model_copy(update={"node": pod.node, "mlx_lm": found.mlx_lm or None, "lost_since": None})
+    useful = found is not None and (found.model is not None if pod.task is Task.QUANTIZE or spec.quantize is None else source)
+    if pod.phase != "Succeeded" or found is None or found.reason != expected or not useful:
         failed = _failed(observed, pod)
         return CacheDecision(before.model_copy(update={"download": failed}), None, delete, 1.0)
-    spec = observed.cache.spec
+    if source is not None and pod.task is Task.RESOLVE:
+        known = before.model_copy(update={"quantized_from": source, "token_accepted": accepted, "download": None})
+        return CacheDecision(known, None, delete, 0.5)
     known = before.model_copy(
         update={
+            "quantized_from": source,
             "commit": found.commit,
             "manifest": found.manifest,
             "files": found.files,
@@ -281,11 +309,62 @@ def _resolved(observed: ObservedCache, pod: FetchPod, delete: tuple[FetchPod, ..
             "model": found.model,
             "weight_files": found.weight_files,
             "no_parts": found.no_parts,
-            "token_accepted": spec.token_secret if found.token_used else None,
+            "token_accepted": accepted,
             "download": None,
         }
     )
     return CacheDecision(known, None, delete, 0.5)
+
+
+def _quantizing(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecision:
+    before, mine = observed.cache.status, quantizing.mine(observed.cache, pods)
+    source = before.quantized_from
+    if source is None:
+        return CacheDecision(before)
+    old = tuple(pod for pod in pods if pod not in mine and not pod.terminating)
+    ended = next((pod for pod in mine if pod.ended), None)
+    if ended is not None:
+        return _resolved(observed, ended, (*old, ended))
+    stuck = tuple(pod for pod in mine if _stuck(observed, pod))
+    if stuck:
+        elsewhere = source.model_copy(update={"node": None})
+        failed = before.model_copy(update={"download": _failed(observed, stuck[0]), "quantized_from": elsewhere})
+        return CacheDecision(failed, None, (*old, *stuck), RETRY.first)
+    wait = _due(observed)
+    if mine or wait is not None:
+        return CacheDecision(before, None, old, RECHECK_SECONDS if mine else wait)
+    able = [name for name in observed.nodes if _usable(observed, name) and _free(observed, name) >= 0]
+    node = quantizing.choose(observed, source, able)
+    if node is None:
+        attempts = before.download.attempts if before.download is not None else 0
+        why = Download(attempts=attempts, **quantizing.no_room(observed, source, RECHECK_SECONDS))
+        return CacheDecision(before.model_copy(update={"download": why}), None, old, RECHECK_SECONDS)
+    # While a pod runs, its progress is shown instead of why the last one failed.
+    download = before.download.model_copy(update={"reason": None, "message": ""}) if before.download is not None else None
+    at = source.model_copy(update={"node": node})
+    known = before.model_copy(update={"quantized_from": at, "download": download})
+    attempt = before.download.attempts if before.download is not None else 0
+    return CacheDecision(known, NewPod(Task.QUANTIZE, node, attempt, _store(observed, node)), old, RECHECK_SECONDS)
+
+
+def _kept(observed: ObservedCache, known: ModelCacheStatus) -> ModelCacheStatus:
+    """``known``, with what is known about the files of a quantized model, or without them if they are lost."""
+    source = known.quantized_from
+    if source is None:
+        return known
+    given = any(_given(observed, name, Need(True)) for name in (source.node or "",))
+    source = source.model_copy(update={"lost_since": quantizing.lost_since(observed, given=given)})
+    known = known.model_copy(update={"quantized_from": source})
+    if not quantizing.is_lost(source, observed.now):
+        return known
+    again = {"commit": None, "manifest": None, "model": None, "files": None, "bytes": None, "assignments": ()}
+    fresh = source.model_copy(update={"node": None, "lost_since": None})
+    return known.model_copy(update={**again, "weight_files": (), "no_parts": "", "quantized_from": fresh})
+
+
+def _store(observed: ObservedCache, name: str) -> str:
+    profile = observed.profiles.get(name)
+    return profile.status.store.folder if profile is not None and profile.status.store is not None else ""
 
 
 def _assignment(observed: ObservedCache, name: str, need: Need, *, hub: bool) -> Assignment:
@@ -303,7 +382,11 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     needs = holders(observed)
     source = _source(observed, needs)
     assignments = tuple(_assignment(observed, name, need, hub=name == source) for name, need in needs.items())
-    known = before.model_copy(update={"assignments": assignments})
+    known = _kept(observed, before.model_copy(update={"assignments": assignments}))
+    if known.quantized_from is not None:
+        ending = tuple(pod for pod in pods if not pod.terminating)
+        waiting = known.quantized_from.lost_since or any(not _satisfied(observed, name, need) for name, need in needs.items())
+        return CacheDecision(known, None, ending, RECHECK_SECONDS if waiting else None)
     files = next((one.files for one in assignments if one.node == source), None)
     what = ("--repository", cache.spec.repository, "--commit", before.commit, "--manifest", before.manifest)
     wanted = (*what, "--files", files) if files is not None else what
@@ -333,7 +416,6 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     wait = _due(observed)
     if wait is not None:
         return CacheDecision(known, None, old, wait)
-    profile = observed.profiles[source]
-    store = profile.status.store.folder if profile is not None and profile.status.store is not None else ""
     attempt = before.download.attempts if before.download is not None else 0
-    return CacheDecision(known, NewPod(Task.DOWNLOAD, source, attempt, store, files), old, RECHECK_SECONDS)
+    new = NewPod(Task.DOWNLOAD, source, attempt, _store(observed, source), files)
+    return CacheDecision(known, new, old, RECHECK_SECONDS)

@@ -16,7 +16,7 @@ from thunderfleet_operator.decide.request import request
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.manifests import HubSettings
 from thunderfleet_operator.decide.weights.status import short, summary
-from thunderfleet_operator.observe.weights import Weights, has_parts, is_resolved
+from thunderfleet_operator.observe.weights import Weights, has_parts, is_quantized_now, is_resolved, source_of
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.eligibility import wanted_model
 
@@ -46,8 +46,7 @@ def needed(
         return Needed()
     own = cache is not None and any(owner.uid == deployment.metadata.uid for owner in cache.metadata.owner_references)
     if cache is not None and own:
-        same = (model.repository, model.revision, model.token_secret)
-        if (cache.spec.repository, cache.spec.revision, cache.spec.token_secret) == same:
+        if source_of(cache.spec) == source_of(model):
             return Needed()
         return Needed(manifests.model_cache(deployment, cache.metadata.name))
     if cache is not None or not deployment.wanted_groups or not _reported(fleet):
@@ -115,6 +114,8 @@ def resolution(weights: Weights, found: Resolution, copies: Copies = Copies.WHOL
 def shown(weights: Weights) -> dict[str, object]:
     """The fields of the status of a ModelDeployment that are about its weights."""
     cache = weights.cache
-    if cache is None or not is_resolved(cache):
+    if cache is None or not (is_resolved(cache) or is_quantized_now(cache)):
         return {}
-    return {"commit": cache.status.commit, "copies": cache.status.macs[:256], "weights": short(cache.status.macs)}
+    made_from = cache.status.quantized_from
+    commit = made_from.commit if made_from is not None else cache.status.commit
+    return {"commit": commit, "copies": cache.status.macs[:256], "weights": short(cache.status.macs)}

@@ -21,11 +21,13 @@ from thunderfleet_crds.names import (
 )
 
 from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.weights import quantizing
 from thunderfleet_operator.observe.fetchpods import Task, statement
 from thunderfleet_operator.observe.proofs import Keyring, Purpose
 
 Manifest = dict[str, Any]
 MEMORY = "256Mi"
+QUANTIZE_MEMORY = "1Gi"
 GRACE_SECONDS = 5
 TOKEN_MODE = 0o440
 
@@ -76,11 +78,15 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
         secret = {"secretName": spec.token_secret, "optional": True, "defaultMode": TOKEN_MODE}
         volumes.append({"name": "token", "secret": secret})
         mounts.append({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True})
+    source = status.quantized_from
     if new.task is Task.RESOLVE:
-        what = ["--repository", spec.repository, "--revision", spec.revision]
+        what = ["--repository", spec.repository, "--revision", spec.revision, *quantizing.how(cache)]
+    elif new.task is Task.QUANTIZE and source is not None:
+        what = list(quantizing.arguments(cache, source))
     else:
         what = ["--repository", spec.repository, "--commit", status.commit or "", "--manifest", status.manifest or ""]
         what += ["--files", new.files] if new.files is not None else []
+    if new.task is not Task.RESOLVE:
         staging = f"{new.store}/.thunderfleet/staging/{meta.uid}"
         volumes.append({"name": "store", "hostPath": {"path": new.store, "type": "Directory"}})
         volumes.append({"name": "owned-staging", "hostPath": {"path": staging}})
@@ -117,7 +123,7 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
                     "imagePullPolicy": pods.pull_policy,
                     "command": ["thunderfleet-runner", str(new.task), *what],
                     "env": environment(hub),
-                    "resources": {"requests": {"memory": MEMORY}},
+                    "resources": {"requests": {"memory": QUANTIZE_MEMORY if new.task is Task.QUANTIZE else MEMORY}},
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                     "volumeMounts": mounts,
                 }
@@ -147,6 +153,8 @@ def model_cache(deployment: ModelDeployment, name: str) -> Manifest:
     spec: Manifest = {"repository": model.repository, "revision": model.revision, "copies": 0}
     if model.token_secret:
         spec["tokenSecret"] = model.token_secret
+    if model.quantize is not None:
+        spec["quantize"] = model.quantize.dump()
     return {
         "apiVersion": API_VERSION,
         "kind": MODELCACHE_KIND,

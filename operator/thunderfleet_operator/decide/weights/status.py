@@ -6,9 +6,10 @@ from datetime import datetime
 from thunderfleet_crds.conditions import find_condition, set_condition
 from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheStatus
+from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheStatus, QuantizedFrom
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.parts import numbers
+from thunderfleet_crds.quantization import conversion_id
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, CopyPhase, CopySource
 from thunderfleet_lib.timestamps import age_seconds
@@ -24,7 +25,16 @@ LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
 """A fault that a person may have to mend makes a ModelCache Stalled after this long."""
-WORKING = frozenset((Reason.RESOLVING, Reason.FETCHING, Reason.NOTHING_TO_FETCH, Reason.RATE_LIMITED, Reason.WRONG_BYTES))
+WORKING = frozenset(
+    (
+        Reason.RESOLVING,
+        Reason.QUANTIZING,
+        Reason.FETCHING,
+        Reason.NOTHING_TO_FETCH,
+        Reason.RATE_LIMITED,
+        Reason.WRONG_BYTES,
+    )
+)
 
 
 def duration(seconds: int) -> str:
@@ -40,9 +50,11 @@ def progress(copy: MacCopy) -> str:
         return f"{copy.node} has it" if copy.phase is CopyPhase.COMPLETE else f"{copy.node} has layers {copy.layers or ''}"
     share = copy.bytes_done * 100 // copy.bytes if copy.bytes else 0
     parts = [f"{copy.node} {share} % of {binary_size(copy.bytes)}"]
+    if copy.phase is CopyPhase.QUANTIZING:
+        parts = [f"quantized on {copy.node}, {share} % of {binary_size(copy.bytes)}"]
     if copy.source is CopySource.PEER and copy.peer:
         parts.append(f"from {copy.peer}" + (f" over {copy.link}" if copy.link else " over the LAN"))
-    elif copy.source is CopySource.HUB:
+    elif copy.source is CopySource.HUB and copy.phase is not CopyPhase.QUANTIZING:
         parts.append("from the hub")
     if copy.bytes_per_second:
         parts.append(f"{copy.bytes_per_second / 1e6:.1f} MB/s")
@@ -71,10 +83,25 @@ def short(copies: Sequence[MacCopy]) -> str | None:
     return f"{done * 100 // total}% of {binary_size(total)}{speed}" + (f" {duration(left)} left" if left is not None else "")
 
 
+def _conversion(source: QuantizedFrom, name: str, profiles: Mapping[str, NodeProfile | None]) -> tuple[MacCopy, ...]:
+    """What the agent reports of a conversion on its Mac."""
+    if source.node is None:
+        return ()
+    profile = profiles.get(source.node)
+    known = next((one for one in (profile.status.copies if profile is not None else ()) if one.manifest == name), None)
+    if known is None:
+        return (MacCopy(node=source.node, phase=CopyPhase.QUANTIZING, bytes=source.bytes, message="the pod starts"),)
+    shared = {field: getattr(known, field) for field in MacCopy.model_fields if field != "node"}
+    return (MacCopy(node=source.node, **shared),)
+
+
 def _copies(
-    status: ModelCacheStatus, nodes: Mapping[str, Node], profiles: Mapping[str, NodeProfile | None]
+    cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, Node], profiles: Mapping[str, NodeProfile | None]
 ) -> tuple[MacCopy, ...]:
     found = []
+    made_from, quantize = status.quantized_from, cache.spec.quantize
+    if made_from is not None and quantize is not None and status.manifest is None:
+        return _conversion(made_from, conversion_id(made_from.manifest, quantize), profiles)
     for assigned in status.assignments:
         profile, node = profiles.get(assigned.node), nodes.get(assigned.node)
         reported = profile.status.copies if profile is not None else ()
@@ -129,8 +156,18 @@ def _waits(
     return {}
 
 
-def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, Node]) -> Verdict:
+def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, Node], macs: Sequence[MacCopy]) -> Verdict:
     what = f"{cache.spec.repository}, revision {cache.spec.revision}"
+    source, quantize = status.quantized_from, cache.spec.quantize
+    if source is not None and quantize is not None:
+        what += f", commit {source.commit}"
+        if status.manifest is not None:
+            size, by = binary_size(status.bytes or 0), f"mlx-lm {source.mlx_lm}" if source.mlx_lm else "mlx-lm"
+            done = f"{what}, was quantized to {quantize.text} by {by}: {status.files} files, {size}"
+            return Verdict(True, Reason.QUANTIZED, done)
+        if status.download is None or status.download.reason is None:
+            now = summary(macs) or "no pod has started yet"
+            return Verdict(False, Reason.QUANTIZING, f"{what}, to {quantize.text}: {now}")
     if status.commit is not None and status.manifest is not None:
         size = binary_size(status.bytes or 0)
         return Verdict(True, Reason.RESOLVED, f"{what} is commit {status.commit}: {status.files} files, {size}")
@@ -199,10 +236,10 @@ def complete(
     now: datetime,
 ) -> ModelCacheStatus:
     """``status`` with copies, progress and conditions."""
-    macs = _copies(status, nodes, profiles)
+    macs = _copies(cache, status, nodes, profiles)
     there = sum(copy.phase in ENDED for copy in macs)
     found = cache.status.conditions
-    resolved, fetched = _resolved(cache, status, nodes), _fetched(status, macs)
+    resolved, fetched = _resolved(cache, status, nodes, macs), _fetched(status, macs)
     stalled = _stalled(cache, status, resolved, fetched, now)
     verdicts = {
         ConditionType.RESOLVED: resolved,

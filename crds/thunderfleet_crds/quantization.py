@@ -1,0 +1,63 @@
+"""Quantizing a repository of the hub on a Mac: what to do, and under which name the Macs keep the result. Pure.
+
+The name is another than the repository's, because a ModelDeployment without ``quantize`` must not get quantized weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from thunderfleet_crds.apimodel import ApiModel
+
+BITS: Final = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES: Final = (32, 64, 128)
+"""What MLX has for affine quantization."""
+MAX_NAME: Final = 96
+"""Characters of the last part of a repository's name."""
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
+
+
+class Quantize(ApiModel):
+    """How mlx-lm quantizes the weights."""
+
+    bits: Annotated[int, Field(ge=BITS[0], le=BITS[-1])] = Field(
+        default=4,
+        description=f"Bits of each weight: {_listed(BITS)}.",
+        json_schema_extra={"x-rule": f"self in [{', '.join(map(str, BITS))}]", "x-message": f"bits must be {_listed(BITS)}"},
+    )
+    group_size: Annotated[int, Field(ge=GROUP_SIZES[0], le=GROUP_SIZES[-1])] = Field(
+        default=64,
+        description=f"Number of weights that share a scale and a bias: {_listed(GROUP_SIZES)}.",
+        json_schema_extra={
+            "x-rule": f"self in [{', '.join(map(str, GROUP_SIZES))}]",
+            "x-message": f"groupSize must be {_listed(GROUP_SIZES)}",
+        },
+    )
+
+    @property
+    def text(self) -> str:
+        """What it is, in words."""
+        return f"{self.bits} bits in groups of {self.group_size}"
+
+
+def kept_name(repository: str, quantize: Quantize | None) -> str:
+    """The name under which Macs keep a model."""
+    if quantize is None:
+        return repository
+    suffix = f"_{quantize.bits}bit_g{quantize.group_size}"
+    owner, slash, name = repository.rpartition("/")
+    if len(name) + len(suffix) > MAX_NAME:
+        suffix = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}{suffix}"
+        name = name[: MAX_NAME - len(suffix)]
+    return f"{owner}{slash}{name}{suffix}"
+
+
+def conversion_id(manifest: str, quantize: Quantize) -> str:
+    """What names a conversion while its result is not known. ``manifest``: digest of the repository's files."""
+    return hashlib.sha256(f"{manifest} {quantize.bits} {quantize.group_size}".encode()).hexdigest()

@@ -1,0 +1,112 @@
+"""The rounds of a ModelCache whose repository is quantized, until the result is known. Pure.
+
+One pod on one Mac does everything, and leaves the files for the agent there. A pod that was ended is made again on the same
+Mac, where it continues; on another one only if the disk is too small, or if the Mac does not start it.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from thunderfleet_crds.fetching import FetchResult
+from thunderfleet_crds.modelcache import ModelCache, QuantizedFrom
+from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import CopyPhase
+from thunderfleet_lib.timestamps import age_seconds
+
+from thunderfleet_operator.decide.weights.uplink import download_order
+from thunderfleet_operator.observe.fetchpods import FetchPod, Task
+from thunderfleet_operator.observe.observed import ObservedCache
+from thunderfleet_operator.observe.weights import bytes_done, copy_phase
+
+LOST_SECONDS = 300.0
+"""Quantized files that no Mac has had for this long are made again."""
+RESERVE_BYTES = 2**30
+_ARRIVING = (CopyPhase.COPYING, CopyPhase.CHECKING, CopyPhase.COMPLETE)
+
+
+def source_of(found: FetchResult) -> QuantizedFrom | None:
+    """What is to be quantized, from the result of the pod that resolves; None if it does not say it."""
+    if found.commit is None or found.manifest is None or not found.quantized_bytes:
+        return None
+    return QuantizedFrom(commit=found.commit, manifest=found.manifest, bytes=found.bytes, quantized_bytes=found.quantized_bytes)
+
+
+def arguments(cache: ModelCache, source: QuantizedFrom) -> tuple[str, ...]:
+    """The arguments of the pod that quantizes."""
+    what = ("--repository", cache.spec.repository, "--commit", source.commit, "--manifest", source.manifest)
+    return (*what, *how(cache))
+
+
+def how(cache: ModelCache) -> tuple[str, ...]:
+    """The arguments that say how; empty if nothing is quantized."""
+    wanted = cache.spec.quantize
+    return () if wanted is None else ("--bits", str(wanted.bits), "--group-size", str(wanted.group_size))
+
+
+def needed_bytes(source: QuantizedFrom) -> int:
+    """Disk that the pod needs."""
+    return source.bytes + source.quantized_bytes + RESERVE_BYTES
+
+
+def mine(cache: ModelCache, pods: Sequence[FetchPod]) -> list[FetchPod]:
+    """The pods that quantize what the spec asks for."""
+    source = cache.status.quantized_from
+    wanted = arguments(cache, source) if source is not None else ()
+    return [pod for pod in pods if pod.task is Task.QUANTIZE and pod.arguments == wanted and not pod.terminating]
+
+
+def choose(observed: ObservedCache, source: QuantizedFrom, usable: Sequence[str]) -> str | None:
+    """The Mac for the next pod; None if none has room.
+
+    The Mac of the last pod continues. Otherwise it is one that has the repository, then the one with the fastest connection.
+    """
+    download = observed.cache.status.download
+    moves = download is not None and download.node == source.node and download.reason == Reason.DISK_FULL
+    if source.node in usable and not moves:
+        return source.node
+    avoided = source.node if moves else None
+    able = [name for name in usable if name != avoided and _room(observed.profiles.get(name), source)]
+    return min(able, key=lambda name: download_order(name, observed.profiles.get(name), source.manifest), default=None)
+
+
+def _room(profile: NodeProfile | None, source: QuantizedFrom) -> bool:
+    store = profile.status.store if profile is not None else None
+    if store is None or store.problem:
+        return False
+    return store.free_bytes + bytes_done(profile, source.manifest) >= needed_bytes(source)
+
+
+def keeper(observed: ObservedCache, complete: Sequence[str]) -> str | None:
+    """The Mac that quantized the model, as long as none of the others that are to have it is in ``complete``."""
+    source = observed.cache.status.quantized_from
+    if source is None or source.node not in observed.nodes or any(name != source.node for name in complete):
+        return None
+    return source.node
+
+
+def lost_since(observed: ObservedCache, *, given: bool) -> datetime | None:
+    """Since when no Mac that is Ready has the files. ``given``: whether Macs other than the one that made them have them."""
+    source = observed.cache.status.quantized_from
+    if source is None or given:
+        return None
+    node, profile = observed.nodes.get(source.node or ""), observed.profiles.get(source.node or "")
+    digest = observed.cache.status.manifest
+    arriving = copy_phase(profile, digest) in _ARRIVING or bytes_done(profile, digest) > 0
+    return None if node is not None and node.ready and arriving else source.lost_since or observed.now
+
+
+def is_lost(source: QuantizedFrom, now: datetime) -> bool:
+    """Whether the files are to be made again."""
+    return source.lost_since is not None and age_seconds(source.lost_since, now) >= LOST_SECONDS
+
+
+def no_room(observed: ObservedCache, source: QuantizedFrom, retry_seconds: float) -> dict[str, object]:
+    """The fields of ``status.download`` if no Mac has room."""
+    size = needed_bytes(source)
+    message = (
+        f"no Mac that is Ready has {size} bytes free in its model store, for the repository and the quantized files; free disk "
+        "space on a Mac"
+    )
+    until = observed.now + timedelta(seconds=retry_seconds)
+    return {"reason": Reason.NO_MAC_TO_FETCH, "message": message, "next_time": until}

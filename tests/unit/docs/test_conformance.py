@@ -1,0 +1,56 @@
+"""The table of node conformance: the names are those of Kubernetes, and the tests that it names exist."""
+
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from thunderfleet_controlplane.assets import KUBERNETES
+
+from tests.support.nodeconformance import names
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "conformance.md").read_text()
+RESULTS = ("same", "part", "not run", "not supported", "does not apply")
+
+
+def rows() -> list[list[str]]:
+    """The rows of the second table."""
+    lines = PAGE.split("| test of Kubernetes |")[1].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+
+
+def test_each_row_has_a_known_result_and_what_it_is_based_on() -> None:
+    for name, result, basis in rows():
+        assert result in RESULTS, name
+        if result in ("same", "part"):
+            assert re.search(r"`test_\w+`", basis), name
+        if result in ("not supported", "does not apply"):
+            assert len(basis) > 10, name
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    sources = [*(ROOT / "tests/unit/kubelet").glob("*.py"), *(ROOT / "tests/e2e").glob("*.py")]
+    known = set(re.findall(r"def (test_\w+)\(", "\n".join(file.read_text() for file in sources)))
+    named = {name for _, _, basis in rows() for name in re.findall(r"`(test_\w+)`", basis)}
+    assert len(named) > 30 and named <= known
+
+
+def test_the_counts_are_those_of_the_rows() -> None:
+    counted = Counter(result for _, result, _ in rows())
+    said = {kind: int(number) for kind, number in re.findall(r"^\| ([a-z ]+) \| [^|]+ \| (\d+) \|$", PAGE, re.MULTILINE)}
+    assert said == counted
+
+
+def test_the_names_are_those_of_the_version_that_is_built() -> None:
+    assert f"Kubernetes {KUBERNETES})" in PAGE
+    cache = (
+        os.environ.get("GOMODCACHE")
+        or subprocess.run(["go", "env", "GOMODCACHE"], capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    )
+    folder = Path(cache) / f"k8s.io/kubernetes@{KUBERNETES}" / "test/e2e/common/node"
+    if not folder.is_dir():
+        pytest.skip("the sources of Kubernetes are not in the cache of Go")
+    assert [name.replace("\\*", "*") for name, _, _ in rows()] == names(folder)
