@@ -8,6 +8,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from thunderfleet_lib.logtext import readable
+
 TAIL_BYTES = 16384
 TAIL_COLUMNS = 400
 
@@ -73,7 +75,7 @@ def _flatten(name: str, root: int, device: int, unique: Iterator[str], path: Pat
 
 
 def tail(path: Path, lines: int = 12) -> str:
-    """The last lines of a file, indented; empty if it cannot be read."""
+    """The last lines of a file, indented, those of JSON as text; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -81,4 +83,5 @@ def tail(path: Path, lines: int = 12) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join("    " + line[:TAIL_COLUMNS] for line in text.splitlines()[-lines:])
+    shown = [shown for line in text.splitlines()[-lines:] for shown in readable(line).splitlines()]
+    return "\n".join("    " + line[:TAIL_COLUMNS] for line in shown[-lines:])

@@ -202,16 +202,17 @@ def test_an_image_of_cncf_distribution(fleet: Fleet) -> None:
 @pytest.mark.soak
 def test_helm_upgrade_with_a_new_tag_rolls_the_agents(fleet: Fleet) -> None:
     """The image has scripts over the installation's Python; no command is run on the Mac."""
-    agent = shlex.quote(str(fleet.cluster.image_folder / "bin" / "thunderfleet-agent"))
+    programs = shlex.quote(str(fleet.cluster.image_folder / "bin"))
     for tag in ("old", "new"):
-        start = script("bin/thunderfleet-agent", f'echo agent of image {tag}; exec {agent} "$@"')
+        start = script("bin/thunderfleet-agent", f'echo agent of image {tag}; exec {programs}/thunderfleet-agent "$@"')
         fleet.registry.simple("thunderfleet", tag, start)
     fleet.publish()
     chart = Path(__file__).parents[2] / "charts" / "thunderfleet"
     # Only this Mac has the registry on its loopback, and the operator has no place to run.
     fleet.cluster.kubectl("cordon", "disk-mac")
     names = ("-n", "thunderfleet-system")
-    words = ("--set", f"image.repository={HOST}/thunderfleet", "--set", "agent.measure.enabled=false")
+    usual = ("hub.enabled=false", "agent.measure.enabled=false", f"agent.modelFolders={{{fleet.cluster.models}}}")
+    words = ("--set", ",".join((f"image.repository={HOST}/thunderfleet", *usual)))
 
     def agents() -> list[tuple[str, str, str]]:
         items = json.loads(fleet.cluster.kubectl("get", "pods", *names, "-o", "json").stdout)["items"]

@@ -4,6 +4,7 @@ Prometheus is the real program, with the rights of a service account, and finds 
 """
 
 import base64
+import contextlib
 import json
 import re
 import shlex
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from thunderfleet_controlplane.assets import MONITORING
+from thunderfleet_crds.names import ANNOTATION_BACKUP
+from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 from thunderfleet_localcluster.programs import find_programs
 
 from tests.support.line import PROMETHEUS_PORT, Deployment, Line
@@ -168,12 +171,18 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with started(line, programs, rules, tmp_path_factory.mktemp("prometheus"), PROMETHEUS_PORT) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def started(line: Line, programs: Path, rules: Path, folder: Path, port: int) -> Iterator[Prometheus]:
+    """A Prometheus on a Linux machine of the fleet."""
     machine = next(entry for entry in line.cluster.machines.values() if entry.kind == "linux")
     line.kubectl("apply", "-f", "-", text=RIGHTS)
     token = line.kubectl("create", "token", "prometheus", "-n", "default", "--duration=1h").strip()
     info = line.json("get", "configmap", "cluster-info", "-n", "kube-public")["data"]["kubeconfig"]
     cluster = yaml.safe_load(info)["clusters"][0]["cluster"]
-    folder = tmp_path_factory.mktemp("prometheus")
     (folder / "token").write_text(token)
     (folder / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
     configuration = folder / "prometheus.yaml"
@@ -181,12 +190,12 @@ def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest
     promtool(programs, "check", "config", str(configuration))
     command = [
         *(str(programs / "prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"),
-        *(f"--web.listen-address={machine.address}:{PROMETHEUS_PORT}", "--log.level=warn"),
+        *(f"--web.listen-address={machine.address}:{port}", "--log.level=warn"),
     ]
     log, pid = folder / "log", folder / "pid"
     started = machine.run(["sh", "-c", f"{shlex.join(command)} >{log} 2>&1 & echo $! >{pid}"])
     assert started.returncode == 0, started.stderr
-    found = Prometheus(line, f"http://{machine.address}:{PROMETHEUS_PORT}")
+    found = Prometheus(line, f"http://{machine.address}:{port}")
     try:
         until(found.answers, "Prometheus answers", describe=lambda: log.read_text())
         yield found
@@ -284,3 +293,63 @@ def test_nothing_alarms_on_a_healthy_fleet(pair: Deployment, prometheus: Prometh
     found = until(evaluated, "every rule has been evaluated", describe=lambda: str(prometheus.get("rules")))
     assert len(found) > 4
     assert [name for name, rule in found.items() if rule["state"] == "firing"] == []
+
+
+@pytest.mark.soak
+def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Path, tmp_path: Path) -> None:
+    """Without the minutes that a fault must last; promtool tests those."""
+    values = ["--set", "alerts.enabled=true,alerts.groupNotReadyMinutes=1", "-s", "templates/alerts.yaml"]
+    spec = yaml.safe_load(line.cluster.helm("template", "x", str(CHART), *values).stdout)["spec"]
+    for rule in spec["groups"][0]["rules"]:
+        rule.pop("for", None)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump(spec))
+    first, second, small = "studio-1", "studio-2", "mini-1"
+    machines, cable = line.cluster.machines, f"{first}.tb1--{second}.tb1"
+    label = f"{CONTROL_PLANE_LABEL}="
+    with started(line, programs, rules, tmp_path, PROMETHEUS_PORT + 1) as prometheus, contextlib.ExitStack() as stack:
+
+        def firing() -> set[tuple[str, str]]:
+            """Name of each alert that fires, and what it names."""
+            found = [one["labels"] for one in prometheus.get("alerts")["alerts"] if one["state"] == "firing"]
+            about = ("name", "node", "program", "kind")
+            return {(one["alertname"], next((one[key] for key in about if key in one), "")) for one in found}
+
+        def missing(*wanted: tuple[str, str]) -> list[tuple[str, str]]:
+            seen.update(firing())
+            return [one for one in wanted if (f"Thunderfleet{one[0]}", one[1]) not in seen]
+
+        seen: set[tuple[str, str]] = set()
+        macs = len([machine for machine in machines.values() if machine.kind == "mac"])
+        ready = f"count(thunderfleet_agent_info) == {macs} and count(thunderfleet_mac_ready) == {macs}"
+        until(lambda: prometheus.value(ready), "operator and agents are scraped", SCRAPE_SECONDS)
+        huge = line.deploy("huge", nodes={"min": 9})
+        stack.callback(line.forget, huge)
+        machines[small].off()
+        stack.callback(machines[small].on)
+        line.cluster.cable("pull", f"{first}:1")
+        stack.callback(line.cluster.cable, "plug", f"{first}:1")
+        line.cluster.rdma("hang", second)
+        line.kubectl("label", "node", first, label)
+        stack.callback(line.kubectl, "label", "node", first, f"{CONTROL_PLANE_LABEL}-")
+        line.kubectl("annotate", "node", first, f"{ANNOTATION_BACKUP}=2020-01-01T00:00:00Z")
+        stack.callback(line.kubectl, "annotate", "node", first, f"{ANNOTATION_BACKUP}-")
+        expected = (
+            ("MacNotReady", small),
+            ("TargetDown", "agent"),
+            ("CableDown", cable),
+            ("RDMAHung", second),
+            ("BackupTooOld", ""),
+            ("ModelDeploymentUnplaceable", huge.name),
+            ("ModelDeploymentNotReady", huge.name),
+        )
+        until(lambda: not missing(*expected), "all alerts fire", 240, describe=lambda: f"{missing(*expected)} of {firing()}")
+        line.kubectl("scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=0")
+        stack.callback(line.kubectl, "scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=2")
+        leader = ("OperatorWithoutLeader", "")
+        until(lambda: not missing(leader), "the alert about the leader fires", 60, describe=lambda: str(firing()))
+        stack.close()
+        machines[second].off()
+        machines[second].on()
+        names = {f"Thunderfleet{name}" for name, _ in (*expected, leader)}
+        until(lambda: not names & {name for name, _ in firing()}, "all alerts end", 300, describe=lambda: str(firing()))

@@ -129,3 +129,5 @@ def test_the_last_lines_of_a_file(tmp_path: Path) -> None:
     assert tail(path, 2) == "    line 28 \ufffd\n    line 29 \ufffd"
     path.write_text("y" * 1000)
     assert len(tail(path)) == 4 + trees.TAIL_COLUMNS
+    path.write_text('{"time": "x", "level": "error", "message": "it fails", "node": "a"}\n')
+    assert tail(path) == "    ERROR it fails"
