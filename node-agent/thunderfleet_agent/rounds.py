@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
-from thunderfleet_crds.names import end_label
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Json, Reflector
@@ -38,7 +37,7 @@ from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.sensors import SensorReader
 from thunderfleet_agent.peers.dial_plan import listen_addresses
 from thunderfleet_agent.peers.dial_rounds import DialRounds
-from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
+from thunderfleet_agent.publish.publisher import PROFILES, Publisher
 from thunderfleet_agent.weights.keeper import Keeper
 
 log = logging.getLogger(__name__)
@@ -51,12 +50,10 @@ FIRST_ROUND_SECONDS = 15.0
 CARRIER_SECONDS = 2.0
 # Changes within this time are written together.
 SETTLE_SECONDS = 0.5
-# The API server is read again after this time, sooner after a change: peers may have appeared.
+# The API server is read again after this time, sooner after a change: objects may have been deleted, peers may have appeared.
 LOOK_SECONDS = 60.0
 FIRST_LOOK_SECONDS = 2.0
 RETRY = Backoff(1.0, 15.0)
-# Wait before the agent publishes again what somebody has removed from its links so many times in a row.
-MISSED = Backoff(SETTLE_SECONDS, 15.0, factor=1.5)
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,6 @@ class Rounds:
         self._departed: frozenset[str] = frozenset()
         self._looked: float | None = None
         self._lost = False
-        self._missed = False
-        """Whether somebody has removed something from this Mac's links since the API server was last read."""
         self._address_due = math.inf
         """When to look for this Mac's new address (monotonic)."""
         self._look_after = FIRST_LOOK_SECONDS
@@ -165,7 +160,6 @@ class Rounds:
             if self.copies is not None:
                 rounds.create_task(self.copies.run())
             rounds.create_task(self._publish_for_ever())
-            rounds.create_task(self._watch_links())
             if self.sensors is not None:
                 rounds.create_task(self.sensors.run())
             if self._dial_rounds is not None:
@@ -263,25 +257,6 @@ class Rounds:
             tasks.create_task(own.run())
             tasks.create_task(prober.run())
 
-    async def _watch_links(self) -> None:
-        """Publishes at once what somebody has removed from this Mac's links: groups and the planner read them."""
-        seen = asyncio.Event()
-        links = Reflector(self._publisher.kube, LINKS, {"labelSelector": end_label(self._settings.node)}, lambda _: seen.set())
-        times, last = 0, -math.inf
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(links.run())
-            while True:
-                await seen.wait()
-                if time.monotonic() - last > LOOK_SECONDS:
-                    times = 0
-                # The answers to this agent's own writes arrive meanwhile. Longer if somebody removes the same again and again.
-                await asyncio.sleep(MISSED.seconds(times + 1))
-                seen.clear()
-                if self._publisher.misses(links.items):
-                    times, last = times + 1, time.monotonic()
-                    self._missed = True
-                    self._changed.set()
-
     def publish_soon(self) -> None:
         """Starts a publishing round."""
         self._changed.set()
@@ -359,8 +334,7 @@ class Rounds:
     async def publish(self) -> None:
         """One publishing round: the profile, then the links. Raises ApiError."""
         self._damper.see(self._collector.facts, time.monotonic())
-        looking = self._looked is None or self._missed or time.monotonic() >= self._due()
-        self._missed = False
+        looking = self._looked is None or time.monotonic() >= self._due()
         lost = self._lost_address()
         if looking or lost:
             await self._publisher.look()

@@ -20,6 +20,7 @@ weightmac   what runs on a Mac for these
 discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade
+kubelet     pods of one kubelet: start, many at once, cost, logs, without a cluster
 measure     what probes find and cost
 routing     what the router costs and what its balancing is worth
 waking      wake from zero, and a router before real ranks

@@ -15,6 +15,7 @@ from tests.bench import (
     formation,
     images,
     installing,
+    kubelet,
     masks,
     measure,
     memory,
@@ -234,6 +235,14 @@ def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
         raise BenchFailed(f"the other side cannot be run: {error}; make install") from error
 
 
+def podding(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """One kubelet's pods, which need no cluster."""
+    try:
+        return kubelet.figures(repeats, say)
+    except kubelet.PodsFailed as error:
+        raise BenchFailed(str(error)) from error
+
+
 ALL = (
     Benchmark("up", "seconds of `thunderfleet local up`", up),
     Benchmark("first-token", "apply to the first token, against mlx.launch", first_token),
@@ -245,6 +254,7 @@ ALL = (
     Benchmark("cables", "a pulled cable: named, served elsewhere, back; a frozen supervisor to Ready", cables.cables),
     Benchmark("formation", "groups that form with a late rank, and come back from a death, without a cluster", formation.run),
     Benchmark("proofs", "what checks add before the first token; false alarms in 200 starts; corruptions caught", proofs.run),
+    Benchmark("pods", "one kubelet's pods: start, 100 at once, what 50 cost, logs; without a cluster", podding),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark(
         "masks", "what a forced format costs on a rank, over 150,000 tokens", lambda line, repeats, say: masks.figures(say)

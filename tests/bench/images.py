@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ async def pull(root: Path, host: str) -> dict[str, float]:
     unpacked = 0.0
     plain = unpacking.unpack
 
-    async def timed(*arguments: Any) -> None:
+    async def timed(
+        layers: Sequence[tuple[Path, str, str]], target: Path, max_bytes: int, seconds: float = unpacking.UNPACK_SECONDS
+    ) -> None:
         nonlocal unpacked
         began = time.monotonic()
-        await plain(*arguments)
+        await plain(layers, target, max_bytes, seconds)
         unpacked += time.monotonic() - began
 
     async def room(need: int) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 PORT = 18090
 MESSAGE_BYTES = 64 * 1024
+AGENT_POLL_SECONDS = 0.1
+"""As often as the agent looks when there are few files (``keeper.LEAST_POLL_SECONDS``)."""
 CONNECT_SECONDS = 20.0
 
 
@@ -32,7 +34,7 @@ def download(root: str, repository: str) -> None:
     stop = threading.Event()
 
     def agent() -> None:
-        while not stop.wait(0.5):
+        while not stop.wait(AGENT_POLL_SECONDS):
             for one in store.missing(whole):
                 with contextlib.suppress(WrongBytes, Busy, FileNotFoundError):
                     store.adopt(repository, one, staging / one.blob)

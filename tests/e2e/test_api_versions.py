@@ -85,6 +85,7 @@ def without_version(item: Json) -> Json:
     return {**item, "apiVersion": "", "managedFields": fields}
 
 
+@pytest.mark.soak
 def test_objects_move_from_one_version_to_the_next(versions: Versions) -> None:
     versions.apply(crd(storage=OLD, versions=(OLD,)))
     until(lambda: versions.serves(OLD), "the first version is served")

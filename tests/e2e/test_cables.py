@@ -138,14 +138,24 @@ class TestOneGroup:
                 for one in found
             )
 
+        def edit(status: Json) -> None:
+            patch = json.dumps({"status": status})
+            line.kubectl("patch", "tbl", LINK, "--subresource=status", "--type=merge", "-p", patch)
+
         conditions = line.json("get", "tbl", LINK)["status"]["conditions"]
         wrong = [one | ({"status": "False", "reason": "Unplugged"} if one["type"] == "Connected" else {}) for one in conditions]
-        edits: tuple[Json, ...] = ({"conditions": wrong}, {"conditions": []}, {"endpoints": []}, {"endpoints": []})
         with line.api.watched(served.path) as seen:
-            for edit in edits:
-                patch = json.dumps({"status": edit})
-                line.kubectl("patch", "tbl", LINK, "--subresource=status", "--type=merge", "-p", patch)
+            for edited in (wrong, []):
+                edit({"conditions": edited})
                 until(reported, "the link says what its agents see")
+            edit({"endpoints": []})
+            # The agents look at their links once a minute.
+            without_ends = {"reason": "NoEnd"}.items()
+            until(
+                lambda: without_ends <= condition(line.json("get", "tbl", LINK), "Symmetric").items() or reported(),
+                "the operator has seen it",
+            )
+            assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
             uid = line.json("get", "tbl", LINK)["metadata"]["uid"]
             line.kubectl("delete", "tbl", LINK, "--wait=false")
             until(lambda: reported() and line.json("get", "tbl", LINK)["metadata"]["uid"] != uid, "the agents report it again")

@@ -286,6 +286,23 @@ def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac
         assert knock(first, address, "/metrics") in ("401", "403")
 
 
+def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
+    first, second = macs
+    (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
+    said = second.run(
+        second.python, "-c", WATCHED, line[-40:], second.program, "join", "-", "--config", second.config, text=line
+    )
+    assert "this Mac is Node studio-2 and is Ready" in said
+    assert "processes with the token: []" in said
+    assert first.node_ready("studio-2")
+    again = second.run(second.program, "join", line)
+    assert "joining" not in again and "is Ready" in again
+    assert "has joined the cluster with the CA" in second.run(second.program, "init", code=1)
+
+
+# From here to the test of the ports, the other Mac waits for its lost API server: about a minute.
+
+
 def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     before = mac.pids()
@@ -308,20 +325,6 @@ def test_secrets_are_encrypted_in_etcd(macs: tuple[Mac, Mac]) -> None:
     found = mac.run("sh", "-c", "grep -rlaE 'marker-of-a-secret' /var/lib/thunderfleet/control-plane/etcd | wc -l")
     assert int(found) == 0
     assert "bWFya2VyLW9mLWEtc2VjcmV0" in mac.kubectl("get", "secret", "hidden", "-o", "jsonpath={.data.a}")
-
-
-def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
-    first, second = macs
-    (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
-    said = second.run(
-        second.python, "-c", WATCHED, line[-40:], second.program, "join", "-", "--config", second.config, text=line
-    )
-    assert "this Mac is Node studio-2 and is Ready" in said
-    assert "processes with the token: []" in said
-    assert first.node_ready("studio-2")
-    again = second.run(second.program, "join", line)
-    assert "joining" not in again and "is Ready" in again
-    assert "has joined the cluster with the CA" in second.run(second.program, "init", code=1)
 
 
 def test_ports_go_back_into_their_bridge_when_the_api_server_is_lost(macs: tuple[Mac, Mac], only_route: Path) -> None:

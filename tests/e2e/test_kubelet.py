@@ -881,6 +881,8 @@ def test_what_metrics_server_reads_is_there_for_every_running_container(fleet: F
         statuses = [(pod["metadata"]["name"], one) for pod in pods for one in pod["status"].get("containerStatuses") or ()]
         return {(pod, one["name"]) for pod, one in statuses if "running" in one["state"]}
 
+    missing: set[tuple[str, str]] = set()
+
     def complete() -> bool:
         before, text = running(), fleet.kubectl("get", "--raw", f"{path}/metrics/resource").stdout
         summary = json.loads(fleet.kubectl("get", "--raw", f"{path}/stats/summary").stdout)
@@ -900,9 +902,11 @@ def test_what_metrics_server_reads_is_there_for_every_running_container(fleet: F
         }
         # Containers that have ended since then are in neither.
         stayed = before & running()
-        return len(stayed) > 3 and all(stayed <= found for found in (*figures, counted))
+        missing.clear()
+        missing.update(*(stayed - found for found in (*figures, counted)))
+        return len(stayed) > 3 and not missing
 
-    until(complete, "each running container has all figures")
+    until(complete, "each running container has all figures", describe=lambda: str(missing))
 
 
 def test_debug_says_why_it_cannot(fleet: Fleet) -> None:

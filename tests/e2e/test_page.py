@@ -58,7 +58,7 @@ class Client:
     def refused(self, path: str, **headers: str) -> int:
         """The status of a request that is refused."""
         with pytest.raises(urllib.error.HTTPError) as caught:
-            self.request(path, **headers)
+            self.request(path, None, **headers)
         caught.value.close()
         return caught.value.code
 

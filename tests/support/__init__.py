@@ -28,6 +28,8 @@ times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
 order        which worker runs which file, and in which order
 csr          certificate requests of kubelets
+distribution  CNCF distribution, built from its Go module and filled over its API
+go           the Go modules of programs that only tests need
 registry     an OCI registry that can lie, cut and slow down
 oci          an OCI image layout, read as a container runtime reads it
 audit        who wrote what to the API server, from its audit log

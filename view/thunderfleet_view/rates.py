@@ -68,7 +68,7 @@ def _rate(count: float, seconds: float) -> int:
     rate = int(min(8 * count / seconds, MOST))
     if rate < LEAST:
         return 0
-    unit = 10 ** (len(str(rate)) - 2)
+    unit = int(10 ** (len(str(rate)) - 2))
     return rate // unit * unit
 
 

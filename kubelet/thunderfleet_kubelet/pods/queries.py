@@ -17,6 +17,9 @@ from thunderfleet_kubelet.pods.worker import PodWorker
 from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_kubelet.shim import processes
 
+LEAST_CPU_SECONDS = 0.001
+"""What a container has used at least once it runs. ps and /proc count hundredths, and metrics-server skips the whole pod of a
+container without CPU time."""
 DIAL_SECONDS = 10.0
 DIAL_BYTES = 32 * 1024
 """Bytes that are read ahead from a forwarded connection."""
@@ -129,6 +132,7 @@ class PodQueries:
         for marker, (worker, name, attempt) in running.items():
             namespace, _, pod = worker.key.partition("/")
             cpu, memory = sums.get(marker, (0.0, 0))
+            cpu = max(cpu, LEAST_CPU_SECONDS)
             started = datetime.fromtimestamp(attempt.started_at or 0.0, UTC)
             spec = next((item for item in all_containers(worker.pod) if item["name"] == name), {})
             more = {"uid": worker.uid, "image": str(spec.get("image") or ""), "id": attempt.container_id}

@@ -128,7 +128,8 @@ class Console:
         return False
 
     def _type(self) -> None:
-        """Types input into the terminal."""
+        """Types input into the terminal, which first gets the size that the kubelet has written before the input."""
+        self._resize()
         try:
             self.rest += os.read(self.pipe, INPUT_BYTES)
         except OSError:

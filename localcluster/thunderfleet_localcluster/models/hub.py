@@ -33,8 +33,9 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@functools.lru_cache(64)
 def git_sha1(data: bytes) -> str:
-    """The hash of a small file."""
+    """The hash of a file in git. A hub has computed it before anyone asks."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 

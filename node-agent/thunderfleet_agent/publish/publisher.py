@@ -66,12 +66,6 @@ class Applied:
     def forget(self) -> None:
         self.uid = self.main = self.status = None
 
-    def differs(self, actual: Json | None) -> bool:
-        """Whether ``compare`` would forget something."""
-        known = Applied(self.uid, self.main, self.status)
-        known.compare(actual)
-        return known != self
-
     def compare(self, actual: Json | None) -> None:
         """Forgets what the API server no longer has."""
         if actual is None or (self.uid is not None and actual["metadata"].get("uid") != self.uid):
@@ -200,10 +194,6 @@ class Publisher:
         for name in [name for name in self._links if name not in wanted]:
             written += await self._withdraw(name)
         return written
-
-    def misses(self, links: Mapping[str, Json]) -> bool:
-        """Whether these links (by name) no longer have what was applied last."""
-        return any(applied.differs(links.get(name)) for name, applied in self._links.items())
 
     async def _withdraw(self, name: str) -> bool:
         """Applies a status without endpoints, which removes the entry of this Mac only. The operator deletes the link."""

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 CACHES = f"/apis/{API_VERSION}/{MODELCACHE_PLURAL}"
 POLL_SECONDS = 0.5
+LEAST_POLL_SECONDS = 0.1
+POLL_SHARE = 20
+"""While files arrive, rounds take at most the 20th part of the time, and follow each other at most this fast."""
 IDLE_SECONDS = 30.0
 REPORT_SECONDS = 5.0
 """Progress is published at most this often; a change of phase at once."""
@@ -113,7 +116,7 @@ class Keeper:
         await self._caches.synced.wait()
         while True:
             self._wake.clear()
-            busy = True
+            busy, began = True, time.monotonic()
             try:
                 busy = await self._round()
             except OSError as error:
@@ -123,7 +126,8 @@ class Keeper:
             except Exception:
                 log.exception("a round of the model store failed")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS if busy else IDLE_SECONDS):
+                pause = min(POLL_SECONDS, max(LEAST_POLL_SECONDS, POLL_SHARE * (time.monotonic() - began)))
+                async with asyncio.timeout(pause if busy else IDLE_SECONDS):
                     await self._wake.wait()
 
     def _models(self) -> list[ModelCache]:

@@ -126,7 +126,7 @@ def _seen_in_profiles(link: ThunderboltLink, profiles: Profiles, ready: frozense
     """Whether the profile of a Mac says that its end sees the other one.
 
     An agent publishes that a cable was pulled in its profile before it takes its end out of the link. So while a profile
-    says otherwise, an end that is not in the link was removed by somebody else, and its agent is about to report it again.
+    says otherwise, an end that is not in the link was removed by somebody else. Its agent reports it again within a minute.
     """
     if not ready.issuperset(link_ends(link)):
         return False

@@ -67,7 +67,7 @@ class Page:
             ("/api/feed", self._changes),
             ("/api/details", self._details),
         ):
-            app.router.add_get(path, self._guarded(handler))
+            app.router.add_get(path, self._guarded(handler), allow_head=False)
 
     async def close(self) -> None:
         """Ends the watch."""
@@ -142,7 +142,7 @@ class Page:
         who = await self._who(request)
         if isinstance(who, web.Response):
             # While the API server does not answer, what it said last counts.
-            return who.status in (429, 503)
+            return who.status == 503
         return (who is None) is viewer
 
     async def _fleet(self, request: web.Request) -> web.StreamResponse:

@@ -35,6 +35,9 @@ AT_ONCE = 4
 RESERVE_BYTES = 512 * 2**20
 """Disk that a download leaves free."""
 POLL_SECONDS = 0.5
+LEAST_POLL_SECONDS = 0.05
+POLL_SHARE = 20
+"""A look at the files takes at most the 20th part of the time."""
 TAKE_OVER_SECONDS = 900.0
 """How long the agent may take for the last files: hashing 100 GB takes minutes."""
 MANIFEST = "manifest.json"
@@ -146,6 +149,13 @@ class Download:
             for job in done:
                 job.result()
             self._drop_taken()
+            self._flush()
+
+    def _flush(self) -> None:
+        """Writes to disk what has arrived, so that the agent does not wait for it when a file is complete."""
+        for path in self._staging.glob(f"*{INCOMPLETE}"):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def _fetch(self, entry: FileEntry) -> None:
         if self._stop.is_set():
@@ -200,6 +210,7 @@ class Download:
     def _wait_for_agent(self) -> None:
         deadline = time.monotonic() + TAKE_OVER_SECONDS
         while missing := self._store.missing(self._manifest):
+            began = time.monotonic()
             for entry in missing:
                 self._check_taken(entry)
             if time.monotonic() > deadline:
@@ -208,7 +219,8 @@ class Download:
                     f"the agent of this Mac has not taken {len(missing)} files over in {TAKE_OVER_SECONDS:.0f} s; see its log",
                 )
             self._drop_taken()
-            self._stop.wait(POLL_SECONDS)
+            # Often for a few files, so that the end is seen at once; less often for thousands.
+            self._stop.wait(min(POLL_SECONDS, max(LEAST_POLL_SECONDS, POLL_SHARE * (time.monotonic() - began))))
         self._drop_taken()
 
     def _check_taken(self, entry: FileEntry) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import itertools
 import json
 import shlex
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -354,32 +353,6 @@ class FakeKube(Kube):
             if endpoints:
                 found["status"]["endpoints"] = endpoints
         return found
-
-    async def watch(
-        self, path: str, resource_version: str, *, opened: Callable[[], None] | None = None, **query: object
-    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """What differs from one look to the next; the first one shows everything."""
-        known: dict[str, dict[str, Any]] = {}
-        while True:
-            if self.away:
-                raise ApiError(0, "Unreachable", f"GET {path}: cannot reach the API server")
-            found = {item["metadata"]["name"]: copy.deepcopy(item) for item in self._get(path, query)["items"]}
-            for name in known.keys() - found.keys():
-                yield "DELETED", known[name]
-            for name, item in found.items():
-                if known.get(name) != item:
-                    yield "MODIFIED", item
-            known = found
-            await asyncio.sleep(0.005)
-
-    def edit_behind_the_back(self, path: str, **status: Any) -> None:
-        """Another client replaces fields of the status."""
-        found = self.objects[path]
-        found["status"] = {**found["status"], **status}
-        found["metadata"]["resourceVersion"] = str(next(self._versions))
-        for whole in self._applied[path].values():
-            part = whole.get("status", {})
-            part.update({key: value for key, value in status.items() if key in part})
 
     def delete_behind_the_back(self, path: str) -> None:
         """Another client deletes the object."""

@@ -99,28 +99,6 @@ async def test_what_was_deleted_comes_back_at_the_next_look(path: str, kube: Any
     assert kube.objects[path]["status"]
 
 
-async def test_which_links_no_longer_have_what_was_applied(kube: Any, publisher: Publisher, shapes: Any) -> None:
-    def misses() -> bool:
-        return publisher.misses({LINK.rpartition("/")[2]: kube.objects[LINK]} if LINK in kube.objects else {})
-
-    await publisher.look()
-    await publisher.apply_profile(made(shapes))
-    assert not misses()
-    await publisher.apply_links(ends(made(shapes), shapes))
-    assert not misses()
-    kube.edit_behind_the_back(LINK, rdma="Usable")
-    assert not misses(), "additions of others are theirs"
-    kube.edit_behind_the_back(LINK, endpoints=[])
-    assert misses() and misses(), "until it was read and applied again"
-    await publisher.look()
-    await publisher.apply_links(ends(made(shapes), shapes))
-    assert not misses()
-    kube.delete_behind_the_back(LINK)
-    assert misses()
-    await publisher.apply_links([])
-    assert not misses(), "the cable was pulled"
-
-
 async def test_a_node_that_registered_again_owns_the_profile(kube: Any, publisher: Publisher, shapes: Any) -> None:
     await publisher.look()
     await publisher.apply_profile(made(shapes))

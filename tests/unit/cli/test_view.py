@@ -1,5 +1,7 @@
 """What shows a fleet and explains it: from objects to text, and what is said when a part may not be read."""
 
+import asyncio
+import fcntl
 import io
 import json
 import threading
@@ -16,12 +18,13 @@ import pytest
 import yaml
 from rich.console import Console
 from thunderfleet_cli.cli import main
-from thunderfleet_cli.view import cables, events, logs, status, top, topology
+from thunderfleet_cli.view import cables, events, logs, status, top, topology, ui
 from thunderfleet_cli.view import why as shown
 from thunderfleet_cli.view.page import Page
 from thunderfleet_cli.view.picture import why_unread
 from thunderfleet_cli.view.svg import svg
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_view import facts, why
 from thunderfleet_view.facts import Picture
 from thunderfleet_view.problems import mac_problem
@@ -461,3 +464,16 @@ def test_the_number_of_groups_is_that_of_autoscaling() -> None:
     assert facts.replicas({"spec": {**autoscaled["spec"], "suspend": True}, "status": autoscaled["status"]}) == 0
     assert facts.replicas({"spec": {"replicas": 2}, "status": autoscaled["status"]}) == 2
     assert facts.replicas({"spec": {"autoscaling": {}}}) == 1
+
+
+async def test_a_page_of_the_demo_ends_with_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui, "CLUSTER_SECONDS", 0.01)
+    folder = ClusterFolder(tmp_path)
+    with folder.lock.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ends = asyncio.create_task(ui._end_of(folder))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(ends)
+    async with asyncio.timeout(60):
+        await ends

@@ -45,8 +45,23 @@ ROUTES = "unit/router/test_decisions.py"
 COPIES = "unit/agent/test_copies.py"
 PAGE_SERVER = "unit/view/test_page_server.py"
 FORWARDED = "unit/kubelet/test_server_portforward.py"
+PULLED = "unit/kubelet/test_images_pull.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
+    # Images
+    "Images of registries ([images.md](images.md)) are verified": (
+        f"{PULLED}::test_other_content_than_the_digest_is_refused_and_forgotten",
+        "unit/kubelet/test_images_unpack.py::test_what_an_image_may_not_have",
+        "unit/kubelet/test_images_unpack.py::test_bytes_entries_and_ratio_are_bounded",
+    ),
+    "The files belong to the kubelet's user; all users of": (
+        "unit/kubelet/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
+    ),
+    "`imagePulls.registries` says which": (f"{PULLED}::test_only_allowed_registries_are_asked",),
+    "A pull secret is sent to its registry only": (
+        f"{PULLED}::test_credentials_are_sent_to_the_registry_and_to_nobody_else",
+        "unit/kubelet/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
+    ),
     # Routers
     "operator: reports of routers |": ("unit/operator/test_routers.py::test_only_routers_can_report",),
     "**With routers** (": ("unit/chart/test_router_objects.py::test_the_operator_gets_secrets_by_name_and_lists_none",),
@@ -57,6 +72,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Who may create ModelDeployments in a namespace can make": ADVICE,
     "router | `router.port`": (f"{ROUTED}::test_strangers_learn_nothing", f"{ROUTER}::test_its_certificate_is_read_again"),
     "**Routers** read ModelDeployments": (f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",),
+    "**Routers with the live page** (": (
+        "unit/chart/test_router_objects.py::test_the_page_adds_the_rights_to_read_the_fleet_and_to_review_tokens",
+    ),
+    "They ask only about tokens": ("unit/router/test_page.py::test_tokens_that_cannot_be_right_are_not_reviewed",),
     "They read no Secret with API keys": (
         f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",
         f"{ROUTES}::test_keys_need_the_routing_key_of_their_document",

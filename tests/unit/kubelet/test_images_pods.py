@@ -67,6 +67,14 @@ class Node:
         await self.world.until(lambda: state(self.world.api.pod(pod)["status"])["waiting"]["reason"] == reason)
         return str(state(self.world.api.pod(pod)["status"])["waiting"].get("message", ""))
 
+    async def asked_more_than(self, requests: int) -> None:
+        """The registry was asked again, and all pulls have ended."""
+        await self.world.until(lambda: len(self.registry.asked) > requests)
+        await self.world.until(lambda: all(one.task.done() for one in self.images._work.values()))
+
+    async def gone(self, pod: str) -> None:
+        await self.world.until(lambda: f"default/{pod}" not in self.world.api.pods())
+
     async def ended(self, pod: str) -> Json:
         """The status of the pod's only container when it has ended well."""
         status = await self.world.phase(pod, "Succeeded")
@@ -155,8 +163,7 @@ async def test_the_error_then_the_back_off_then_the_image(node: Node, monkeypatc
         await asyncio.sleep(0)
         assert len(node.registry.asked) == tries
         node.clock.now += 2
-        await node.world.until(lambda tries=tries: len(node.registry.asked) > tries)
-        await node.world.until(lambda tries=tries: not any(not one.task.done() for one in node.images._work.values()))
+        await node.asked_more_than(tries)
     node.registry.simple("app", "1", script("x", "echo x"), config={"Cmd": ["/x"]})
     node.clock.now += 300
     await node.ended("one")
@@ -265,7 +272,7 @@ async def test_unused_images_are_deleted_when_the_disk_is_full_and_used_ones_nev
     await node.ended("new")
     for pod in ("old", "new"):
         node.world.api.delete_pod(pod)
-        await node.world.until(lambda pod=pod: f"default/{pod}" not in node.world.api.pods())
+        await node.gone(pod)
     assert len(node.images.store.images) == 3
     monkeypatch.setattr(collector, "file_system", full_until_deleted(node, 0))
     freed = await node.images.collector.look()

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import select
+import termios
 from collections.abc import AsyncIterator
 
 import pytest
@@ -147,4 +149,22 @@ def test_names_of_clients_that_are_gone_or_too_many_are_deleted(
     made.look()
     assert len(made.clients) == 1 and list((folder / "attach").iterdir()) == []
     for fd in (*readers, *made.clients):
+        os.close(fd)
+
+
+def test_a_size_that_was_written_before_input_counts_for_that_input(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("attempt")
+    (folder / "attach").mkdir()
+    os.mkfifo(folder / "stdin")
+    made, poll = Console(str(folder), tty=True, stdin=True), select.poll()
+    inner = made.open(None, None)
+    poll.register(made.outer, select.POLLIN)
+    made.serve(poll)
+    (folder / "size").write_text("111 33")
+    writer = os.open(folder / "stdin", os.O_WRONLY | os.O_NONBLOCK)
+    os.write(writer, b"stty size\n")
+    # No signal has come yet.
+    assert made.handles(made.pipe)
+    assert termios.tcgetwinsize(inner) == (33, 111)
+    for fd in (writer, inner, made.outer, made.pipe):
         os.close(fd)

@@ -348,7 +348,7 @@ async def test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name(
         (
             {"containers": [{**sh("true"), "image": "elsewhere/x:1", "imagePullPolicy": "Never"}]},
             "ErrImageNeverPull",
-            "this kubelet does not pull images",
+            "is not configured",
         ),
         (
             {"containers": [sh("true", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}])]},

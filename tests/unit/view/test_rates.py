@@ -178,7 +178,7 @@ async def test_nobody_is_asked_while_nobody_looks(api: FleetApi, scene: Scene, m
 
     pauses: list[int] = []
     monkeypatch.setattr(scene.meter, "round", counted)
-    monkeypatch.setattr(meter.asyncio, "sleep", pause)
+    monkeypatch.setattr("thunderfleet_view.meter.asyncio.sleep", pause)
     with pytest.raises((StopAsyncIteration, RuntimeError)):
         await scene.meter.run()
     assert rounds == [1]

@@ -15,7 +15,7 @@ const MOVE_MS = 450;
 const FLOW_MS = 50;
 const MAX_FLOWS = 60;
 /** Between the areas of groups that share Macs: room for a title. */
-const NESTED = 34;
+const NESTED = 28;
 const MAX_NESTED = 4;
 /** Where on a cable its text may stand. */
 const SHARES = [0.5, 0.34, 0.66, 0.27, 0.73] as const;

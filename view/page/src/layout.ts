@@ -10,7 +10,7 @@ const CHAIN = 5;
 const TICKS = 160;
 /** Between parts: beside each other, and below, where the names of groups are. */
 const BESIDE = 84;
-const BELOW = 96;
+const BELOW = 104;
 
 export interface Point {
   x: number;
