@@ -6,7 +6,6 @@ opens it and deletes the name. ``size`` has the columns and rows of the terminal
 the shim look. A client that does not read its output loses the connection: it must not stop the container.
 """
 
-import contextlib
 import os
 import select
 
@@ -67,9 +66,11 @@ class Console:
             except OSError:
                 # Its kubelet has ended.
                 pass
-            # The kubelet, which has waited too long, may delete it too.
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 os.unlink(path)
+            except FileNotFoundError:
+                # The kubelet, which has waited too long, deletes it too.
+                continue
         if self.pipe >= 0 and not self.tty and os.path.exists(self.path("stdin.closed")):
             os.close(self.pipe)
             self.pipe = -1
