@@ -93,7 +93,8 @@ class Registry:
     """What the registry has, how it misbehaves, and what it was asked.
 
     ``users``: names and passwords; empty: everyone may read. ``bearer``: asks for tokens. ``cut``: each answer with a blob
-    breaks off after so many bytes. ``hold``: blobs wait until it is set. ``elsewhere``: where blobs are redirected to.
+    breaks off after so many bytes. ``shift``: how much later than it was asked for a rest begins. ``hold``: blobs wait until
+    it is set. ``elsewhere``: where blobs are redirected to.
     """
 
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -102,6 +103,7 @@ class Registry:
     bearer: bool = False
     cut: int = 0
     ranges: bool = True
+    shift: int = 0
     hold: asyncio.Event | None = None
     elsewhere: str = ""
     claims: dict[str, str] = field(default_factory=dict)
@@ -217,7 +219,7 @@ class Registry:
             return web.json_response({"errors": [{"code": "BLOB_UNKNOWN"}]}, status=404)
         offset, headers, status = 0, {}, 200
         if self.ranges and "Range" in request.headers:
-            offset, status = int(request.headers["Range"].removeprefix("bytes=").rstrip("-")), 206
+            offset, status = int(request.headers["Range"].removeprefix("bytes=").rstrip("-")) + self.shift, 206
             headers["Content-Range"] = f"bytes {offset}-{len(content) - 1}/{len(content)}"
         if self.hold is not None:
             await self.hold.wait()

@@ -59,6 +59,7 @@ class Collector:
     async def look(self) -> int:
         """Deletes what is too much. Returns the bytes that were deleted. Raises OSError."""
         await asyncio.to_thread(self._store.drop_partials)
+        await asyncio.to_thread(self._store.drop_staging)
         system = file_system(self._store.root)
         need = excess(system.capacity, system.available, self._settings.high_percent, self._settings.low_percent)
         if not need:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 from weakref import WeakValueDictionary
@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import aiohttp
 from thunderfleet_lib.backoff import Backoff
 
-from thunderfleet_kubelet.images.errors import PullError, Transient
+from thunderfleet_kubelet.images.errors import NotContinued, PullError, Transient
 from thunderfleet_kubelet.images.manifest import Blob
 from thunderfleet_kubelet.images.registry import Registry
 from thunderfleet_kubelet.images.requests import chunks
@@ -58,6 +58,23 @@ class Downloads:
         except OSError:
             return False
 
+    def missing_bytes(self, blob: Blob) -> int:
+        """How many bytes of the blob an earlier pull has not left here."""
+        return 0 if self.has(blob) else max(0, blob.size - _size(self._part(blob)))
+
+    def drop_damaged(self, blobs: Iterable[Blob]) -> int:
+        """Deletes files whose content is no longer that of their digest. Returns how many. Reads them whole. Raises OSError."""
+        found = 0
+        for blob in blobs:
+            file = self.file(blob)
+            if file.exists() and _hash(file).hexdigest() != file.name:
+                file.unlink(missing_ok=True)
+                found += 1
+        return found
+
+    def _part(self, blob: Blob) -> Path:
+        return self._partial / blob.digest.partition(":")[2]
+
     @property
     def busy(self) -> set[str]:
         """The digests of blobs that are being fetched."""
@@ -72,7 +89,7 @@ class Downloads:
         return self.file(blob)
 
     async def _fetch(self, registry: Registry, blob: Blob, progress: Progress) -> None:
-        part = self._partial / blob.digest.partition(":")[2]
+        part = self._part(blob)
         fruitless = 0
         for tries in range(1, MAX_TRIES + 1):
             before = _size(part)
@@ -91,7 +108,12 @@ class Downloads:
             os.unlink(part)
             offset = 0
         if offset < blob.size or not offset:
-            digest = await self._receive(registry, blob, part, offset, progress)
+            try:
+                digest = await self._receive(registry, blob, part, offset, progress)
+            except NotContinued:
+                os.unlink(part)
+                progress(-offset)
+                raise
         else:
             digest = await asyncio.to_thread(_hash, part)
         if digest.hexdigest() != blob.digest.partition(":")[2]:

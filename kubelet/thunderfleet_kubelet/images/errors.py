@@ -7,3 +7,7 @@ class PullError(Exception):
 
 class Transient(PullError):
     """The same request may succeed in a moment: the connection broke, or the registry is overloaded."""
+
+
+class NotContinued(Transient):
+    """The registry does not send the rest of a blob; the blob must be fetched from its beginning."""

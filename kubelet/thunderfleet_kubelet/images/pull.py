@@ -116,7 +116,7 @@ class Pull:
     async def _fetch(self, registry: Registry, image: Manifest) -> int:
         downloads = self._store.downloads
         missing = {layer.digest: layer for layer in image.layers if not downloads.has(layer)}
-        await self._need(sum(layer.size for layer in missing.values()))
+        await self._need(sum(downloads.missing_bytes(layer) for layer in missing.values()))
         progress, gate = Progress(image.size, self._report), asyncio.Semaphore(LAYERS_AT_ONCE)
 
         async def fetch(digest: str) -> None:
@@ -148,8 +148,17 @@ class Pull:
             (self._store.downloads.file(layer), manifest.COMPRESSIONS[layer.media], digest)
             for layer, digest in zip(image.layers, digests, strict=True)
         ]
-        with self._store.staging() as folder:
-            await unpacking.unpack(files, folder / "rootfs", self._settings.max_bytes)
+        async with self._store.staging() as folder:
+            try:
+                await unpacking.unpack(files, folder / "rootfs", self._settings.max_bytes, SPARE_BYTES)
+            except PullError as error:
+                # They were verified when they came, but a power failure can take what was not on the disk yet.
+                damaged = await asyncio.to_thread(self._store.downloads.drop_damaged, image.layers)
+                if damaged:
+                    raise PullError(
+                        f"{error}; damaged on the disk: {damaged} layers, which the next pull fetches again"
+                    ) from None
+                raise
             size = await asyncio.to_thread(_size, folder / "rootfs")
             return self._store.add(folder, key, size, config)
 

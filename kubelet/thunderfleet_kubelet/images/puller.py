@@ -70,6 +70,7 @@ class _Failures:
 @dataclass
 class _Work:
     number: int
+    name: str
     task: "asyncio.Task[None]"
     result: Pulled | None = None
 
@@ -159,12 +160,15 @@ class Images:
             raise ImageError("ErrImagePull", f"image {name!r} names no registry")
         uid, container, number = asker.key
         work = self._work.get((uid, container))
-        if work is not None and work.number == number and work.task.done():
+        if work is not None and (work.number, work.name) == (number, name):
+            if not work.task.done():
+                raise ImageError("ContainerCreating", "", ASK_SECONDS)
             self._work.pop((uid, container))
             if work.result is not None:
                 return self._image(name, reference, work.result.stored)
         elif work is not None:
-            raise ImageError("ContainerCreating", "", ASK_SECONDS)
+            # Of an earlier start, or the pod has another image now.
+            self._work.pop((uid, container)).task.cancel()
         stored = self.store.find(reference)
         if stored is not None and policy != ALWAYS and stored.is_open(reference.name, PUBLIC):
             asker.event("Normal", "Pulled", f"Container image {name!r} already present on machine")
@@ -173,7 +177,7 @@ class Images:
             raise ImageError("ErrImageNeverPull", f"Container image {name!r} is not present with pull policy of Never")
         self._check_failures(uid, name, asker)
         task = asyncio.create_task(self._run(name, reference, policy, asker))
-        self._work[(uid, container)] = _Work(number, task)
+        self._work[(uid, container)] = _Work(number, name, task)
         raise ImageError("ContainerCreating", "", ASK_SECONDS)
 
     def _check_failures(self, uid: str, name: str, asker: Asker) -> None:
@@ -212,7 +216,7 @@ class Images:
         else:
             self._failures.pop((uid, name), None)
             work = self._work.get((uid, container))
-            if work is not None:
+            if work is not None and work.task is asyncio.current_task():
                 work.result = result
             self._changed()
         finally:

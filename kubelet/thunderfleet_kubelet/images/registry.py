@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from thunderfleet_kubelet.images.errors import PullError, Transient
+from thunderfleet_kubelet.images.errors import NotContinued, PullError, Transient
 from thunderfleet_kubelet.images.manifest import ACCEPT, Blob
 from thunderfleet_kubelet.images.reference import Reference
 from thunderfleet_kubelet.images.requests import MAX_SMALL, SMALL_SECONDS, Requests, read, within
@@ -74,7 +74,7 @@ class Registry:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         async with self._requests.get(path, headers) as response:
             if response.status == 416 and offset:
-                raise Transient(f"{self._requests.origin.host} does not continue {blob.digest} at byte {offset}")
+                raise NotContinued(f"{self._requests.origin.host} does not continue {blob.digest} at byte {offset}")
             if response.status == 206 and offset:
                 yield Part(response, self._start(response, blob, offset))
                 return
@@ -84,7 +84,7 @@ class Registry:
     def _start(self, response: aiohttp.ClientResponse, blob: Blob, offset: int) -> int:
         match = _RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
         if match is None or int(match[1]) != offset or match[3] not in ("*", str(blob.size)):
-            raise PullError(f"{self._requests.origin.host} sends another range of {blob.digest} than it was asked for")
+            raise NotContinued(f"{self._requests.origin.host} sends another range of {blob.digest} than it was asked for")
         return offset
 
     async def _check(self, response: aiohttp.ClientResponse, what: str) -> None:

@@ -5,6 +5,7 @@ configuration; ``image.json``, a record of its names. A tree appears when it is 
 sent, which other images may share; ``partial`` those that are still coming; ``staging`` trees that are being unpacked.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -14,7 +15,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,12 @@ class Store:
         self.downloads = Downloads(self.blobs, self.partial)
         self._now = now
         self._reserved: Counter[str] = Counter()
+        self._in_work: set[str] = set()
+        """The names of the folders in ``staging`` that are being filled."""
         self.images: dict[str, Stored] = {}
 
     def open(self) -> None:
-        """Makes the folders, deletes what an earlier kubelet left half done, and reads the records. Raises OSError."""
+        """Makes the folders and reads the records. Raises OSError."""
         for folder, mode in (
             (self.root, 0o711),
             (self.trees, 0o711),
@@ -86,8 +89,6 @@ class Store:
         ):
             folder.mkdir(parents=True, exist_ok=True)
             os.chmod(folder, mode)
-        for left in self._staging.iterdir():
-            shutil.rmtree(left, ignore_errors=True)
         for tree in self.trees.iterdir():
             stored = _read(tree)
             if stored is None:
@@ -118,15 +119,24 @@ class Store:
         full = f"{name}@{digest}"
         return next((stored for stored in self.images.values() if full in stored.digests), None)
 
-    @contextlib.contextmanager
-    def staging(self) -> Iterator[Path]:
+    @contextlib.asynccontextmanager
+    async def staging(self) -> AsyncIterator[Path]:
         """A new folder for an image; what is left in it at the end is deleted. Raises OSError."""
         folder = self._staging / uuid.uuid4().hex
-        (folder / "rootfs").mkdir(parents=True)
+        self._in_work.add(folder.name)
         try:
+            (folder / "rootfs").mkdir(parents=True)
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._in_work.discard(folder.name)
+            # A million files take minutes.
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def drop_staging(self) -> None:
+        """Deletes what an earlier kubelet left half done. May take long."""
+        for left in self._staging.iterdir():
+            if left.name not in self._in_work:
+                shutil.rmtree(left, ignore_errors=True)
 
     def add(self, folder: Path, key: str, size: int, config: Json) -> Stored:
         """Takes a complete staging folder as the image ``key``, unless it is there. Raises OSError."""

@@ -12,6 +12,8 @@ import posixpath
 import shutil
 import sys
 import tarfile
+import threading
+import time
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,12 @@ WHITEOUT, OPAQUE, AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 MAX_ENTRIES = 1_000_000
 MAX_PATH, MAX_NAME, MAX_DEPTH = 4096, 255, 128
 MAX_TIME = 2**33
+MAX_GLOBAL = 64
+"""How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
+ROOM_STEP = 16 * 1024**2
+"""The free space is looked at after so many bytes."""
+PARENT_SECONDS = 1.0
+"""How often it is checked whether the kubelet lives."""
 SPECIAL = 0o6000
 """setuid and setgid."""
 EXECUTABLE = 0o111
@@ -31,9 +39,13 @@ EXECUTABLE = 0o111
 
 @dataclass
 class Tree:
-    """The folder that the layers fill. ``root``: absolute, without links."""
+    """The folder that the layers fill. ``root``: absolute, without links. ``spare``: bytes that stay free on its disk."""
 
     root: str
+    budget: Budget
+    spare: int = 0
+    unchecked: int = ROOM_STEP
+    """Bytes that were written since the free space was looked at."""
     names: dict[str, dict[str, str]] = field(default_factory=dict)
     """What is in each folder: names without case and composition, as APFS compares them, to the names in the archive."""
     fresh: set[str] = field(default_factory=set)
@@ -69,10 +81,30 @@ class Tree:
             return path
         if os.path.lexists(path):
             raise UnpackError(f"{part!r} is not a folder, and something is to be in it")
+        # It has no entry of its own, and links lead from one deep folder to another.
+        self.count()
+        if path.count("/") - self.root.count("/") > MAX_DEPTH:
+            raise UnpackError(f"{part!r} is more than {MAX_DEPTH} folders deep")
         os.mkdir(path, 0o755)
         self.names[path] = {}
         self.fresh.add(path)
         return path
+
+    def count(self) -> None:
+        """Counts something that is made. Raises UnpackError if it is too much."""
+        self.budget.entries -= 1
+        if self.budget.entries < 0:
+            raise UnpackError(f"the image has more than {MAX_ENTRIES} entries")
+
+    def write(self, size: int) -> None:
+        """Counts bytes that are about to be written. Raises UnpackError if the disk is too full for them."""
+        self.unchecked += size
+        if self.unchecked < ROOM_STEP:
+            return
+        self.unchecked = 0
+        disk = os.statvfs(self.root)
+        if disk.f_bavail * disk.f_frsize < self.spare + ROOM_STEP:
+            raise UnpackError("the disk is full")
 
     def claim(self, folder: str, name: str) -> str:
         """The path of ``name`` in ``folder``. Raises UnpackError if another name there is the same on a Mac's disk."""
@@ -109,28 +141,31 @@ class Tree:
                 raise UnpackError(f"{link[len(self.root) :]}: a link out of the image")
 
 
-def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget) -> None:
-    """Unpacks ``layers`` (file, compression, digest of the content), the lowest first. Raises UnpackError and OSError."""
-    tree = Tree(os.path.realpath(target))
+def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget, spare: int = 0) -> None:
+    """Unpacks ``layers`` (file, compression, digest of the content), the lowest first. Raises UnpackError and OSError.
+
+    ``spare``: bytes that stay free on the disk.
+    """
+    tree = Tree(os.path.realpath(target), budget, spare)
     for number, (file, compression, digest) in enumerate(layers):
         tree.fresh = set()
         tree.folders.clear()
         try:
-            _unpack_layer(tree, file, compression, digest, budget)
+            _unpack_layer(tree, file, compression, digest)
         except UnpackError as error:
             raise UnpackError(f"layer {number}: {error}") from None
     tree.check_links()
 
 
-def _unpack_layer(tree: Tree, file: Path, compression: str, digest: str, budget: Budget) -> None:
-    with Layer(file, compression, budget) as layer:
+def _unpack_layer(tree: Tree, file: Path, compression: str, digest: str) -> None:
+    with Layer(file, compression, tree.budget) as layer:
         layer.expect_header()
         with tarfile.TarFile(fileobj=cast(Any, layer), encoding="utf-8", errors="surrogateescape") as archive:
             while (member := archive.next()) is not None:
                 layer.expect_content()
-                budget.entries -= 1
-                if budget.entries < 0:
-                    raise UnpackError(f"the image has more than {MAX_ENTRIES} entries")
+                tree.count()
+                if len(archive.pax_headers) > MAX_GLOBAL:
+                    raise UnpackError(f"the archive has more than {MAX_GLOBAL} global headers")
                 _entry(tree, archive, member)
                 # The archive keeps every entry otherwise.
                 cast(Any, archive).members.clear()
@@ -157,7 +192,7 @@ def _entry(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo) -> Non
         tree.remove(path)
         tree.claim(folder, name)
     if member.isreg():
-        _write(archive, member, path)
+        _write(tree, archive, member, path)
     elif member.issym():
         _link(tree, folder, path, member)
     else:
@@ -215,7 +250,7 @@ def _make_folder(tree: Tree, folder: str, name: str) -> None:
     tree.fresh.add(path)
 
 
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+def _write(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
     source = archive.extractfile(member)
     if source is None:
         raise UnpackError(f"{member.name!r} has no content")
@@ -227,6 +262,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None
             block = source.read(min(left, MAX_READ // 4))
             if not block:
                 raise UnpackError(f"{member.name!r} breaks off")
+            tree.write(len(block))
             file.write(block)
             left -= len(block)
         file.flush()
@@ -282,6 +318,13 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent has ended: the next kubelet deletes what it writes."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os._exit(1)
+
+
 def main() -> int:
     """Reads what to do from the standard input, and writes what went wrong to the standard output."""
     os.umask(0o022)
@@ -289,7 +332,7 @@ def main() -> int:
     layers = [(Path(file), compression, digest) for file, compression, digest in order["layers"]]
     problem = ""
     try:
-        unpack(layers, Path(order["target"]), Budget(int(order["bytes"]), MAX_ENTRIES))
+        unpack(layers, Path(order["target"]), Budget(int(order["bytes"]), MAX_ENTRIES), int(order["spare"]))
         sync(order["target"])
     except UnpackError as error:
         problem = str(error)
@@ -303,4 +346,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     sys.exit(main())

@@ -15,12 +15,20 @@ MAX_ANSWER = 64 * 1024
 
 
 async def unpack(
-    layers: Sequence[tuple[Path, str, str]], target: Path, max_bytes: int, seconds: float = UNPACK_SECONDS
+    layers: Sequence[tuple[Path, str, str]], target: Path, max_bytes: int, spare: int = 0, seconds: float = UNPACK_SECONDS
 ) -> None:
-    """Unpacks ``layers`` (file, compression, digest of the content) into the empty folder ``target``. Raises PullError."""
-    order = {"layers": [(str(file), *rest) for file, *rest in layers], "target": str(target), "bytes": max_bytes}
+    """Unpacks ``layers`` (file, compression, digest of the content) into the empty folder ``target``.
+
+    ``spare``: bytes that stay free on the disk. Raises PullError.
+    """
+    order = {
+        "layers": [(str(file), *rest) for file, *rest in layers],
+        "target": str(target),
+        "bytes": max_bytes,
+        "spare": spare,
+    }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-m", "thunderfleet_kubelet.images.unpack"),
+        *(sys.executable, "-I", "-m", "thunderfleet_kubelet.images.unpack", str(os.getpid())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

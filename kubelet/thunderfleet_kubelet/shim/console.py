@@ -54,6 +54,7 @@ class Console:
     def look(self) -> None:
         """Takes what the kubelet has put into the folder."""
         self._resize()
+        self._drop_gone()
         for name in sorted(os.listdir(self.path("attach"))):
             path = os.path.join(self.path("attach"), name)
             try:
@@ -65,7 +66,11 @@ class Console:
             except OSError:
                 # Its kubelet has ended.
                 pass
-            os.unlink(path)
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                # The kubelet, which has waited too long, deletes it too.
+                continue
         if self.pipe >= 0 and not self.tty and os.path.exists(self.path("stdin.closed")):
             os.close(self.pipe)
             self.pipe = -1
@@ -84,6 +89,15 @@ class Console:
         import termios
 
         fcntl.ioctl(self.outer, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _drop_gone(self) -> None:
+        """Forgets clients that are gone: a write shows that too, but a quiet program writes nothing."""
+        gone = select.poll()
+        for fd in self.clients:
+            gone.register(fd, select.POLLOUT)
+        for fd, events in gone.poll(0):
+            if events & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+                self._drop(fd)
 
     def put(self, stream: str, data: bytes) -> None:
         """Gives output of the program to the clients."""
@@ -157,6 +171,8 @@ class Console:
         if fd == self.outer:
             self.outer = -1
             if self.pipe >= 0:
-                self.poll.unregister(self.pipe)
+                if not self.rest:
+                    # While input waits for the terminal, the pipe is not polled.
+                    self.poll.unregister(self.pipe)
                 os.close(self.pipe)
-                self.pipe = -1
+                self.pipe, self.rest = -1, b""

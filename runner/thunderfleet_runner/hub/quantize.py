@@ -201,6 +201,8 @@ class Quantization:
             return None
         manifest = read_manifest(self._staging / MANIFEST, (found.manifest or "") if found is not None else "")
         if found is None or manifest is None or any(self._place(manifest, entry) is None for entry in manifest.files):
+            # Some of its files may have left it: the rest is no whole model.
+            shutil.rmtree(self._staging / OUT, ignore_errors=True)
             (self._staging / RESULT).unlink()
             return None
         return found

@@ -1,6 +1,7 @@
 """Pods whose images come from a registry: real shims, real processes and real HTTP, and an API server in memory."""
 
 import asyncio
+import copy
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -229,6 +230,21 @@ async def test_a_pod_that_is_deleted_ends_its_pull(node: Node) -> None:
     node.registry.hold = None
     node.run("two", "app:1")
     await node.ended("two")
+
+
+async def test_a_pod_whose_image_is_changed_while_it_is_pulled_runs_the_new_one(node: Node) -> None:
+    node.registry.hold = asyncio.Event()
+    for tag in ("old", "new"):
+        node.registry.simple("app", tag, script("x", f"echo {tag}"), config={"Cmd": ["/x"]})
+    await node.world.boot()
+    node.run("one", "app:old")
+    await node.world.until(lambda: node.registry.paths("blobs"))
+    pod = copy.deepcopy(node.world.api.pod("one"))
+    pod["spec"]["containers"][0]["image"] = node.name("app:new")
+    node.world.api.put("/api/v1/namespaces/default/pods/one", pod)
+    node.registry.hold.set()
+    await node.ended("one")
+    assert await node.world.log("one") == "new\n"
 
 
 async def test_a_kubelet_that_ends_while_it_pulls_is_continued_by_the_next(node: Node) -> None:

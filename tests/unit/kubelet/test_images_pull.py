@@ -4,7 +4,9 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import ssl
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from thunderfleet_kubelet.images import download, pull, requests
+from thunderfleet_kubelet.images.collector import Collector
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.pull import Pull, Pulled
 from thunderfleet_kubelet.images.reference import parse
@@ -21,6 +24,7 @@ from thunderfleet_kubelet.images.secrets import Credential
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import Store
 from thunderfleet_kubelet.node.machine import here
+from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_lib.backoff import Backoff
 
 from tests.support.registry import Entry, Layer, Registry, basic, digest_of, script
@@ -121,6 +125,7 @@ async def test_a_store_is_read_again_and_what_was_half_done_is_deleted(machine: 
     (tmp_path / "images/trees" / ("0" * 64)).mkdir()
     store = Store(tmp_path / "images")
     store.open()
+    store.drop_staging()
     found = store.images[pulled.stored.key]
     assert (found.names, found.size, found.access) == (pulled.stored.names, pulled.stored.size, pulled.stored.access)
     assert list((tmp_path / "images/staging").iterdir()) == []
@@ -156,6 +161,74 @@ async def test_a_later_pull_continues_what_an_earlier_one_left(machine: Machine)
     registry.failing, registry.cut = lambda path: 0, 0
     await machine.pull(f"{registry.host}/app:1")
     assert registry.sent - sent < 600 * KIB
+
+
+async def leave_a_part(machine: Machine, registry: Registry) -> None:
+    """Most of the only layer of ``app:1``, which has 900 KiB."""
+    registry.simple("app", "1", random("data", 900 * KIB))
+    registry.cut = 800 * KIB
+    registry.failing = lambda path: 503 if registry.sent > 100 * KIB else 0
+    with pytest.raises(PullError, match="HTTP 503"):
+        await machine.pull(f"{registry.host}/app:1")
+    registry.failing, registry.cut = lambda path: 0, 0
+
+
+async def test_what_is_there_already_needs_no_room(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = await machine.registry()
+    await leave_a_part(machine, registry)
+    disk = FileSystem(pull.SPARE_BYTES + 300 * KIB, 10**12)
+    monkeypatch.setattr(pull, "file_system", lambda path: disk)
+    await machine.pull(f"{registry.host}/app:1")
+    assert machine.asked_for_room == []
+
+
+@pytest.mark.parametrize("fault", ["refuses", "sends another range"])
+async def test_a_registry_that_does_not_continue_a_layer_sends_it_again(machine: Machine, fault: str) -> None:
+    registry = await machine.registry()
+    await leave_a_part(machine, registry)
+    if fault == "refuses":
+        registry.failing = lambda path: 416 if "Range" in registry.asked[-1][1] else 0
+    else:
+        registry.shift = 1
+    pulled = await machine.pull(f"{registry.host}/app:1")
+    assert (machine.store.rootfs(pulled.stored) / "data").stat().st_size == 900 * KIB
+
+
+async def test_a_layer_that_was_damaged_on_the_disk_is_fetched_again(machine: Machine) -> None:
+    registry = await machine.registry()
+    shared = Layer.of(random("data", 100 * KIB))
+    registry.put("app", "1", registry.image(shared))
+    registry.put("app", "2", registry.image(shared, Layer.of(Entry("more"))))
+    await machine.pull(f"{registry.host}/app:1")
+    file = machine.store.blobs / digest_of(shared.blob).removeprefix("sha256:")
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(PullError, match="damaged on the disk: 1 layers, which the next pull fetches again"):
+        await machine.pull(f"{registry.host}/app:2")
+    pulled = await machine.pull(f"{registry.host}/app:2")
+    assert (machine.store.rootfs(pulled.stored) / "data").stat().st_size == 100 * KIB
+
+
+async def test_half_an_image_is_deleted_beside_the_event_loop(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("../out", b"x"))
+    threads, rmtree = [], shutil.rmtree
+
+    def noted(folder: Path, *, ignore_errors: bool) -> None:
+        threads.append(threading.current_thread())
+        rmtree(folder, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    with pytest.raises(PullError, match="leads out of the image"):
+        await machine.pull(f"{registry.host}/app:1")
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
+    assert list((machine.store.root / "staging").iterdir()) == []
+
+
+async def test_what_a_killed_kubelet_left_is_deleted_and_what_is_being_unpacked_is_not(machine: Machine) -> None:
+    (machine.store.root / "staging/half/rootfs").mkdir(parents=True)
+    async with machine.store.staging() as folder:
+        await Collector(machine.store, machine.settings, set).look()
+        assert list((machine.store.root / "staging").iterdir()) == [folder]
 
 
 async def test_a_registry_without_ranges_starts_again(machine: Machine) -> None:

@@ -1,9 +1,11 @@
 """Layers of friends and of enemies, unpacked by the process that the kubelet starts for it."""
 
+import asyncio
 import gzip
 import io
 import json
 import os
+import select
 import stat
 import sys
 import tarfile
@@ -20,6 +22,7 @@ from thunderfleet_kubelet.images.unpack import unpack
 from thunderfleet_kubelet.images.unpacking import unpack as in_process
 
 from tests.support.registry import Entry, Layer, digest_of, folder, link, script, tar
+from tests.support.waiting import ASYNC_WAIT_SECONDS, until_async
 
 MIB = 1024**2
 
@@ -219,6 +222,40 @@ def test_bytes_entries_and_ratio_are_bounded(tmp_path: Path, monkeypatch: pytest
         assert sum(file.stat().st_size for file in (here / "root").iterdir()) < 20 * MIB
 
 
+def test_folders_without_an_entry_of_their_own_count(tmp_path: Path) -> None:
+    deep = "/".join("d" * 30)
+    with pytest.raises(UnpackError, match="entries"):
+        unpacked(tmp_path, Layer.of(*(Entry(f"{one}/{deep}/f") for one in range(5))), entries=100)
+    assert sum(1 for _ in (tmp_path / "root").rglob("*")) <= 100
+
+
+def test_links_do_not_make_folders_deeper_than_entries_may(tmp_path: Path) -> None:
+    half = "/".join("d" * 80)
+    parts = [Entry(f"{half}/f"), link("l", half), Entry(f"l/{half}/f")]
+    with pytest.raises(UnpackError, match="folders deep"):
+        unpacked(tmp_path, Layer.of(*parts))
+
+
+def test_global_headers_are_bounded(tmp_path: Path) -> None:
+    output = io.BytesIO()
+    for number in range(200):
+        with tarfile.open(fileobj=(one := io.BytesIO()), mode="w", pax_headers={f"note{number}": "x" * 100}) as archive:
+            archive.addfile(tarfile.TarInfo(f"f{number}"))
+            output.write(one.getvalue()[: archive.offset])
+    output.write(bytes(1024))
+    with pytest.raises(UnpackError, match="global headers"):
+        unpacked(tmp_path, Layer.packed(output.getvalue()))
+
+
+def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    files = files_of(tmp_path, [Layer.of(Entry("f", b"x"))])
+    with pytest.raises(UnpackError, match="the disk is full"):
+        unpack(files, root, Budget(MIB, 10), spare=2**60)
+    assert (root / "f").stat().st_size == 0
+
+
 def test_a_window_of_zstd_is_bounded(tmp_path: Path) -> None:
     from backports import zstd
 
@@ -256,6 +293,25 @@ async def test_unpacking_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         await in_process([(fifo, "", "sha256:x")], root, MIB, seconds=0.2)
 
 
+async def test_unpacking_ends_with_a_kubelet_that_is_killed(tmp_path: Path) -> None:
+    fifo = tmp_path / "layer"
+    os.mkfifo(fifo)
+    (tmp_path / "root").mkdir()
+    order = f"unpack([(Path({str(fifo)!r}), '', 'x')], Path({str(tmp_path / 'root')!r}), 2**20)"
+    words = f"import asyncio; from pathlib import Path; from {in_process.__module__} import unpack; asyncio.run({order})"
+    kubelet = await asyncio.create_subprocess_exec(sys.executable, "-c", words)
+    try:
+        # Opened when the process that unpacks has opened it too.
+        writer = await asyncio.wait_for(asyncio.to_thread(os.open, fifo, os.O_WRONLY), ASYNC_WAIT_SECONDS)
+    finally:
+        kubelet.kill()
+        await kubelet.wait()
+    gone = select.poll()
+    gone.register(writer, 0)
+    await until_async(lambda: any(event & select.POLLERR for _, event in gone.poll(0)), "the process that unpacks has ended")
+    os.close(writer)
+
+
 def test_many_chained_headers_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tarfile reads extended headers by recursion."""
     one = io.BytesIO()
@@ -290,7 +346,7 @@ def test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable(tmp_path: Path)
 
 
 def test_the_process_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    order = '{"layers": [["/no/such/file", "gzip", "x"]], "target": "/no/such/folder", "bytes": 10}'
+    order = '{"layers": [["/no/such/file", "gzip", "x"]], "target": "/no/such/folder", "bytes": 10, "spare": 0}'
     monkeypatch.setattr(sys, "stdin", io.StringIO(order))
     before = os.umask(0o022)
     os.umask(before)

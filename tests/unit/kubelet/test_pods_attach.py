@@ -168,3 +168,62 @@ def test_a_size_that_was_written_before_input_counts_for_that_input(tmp_path_fac
     assert termios.tcgetwinsize(inner) == (33, 111)
     for fd in (writer, inner, made.outer, made.pipe):
         os.close(fd)
+
+
+def test_clients_that_left_a_quiet_program_take_no_places(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("attempt")
+    (folder / "attach").mkdir()
+    monkeypatch.setattr(console, "CLIENTS", 2)
+    made = Console(str(folder), tty=False, stdin=False)
+    for number in range(5):
+        os.mkfifo(folder / "attach" / f"{number}.stdout")
+        reader = os.open(folder / "attach" / f"{number}.stdout", os.O_RDONLY | os.O_NONBLOCK)
+        made.look()
+        if number < 4:
+            os.close(reader)
+    made.put("stdout", b"seen")
+    assert os.read(reader, 10) == b"seen"
+    for fd in (reader, *made.clients):
+        os.close(fd)
+
+
+def test_a_name_that_the_kubelet_deletes_at_the_same_time_ends_no_shim(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("attempt")
+    (folder / "attach").mkdir()
+    os.mkfifo(folder / "attach" / "late.stdout")
+    opened = os.open
+
+    def deleted(path: str, flags: int) -> int:
+        os.unlink(path)
+        return opened(path, flags)
+
+    made = Console(str(folder), tty=False, stdin=False)
+    monkeypatch.setattr(os, "open", deleted)
+    made.look()
+    assert made.clients == {}
+
+
+def test_a_program_that_ends_while_input_waits_for_its_terminal(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("attempt")
+    (folder / "attach").mkdir()
+    os.mkfifo(folder / "stdin")
+    made, poll = Console(str(folder), tty=True, stdin=True), select.poll()
+    inner = made.open(None, None)
+    poll.register(made.outer, select.POLLIN)
+    made.serve(poll)
+    writer = os.open(folder / "stdin", os.O_WRONLY | os.O_NONBLOCK)
+    while not made.rest:
+        os.write(writer, b"x\n" * 1000)
+        assert made.handles(made.pipe)
+    outer, pipe = made.outer, made.pipe
+    os.close(inner)
+    made.closed(outer)
+    assert made.pipe == made.outer == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(pipe)
+    for fd in (writer, outer):
+        os.close(fd)

@@ -119,6 +119,6 @@ async def test_pods_that_end_while_the_api_server_is_away_do_not_hold_the_kubele
     await world.phase("plain", "Running")
     world.api.away = True
     await world.managers[-1].shut_down(4.0, 1.0)
-    assert world.processes() == []
+    await world.until(lambda: not world.processes())
     world.api.away = False
     assert (await world.phase("plain", "Failed"))["reason"] == podspec.SHUTDOWN_REASON

@@ -178,6 +178,22 @@ def test_a_killed_pod_is_continued(
     assert (pod.staging / entry.blob).is_file() and len(quick) == int(again) + 1
 
 
+def test_a_file_that_is_lost_while_the_pod_gives_it_away_is_made_again(
+    hub: Hub, pod: Pod, original: Path, quick: list[Quantize], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add_folder(REPOSITORY, original)
+    source = pod.resolve()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(quantize.Quantization, "_leave", kill)
+        pod.quantize(source)
+    made = FetchResult.parse((pod.staging / quantize.RESULT).read_text())
+    assert made is not None
+    # Given away and lost, such as by an agent that found its disk damaged.
+    (pod.staging / quantize.OUT / "tokenizer_config.json").unlink()
+    assert pod.quantize(source) == made
+    assert all((pod.staging / entry.blob).is_file() for entry in pod.manifest.files) and len(quick) == 2
+
+
 def test_another_spec_begins_again(hub: Hub, pod: Pod, original: Path, quick: list[Quantize]) -> None:
     hub.add_folder(REPOSITORY, original)
     source = pod.resolve()
