@@ -342,6 +342,17 @@ async def test_few_reviews_run_at_once_and_one_for_the_same_token(cluster: Clust
     assert cluster.reviews.count(token("ann")) == 1
 
 
+async def test_tokens_that_come_at_the_same_time_are_reviewed_slowly_too(cluster: Cluster, kube: Kube) -> None:
+    """No review has started yet when the next token comes."""
+    cluster.held = asyncio.Event()
+    found = Viewers(kube, Clock())
+    checks = [found.check(token(f"guess-{number}"), f"10.0.1.{number}") for number in range(viewers.AT_ONCE + 8)]
+    answers = asyncio.gather(*checks)
+    await until_async(lambda: len(cluster.reviews) >= viewers.AT_ONCE, "reviews run")
+    cluster.held.set()
+    assert sorted(verdict.status for verdict in await answers) == [401] * viewers.AT_ONCE + [429] * 8
+
+
 async def test_what_is_kept_of_tokens_is_bounded(cluster: Cluster, kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewers, "MAX_ACCEPTED", 3)
     monkeypatch.setattr(viewers, "MAX_REFUSED", 3)
