@@ -141,8 +141,8 @@ class Page:
         """Whether the credential of an open page still is what it was."""
         who = await self._who(request)
         if isinstance(who, web.Response):
-            # While the API server does not answer, what it said last counts.
-            return who.status == 503
+            # While the token cannot be reviewed, what the API server said last counts.
+            return who.status in (429, 503)
         return (who is None) is viewer
 
     async def _fleet(self, request: web.Request) -> web.StreamResponse:
@@ -152,6 +152,8 @@ class Page:
 
         async def take(seconds: float) -> str | None:
             nonlocal checked
+            # It may have failed, or have ended just when this page was opened.
+            self._start()
             if time.monotonic() - checked > CHECK_SECONDS:
                 if not await self._still(request, viewer=True):
                     return ""
@@ -215,7 +217,7 @@ class Page:
         work = asyncio.create_task(watch.run())
         try:
             last = time.monotonic()
-            while not work.done() and time.monotonic() - last < LINGER_SECONDS:
+            while not work.done() and (self._feed.readers or time.monotonic() - last < LINGER_SECONDS):
                 if self._feed.readers:
                     last = time.monotonic()
                 await asyncio.sleep(LOOK_SECONDS)

@@ -5,7 +5,7 @@ import base64
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from thunderfleet_router.http import page
 from thunderfleet_router.viewers import Viewers
 from thunderfleet_view.fleet import Kind
 from thunderfleet_view.watch import RESOURCES
+from thunderfleet_view.web import responses
 
 from tests.support.fleetpage import fleet
 from tests.support.routing import Model
@@ -241,6 +242,59 @@ async def test_a_router_that_may_not_review_tokens_says_so(cluster: Cluster) -> 
     async with served(cluster) as browser:
         status, headers, _ = await browser.get("/api/feed", token("ann"))
         assert status == 503 and headers["Retry-After"]
+
+
+async def test_the_fleet_is_watched_for_a_viewer_who_comes_when_the_watch_is_about_to_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "LINGER_SECONDS", -1.0)
+    cluster.users[token("ann")] = "ann"
+    async with served(cluster) as browser:
+        assert "mac/studio-1" in await asyncio.wait_for(browser.whole(token("ann")), 60)
+
+
+async def test_a_watch_that_fails_starts_again_while_somebody_looks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[page.Watch] = []
+
+    class Failing(page.Watch):
+        async def run(self) -> None:
+            made.append(self)
+            if len(made) == 1:
+                raise RuntimeError("made for a test")
+            await super().run()
+
+    monkeypatch.setattr(page, "Watch", Failing)
+    monkeypatch.setattr(page, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(responses, "ALIVE_SECONDS", 0.05)
+    cluster.users[token("ann")] = "ann"
+    async with served(cluster) as browser:
+        assert "mac/studio-1" in await asyncio.wait_for(browser.whole(token("ann")), 60)
+
+
+async def test_a_page_stays_open_while_its_token_cannot_be_reviewed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other viewers' tokens are reviewed just then, and the API server is slow."""
+    monkeypatch.setattr(page, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(viewers, "ACCEPTED_SECONDS", 0.0)
+    models(cluster)
+    cluster.users[token("ann")] = "ann"
+    async with served(cluster) as browser, browser.stream("/api/feed", token("ann")) as answer, asyncio.timeout(60):
+        messages = (json.loads(line) async for line in answer.content if line.strip())
+        await _until(messages, lambda message: any(one["id"] == "model/two/open" for one in message["put"]))
+        monkeypatch.setattr(viewers, "AT_ONCE", 0)
+        for name in ("two/open", "two/llama"):
+            cluster.remove(DEPLOYMENTS, name)
+            await _until(messages, functools.partial(_dropped, f"model/{name}"))
+
+
+def _dropped(name: str, message: Any) -> bool:
+    return name in message["drop"]
+
+
+async def _until(messages: AsyncIterator[Any], enough: Callable[[Any], bool]) -> None:
+    async for message in messages:
+        if enough(message):
+            return
+    raise AssertionError("the stream has ended")
 
 
 # --- other names, other pages ---
