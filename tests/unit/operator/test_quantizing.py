@@ -173,6 +173,16 @@ def test_a_mac_without_room_is_not_chosen() -> None:
     assert reason == Reason.NO_MAC_TO_FETCH and str(21 * GIB) in message
 
 
+def test_a_fleet_without_room_is_quiet_until_there_is_some() -> None:
+    one, small = quantized(), profile("a", free=20 * GIB)
+    first = decide(observed(one, a=small))
+    again = replace(observed(after(one, first), a=small), now=NOW + timedelta(seconds=20))
+    assert decide(again).status == first.status
+    assert (
+        found := decide(replace(again, profiles={"a": profile("a", free=22 * GIB)})).create
+    ) is not None and found.node == "a"
+
+
 def later(one: ModelCache, seconds: float, nodes: Sequence[Any] | None = None, **there: NodeProfile) -> CacheDecision:
     return decide(replace(observed(one, needed=["b"], nodes=nodes, there=there), now=NOW + timedelta(seconds=seconds)))
 
