@@ -33,6 +33,8 @@ NEEDS_A_PERSON = frozenset(
 )
 """What the hub refuses until a person changes something."""
 NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nobody has to change anything")
+SEE_STALLED = Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+"""Reconciling while Stalled is True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def stalled(of: Progress, now: datetime) -> Verdict:
 def reconciling(of: Progress, *, stalled: bool) -> Verdict:
     """Whether the operator still works on the spec."""
     if stalled:
-        return Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+        return SEE_STALLED
     if of.ending:
         return Verdict(True, Reason.STOPPING, f"{_count(of.ending)} to stop")
     if not of.wanted:

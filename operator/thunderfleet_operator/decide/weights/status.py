@@ -14,7 +14,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, CopyPhase, CopySource
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED
+from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED, SEE_STALLED
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.weights import layers_of_copy
@@ -217,7 +217,7 @@ def _stalled(cache: ModelCache, status: ModelCacheStatus, resolved: Verdict, fet
 
 def _reconciling(resolved: Verdict, fetched: Verdict, *, stalled: bool) -> Verdict:
     if stalled:
-        return Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+        return SEE_STALLED
     if fetched.status is True or (resolved.status is True and fetched.reason == Reason.NOTHING_TO_FETCH):
         return Verdict(False, fetched.reason, fetched.message)
     kind = ConditionType.RESOLVED if resolved.status is not True else ConditionType.FETCHED
