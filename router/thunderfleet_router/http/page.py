@@ -127,7 +127,7 @@ class Page:
         who = await self._who(request)
         if isinstance(who, web.Response):
             return who
-        kind, name = ("viewers", f"viewer {hash(request.headers['Authorization'])}") if who is None else ("keys", who.id)
+        kind, name = ("viewers", f"viewer {hash(guard.bearer(request.headers))}") if who is None else ("keys", who.id)
         if self._streams[kind] >= MAX_STREAMS or self._streams[name] >= MAX_STREAMS_EACH:
             return responses.problem(503, "too many pages are open; close one", {"Retry-After": "10"})
         self._streams.update((kind, name))

@@ -447,3 +447,15 @@ async def test_pages_are_few_and_places_come_back(cluster: Cluster, monkeypatch:
                 return again.status == 200
 
         await until_async(free, "the place is free again")
+
+
+@pytest.mark.parametrize("again", ["Bearer  {}", "bearer {}"])
+async def test_the_pages_of_a_viewer_are_counted_however_the_token_is_sent(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    monkeypatch.setattr(page, "MAX_STREAMS_EACH", 1)
+    cluster.users[token("ann")] = "ann"
+    async with served(cluster) as browser, browser.stream("/api/feed", token("ann")) as first:
+        assert first.status == 200
+        async with browser.stream("/api/feed", None, Authorization=again.format(token("ann"))) as other:
+            assert other.status == 503
