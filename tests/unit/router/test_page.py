@@ -18,7 +18,7 @@ from thunderfleet_router.decide.shown import AUDIENCE, host_names, host_refused,
 from thunderfleet_router.http import page
 from thunderfleet_router.viewers import Viewers
 from thunderfleet_view.fleet import Kind
-from thunderfleet_view.watch import RESOURCES
+from thunderfleet_view.watch import RESOURCES, Watch
 from thunderfleet_view.web import responses
 
 from tests.support.fleetpage import fleet
@@ -254,9 +254,9 @@ async def test_the_fleet_is_watched_for_a_viewer_who_comes_when_the_watch_is_abo
 
 
 async def test_a_watch_that_fails_starts_again_while_somebody_looks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[page.Watch] = []
+    made: list[Watch] = []
 
-    class Failing(page.Watch):
+    class Failing(Watch):
         async def run(self) -> None:
             made.append(self)
             if len(made) == 1:
