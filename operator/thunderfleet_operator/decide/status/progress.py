@@ -94,6 +94,9 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
     if of.resolution.reason == Reason.QUANTIZING:
         # It takes as long as the download of the whole repository, and more.
         return None
+    if not of.resolution.found and of.resolution.stalled is not None:
+        # Its ModelCache knows how long the fault has lasted.
+        return Verdict(True, of.resolution.reason, of.resolution.message) if of.resolution.stalled else None
     before = of.deployment.status.conditions
     stalled = find_condition(before, ConditionType.STALLED)
     same = stalled is not None and stalled.observed_generation == of.deployment.metadata.generation

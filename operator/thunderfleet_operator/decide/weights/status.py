@@ -25,6 +25,8 @@ LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
 """A fault that a person may have to mend makes a ModelCache Stalled after this long."""
+FAULT_ATTEMPTS = 6
+"""Pods that fail within that time. One that fails after hours of work says nothing about the next one."""
 WORKING = frozenset(
     (
         Reason.RESOLVING,
@@ -210,7 +212,14 @@ def _stalled(cache: ModelCache, status: ModelCacheStatus, resolved: Verdict, fet
         working = find_condition(cache.status.conditions, ConditionType.RECONCILING)
         lasts = working is not None and working.status is ConditionStatus.TRUE
         age = age_seconds(working.last_transition_time, now) if working is not None and lasts else 0.0
-        if not before and age < FAULT_SECONDS:
+        download = status.download
+        few = (
+            download is not None
+            and download.node is not None
+            and download.reason == fault.reason
+            and download.attempts < FAULT_ATTEMPTS
+        )
+        if not before and (few or age < FAULT_SECONDS):
             return NOT_STALLED
     return Verdict(True, fault.reason, fault.message)
 
