@@ -144,7 +144,8 @@ def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
     depth = Depth.GROUP if group.get("ranks") else Depth.CONDITION
     yield Step(1, f"group {number}", State.OK if serves else State.PROBLEM, text, depth)
     failure = group.get("lastFailure")
-    if failure and not serves and not returning:
+    if failure:
+        over = serves or returning
         where = " on ".join(
             word
             for word in (
@@ -157,7 +158,16 @@ def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
             part for part in (facts.plain(failure.get("reason") or ""), facts.plain(failure.get("message") or "")) if part
         )
         subject = f"last failure{f', {where}' if where else ''}"
-        yield Step(2, subject, State.PROBLEM, text, Depth.FAILURE, facts.plain(failure.get("time") or ""))
+        # What a group has recovered from is no problem, but people ask why it was away a minute ago.
+        state_of = State.OK if over else State.PROBLEM
+        yield Step(
+            2,
+            f"{subject}{', recovered' if over else ''}",
+            state_of,
+            text,
+            Depth.FAILURE,
+            facts.plain(failure.get("time") or ""),
+        )
     for rank in group.get("ranks") or ():
         yield from _rank(picture, deployment, group, rank)
     yield from _cables(picture, deployment, group, serves)

@@ -141,7 +141,7 @@ class Page:
         """Whether the credential of an open page still is what it was."""
         who = await self._who(request)
         if isinstance(who, web.Response):
-            # While the token cannot be reviewed, what the API server said last counts.
+            # While the API server does not answer, or is not asked because others are, what it said last counts.
             return who.status in (429, 503)
         return (who is None) is viewer
 

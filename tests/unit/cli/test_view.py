@@ -172,6 +172,14 @@ def test_nothing_is_wrong() -> None:
     assert found.cause is None and all(step.state is why.State.OK for step in found.steps)
 
 
+def test_a_failure_from_which_the_group_has_recovered_is_shown_and_is_no_problem() -> None:
+    found = why.why(picture(), deployment(failure=FAILURE))
+    assert found.cause is None and all(step.state is why.State.OK for step in found.steps)
+    (step,) = [step for step in found.steps if "last failure" in step.subject]
+    assert (step.subject, step.text) == ("last failure, rank 1 on studio-2, recovered", "PeerLost: rank 1 ended")
+    assert step.since == FAILURE["time"]
+
+
 def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
     new = deployment()
     new["status"] = {}
