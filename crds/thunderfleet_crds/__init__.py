@@ -11,6 +11,7 @@ modelcache       ModelCache: a model that Macs keep on their disks
 modeldeployment  ModelDeployment: a model served across Macs
 names            API group, kinds, labels, annotations, limits
 nodeprofile      NodeProfile: what one Mac is and can do
+nodes            what a Node says about its kubelet
 parts            parts of a model: which of its files a Mac needs
 plan             the plan of one group, from the operator to its runners
 podmetadata      labels and annotations that users put on pods, and those of Kueue's pod groups

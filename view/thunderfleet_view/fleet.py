@@ -13,6 +13,7 @@ from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, GroupPhase
 
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json
+from thunderfleet_view.follow import PASSING
 from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem
 
 Entity = dict[str, Any]
@@ -217,6 +218,9 @@ def _health(*, bad: bool, doubtful: bool, used: bool) -> Health:
 def _stuck(deployment: Json) -> bool:
     """Whether a model waits for a change that somebody must make."""
     found = facts.conditions(deployment)
+    if found.get(ConditionType.MODEL_RESOLVED, {}).get("reason") in PASSING:
+        # Work in progress, for which the placement waits.
+        return False
     refused = (found.get(kind, {}).get("status") == "False" for kind in (ConditionType.MODEL_RESOLVED, ConditionType.PLACED))
     return not facts.holds(deployment, ConditionType.READY) and any(refused)
 

@@ -7,7 +7,7 @@ Json = dict[str, Any]
 
 CONDITIONS = ("ModelResolved", "Placed", "Bootstrapped", "Ready")
 """In the order in which they become true."""
-PASSING = frozenset(("Resolving", "RateLimited"))
+PASSING = frozenset(("Resolving", "Quantizing", "RateLimited"))
 """Reasons of ModelResolved that pass by themselves."""
 # The scheduler's reason lists every node; that the chosen Mac has no room yet is all that matters.
 _UNSCHEDULED = re.compile(

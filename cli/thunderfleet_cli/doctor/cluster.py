@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thunderfleet_crds.names import RESOURCE_GPU_MEMORY
+from thunderfleet_crds.nodes import has_gpu_memory
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
@@ -100,9 +101,9 @@ def _gpu_memory(node: Json) -> Iterator[Check]:
     """A warning about a kubelet that is too old to publish GPU memory as a resource."""
     status = node.get("status") or {}
     version = str((status.get("nodeInfo") or {}).get("kubeletVersion") or "")
-    if OUR_KUBELET in version and RESOURCE_GPU_MEMORY not in (status.get("allocatable") or {}):
+    if OUR_KUBELET in version and not has_gpu_memory(node):
         finding = (
-            f"the Node has no resource {RESOURCE_GPU_MEMORY}, because its kubelet ({version}) is too old, so quotas do not "
+            f"pods cannot request {RESOURCE_GPU_MEMORY}, because the kubelet ({version}) is too old, so quotas do not "
             "count the models on this Mac: upgrade thunderfleet there"
         )
         yield Check("gpu-memory", State.WARNING, finding, subject=_name(node))

@@ -1,6 +1,7 @@
 """``logs``: the logs of all ranks as one, by time, with the first cause of the last failure marked. Pure."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,7 +51,7 @@ class Line:
 
 
 def sources(pods: Iterable[Json]) -> list[Source]:
-    """The containers that have started, by group and rank."""
+    """The containers that have started, by group and rank. No two have the same label."""
     found = []
     for pod in pods:
         labels = facts.labels(pod)
@@ -60,7 +61,18 @@ def sources(pods: Iterable[Json]) -> list[Source]:
             if any(key in (container.get("state") or {}) for key in ("running", "terminated")):
                 label = f"group {group} rank {rank} {node}"
                 found.append(Source(pod["metadata"]["namespace"], pod["metadata"]["name"], str(container.get("name")), label))
-    return sorted(found, key=lambda source: (source.label, source.pod, source.container))
+    return sorted(_apart(found), key=lambda source: (source.label, source.namespace, source.pod, source.container))
+
+
+def _apart(found: Sequence[Source]) -> Iterator[Source]:
+    """The sources with labels of their own: a Mac may have several pods of a rank, and a pod several containers."""
+    alike = Counter(source.label for source in found)
+    for source in found:
+        if alike[source.label] > 1:
+            label = f"{source.label} {source.namespace}/{source.pod}/{source.container}"
+            yield replace(source, label=facts.plain(label))
+        else:
+            yield source
 
 
 def lines(label: str, text: str) -> Iterator[Line]:

@@ -6,6 +6,7 @@ sent, which other images may share; ``partial`` those that are still coming; ``s
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -137,6 +138,9 @@ class Store:
         os.chmod(folder, 0o755)
         os.chmod(folder / "rootfs", 0o755)
         shutil.rmtree(self.trees / key, ignore_errors=True)
+        # Those of ``rootfs`` were synced when they were unpacked.
+        for path in (folder / "image.json", folder, folder / "config.json"):
+            _sync(path)
         os.rename(folder, self.trees / key)
         self.images[key] = stored
         return stored
@@ -221,6 +225,20 @@ class Store:
             json.dump(record, stream)
         os.replace(temporary, file)
         stored.written = stored.used
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk, and on macOS also until the disk has written what it was sent before."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        whole = getattr(fcntl, "F_FULLFSYNC", None)
+        if whole is not None and path.suffix:
+            # Not every file system has it.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, whole)
+    finally:
+        os.close(descriptor)
 
 
 def _read(tree: Path) -> Stored | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from thunderfleet_crds.names import LABEL_CHIP, RESOURCE_GPU_MEMORY, TAINT_MACOS
+from thunderfleet_crds.names import LABEL_CHIP, RESOURCE_GPU_MEMORY, RUNTIME_GPU_MEMORY, TAINT_MACOS
 
 from thunderfleet_kubelet import pressure
 from thunderfleet_kubelet.config import Config
@@ -210,12 +210,16 @@ def status(
             "systemUUID": machine.machine_id,
             "kernelVersion": machine.kernel_version,
             "osImage": machine.os_image,
-            # There is no container engine: a container is a process group.
-            "containerRuntimeVersion": f"process://{version.partition('thunderfleet.')[2]}",
+            "containerRuntimeVersion": _runtime(machine, version),
             "kubeletVersion": version,
             "kubeProxyVersion": "",
         },
     }
+
+
+def _runtime(machine: Machine, version: str) -> str:
+    # There is no container engine: a container is a process group.
+    return f"process://{version.partition('thunderfleet.')[2]}{RUNTIME_GPU_MEMORY if machine.is_mac else ''}"
 
 
 def _without_heartbeat(value: Json) -> Json:

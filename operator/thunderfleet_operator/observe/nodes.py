@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from thunderfleet_crds.names import ANNOTATION_BACKUP, LABEL_OS, RESOURCE_GPU_MEMORY
+from thunderfleet_crds.nodes import has_gpu_memory
 from thunderfleet_lib.csr.rules import is_control_plane, published_addresses
 from thunderfleet_lib.quantity import to_bytes
 
@@ -84,11 +85,6 @@ def _allocatable(item: Json) -> Json:
     return (item.get("status") or {}).get("allocatable") or {}
 
 
-def counts_gpu_memory(item: Json) -> bool:
-    """Whether a Node has GPU memory as a resource: those of kubelets before it have none, and would get no pod that asks."""
-    return RESOURCE_GPU_MEMORY in _allocatable(item)
-
-
 def allocatable_bytes(item: Json) -> int:
     """Memory that runner pods may request. Raises ``ValueError`` if it is not a quantity.
 
@@ -96,7 +92,7 @@ def allocatable_bytes(item: Json) -> int:
     """
     found = _allocatable(item)
     memory = to_bytes(str(found.get("memory") or 0))
-    return min(memory, to_bytes(str(found[RESOURCE_GPU_MEMORY]))) if RESOURCE_GPU_MEMORY in found else memory
+    return min(memory, to_bytes(str(found[RESOURCE_GPU_MEMORY]))) if has_gpu_memory(item) else memory
 
 
 def taints(item: Json) -> tuple[Taint, ...]:
@@ -130,7 +126,7 @@ def read_node(item: Json) -> Node:
         address=internal_ip(item),
         boot_id=boot_id(item),
         allocatable_bytes=allocatable_bytes(item),
-        counts_gpu_memory=counts_gpu_memory(item),
+        counts_gpu_memory=has_gpu_memory(item),
         labels=item["metadata"].get("labels") or {},
         taints=taints(item),
         deleting=deleting(item),

@@ -467,16 +467,22 @@ def test_a_node_that_is_not_ready_or_has_no_agent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "resources", "warned"),
+    ("version", "runtime", "resources", "warned"),
     [
-        ("v1.36.3-thunderfleet.0.9", {"memory": "8Gi"}, True),
-        ("v1.36.3-thunderfleet.1.0", {"memory": "8Gi", "thunderfleet.io/gpu-memory": "8Gi"}, False),
-        ("v1.36.3", {"memory": "8Gi"}, False),
+        ("v1.36.3-thunderfleet.0.9", "process://0.9", {"memory": "8Gi"}, True),
+        ("v1.36.3-thunderfleet.1.0", "process://1.0+gpu-memory", {"memory": "8Gi", "thunderfleet.io/gpu-memory": "8Gi"}, False),
+        ("v1.36.3-thunderfleet.0.9", "process://0.9", {"memory": "8Gi", "thunderfleet.io/gpu-memory": "8Gi"}, True),
+        ("v1.36.3", "containerd://2", {"memory": "8Gi"}, False),
     ],
 )
-def test_a_kubelet_of_ours_that_is_too_old_for_quotas_of_gpu_memory(version: str, resources: Json, warned: bool) -> None:
+def test_a_kubelet_of_ours_that_is_too_old_for_quotas_of_gpu_memory(
+    version: str, runtime: str, resources: Json, warned: bool
+) -> None:
     node = item("studio-1", READY)
-    node["status"] |= {"allocatable": resources, "nodeInfo": {"kubeletVersion": version}}
+    node["status"] |= {
+        "allocatable": resources,
+        "nodeInfo": {"kubeletVersion": version, "containerRuntimeVersion": runtime},
+    }
     warnings = [one for one in cluster.checks(cluster.Objects([node], [], [])) if one.name == "gpu-memory"]
     assert [one.state.value for one in warnings] == ["warning"] * warned
 

@@ -337,6 +337,18 @@ def test_logs_are_one_by_time_and_the_cause_stands_where_it_happened() -> None:
     assert first.label == "group 0 rank 0 studio-1" and second.path.endswith("/pods/chat-0-1-1/log")
 
 
+def test_no_log_takes_the_place_of_another() -> None:
+    former, present, other = pod(1), pod(1), pod(0)
+    former["metadata"]["name"] = "chat-0-0-1"
+    both = {"name": "side", "state": {"running": {}}}
+    other["status"]["containerStatuses"] = [*other["status"]["containerStatuses"], both]
+    found = logs.sources([present, former, other, pod(2)])
+    labels = [source.label for source in found]
+    assert len(set(labels)) == len(found) == 5
+    assert "group 0 rank 1 studio-2 default/chat-0-0-1/runner" in labels, "an earlier pod that still ends"
+    assert "group 0 rank 0 studio-1 default/chat-0-1-0/side" in labels
+
+
 def test_json_in_a_log_is_shown_as_text_with_its_traceback_and_kept_as_values() -> None:
     entry = {
         "time": "x",

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import stat
 import sys
@@ -14,6 +15,7 @@ from thunderfleet_kubelet.images import layer as layers
 from thunderfleet_kubelet.images import unpack as unpacking_process
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.layer import Budget, UnpackError
+from thunderfleet_kubelet.images.store import Store
 from thunderfleet_kubelet.images.unpack import unpack
 from thunderfleet_kubelet.images.unpacking import unpack as in_process
 
@@ -297,3 +299,33 @@ def test_the_process_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monk
     finally:
         os.umask(before)
     assert "No such file" in capsys.readouterr().out
+
+
+def test_an_image_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, really, rename = set[int](), os.fsync, os.rename
+    missing: list[Path] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        really(descriptor)
+
+    def look(source: Path, target: Path) -> None:
+        missing.extend(one for one in (source, *source.rglob("*")) if not one.is_symlink() and one.stat().st_ino not in synced)
+        rename(source, target)
+
+    store = Store(tmp_path / "images")
+    store.open()
+    parts = files_of(tmp_path, [Layer.of(Entry("bin/deep/file", b"x"), Entry("empty", b""), link("out", "bin"))])
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", look)
+    with store.staging() as staged:
+        order = {"layers": [(str(file), *rest) for file, *rest in parts], "target": str(staged / "rootfs"), "bytes": MIB}
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order)))
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        mask = os.umask(0o022)
+        try:
+            assert unpacking_process.main() == 0
+        finally:
+            os.umask(mask)
+        store.add(staged, "a" * 64, 1, {})
+    assert missing == [] and (store.trees / ("a" * 64) / "rootfs" / "bin" / "deep" / "file").exists()

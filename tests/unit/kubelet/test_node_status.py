@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thunderfleet_crds.nodes import has_gpu_memory
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
@@ -65,7 +66,21 @@ def test_addresses_port_and_features() -> None:
     assert status["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
     assert status["declaredFeatures"] == ["ExtendWebSocketsToKubelet"]
     assert status["nodeInfo"]["kubeletVersion"] == "v1.36.3-thunderfleet.9"
-    assert status["nodeInfo"]["containerRuntimeVersion"] == "process://9"
+    assert status["nodeInfo"]["containerRuntimeVersion"] == "process://9+gpu-memory"
+
+
+def test_a_kubelet_before_gpu_memory_leaves_the_resource_and_takes_back_that_pods_can_request_it() -> None:
+    found = state()
+    assert has_gpu_memory({"status": found})
+    former = {**found, "nodeInfo": {**found["nodeInfo"], "containerRuntimeVersion": "process://8"}}
+    for name in ("capacity", "allocatable"):
+        former[name] = {key: value for key, value in found[name].items() if key != "thunderfleet.io/gpu-memory"}
+    assert node_status.differs(found, former), "it writes its own status"
+    # The API server merges what the former kubelet writes.
+    merged = {**former, "capacity": found["capacity"] | former["capacity"]}
+    merged["allocatable"] = found["allocatable"] | former["allocatable"]
+    assert not has_gpu_memory({"status": merged})
+    assert node_status.differs(merged, found), "this kubelet publishes it again"
 
 
 def test_capacity_and_what_is_reserved() -> None:

@@ -15,6 +15,7 @@ from tests.unit.operator.world import World
 
 GIB = 2**30
 MACS = ("studio-1", "studio-2")
+KNOWS = "process://2+gpu-memory"
 EXCEEDED = (
     'pods "md-0-e1-1" is forbidden: exceeded quota: models, requested: requests.thunderfleet.io/gpu-memory=3221225472,'
     "requests.memory=3221225472, used: requests.thunderfleet.io/gpu-memory=3Gi,requests.memory=3Gi, limited: "
@@ -23,7 +24,11 @@ EXCEEDED = (
 
 
 def publish(world: World, node: str, size: int) -> None:
-    world.change(NODES, node, lambda item: item["status"]["allocatable"].update({RESOURCE_GPU_MEMORY: str(size)}))
+    def change(item: dict[str, Any]) -> None:
+        item["status"]["allocatable"][RESOURCE_GPU_MEMORY] = str(size)
+        item["status"].setdefault("nodeInfo", {})["containerRuntimeVersion"] = KNOWS
+
+    world.change(NODES, node, change)
 
 
 def requested(item: dict[str, Any]) -> tuple[dict[str, str], dict[str, str] | None]:
@@ -39,6 +44,18 @@ async def test_pods_request_it_where_the_node_has_it(world: World) -> None:
     assert requested(first)[0].keys() == {"memory"} and requested(first)[1] is None, "it would not be scheduled to studio-1"
     asked, limits = requested(second)
     assert asked[RESOURCE_GPU_MEMORY] == asked["memory"] and limits == {RESOURCE_GPU_MEMORY: asked["memory"]}
+
+
+async def test_pods_request_it_no_longer_after_a_return_to_a_kubelet_that_does_not_know_it(world: World) -> None:
+    for name in MACS:
+        publish(world, name, 1)
+    world.change(NODES, "studio-2", lambda item: item["status"]["nodeInfo"].update(containerRuntimeVersion="process://1"))
+    world.change(NODES, "studio-1", lambda item: item["status"]["allocatable"].update({RESOURCE_GPU_MEMORY: str(6 * GIB)}))
+    world.deploy()
+    await world.round()
+    first, second = (requested(world.pods()[f"md-0-e1-{rank}"])[0] for rank in (0, 1))
+    assert RESOURCE_GPU_MEMORY in first
+    assert second.keys() == {"memory"}, "that kubelet fails pods that request more than it knows"
 
 
 async def test_a_group_that_was_placed_before_it_keeps_running(world: World) -> None:
@@ -148,7 +165,7 @@ def test_the_memory_of_a_pod_is_counted_once_under_both_names() -> None:
 
 @pytest.mark.parametrize(("gpu", "least"), [("4Gi", 4 * GIB), ("9Gi", 8 * GIB), ("0", 0)])
 def test_the_smaller_of_both_resources_of_a_node_counts(gpu: str, least: int) -> None:
-    status = {"allocatable": {"memory": "8Gi", RESOURCE_GPU_MEMORY: gpu}}
+    status = {"allocatable": {"memory": "8Gi", RESOURCE_GPU_MEMORY: gpu}, "nodeInfo": {"containerRuntimeVersion": KNOWS}}
     node = read_node({"metadata": {"name": "a"}, "status": status})
     assert node.allocatable_bytes == least and node.counts_gpu_memory
     bare = read_node({"metadata": {"name": "a"}, "status": {"allocatable": {"memory": "8Gi"}}})

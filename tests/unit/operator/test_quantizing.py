@@ -24,6 +24,7 @@ from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
 from thunderfleet_operator.decide.weights.deployment import resolution, shown
 from thunderfleet_operator.decide.weights.manifests import NO_HUB, NewPod
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
+from thunderfleet_operator.observe.pods import pod_memory
 from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.weights import Weights, WeightsFleets, of_deployment
 from thunderfleet_operator.placement import Fleet, Mac
@@ -251,6 +252,13 @@ def test_the_pod_is_signed_and_has_the_token_the_store_and_its_own_folder() -> N
     assert volumes["owned-staging"]["hostPath"]["path"] == f"{STORE}/.thunderfleet/staging/{UID}"
     read = read_fetch_pod(made, keys)
     assert read is not None and read.task is Task.QUANTIZE and quantizing.mine(one, [read]) == [read]
+
+
+@pytest.mark.parametrize(("size", "asked"), [(2 * GIB, 3 * GIB), (400 * GIB, 6 * GIB)])
+def test_the_pod_requests_memory_for_the_largest_file_that_it_writes(size: int, asked: int) -> None:
+    one = quantized(quantized_from=SOURCE.model_copy(update={"quantized_bytes": size}))
+    made = manifests.pod(one, NewPod(Task.QUANTIZE, "a", 0, STORE), PodSettings("image"), NO_HUB, Keyring(b"k" * 32))
+    assert pod_memory(made) == asked, "placements count what pods request"
 
 
 def test_a_deployment_gets_only_what_it_asks_for() -> None:

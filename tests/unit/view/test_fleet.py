@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_lib.kube.names import key_of
@@ -92,6 +93,16 @@ def test_a_model_without_a_place_and_a_lost_mac_are_bad() -> None:
     big, mac = found.entity("model/default/big"), found.entity("mac/studio-2")
     assert big is not None and (big["health"], big["problem"]) == (Health.BAD, "Placed: no Mac has room")
     assert mac is not None and mac["health"] == Health.BAD and "check that the Mac is on" in mac["problem"]
+
+
+@pytest.mark.parametrize(("reason", "health"), [("Quantizing", "doubtful"), ("Resolving", "doubtful"), ("NotFound", "bad")])
+def test_a_model_that_is_being_made_is_not_bad(reason: str, health: str) -> None:
+    found, big = built(), model("big", [], "nobody/big", "Pending", "see condition ModelResolved")
+    ours = [one for one in big["status"]["conditions"] if one["type"] != "ModelResolved"]
+    big["status"]["conditions"] = [{"type": "ModelResolved", "status": "False", "reason": reason, "message": "x"}, *ours]
+    found.put(Kind.DEPLOYMENTS, "default/big", big)
+    shown = found.entity("model/default/big")
+    assert shown is not None and shown["health"] == health
 
 
 def test_nodes_that_are_no_macs_are_not_shown() -> None:

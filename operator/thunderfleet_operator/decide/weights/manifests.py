@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_crds.fetching import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER
-from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.modelcache import ModelCache, QuantizedFrom
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import (
     ANNOTATION_SIGNATURE,
@@ -27,7 +27,6 @@ from thunderfleet_operator.observe.proofs import Keyring, Purpose
 
 Manifest = dict[str, Any]
 MEMORY = "256Mi"
-QUANTIZE_MEMORY = "1Gi"
 GRACE_SECONDS = 5
 TOKEN_MODE = 0o440
 
@@ -123,7 +122,7 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
                     "imagePullPolicy": pods.pull_policy,
                     "command": ["thunderfleet-runner", str(new.task), *what],
                     "env": environment(hub),
-                    "resources": {"requests": {"memory": QUANTIZE_MEMORY if new.task is Task.QUANTIZE else MEMORY}},
+                    "resources": {"requests": {"memory": _memory(new.task, source)}},
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                     "volumeMounts": mounts,
                 }
@@ -133,6 +132,10 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
     }
     metadata["annotations"] = {ANNOTATION_SIGNATURE: keys.sign(Purpose.FETCH, statement(manifest))}
     return manifest
+
+
+def _memory(task: Task, source: QuantizedFrom | None) -> str:
+    return str(quantizing.memory_bytes(source)) if task is Task.QUANTIZE and source is not None else MEMORY
 
 
 def owner(cache: ModelCache) -> Manifest:

@@ -22,6 +22,8 @@ from thunderfleet_operator.observe.weights import bytes_done, copy_phase
 LOST_SECONDS = 300.0
 """Quantized files that no Mac has had for this long are made again."""
 RESERVE_BYTES = 2**30
+SHARD_BYTES = 5 * 2**30
+"""mlx-lm writes weights in files of this size, and has the tensors of one in memory."""
 _ARRIVING = (CopyPhase.COPYING, CopyPhase.CHECKING, CopyPhase.COMPLETE)
 
 
@@ -47,6 +49,11 @@ def how(cache: ModelCache) -> tuple[str, ...]:
 def needed_bytes(source: QuantizedFrom) -> int:
     """Disk that the pod needs."""
     return source.bytes + source.quantized_bytes + RESERVE_BYTES
+
+
+def memory_bytes(source: QuantizedFrom) -> int:
+    """Memory that the pod requests: the largest file that it writes, and what the programs need."""
+    return min(source.quantized_bytes, SHARD_BYTES) + RESERVE_BYTES
 
 
 def mine(cache: ModelCache, pods: Sequence[FetchPod]) -> list[FetchPod]:
