@@ -5,7 +5,7 @@ import base64
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -285,32 +285,6 @@ async def test_a_watch_that_fails_starts_again_while_somebody_looks(cluster: Clu
     cluster.users[token("ann")] = "ann"
     async with served(cluster) as browser:
         assert "mac/studio-1" in await asyncio.wait_for(browser.whole(token("ann")), 60)
-
-
-async def test_a_page_stays_open_while_its_token_cannot_be_reviewed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other viewers' tokens are reviewed just then, and the API server is slow."""
-    monkeypatch.setattr(page, "CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(viewers, "ACCEPTED_SECONDS", 0.0)
-    models(cluster)
-    cluster.users[token("ann")] = "ann"
-    async with served(cluster) as browser, browser.stream("/api/feed", token("ann")) as answer, asyncio.timeout(60):
-        messages = (json.loads(line) async for line in answer.content if line.strip())
-        await _until(messages, lambda message: any(one["id"] == "model/two/open" for one in message["put"]))
-        monkeypatch.setattr(viewers, "AT_ONCE", 0)
-        for name in ("two/open", "two/llama"):
-            cluster.remove(DEPLOYMENTS, name)
-            await _until(messages, functools.partial(_dropped, f"model/{name}"))
-
-
-def _dropped(name: str, message: Any) -> bool:
-    return name in message["drop"]
-
-
-async def _until(messages: AsyncIterator[Any], enough: Callable[[Any], bool]) -> None:
-    async for message in messages:
-        if enough(message):
-            return
-    raise AssertionError("the stream has ended")
 
 
 # --- other names, other pages ---
