@@ -83,8 +83,11 @@ class Viewers:
             busy = self._busy(digest, address, now)
             if busy:
                 return Verdict(429, busy)
+            old = digest in self._accepted
+            # Counted before it runs: others may come until then.
+            self._count(1, old=old)
             running = self._running[digest] = asyncio.create_task(self._review(digest, token))
-            running.add_done_callback(lambda _: self._running.pop(digest, None))
+            running.add_done_callback(lambda _: self._ended(digest, old=old))
         # A client that goes away does not end the review that others wait for.
         return await asyncio.shield(running)
 
@@ -102,17 +105,23 @@ class Viewers:
             self._asked.popitem(last=False)
         return "" if count < PER_MINUTE else "too many unknown tokens from this address; retry in a minute"
 
+    def _count(self, change: int, *, old: bool) -> None:
+        if old:
+            self._old += change
+        else:
+            self._new += change
+
+    def _ended(self, digest: bytes, *, old: bool) -> None:
+        self._running.pop(digest, None)
+        self._count(-1, old=old)
+
     async def _review(self, digest: bytes, token: str) -> Verdict:
-        old = digest in self._accepted
-        self._old, self._new = self._old + old, self._new + (not old)
         try:
             async with asyncio.timeout(REVIEW_SECONDS):
                 verdict = await self._asks(token)
         except (ApiError, TimeoutError) as error:
             log.warning("a viewer's token cannot be reviewed: %s", error or "no answer in time")
             return Verdict(503, "the API server does not review tokens now; retry later")
-        finally:
-            self._old, self._new = self._old - old, self._new - (not old)
         self._keep(digest, verdict)
         return verdict
 

@@ -72,9 +72,10 @@ class Meter:
         found = await asyncio.gather(*(self._ask(mac, agents[mac]) for mac in asked))
         for mac in self._rates.keys() - set(asked):
             del self._rates[mac]
-        refusal = next((one for one in found if one is not None and one.status in (401, 403)), None)
-        if refusal is not None:
-            raise refusal
+        refusals = [one for one in found if one is not None and one.status in (401, 403)]
+        # The API server refuses all of them; one may be the answer of a pod.
+        if refusals and len(refusals) == len(found):
+            raise refusals[0]
         if any(found):
             # An agent's pod may have been replaced.
             self._listed = None

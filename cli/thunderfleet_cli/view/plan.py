@@ -45,7 +45,8 @@ def show_plan(arguments: argparse.Namespace) -> int:
         if kind in unread:
             print(f"thunderfleet: cables of other groups are estimated: {unread[kind]}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="thunderfleet-plan-") as folder:
-        fleet, deployment = Path(folder) / "cluster", arguments.file
+        # Names of ModelDeployments have no dot.
+        fleet, deployment = Path(folder) / "cluster.json", arguments.file
         fleet.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": _items(found)}), encoding="utf-8")
         if arguments.deployment is not None:
             deployment = Path(folder) / arguments.deployment.rpartition("/")[2]

@@ -5,12 +5,17 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from thunderfleet_crds.conditions import set_condition
 from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_KIND
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.manifests import PodSettings
+from thunderfleet_operator.decide.status.progress import SEE_STALLED
+from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict
 from thunderfleet_operator.decide.weights import cache as caches
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision
@@ -59,7 +64,7 @@ class CacheController:
         for pod in decision.delete:
             await self._writer.delete(PODS, pod.namespace, pod.name, pod.uid)
         problem = await self._create(observed.cache, decision)
-        status = decision.status if problem is None else _refused(decision.status, problem)
+        status = decision.status if problem is None else _refused(observed.cache, decision.status, problem, observed.now)
         wait = await self._write(key, observed.cache, status)
         times = [seconds for seconds in (decision.recheck_seconds, wait) if seconds is not None]
         return min(times, default=None)
@@ -105,9 +110,18 @@ def _states(status: ModelCacheStatus) -> object:
     return macs, [(one.type, one.status, one.reason) for one in status.conditions]
 
 
-def _refused(status: ModelCacheStatus, problem: str) -> ModelCacheStatus:
-    conditions = tuple(
-        one if one.status == "True" else one.model_copy(update={"reason": "DownloadFailed", "message": problem})
-        for one in status.conditions
-    )
-    return status.model_copy(update={"conditions": conditions})
+def _refused(cache: ModelCache, status: ModelCacheStatus, problem: str, now: datetime) -> ModelCacheStatus:
+    """The status if the API server refuses the pod, which a person must change."""
+    about = (ConditionType.RECONCILING, ConditionType.STALLED)
+    failed = Verdict(True, Reason.DOWNLOAD_FAILED, problem[:MESSAGE_LENGTH])
+    # These follow from what was written last: the round has taken them for a cache whose pod starts.
+    found = tuple(one for one in cache.status.conditions if one.type in about)
+    for one in status.conditions:
+        if one.type not in about:
+            done = one.status is ConditionStatus.TRUE
+            found += (one if done else one.model_copy(update={"reason": failed.reason, "message": failed.message}),)
+    for kind, verdict in ((ConditionType.RECONCILING, SEE_STALLED), (ConditionType.STALLED, failed)):
+        found = set_condition(
+            found, kind, verdict.status, verdict.reason, verdict.message, now=now, observed_generation=cache.metadata.generation
+        )
+    return status.model_copy(update={"conditions": found})

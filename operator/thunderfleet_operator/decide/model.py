@@ -19,6 +19,8 @@ class Resolution:
     found: bool
     reason: str
     message: str
+    stalled: bool | None = None
+    """Whether the ModelCache that is to fetch the model is Stalled; None without one."""
 
 
 def _folders(mac: Mac) -> str:

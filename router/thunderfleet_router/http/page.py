@@ -127,7 +127,7 @@ class Page:
         who = await self._who(request)
         if isinstance(who, web.Response):
             return who
-        kind, name = ("viewers", f"viewer {hash(request.headers['Authorization'])}") if who is None else ("keys", who.id)
+        kind, name = ("viewers", f"viewer {hash(guard.bearer(request.headers))}") if who is None else ("keys", who.id)
         if self._streams[kind] >= MAX_STREAMS or self._streams[name] >= MAX_STREAMS_EACH:
             return responses.problem(503, "too many pages are open; close one", {"Retry-After": "10"})
         self._streams.update((kind, name))
@@ -152,6 +152,8 @@ class Page:
 
         async def take(seconds: float) -> str | None:
             nonlocal checked
+            # It may have failed, or have ended just when this page was opened.
+            self._start()
             if time.monotonic() - checked > CHECK_SECONDS:
                 if not await self._still(request, viewer=True):
                     return ""
@@ -215,7 +217,7 @@ class Page:
         work = asyncio.create_task(watch.run())
         try:
             last = time.monotonic()
-            while not work.done() and time.monotonic() - last < LINGER_SECONDS:
+            while not work.done() and (self._feed.readers or time.monotonic() - last < LINGER_SECONDS):
                 if self._feed.readers:
                     last = time.monotonic()
                 await asyncio.sleep(LOOK_SECONDS)

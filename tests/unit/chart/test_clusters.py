@@ -189,7 +189,9 @@ def test_values_of_an_older_release_still_work(rendered: Callable[[Json], list[J
     new = ("nodeSelector", "tolerations", "priorityClassName", "podLabels", "podAnnotations", "serviceAccount", "extraEnv")
     none = dict.fromkeys((*new, "podSecurityContext", "securityContext"))
     older: Json = {"imagePullSecrets": None, "namespaceOverride": None, "commonLabels": None, "pods": {"allowed": None}}
-    objects = rendered(older | {"operator": none, "agent": dict.fromkeys(new), "router": none | ROUTERS})
+    older |= {"alerts": {"enabled": True, "backupDays": None}}
+    router = none | ROUTERS | {"page": None, "tracing": None}
+    objects = rendered(older | {"operator": none, "agent": dict.fromkeys(new), "router": router})
     (agent,) = pods(objects, "agent")
     assert agent["priorityClassName"] == "system-node-critical"
     assert fits(agent, MAC, [MACOS])

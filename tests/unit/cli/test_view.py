@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ import yaml
 from rich.console import Console
 from thunderfleet_cli.cli import main
 from thunderfleet_cli.view import cables, events, logs, status, top, topology, ui
+from thunderfleet_cli.view import plan as planning
 from thunderfleet_cli.view import why as shown
 from thunderfleet_cli.view.page import Page
 from thunderfleet_cli.view.picture import why_unread
@@ -489,3 +491,25 @@ async def test_a_page_of_the_demo_ends_with_its_cluster(tmp_path: Path, monkeypa
                 await asyncio.shield(ends)
     async with asyncio.timeout(60):
         await ends
+
+
+@pytest.mark.parametrize("name", ["qwen", "cluster"])
+def test_a_plan_gets_the_fleet_and_the_model_whatever_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    lists: dict[str, list[Json]] = {kind: [] for kind in (*planning.NEEDED, *planning.HELPFUL)}
+    lists |= {"nodes": [node("studio-1")], "deployments": [{"metadata": {"name": name, "namespace": "ns"}}]}
+    found: dict[str, Json] = {}
+
+    async def read(*_: object) -> tuple[dict[str, list[Json]], dict[str, str]]:
+        return lists, {}
+
+    def run(command: list[str]) -> int:
+        for option in ("--fleet", "--deployment"):
+            found[option] = json.loads(Path(command[command.index(option) + 1]).read_text())
+        return 0
+
+    monkeypatch.setattr(planning, "connect", lambda *_: SimpleNamespace(namespace="ns"))
+    monkeypatch.setattr(planning, "read_lists", read)
+    monkeypatch.setattr(planning, "_run", run)
+    assert main(["plan", name]) == 0
+    assert [item["kind"] for item in found["--fleet"]["items"]] == ["Node", "ModelDeployment"]
+    assert found["--deployment"]["metadata"]["name"] == name

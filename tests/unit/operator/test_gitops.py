@@ -105,7 +105,9 @@ def caches() -> dict[str, tuple[Json, tuple[str, str]]]:
         )
         for why in (Reason.REPOSITORY_NOT_FOUND, Reason.HUB_UNREACHABLE)
     )
-    lasting = cache(decide(failed).status.__dict__)
+    once = decide(failed).status
+    assert once.download is not None
+    lasting = cache({**once.__dict__, "download": once.download.model_copy(update={"attempts": 6})})
     later = replace(observed(lasting), now=NOW_OF_CACHES + timedelta(seconds=600))
     found = {
         "resolves": (decide(observed(cache())), ("InProgress", "Progressing")),

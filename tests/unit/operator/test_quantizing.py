@@ -29,6 +29,7 @@ from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.weights import Weights, WeightsFleets, of_deployment
 from thunderfleet_operator.placement import Fleet, Mac
 
+from tests.unit.operator import test_progress as progress
 from tests.unit.operator.test_weights import COMMIT, DIGEST, GIB, MODEL, NOW, STORE, UID, cache, node, observed, profile
 
 HOW = Quantize(bits=4, group_size=64)
@@ -165,6 +166,25 @@ def test_a_refusal_is_tried_again_rarely_and_a_mac_that_starts_nothing_is_left()
     assert [entry.name for entry in stuck.delete] == ["p"]
 
 
+def test_one_failure_after_hours_of_work_is_not_stalled() -> None:
+    """Neither for the ModelCache nor for the ModelDeployment that waits for it."""
+    working = after(quantized("a"), decide(observed(quantized("a"), [pod(Task.QUANTIZE)])))
+    hours = NOW + timedelta(hours=3)
+    ended = replace(observed(working, [pod(Task.QUANTIZE, message="Killed: 9", phase="Failed")]), now=hours)
+    failed = decide(ended)
+    assert condition(failed)[0] == Reason.DOWNLOAD_FAILED and stalled(failed) == ("False", Reason.AS_EXPECTED)
+    found = resolution(Weights(after(working, failed)), Resolution(False, Reason.MODEL_NOT_FOUND, "on no Mac"))
+    waits = progress.after(None, [progress.UNPLACED], found=Resolution(False, Reason.QUANTIZING, "works"))
+    assert progress.shown(progress.after(waits, [progress.UNPLACED], found=found, now=hours)) == progress.WORKS
+    # It fails again and again.
+    for attempt in range(1, 6):
+        again = replace(ended, cache=after(working, failed), now=hours + timedelta(minutes=2 * attempt))
+        failed = decide(again)
+    assert stalled(failed) == ("True", Reason.DOWNLOAD_FAILED)
+    lasts = resolution(Weights(after(working, failed)), Resolution(False, Reason.MODEL_NOT_FOUND, "on no Mac"))
+    assert progress.shown(progress.after(waits, [progress.UNPLACED], found=lasts))[2:] == ("True", "DownloadFailed")
+
+
 def test_a_mac_without_room_is_not_chosen() -> None:
     small, large = profile("a", free=20 * GIB), profile("b", free=22 * GIB)
     assert (found := decide(observed(quantized(), a=small, b=large)).create) is not None and found.node == "b"
@@ -172,6 +192,16 @@ def test_a_mac_without_room_is_not_chosen() -> None:
     assert none.create is None
     reason, message = condition(none)
     assert reason == Reason.NO_MAC_TO_FETCH and str(21 * GIB) in message
+
+
+def test_a_fleet_without_room_is_quiet_until_there_is_some() -> None:
+    one, small = quantized(), profile("a", free=20 * GIB)
+    first = decide(observed(one, a=small))
+    again = replace(observed(after(one, first), a=small), now=NOW + timedelta(seconds=20))
+    assert decide(again).status == first.status
+    assert (
+        found := decide(replace(again, profiles={"a": profile("a", free=22 * GIB)})).create
+    ) is not None and found.node == "a"
 
 
 def later(one: ModelCache, seconds: float, nodes: Sequence[Any] | None = None, **there: NodeProfile) -> CacheDecision:

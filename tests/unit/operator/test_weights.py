@@ -6,7 +6,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from thunderfleet_crds.conditions import find_condition
@@ -28,6 +29,9 @@ from thunderfleet_crds.parts import WeightFile
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, Copies, CopyPhase, CopySource, InterfaceKind
+from thunderfleet_lib.kube import ApiError
+from thunderfleet_operator.act.cache_controller import CacheController
+from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.weights import cache as decisions
@@ -37,6 +41,7 @@ from thunderfleet_operator.decide.weights.deployment import resolution
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod
 from thunderfleet_operator.decide.weights.uplink import uplink_mbps
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
+from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedCache
 from thunderfleet_operator.observe.proofs import Keyring
@@ -506,3 +511,52 @@ def test_paths_of_a_store() -> None:
 )
 def test_what_is_no_result_is_none(text: str) -> None:
     assert FetchResult.parse(text) is None
+
+
+class Refusing:
+    """Writes the status, and no pod."""
+
+    def __init__(self, known: ModelCache) -> None:
+        self.known = known
+        self.written: list[ModelCacheStatus] = []
+
+    async def create(self, *_: object) -> None:
+        raise ApiError(403, "Forbidden", "exceeded quota")
+
+    async def apply_status(self, _: object, body: dict[str, Any]) -> None:
+        self.written.append(ModelCacheStatus.load(body["status"]))
+        self.known = self.known.model_copy(update={"status": self.written[-1]})
+
+
+async def test_a_pod_that_the_api_server_refuses_needs_a_person_and_nothing_is_written_again() -> None:
+    writer = Refusing(cache())
+    now = [NOW]
+
+    async def round() -> dict[str, tuple[str, str]]:
+        nodes, profiles = {"a": node("a")}, {"a": profile("a")}
+        index = SimpleNamespace(
+            caches={"ns/tiny": writer.known}, plans={}, fetch_pods_of={}, live_nodes=nodes, profiles=profiles
+        )
+        controller = CacheController(
+            cast(Index, index),
+            cast(Writer, writer),
+            PodSettings("image"),
+            HubSettings("https://hub.example", enabled=True),
+            lambda: Keyring(b"k" * 32),
+            lambda: now[0],
+        )
+        await controller.round("ns/tiny")
+        return {one.type: (one.status, one.reason) for one in writer.known.status.conditions}
+
+    expected = {
+        "Fetched": ("False", "DownloadFailed"),
+        "Reconciling": ("False", "NeedsAPerson"),
+        "Resolved": ("False", "DownloadFailed"),
+        "Stalled": ("True", "DownloadFailed"),
+    }
+    assert await round() == expected
+    stalled = find_condition(writer.known.status.conditions, ConditionType.STALLED)
+    assert stalled is not None and "exceeded quota" in stalled.message
+    now[0] += timedelta(seconds=30)
+    assert await round() == expected
+    assert len(writer.written) == 1

@@ -18,7 +18,8 @@ from thunderfleet_router.decide.shown import AUDIENCE, host_names, host_refused,
 from thunderfleet_router.http import page
 from thunderfleet_router.viewers import Viewers
 from thunderfleet_view.fleet import Kind
-from thunderfleet_view.watch import RESOURCES
+from thunderfleet_view.watch import RESOURCES, Watch
+from thunderfleet_view.web import responses
 
 from tests.support.fleetpage import fleet
 from tests.support.routing import Model
@@ -259,6 +260,33 @@ async def test_a_router_that_may_not_review_tokens_says_so(cluster: Cluster) -> 
         assert status == 503 and headers["Retry-After"]
 
 
+async def test_the_fleet_is_watched_for_a_viewer_who_comes_when_the_watch_is_about_to_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "LINGER_SECONDS", -1.0)
+    cluster.users[token("ann")] = "ann"
+    async with served(cluster) as browser:
+        assert "mac/studio-1" in await asyncio.wait_for(browser.whole(token("ann")), 60)
+
+
+async def test_a_watch_that_fails_starts_again_while_somebody_looks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Watch] = []
+
+    class Failing(Watch):
+        async def run(self) -> None:
+            made.append(self)
+            if len(made) == 1:
+                raise RuntimeError("made for a test")
+            await super().run()
+
+    monkeypatch.setattr(page, "Watch", Failing)
+    monkeypatch.setattr(page, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(responses, "ALIVE_SECONDS", 0.05)
+    cluster.users[token("ann")] = "ann"
+    async with served(cluster) as browser:
+        assert "mac/studio-1" in await asyncio.wait_for(browser.whole(token("ann")), 60)
+
+
 # --- other names, other pages ---
 
 
@@ -358,6 +386,17 @@ async def test_few_reviews_run_at_once_and_one_for_the_same_token(cluster: Clust
     assert cluster.reviews.count(token("ann")) == 1
 
 
+async def test_tokens_that_come_at_the_same_time_are_reviewed_slowly_too(cluster: Cluster, kube: Kube) -> None:
+    """No review has started yet when the next token comes."""
+    cluster.held = asyncio.Event()
+    found = Viewers(kube, Clock())
+    checks = [found.check(token(f"guess-{number}"), f"10.0.1.{number}") for number in range(viewers.AT_ONCE + 8)]
+    answers = asyncio.gather(*checks)
+    await until_async(lambda: len(cluster.reviews) >= viewers.AT_ONCE, "reviews run")
+    cluster.held.set()
+    assert sorted(verdict.status for verdict in await answers) == [401] * viewers.AT_ONCE + [429] * 8
+
+
 async def test_what_is_kept_of_tokens_is_bounded(cluster: Cluster, kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewers, "MAX_ACCEPTED", 3)
     monkeypatch.setattr(viewers, "MAX_REFUSED", 3)
@@ -398,3 +437,15 @@ async def test_pages_are_few_and_places_come_back(cluster: Cluster, monkeypatch:
                 return again.status == 200
 
         await until_async(free, "the place is free again")
+
+
+@pytest.mark.parametrize("again", ["Bearer  {}", "bearer {}"])
+async def test_the_pages_of_a_viewer_are_counted_however_the_token_is_sent(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    monkeypatch.setattr(page, "MAX_STREAMS_EACH", 1)
+    cluster.users[token("ann")] = "ann"
+    async with served(cluster) as browser, browser.stream("/api/feed", token("ann")) as first:
+        assert first.status == 200
+        async with browser.stream("/api/feed", None, Authorization=again.format(token("ann"))) as other:
+            assert other.status == 503

@@ -161,6 +161,21 @@ async def test_a_missing_right_is_named(api: FleetApi, scene: Scene) -> None:
     assert "--subresource=proxy" in meter._refused(caught.value)
 
 
+async def test_one_pod_that_refuses_hides_no_other_cable(api: FleetApi, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone who may create pods can label one like an agent; what it answers is no answer of the API server."""
+    monkeypatch.setattr(rates, "enough", lambda cables: set(ENDS))
+    asked = meter.Meter._ask
+
+    async def ask(self: Meter, mac: str, path: str) -> ApiError | None:
+        return ApiError(403, "Forbidden", "no") if mac == ENDS[1] else await asked(self, mac, path)
+
+    monkeypatch.setattr(Meter, "_ask", ask)
+    for at in (0, 10):
+        api.agents = {ENDS[0]: text(1000 + at, at * 1e8, 0), ENDS[1]: ""}
+        await scene.meter.round()
+    assert LINK in scene.said()[0]
+
+
 async def test_nobody_is_asked_while_nobody_looks(api: FleetApi, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A meter without readers does no round; one reader is enough."""
     rounds: list[int] = []

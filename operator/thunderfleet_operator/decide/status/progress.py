@@ -33,6 +33,8 @@ NEEDS_A_PERSON = frozenset(
 )
 """What the hub refuses until a person changes something."""
 NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nobody has to change anything")
+SEE_STALLED = Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+"""Reconciling while Stalled is True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,9 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
     if of.resolution.reason == Reason.QUANTIZING:
         # It takes as long as the download of the whole repository, and more.
         return None
+    if not of.resolution.found and of.resolution.stalled is not None:
+        # Its ModelCache knows how long the fault has lasted.
+        return Verdict(True, of.resolution.reason, of.resolution.message) if of.resolution.stalled else None
     before = of.deployment.status.conditions
     stalled = find_condition(before, ConditionType.STALLED)
     same = stalled is not None and stalled.observed_generation == of.deployment.metadata.generation
@@ -117,7 +122,7 @@ def stalled(of: Progress, now: datetime) -> Verdict:
 def reconciling(of: Progress, *, stalled: bool) -> Verdict:
     """Whether the operator still works on the spec."""
     if stalled:
-        return Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+        return SEE_STALLED
     if of.ending:
         return Verdict(True, Reason.STOPPING, f"{_count(of.ending)} to stop")
     if not of.wanted:

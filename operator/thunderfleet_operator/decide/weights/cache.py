@@ -337,7 +337,7 @@ def _quantizing(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     node = quantizing.choose(observed, source, able)
     if node is None:
         attempts = before.download.attempts if before.download is not None else 0
-        why = Download(attempts=attempts, **quantizing.no_room(observed, source, RECHECK_SECONDS))
+        why = Download(attempts=attempts, **quantizing.no_room(source))
         return CacheDecision(before.model_copy(update={"download": why}), None, old, RECHECK_SECONDS)
     # While a pod runs, its progress is shown instead of why the last one failed.
     download = before.download.model_copy(update={"reason": None, "message": ""}) if before.download is not None else None

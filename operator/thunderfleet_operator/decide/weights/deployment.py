@@ -7,7 +7,7 @@ from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.vocabulary import ConditionType, Copies
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, Copies
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, check_repository
 
 from thunderfleet_operator.decide.manifests import Manifest
@@ -108,7 +108,9 @@ def resolution(weights: Weights, found: Resolution, copies: Copies = Copies.WHOL
         return found
     if resolved is None or resolved.reason == Reason.RESOLVED:
         return Resolution(False, Reason.RESOLVING, f"{name} was created; no Mac has the model, so it is fetched from the hub")
-    return Resolution(False, resolved.reason, f"{name}: {resolved.message}")
+    stalled = find_condition(cache.status.conditions, ConditionType.STALLED)
+    stuck = stalled is not None and stalled.status is ConditionStatus.TRUE
+    return Resolution(False, resolved.reason, f"{name}: {resolved.message}", stuck)
 
 
 def shown(weights: Weights) -> dict[str, object]:

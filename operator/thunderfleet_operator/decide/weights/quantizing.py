@@ -5,7 +5,7 @@ Mac, where it continues; on another one only if the disk is too small, or if the
 """
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import ModelCache, QuantizedFrom
@@ -108,12 +108,11 @@ def is_lost(source: QuantizedFrom, now: datetime) -> bool:
     return source.lost_since is not None and age_seconds(source.lost_since, now) >= LOST_SECONDS
 
 
-def no_room(observed: ObservedCache, source: QuantizedFrom, retry_seconds: float) -> dict[str, object]:
-    """The fields of ``status.download`` if no Mac has room."""
+def no_room(source: QuantizedFrom) -> dict[str, object]:
+    """The fields of ``status.download`` if no Mac has room. Without a time, so that the same fields are not written again."""
     size = needed_bytes(source)
     message = (
         f"no Mac that is Ready has {size} bytes free in its model store, for the repository and the quantized files; free disk "
         "space on a Mac"
     )
-    until = observed.now + timedelta(seconds=retry_seconds)
-    return {"reason": Reason.NO_MAC_TO_FETCH, "message": message, "next_time": until}
+    return {"reason": Reason.NO_MAC_TO_FETCH, "message": message}

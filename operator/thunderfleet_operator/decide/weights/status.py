@@ -14,7 +14,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, CopyPhase, CopySource
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED
+from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED, SEE_STALLED
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.weights import layers_of_copy
@@ -25,6 +25,8 @@ LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
 """A fault that a person may have to mend makes a ModelCache Stalled after this long."""
+FAULT_ATTEMPTS = 6
+"""Pods that fail within that time. One that fails after hours of work says nothing about the next one."""
 WORKING = frozenset(
     (
         Reason.RESOLVING,
@@ -210,14 +212,21 @@ def _stalled(cache: ModelCache, status: ModelCacheStatus, resolved: Verdict, fet
         working = find_condition(cache.status.conditions, ConditionType.RECONCILING)
         lasts = working is not None and working.status is ConditionStatus.TRUE
         age = age_seconds(working.last_transition_time, now) if working is not None and lasts else 0.0
-        if not before and age < FAULT_SECONDS:
+        download = status.download
+        few = (
+            download is not None
+            and download.node is not None
+            and download.reason == fault.reason
+            and download.attempts < FAULT_ATTEMPTS
+        )
+        if not before and (few or age < FAULT_SECONDS):
             return NOT_STALLED
     return Verdict(True, fault.reason, fault.message)
 
 
 def _reconciling(resolved: Verdict, fetched: Verdict, *, stalled: bool) -> Verdict:
     if stalled:
-        return Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+        return SEE_STALLED
     if fetched.status is True or (resolved.status is True and fetched.reason == Reason.NOTHING_TO_FETCH):
         return Verdict(False, fetched.reason, fetched.message)
     kind = ConditionType.RESOLVED if resolved.status is not True else ConditionType.FETCHED
