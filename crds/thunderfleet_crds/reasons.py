@@ -969,7 +969,7 @@ class Reason(StrEnum):
     )
     GPU_BUFFERS_SPENT = (
         "GPUBuffersSpent",
-        "MLX reached its limit of GPU buffers, as happens with many or very long requests.",
+        "MLX reached a limit of GPU buffers, of their number or size, as happens with many or very long requests.",
         "Lower spec.memory.concurrentRequests or spec.memory.contextTokens.",
         (FAILURE,),
     )

@@ -161,12 +161,18 @@ _RULES: tuple[_Rule, ...] = (
           "another rank; look for an earlier failure of a rank"),
     _rule(r"GPU address fault|CallbackErrorPageFault", FaultClass.RETRY, Reason.GPU_FAILED,
           "the GPU accessed memory that is not mapped, a defect of MLX or macOS; if this repeats, update both"),
-    _rule(r"innocent ?victim", FaultClass.RETRY, Reason.GPU_FAILED,
+    _rule(r"innocent ?victim|victim of GPU error", FaultClass.RETRY, Reason.GPU_FAILED,
           "macOS reset the GPU because of another command, maybe of another program on this Mac; if this repeats, end other "
           "programs that use the GPU"),
+    _rule(r"prior/excessive GPU errors|Submissions ?Ignored", FaultClass.RETRY, Reason.GPU_FAILED,
+          "macOS ignores GPU commands of a process of which earlier ones failed: look for those in the log of the rank; if "
+          "this repeats, reboot this Mac"),
     _rule(r"resource limit \(\d+\) exceeded", FaultClass.RETRY, Reason.GPU_BUFFERS_SPENT,
           "MLX reached its limit of GPU buffers: lower spec.memory.concurrentRequests or spec.memory.contextTokens"),
-    _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc",
+    _rule(r"maximum allowed buffer size", FaultClass.RETRY, Reason.GPU_BUFFERS_SPENT,
+          "a step needs a larger buffer than this Mac's GPU allows: lower spec.memory.concurrentRequests or "
+          "spec.memory.contextTokens"),
+    _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc|malloc\] unable to allocate",
           FaultClass.RETRY, Reason.OUT_OF_MEMORY,
           "this Mac ran out of memory: end other programs on it, or raise spec.memory.headroomPercent"),
     _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, Reason.MODEL_UNSUPPORTED,

@@ -202,7 +202,9 @@ def _faults(link: ThunderboltLink) -> tuple[CableFault | None, CableFault | None
     """What is known to be wrong with a cable, and with RDMA on it, by its conditions."""
     connected = find_condition(link.status.conditions, ConditionType.CONNECTED)
     usable = find_condition(link.status.conditions, ConditionType.RDMA_USABLE)
-    if connected is not None and connected.reason == Reason.UNPLUGGED and any(end.sees_peer for end in link.status.endpoints):
+    ends = {link.spec.a.node, link.spec.b.node}
+    seen = any(end.sees_peer for end in link.status.endpoints if end.node in ends)
+    if connected is not None and connected.reason == Reason.UNPLUGGED and seen:
         # Not what the operator says of these ends: the condition was edited, or is about to follow them.
         return None, None
     if connected is not None and connected.reason in FAULTS:

@@ -72,17 +72,25 @@ class Proof:
 
 
 def prove(group: Any, model: Path, *, split: Split, mesh: bool, step: Callable[[], None]) -> Proof:
-    """Collective: all ranks of ``group`` call it. The largest message goes once, the way it goes with ``split``.
+    """Collective: all ranks of ``group`` call it. The largest message goes the way it goes with ``split``.
 
     ``mesh``: every two ranks are connected, not only those next to each other. ``step`` is called after each exchange.
     A rank that has seen a wrong value goes on, because the others wait for it.
     """
     began = time.monotonic()
     prover = _Prover(group, mesh, step)
-    for number, (kind, size) in enumerate(rounds()):
+    largest = _largest(model)
+    last = [(kind, largest) for kind in _kinds_of_largest(split, group.size(), mesh)]
+    for number, (kind, size) in enumerate([*rounds(), *last]):
         prover.round(number, kind, size)
-    prover.round(ROUNDS, Kind.SUM if split is Split.TENSOR else Kind.MESSAGES, _largest(model))
     return Proof(prover.exchanges, time.monotonic() - began, prover.wrong)
+
+
+def _kinds_of_largest(split: Split, size: int, mesh: bool) -> tuple[Kind, ...]:
+    """How the largest message goes. A wrong sum of three ranks names none of them, so a mesh gathers first, which does."""
+    if split is Split.PIPELINE:
+        return (Kind.MESSAGES,)
+    return (Kind.GATHER, Kind.SUM) if mesh and size > 2 else (Kind.SUM,)
 
 
 def _largest(model: Path) -> int:

@@ -181,6 +181,15 @@ def test_which_conditions_of_a_cable_are_faults(connected: str, rdma: str, whole
     assert (ring_problem(Fleet(), made) is not None) == (whole is not None)
 
 
+@pytest.mark.parametrize(("node", "reason"), [("b", None), ("c", "PortDown")])
+def test_only_an_end_of_the_cable_can_say_that_it_is_plugged_in(node: str, reason: str | None) -> None:
+    """Another entry, which somebody added, does not hide that the cable is out."""
+    out = link("Unplugged", "PortDown").model_dump(mode="json", by_alias=True)
+    out["status"]["endpoints"] = [{"node": node, "port": 1, "seesPeer": True}]
+    made = FleetBuilder().fleet({}, {}, {"a.tb1--b.tb1": ThunderboltLink.load(out)}, Taken()).cables["a.tb1--b.tb1"]
+    assert (made.fault.reason if made.fault else None) == reason
+
+
 def test_the_ends_of_a_cable_as_their_agents_tell_of_them() -> None:
     """The agent of b reports its end. A display hides that of a, so the profile of a tells of it, with its first address."""
     cabled = ThunderboltLink.load(

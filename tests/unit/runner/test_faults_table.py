@@ -134,7 +134,31 @@ KNOWN = [
         "GpuFailed",
         False,
     ),
+    (
+        Stage.SERVE,
+        "[METAL] Command buffer execution failed: Discarded (victim of GPU error/recovery) (IOAF code 5)",
+        FaultClass.RETRY,
+        "GpuFailed",
+        False,
+    ),
+    (
+        Stage.SERVE,
+        "[METAL] Command buffer execution failed: Ignored (for causing prior/excessive GPU errors) "
+        "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)",
+        FaultClass.RETRY,
+        "GpuFailed",
+        False,
+    ),
     (Stage.SERVE, "[metal::malloc] Resource limit (499000) exceeded.", FaultClass.RETRY, "GPUBuffersSpent", False),
+    (
+        Stage.SERVE,
+        "[metal::malloc] Attempting to allocate 135383101952 bytes which is greater than the maximum allowed buffer size of "
+        "86586540032 bytes.",
+        FaultClass.RETRY,
+        "GPUBuffersSpent",
+        False,
+    ),
+    (Stage.LOAD, "[malloc] Unable to allocate 8589934592 bytes.", FaultClass.RETRY, "OutOfMemory", False),
     (Stage.PROVE, "ProofDeadline: an exchange did not end within 60 s", FaultClass.RETRY, "Stalled", False),
     (Stage.LOAD, "ValueError: Model type foo not supported.", FaultClass.CONFIGURE, "ModelUnsupported", False),
     (Stage.LOAD, "ValueError: Missing 3 parameters: model.norm", FaultClass.CONFIGURE, "ModelIncomplete", False),

@@ -100,8 +100,9 @@ def test_right_values_are_no_alarm_and_every_exchange_is_progress(transport: Tra
     proved = prove(Group(), model, split=split, mesh=True, step=lambda: steps.append(None))
     assert proved.wrong is None
     counts = {kind: len(of_kind(kind)) for kind in Kind}
-    # The largest message goes once, as the model's do.
-    counts[Kind.SUM if split is Split.TENSOR else Kind.MESSAGES] += 1
+    # The largest message goes as the model's do; three ranks with connections to each other gather it first.
+    for kind in (Kind.GATHER, Kind.SUM) if split is Split.TENSOR else (Kind.MESSAGES,):
+        counts[kind] += 1
     # Two neighbors send messages.
     expected = {"recv": 2 * counts[Kind.MESSAGES], "all_sum": counts[Kind.SUM], "all_gather": counts[Kind.GATHER]}
     assert transport.calls == expected
@@ -127,6 +128,29 @@ def test_a_changed_gather_names_the_sender_in_a_mesh_only(
     assert wrong.what.startswith(f"all-gather of {2 * count} bytes, round {number}: value {count - 1} is ")
 
 
+def test_what_changes_only_the_largest_message_is_named_in_a_mesh(transport: Transport, model: Path) -> None:
+    """The sum of three ranks does not tell which of them has sent the wrong value."""
+    transport.change |= {"all_gather": (len(of_kind(Kind.GATHER)) + 1, 5), "all_sum": (len(of_kind(Kind.SUM)) + 1, 5)}
+    wrong = found(model)
+    assert wrong is not None and wrong.peer == 0
+    assert wrong.what.startswith("all-gather of 262144 bytes, round 21: value 5 is ")
+
+
+@pytest.mark.parametrize(
+    ("split", "size", "mesh", "kinds"),
+    [
+        (Split.TENSOR, 2, True, (Kind.SUM,)),
+        (Split.TENSOR, 3, False, (Kind.SUM,)),
+        (Split.TENSOR, 3, True, (Kind.GATHER, Kind.SUM)),
+        (Split.PIPELINE, 3, True, (Kind.MESSAGES,)),
+    ],
+)
+def test_the_largest_message_goes_once_where_that_names_its_sender(
+    split: Split, size: int, mesh: bool, kinds: tuple[Kind, ...]
+) -> None:
+    assert proof._kinds_of_largest(split, size, mesh) == kinds
+
+
 def test_a_changed_sum_names_nobody(transport: Transport, model: Path) -> None:
     last = len(of_kind(Kind.SUM)) + 1
     transport.change["all_sum"] = (last, 0)
@@ -134,7 +158,7 @@ def test_a_changed_sum_names_nobody(transport: Transport, model: Path) -> None:
     transport.calls["all_sum"] = 0
     wrong = found(model)
     assert wrong is not None and wrong.peer is None
-    assert wrong.what.startswith("all-sum of 262144 bytes, round 21: value 0 is ")
+    assert wrong.what.startswith("all-sum of 262144 bytes, round 22: value 0 is ")
 
 
 def test_a_transport_that_changes_only_messages_above_32_kib_is_found(transport: Transport, model: Path) -> None:
