@@ -43,11 +43,15 @@ async def pull(root: Path, host: str) -> dict[str, float]:
     plain = unpacking.unpack
 
     async def timed(
-        layers: Sequence[tuple[Path, str, str]], target: Path, max_bytes: int, seconds: float = unpacking.UNPACK_SECONDS
+        layers: Sequence[tuple[Path, str, str]],
+        target: Path,
+        max_bytes: int,
+        spare: int = 0,
+        seconds: float = unpacking.UNPACK_SECONDS,
     ) -> None:
         nonlocal unpacked
         began = time.monotonic()
-        await plain(layers, target, max_bytes, seconds)
+        await plain(layers, target, max_bytes, spare, seconds)
         unpacked += time.monotonic() - began
 
     async def room(need: int) -> int:

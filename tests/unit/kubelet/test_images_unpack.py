@@ -357,7 +357,7 @@ def test_the_process_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monk
     assert "No such file" in capsys.readouterr().out
 
 
-def test_an_image_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_image_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, really, rename = set[int](), os.fsync, os.rename
     missing: list[Path] = []
 
@@ -374,8 +374,9 @@ def test_an_image_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypa
     parts = files_of(tmp_path, [Layer.of(Entry("bin/deep/file", b"x"), Entry("empty", b""), link("out", "bin"))])
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", look)
-    with store.staging() as staged:
-        order = {"layers": [(str(file), *rest) for file, *rest in parts], "target": str(staged / "rootfs"), "bytes": MIB}
+    async with store.staging() as staged:
+        layers = [(str(file), *rest) for file, *rest in parts]
+        order = {"layers": layers, "target": str(staged / "rootfs"), "bytes": MIB, "spare": 0}
         monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order)))
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         mask = os.umask(0o022)
