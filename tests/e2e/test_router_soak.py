@@ -334,7 +334,7 @@ def test_a_stranger_wakes_lists_and_takes_nothing(world: World) -> None:
                 assert ask(line, urls[0], model, key).status in (401, 404)
             listed = line.request(f"{urls[0]}/models", headers={"Authorization": f"Bearer {key}"} if key else {})
             assert sleeper.name not in listed.body and served.name not in listed.body
-        # It never runs, so whoever is sent there gets an error.
+        # It never runs, so requests that are sent there get an error.
         taken = {"aliases": ["gpt-tiny", world.name, served.name, sleeper.name]}
         thief = line.deploy("thief", **ONE_MAC, replicas=0, server=taken)
         until(lambda: ask(line, urls[0], f"{thief.namespace}/{thief.name}").status == 503, "routers know the thief", 60)
