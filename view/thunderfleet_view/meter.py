@@ -1,7 +1,7 @@
 """Live rates of cables: asks agents for their counters while somebody looks. Nothing is written to the API server.
 
-Agents are asked through the API server (``pods/proxy``), with the rights of the user who runs the page. Without that right there
-are no rates, and the page says why.
+Agents are asked through the API server (``pods/proxy``), with the rights of the user who runs the page. Without that right
+there are no rates, and the page says why.
 """
 
 import asyncio
