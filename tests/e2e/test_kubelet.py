@@ -84,9 +84,13 @@ def alive_with(uid: str) -> list[int]:
     return found
 
 
-def own_number(pid: int) -> int:
-    """The process id inside the machine's namespace."""
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid:"))
+def own_number(pid: int) -> int | None:
+    """The process id inside the machine's namespace, or None once the process has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
     return int(line.split()[-1])
 
 
