@@ -59,6 +59,20 @@ def command_line(workload: Json) -> list[str]:
     return words
 
 
+def test_what_runs_counts_as_ready_soon_and_has_a_minute_to_start(render: Render) -> None:
+    """`helm --wait` waits for it, and so does a rollout with each replica."""
+    workloads = [
+        item for item in render("--set", "router.enabled=true,router.linuxReplicas=1") if "template" in item.get("spec", {})
+    ]
+    containers = [one for item in workloads for one in item["spec"]["template"]["spec"]["containers"]]
+    assert len(containers) == len(workloads) == 4
+    for container in containers:
+        starts, serves, lives = (container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness"))
+        assert (starts or serves)["periodSeconds"] <= 2
+        allowed = starts.get("periodSeconds", 0) * starts.get("failureThreshold", 0) or lives["initialDelaySeconds"]
+        assert allowed + lives["periodSeconds"] * (lives["failureThreshold"] - 1) >= 60
+
+
 def test_no_right_is_a_wildcard_and_none_is_granted_twice(render: Render) -> None:
     roles = [item for item in render() if item["kind"] in ("Role", "ClusterRole")]
     assert len(roles) == 8
