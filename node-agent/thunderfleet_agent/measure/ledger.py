@@ -24,7 +24,7 @@ from thunderfleet_lib.timestamps import age_seconds
 from thunderfleet_agent.measure.schedule.due import History, backoff
 from thunderfleet_agent.measure.schedule.figures import GIGA, Figures, Result, moved, result
 from thunderfleet_agent.measure.schedule.freshness import ProbeFailure
-from thunderfleet_agent.measure.schedule.probes import Key, ProbeKind, Target
+from thunderfleet_agent.measure.schedule.probes import Key, Probe, ProbeKind, Target
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +73,12 @@ class Ledger:
             return True
         return False
 
-    def fail(self, key: Key, why: str, wall: datetime, now: float) -> float:
+    def fail(self, probe: Probe, why: str, wall: datetime, now: float) -> float:
         """Records a failure. Returns the delay before the next attempt in seconds."""
+        key = probe.key
         known = self.history.get(key, History())
         self.history[key] = replace(known, failures=known.failures + 1, failed=now)
-        wait = backoff(self.node, key, known.failures + 1)
+        wait = backoff(self.node, probe, known.failures + 1)
         self.failures[key] = ProbeFailure(why, datetime.fromtimestamp(wall.timestamp() + wait, UTC))
         return wait
 

@@ -220,7 +220,7 @@ class Prober:
         now = time.monotonic()
         # How many bytes a failed probe moved is unknown, so its limit counts.
         self._spend(now, probe.shared_bytes)
-        wait = self.ledger.fail(probe.key, why, datetime.now(UTC), now)
+        wait = self.ledger.fail(probe, why, datetime.now(UTC), now)
         self._counter.probed(probe.kind, "failed", now - started, probe.bytes)
         log.warning("%s: %s; retrying in %.0f s", probe.key, why, wait)
         self._publish_if_changed()

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -90,13 +91,22 @@ def test_a_closed_gate_wakes_no_probe_and_stops_no_other() -> None:
 
 
 def test_failures_back_off_doubling_to_a_limit() -> None:
-    waits = [backoff("a", GPU.key, failures) for failures in range(1, 12)]
+    waits = [backoff("a", GPU, failures) for failures in range(1, 12)]
     assert 22 <= waits[0] <= 30 and max(waits) <= BACKOFF.limit
     assert all(later > 1.4 * sooner for sooner, later in itertools.pairwise(waits[:6]))
     history = {probe.key: History(measured=100.0) for probe in ALL if probe != GPU}
     history[GPU.key] = History(failures=3, failed=100.0)
     found = plan(history, 101.0)
-    assert found.probe is None and found.wake == 100 + backoff("a", GPU.key, 3)
+    assert found.probe is None and found.wake == 100 + backoff("a", GPU, 3)
+
+
+@pytest.mark.parametrize("ttl", [10, 20, 300, 3600, 21600])
+def test_a_probe_that_fails_is_tried_at_least_as_often_as_one_that_succeeds(ttl: int) -> None:
+    probe = replace(RDMA, ttl=ttl)
+    waits = [backoff("a", probe, failures) for failures in range(1, 40)]
+    assert waits[0] <= min(30, ttl) and 0.75 * min(3600, ttl) <= waits[-1] <= min(3600, ttl)
+    assert when(probe, History(measured=0.0, failures=39, failed=100.0), "a", 0.0, 0.0) <= 100.0 + ttl
+    assert Ledger("a").fail(probe, "no answer", WALL, 0.0) == waits[0], "what is shown is what is waited"
 
 
 histories = st.builds(
@@ -399,7 +409,7 @@ def test_the_condition_says_why_and_when_next() -> None:
     missing = {key: value for key, value in fresh.items() if key != GPU.key}
     reason, message = said(missing, ledger, {GPU.key: "the group x has this Mac"})
     assert reason == "InUse" and "the group x has this Mac" in message
-    ledger.fail(GPU.key, "not enough memory", WALL, 9_990.0)
+    ledger.fail(GPU, "not enough memory", WALL, 9_990.0)
     reason, message = said({**missing, GPU.key: ledger.history[GPU.key]}, ledger, {})
     assert reason == "BenchmarkFailed" and "gpu: not enough memory; next attempt at 12:00:2" in message
     assert benchmarks_fresh(MeasureSettings(enabled=False), ALL, fresh, {}, {}, (), 1.0).reason == "Disabled"

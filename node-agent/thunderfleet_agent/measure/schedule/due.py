@@ -10,7 +10,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thunderfleet_lib.backoff import Backoff
 
@@ -53,9 +53,13 @@ def fraction(*words: object) -> float:
     return int.from_bytes(digest[:8]) / 2**64
 
 
-def backoff(node: str, key: Key, failures: int) -> float:
-    """Seconds to wait after that many failures in a row: doubled each time up to a limit, minus up to a quarter of jitter."""
-    return BACKOFF.jittered(failures, lambda: fraction(node, key, failures))
+def backoff(node: str, probe: Probe, failures: int) -> float:
+    """Seconds to wait after that many failures in a row: doubled each time up to a limit, minus up to a quarter of jitter.
+
+    Never longer than the validity of a result: a probe that fails costs no more than one that succeeds.
+    """
+    limited = replace(BACKOFF, first=min(BACKOFF.first, probe.ttl), limit=min(BACKOFF.limit, probe.ttl))
+    return limited.jittered(failures, lambda: fraction(node, probe.key, failures))
 
 
 def when(probe: Probe, history: History, node: str, started: float, spread: float) -> float:
@@ -64,7 +68,7 @@ def when(probe: Probe, history: History, node: str, started: float, spread: floa
         first = started + spread * fraction(node)
     else:
         first = history.measured + probe.ttl * (1 - EARLY * fraction(node, probe.key))
-    return max(first, history.failed + backoff(node, probe.key, history.failures), history.not_before)
+    return max(first, history.failed + backoff(node, probe, history.failures), history.not_before)
 
 
 def room(spent: Iterable[tuple[float, int]], budget: int, wanted: int, now: float) -> float:
