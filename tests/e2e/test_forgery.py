@@ -70,8 +70,22 @@ class Tenant:
         return done.stdout
 
 
+@pytest.fixture(scope="module")
+def ending(line: Line) -> Iterator[list[str]]:
+    """Namespaces that were deleted. Each ends while the next tests run; at the end, none must be left."""
+    names: list[str] = []
+    yield names
+    for name in names:
+        until(
+            lambda name=name: line.api.get(f"/api/v1/namespaces/{name}") is None,  # type: ignore[misc]
+            f"namespace {name} is gone",
+            90,
+            describe=lambda name=name: line.kubectl("get", "namespace", name, "-o", "yaml"),  # type: ignore[misc]
+        )
+
+
 @pytest.fixture
-def tenant(line: Line, tmp_path: Path) -> Iterator[Tenant]:
+def tenant(line: Line, ending: list[str], tmp_path: Path) -> Iterator[Tenant]:
     namespace = f"mallory-{uuid.uuid4().hex[:6]}"
     line.kubectl("create", "namespace", namespace)
     line.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
@@ -98,12 +112,7 @@ def tenant(line: Line, tmp_path: Path) -> Iterator[Tenant]:
     yield found
     # The tenant's ModelDeployments and whatever was forged go with it.
     line.kubectl("delete", "namespace", namespace, "--wait=false")
-    until(
-        lambda: line.api.get(f"/api/v1/namespaces/{namespace}") is None,
-        f"namespace {namespace} is gone",
-        90,
-        describe=lambda: line.kubectl("get", "namespace", namespace, "-o", "yaml"),
-    )
+    ending.append(namespace)
 
 
 @dataclass
@@ -117,18 +126,20 @@ class Policies:
         """Installs or removes them, and waits until the API server follows."""
         if self.on is on:
             return
-        self.line.cluster.helm(
-            *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values"),
-            *("--set", f"operator.reserveObjects={str(on).lower()}"),
-            seconds=120,
-        )
         probe = yaml.safe_dump(look_alike("ConfigMap", "probe", "default"))
 
         def follows() -> bool:
             done = self.line.cluster.kubectl("create", "--dry-run=server", "-f", "-", text=probe, check=False)
             return (done.returncode != 0) == on
 
-        until(follows, f"the policies {'refuse' if on else 'are gone'}")
+        # The chart installs them.
+        if not follows():
+            self.line.cluster.helm(
+                *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values"),
+                *("--set", f"operator.reserveObjects={str(on).lower()}"),
+                seconds=120,
+            )
+            until(follows, f"the policies {'refuse' if on else 'are gone'}")
         self.on = on
 
 
@@ -190,6 +201,12 @@ def refused(done: "subprocess.CompletedProcess[str]", says: str) -> None:
     assert says in done.stderr, done.stderr
 
 
+def untouched(deployment: Deployment) -> Json:
+    """What a forgery must not change."""
+    pods = {child["metadata"]["name"]: child["metadata"]["uid"] for child in deployment.children() if child["kind"] == "Pod"}
+    return {"pods": pods, "epoch": deployment.group()["epoch"], "state": deployment.state}
+
+
 # --- with the policies -------------------------------------------------------------------------------------------------
 
 
@@ -237,13 +254,45 @@ def test_what_the_operator_made_keeps_its_labels(line: Line, policies: None, ten
     until(lambda: not own.children(), "the children are gone", describe=lambda: str(own.left()))
 
 
+# --- names that are taken ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headless", quick([True], [False, True]))
+def test_a_deployment_named_like_a_service(line: Line, policies: None, tenant: Tenant, headless: bool) -> None:
+    if line.cluster.network != "namespaces":
+        pytest.skip("the API server accepts no EndpointSlices with loopback addresses, so there are no Services")
+    arguments = ("clusterip", "web", "--tcp=80", *(("--clusterip=None",) if headless else ()))
+    tenant.must("create", "service", *arguments)
+    before = line.json("get", "service", "web", "-n", tenant.namespace)
+    spec = {"model": {"repository": "thunderfleet/tiny-qwen2"}, **ONE}
+    tenant.must("apply", "-f", "-", text=yaml.safe_dump(manifest(tenant.namespace, "web", spec)))
+    own = Deployment(line, tenant.namespace, "web").until_ready()
+    message = own.until_condition("Degraded", "True", "NameTaken")["message"]
+    assert message.startswith(f"Service {tenant.namespace}/web exists, and the operator did not create it")
+    assert line.json("get", "service", "web", "-n", tenant.namespace) == before
+
+
+# --- the operator's key ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_key_stops_no_group(line: Line, policies: None, deploy: Deploy) -> None:
+    serves = deploy("serves", **ONE).until_ready()
+    before, answer = untouched(serves), serves.tokens(PROMPT, TOKENS)
+    line.kubectl("delete", "secret", KEY, "-n", SYSTEM)
+    line.kubectl("rollout", "restart", OPERATOR, "-n", SYSTEM)
+    line.cluster.kubectl("rollout", "status", OPERATOR, "-n", SYSTEM, "--timeout=90s", seconds=100)
+    told = serves.until_condition("Degraded", "True", "OperatorKeyLost")
+    assert "to place it again with the new key" in told["message"]
+    assert untouched(serves) == before and serves.is_ready()
+    assert serves.tokens(PROMPT, TOKENS) == answer
+    serves.kubectl("delete", "pod", next(iter(before["pods"])), "--wait=false")
+    serves.until(lambda: serves.group()["epoch"] > before["epoch"], "another epoch", 90)
+    serves.until_ready()
+    serves.until_condition("Degraded", "False", "AsExpected")
+    assert serves.tokens(PROMPT, TOKENS) == answer
+
+
 # --- without the policies ----------------------------------------------------------------------------------------------
-
-
-def untouched(deployment: Deployment) -> Json:
-    """What a forgery must not change."""
-    pods = {child["metadata"]["name"]: child["metadata"]["uid"] for child in deployment.children() if child["kind"] == "Pod"}
-    return {"pods": pods, "epoch": deployment.group()["epoch"], "state": deployment.state}
 
 
 def settled(line: Line, deploy: Deploy) -> None:
@@ -252,9 +301,17 @@ def settled(line: Line, deploy: Deploy) -> None:
     line.forget(fresh)
 
 
+@pytest.fixture(scope="module")
+def the_victim(line: Line) -> Iterator[Deployment]:
+    """One for all forgeries, none of which may touch it."""
+    found = line.deploy("victim", **ONE)
+    yield found
+    line.forget(found)
+
+
 @pytest.fixture
-def victim(line: Line, deploy: Deploy) -> Deployment:
-    return deploy("victim", **ONE).until_ready()
+def victim(the_victim: Deployment) -> Deployment:
+    return the_victim.until_ready()
 
 
 def test_a_forged_plan_claims_no_memory(
@@ -315,24 +372,20 @@ def test_a_plan_for_another_namespace_plants_no_pod_there(
     uid = own.get()["metadata"]["uid"]
     before = {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")}
 
-    def plant(plan: Json) -> None:
-        plan.update(namespace="kube-system", modelPath="/etc", epoch=9)
-
-    def redirect(plan: Json) -> None:
-        plan.update(modelPath="/etc", epoch=9)
-
-    for change in (plant, redirect):
-        forged = plan_of(own, tenant.namespace, change)
-        owner = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "name": "own", "uid": uid}
-        forged["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
-        assert tenant.create(forged).returncode == 0
-        tenant.must("delete", "pods", "-l", MANAGED, "--wait=false")
-        settled(line, deploy)
-        own.until_ready()
-        assert {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")} == before
-        volumes = [v for pod in line.items("pods", "-n", tenant.namespace) for v in pod["spec"].get("volumes", [])]
-        assert volumes and not [volume for volume in volumes if volume.get("hostPath", {}).get("path") == "/etc"]
-        tenant.must("delete", "configmap", forged["metadata"]["name"], "--ignore-not-found")
+    # A plan of another namespace is none of this deployment, so the other one is its newest in either case.
+    plant = {"namespace": "kube-system", "modelPath": "/etc", "epoch": 9}
+    redirect = {"modelPath": "/etc", "epoch": 8}
+    owner = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "name": "own", "uid": uid}
+    forged = [plan_of(own, tenant.namespace, functools.partial(_update, changes)) for changes in (plant, redirect)]
+    for item in forged:
+        item["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+        assert tenant.create(item).returncode == 0
+    tenant.must("delete", "pods", "-l", MANAGED, "--wait=false")
+    settled(line, deploy)
+    own.until_ready()
+    assert {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")} == before
+    volumes = [v for pod in line.items("pods", "-n", tenant.namespace) for v in pod["spec"].get("volumes", [])]
+    assert volumes and not [volume for volume in volumes if volume.get("hostPath", {}).get("path") == "/etc"]
 
 
 def test_no_secret_is_deleted_for_its_name(
@@ -353,44 +406,6 @@ def test_no_secret_is_deleted_for_its_name(
     own.until_ready()
     settled(line, deploy)
     assert line.json("get", "secret", "database", "-n", tenant.namespace)["metadata"]["uid"] == kept
-
-
-# --- names that are taken ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("headless", quick([True], [False, True]))
-def test_a_deployment_named_like_a_service(line: Line, policies: None, tenant: Tenant, headless: bool) -> None:
-    if line.cluster.network != "namespaces":
-        pytest.skip("the API server accepts no EndpointSlices with loopback addresses, so there are no Services")
-    arguments = ("clusterip", "web", "--tcp=80", *(("--clusterip=None",) if headless else ()))
-    tenant.must("create", "service", *arguments)
-    before = line.json("get", "service", "web", "-n", tenant.namespace)
-    spec = {"model": {"repository": "thunderfleet/tiny-qwen2"}, **ONE}
-    tenant.must("apply", "-f", "-", text=yaml.safe_dump(manifest(tenant.namespace, "web", spec)))
-    own = Deployment(line, tenant.namespace, "web").until_ready()
-    message = own.until_condition("Degraded", "True", "NameTaken")["message"]
-    assert message.startswith(f"Service {tenant.namespace}/web exists, and the operator did not create it")
-    assert line.json("get", "service", "web", "-n", tenant.namespace) == before
-
-
-# --- the operator's key ------------------------------------------------------------------------------------------------
-
-
-def test_a_lost_key_stops_no_group(line: Line, policies: None, deploy: Deploy) -> None:
-    serves = deploy("serves", **ONE).until_ready()
-    before, answer = untouched(serves), serves.tokens(PROMPT, TOKENS)
-    line.kubectl("delete", "secret", KEY, "-n", SYSTEM)
-    line.kubectl("rollout", "restart", OPERATOR, "-n", SYSTEM)
-    line.cluster.kubectl("rollout", "status", OPERATOR, "-n", SYSTEM, "--timeout=90s", seconds=100)
-    told = serves.until_condition("Degraded", "True", "OperatorKeyLost")
-    assert "to place it again with the new key" in told["message"]
-    assert untouched(serves) == before and serves.is_ready()
-    assert serves.tokens(PROMPT, TOKENS) == answer
-    serves.kubectl("delete", "pod", next(iter(before["pods"])), "--wait=false")
-    serves.until(lambda: serves.group()["epoch"] > before["epoch"], "another epoch", 90)
-    serves.until_ready()
-    serves.until_condition("Degraded", "False", "AsExpected")
-    assert serves.tokens(PROMPT, TOKENS) == answer
 
 
 # --- upgrades ----------------------------------------------------------------------------------------------------------
