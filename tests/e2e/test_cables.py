@@ -126,6 +126,10 @@ class TestOneGroup:
         served.until(served.serves, "the group serves")
         assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
+    def test_a_pulled_cable_is_left_and_taken_again(self, line: Line, served: Deployment, alone: Alone) -> None:
+        # The first test that interrupts the cable.
+        check_a_pulled_cable(line, served, "JACCL", alone(PROMPT, TOKENS))
+
     def test_a_link_that_somebody_edits_or_deletes_moves_no_group(self, line: Line, served: Deployment, alone: Alone) -> None:
         before = served.group()
         assert links(served) == {LINK}
@@ -164,10 +168,6 @@ class TestOneGroup:
         now = served.group()
         assert (now["epoch"], now["restarts"], links(served)) == (before["epoch"], before["restarts"], {LINK})
         assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
-
-    def test_a_pulled_cable_is_left_and_taken_again(self, line: Line, served: Deployment, alone: Alone) -> None:
-        rested(line)
-        check_a_pulled_cable(line, served.until_ready(), "JACCL", alone(PROMPT, TOKENS))
 
 
 @pytest.mark.soak
