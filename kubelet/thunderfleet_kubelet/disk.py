@@ -1,6 +1,5 @@
 """Whether the file systems of pods and images are full, and how much a pod uses."""
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -8,14 +7,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
+
 from thunderfleet_kubelet import pressure
 from thunderfleet_kubelet.pressure import DiskState, FileSystem, Threshold
 
 log = logging.getLogger(__name__)
 
 USAGE_SECONDS = 60.0
-DU_PATH = "/usr/bin:/bin"
 KIB = 1024
+_HOST = Host((Path("/usr/bin"), Path("/bin")), environment={})
 
 
 class DiskWatch:
@@ -66,31 +67,19 @@ def file_system(path: Path) -> FileSystem:
 
 
 async def used(paths: Iterable[Path], seconds: float = USAGE_SECONDS) -> Mapping[Path, int]:
-    """Bytes on disk below each path that exists; links are not followed. Raises TimeoutError.
+    """Bytes on disk below each path that exists; links are not followed. Raises OSError; after ``seconds``, TimeoutError.
 
     Asks ``du``, which, unlike os.walk, needs neither a file descriptor nor a stack frame for each level of a deep folder.
     """
     present = [path for path in paths if path.exists()]
     if not present:
         return {}
-    process = await asyncio.create_subprocess_exec(
-        *("du", "-s", "-k", "-x", *map(str, present)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": DU_PATH, "LC_ALL": "C"},
-    )
-    try:
-        async with asyncio.timeout(seconds):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        raise TimeoutError(f"du did not answer within {seconds:g} s for {present[0]}") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return parse_du(output.decode("utf-8", "surrogateescape"))
+    said = await _HOST.run(["du", "-s", "-k", "-x", *map(str, present)], seconds)
+    # It fails if something was deleted meanwhile, and has counted the rest.
+    if isinstance(said, Failure) and said.kind is not FailureKind.FAILED:
+        kind = TimeoutError if said.kind is FailureKind.TIMED_OUT else OSError
+        raise kind(f"du {said.message} ({present[0]})")
+    return parse_du(said.text)
 
 
 def parse_du(output: str) -> dict[Path, int]:

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, cast
 
 OUTPUT_LIMIT_BYTES: Final = 8 * 1024 * 1024
 CHUNK_BYTES: Final = 64 * 1024
@@ -172,8 +172,8 @@ class BlockingHost(_Commands):
         super().__init__(path, environment)
         self._stuck: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
 
-    def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None) -> Output | Failure:
-        """Runs ``argv`` in the locale C without input, for at most ``seconds`` and about one second of clean-up.
+    def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None, given: bytes = b"") -> Output | Failure:
+        """Runs ``argv`` in the locale C, with ``given`` as input, for at most ``seconds`` and about one second of clean-up.
 
         Never raises for what the command does. ``stop`` ends the command early; the result then says that its time was over.
         """
@@ -189,7 +189,7 @@ class BlockingHost(_Commands):
         try:
             process = subprocess.Popen(
                 [program or argv[0], *argv[1:]],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if given else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment(),
@@ -200,8 +200,8 @@ class BlockingHost(_Commands):
             return _absent(command, error)
         assert process.stdout is not None and process.stderr is not None
         # Closes this end of the pipes, which a descendant in another process group may hold open.
-        with process.stdout, process.stderr:
-            outcome = _listen(command, process, seconds, stop)
+        with process.stdout, process.stderr, process.stdin or contextlib.nullcontext():
+            outcome = _listen(command, process, seconds, stop, given)
             if isinstance(outcome, Failure) and outcome.kind is not FailureKind.FAILED:
                 # Even when the command has exited: its children may hold its output open.
                 self._end(key, process)
@@ -234,10 +234,10 @@ class Host:
         """The command's executable, or None."""
         return self._host.find(command)
 
-    async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
+    async def run(self, argv: Sequence[str], seconds: float, given: bytes = b"") -> Output | Failure:
         """As ``BlockingHost.run``. Cancelling kills the command."""
         stop, loop = Stop(), asyncio.get_running_loop()
-        running = loop.run_in_executor(self._threads, self._host.run, argv, seconds, stop)
+        running = loop.run_in_executor(self._threads, self._host.run, argv, seconds, stop, given)
         running.add_done_callback(lambda _: stop.close())
         try:
             return await asyncio.shield(running)
@@ -253,8 +253,26 @@ class Host:
             raise
 
 
-def _listen(command: str, process: subprocess.Popen[bytes], seconds: float, stop: Stop | None) -> Output | Failure:
-    """Reads both streams to their ends, within the time limit and the bound, and waits for the exit code."""
+def _feed(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    """Writes what the pipe takes of the input that is left, ``key.data``, and closes it at the end."""
+    try:
+        sent = os.write(key.fd, key.data[:CHUNK_BYTES])
+    except BlockingIOError:
+        return
+    except BrokenPipeError:
+        # The command has read enough, or has exited.
+        sent = len(key.data)
+    if sent < len(key.data):
+        selector.modify(key.fileobj, selectors.EVENT_WRITE, key.data[sent:])
+        return
+    selector.unregister(key.fileobj)
+    cast(IO[bytes], key.fileobj).close()
+
+
+def _listen(
+    command: str, process: subprocess.Popen[bytes], seconds: float, stop: Stop | None, given: bytes
+) -> Output | Failure:
+    """Writes the input and reads both streams to their ends, within time limit and bound, and waits for the exit code."""
     assert process.stdout is not None and process.stderr is not None
     deadline = time.monotonic() + seconds
     said, complained = bytearray(), bytearray()
@@ -264,6 +282,9 @@ def _listen(command: str, process: subprocess.Popen[bytes], seconds: float, stop
         selector.register(process.stderr, selectors.EVENT_READ, complained)
         if stop is not None:
             selector.register(stop, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE, memoryview(given))
         while open_streams or process.poll() is None:
             left = deadline - time.monotonic()
             # A program may close its output and go on; its end is no event.
@@ -272,6 +293,9 @@ def _listen(command: str, process: subprocess.Popen[bytes], seconds: float, stop
             if left <= 0 or any(key.fileobj is stop for key in events):
                 return _timed_out(command, seconds, said, complained)
             for key in events:
+                if key.fileobj is process.stdin:
+                    _feed(selector, key)
+                    continue
                 chunk = os.read(key.fd, CHUNK_BYTES)
                 if not chunk:
                     selector.unregister(key.fileobj)

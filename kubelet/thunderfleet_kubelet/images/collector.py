@@ -60,6 +60,7 @@ class Collector:
         """Deletes what is too much. Returns the bytes that were deleted. Raises OSError."""
         await asyncio.to_thread(self._store.drop_partials)
         await asyncio.to_thread(self._store.drop_staging)
+        self._store.read_again()
         system = file_system(self._store.root)
         need = excess(system.capacity, system.available, self._settings.high_percent, self._settings.low_percent)
         if not need:

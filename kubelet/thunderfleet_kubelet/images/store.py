@@ -77,9 +77,15 @@ class Store:
         self._in_work: set[str] = set()
         """The names of the folders in ``staging`` that are being filled."""
         self.images: dict[str, Stored] = {}
+        self._unread: set[str] = set()
+        """The keys of trees whose records could not be read, for a reason that may pass."""
 
     def open(self) -> None:
-        """Makes the folders and reads the records. Raises OSError."""
+        """Makes the folders and reads the records. Raises OSError.
+
+        Deletes an image only if its record is proven to be broken. What cannot be read now may belong to pods that run: it is
+        kept and read later.
+        """
         for folder, mode in (
             (self.root, 0o711),
             (self.trees, 0o711),
@@ -89,13 +95,25 @@ class Store:
         ):
             folder.mkdir(parents=True, exist_ok=True)
             os.chmod(folder, mode)
-        for tree in self.trees.iterdir():
-            stored = _read(tree)
-            if stored is None:
-                log.warning("%s: no usable record; deleted", tree)
-                shutil.rmtree(tree, ignore_errors=True)
-            else:
-                self.images[stored.key] = stored
+        self._unread = {tree.name for tree in self.trees.iterdir()}
+        self.read_again(log.warning)
+
+    def read_again(self, say: Callable[..., None] = log.debug) -> None:
+        """Reads the records that could not be read before."""
+        for key in sorted(self._unread):
+            try:
+                stored = _read(self.trees / key)
+            except (OSError, MemoryError) as error:
+                say("%s: cannot read its record now, so it is not used: %s", self.trees / key, error)
+                continue
+            self._unread.discard(key)
+            if stored is not None:
+                self.images[key] = stored
+                continue
+            log.warning("%s: its record is broken; deleted", self.trees / key)
+            with contextlib.suppress(OSError):
+                # Files are deleted beside the event loop, later.
+                self._move_out(key)
 
     def rootfs(self, stored: Stored) -> Path:
         """The files of an image."""
@@ -108,6 +126,7 @@ class Store:
 
     def find(self, reference: Reference) -> Stored | None:
         """The image of this name."""
+        self.read_again()
         text = str(reference)
         for stored in self.images.values():
             if (text in stored.digests) if reference.digest else (text in stored.tags):
@@ -116,6 +135,7 @@ class Store:
 
     def by_digest(self, name: str, digest: str) -> Stored | None:
         """The image that a registry called ``digest``, which may be that of an index."""
+        self.read_again()
         full = f"{name}@{digest}"
         return next((stored for stored in self.images.values() if full in stored.digests), None)
 
@@ -147,11 +167,14 @@ class Store:
         self._write(stored, folder)
         os.chmod(folder, 0o755)
         os.chmod(folder / "rootfs", 0o755)
-        shutil.rmtree(self.trees / key, ignore_errors=True)
         # Those of ``rootfs`` were synced when they were unpacked.
         for path in (folder / "image.json", folder, folder / "config.json"):
             _sync(path)
+        if (self.trees / key).exists():
+            # Its record cannot be read. Programs that run from it find the same files under the same names.
+            self._move_out(key)
         os.rename(folder, self.trees / key)
+        self._unread.discard(key)
         self.images[key] = stored
         return stored
 
@@ -183,9 +206,13 @@ class Store:
 
     def take_out(self, stored: Stored) -> Path:
         """Ends an image, in one step, so that no kubelet finds half of it. Returns the folder to delete. Raises OSError."""
-        doomed = self._staging / uuid.uuid4().hex
-        os.rename(self.trees / stored.key, doomed)
+        doomed = self._move_out(stored.key)
         self.images.pop(stored.key, None)
+        return doomed
+
+    def _move_out(self, key: str) -> Path:
+        doomed = self._staging / uuid.uuid4().hex
+        os.rename(self.trees / key, doomed)
         return doomed
 
     @contextlib.contextmanager
@@ -252,8 +279,14 @@ def _sync(path: Path) -> None:
 
 
 def _read(tree: Path) -> Stored | None:
+    """The record of a tree; None if it is broken. Raises OSError and MemoryError if it cannot be read now."""
     try:
-        record = json.loads((tree / "image.json").read_text(encoding="utf-8"))
+        text = (tree / "image.json").read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        # A tree gets its name when it is complete, so what is no image now has never been one, or was damaged.
+        return None
+    try:
+        record = json.loads(text)
         used = float(record["used"])
         return Stored(
             key=tree.name,
@@ -264,5 +297,5 @@ def _read(tree: Path) -> Stored | None:
             used=used,
             written=used,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

@@ -1,17 +1,17 @@
 """Runs the process that unpacks an image, and ends it in time."""
 
-import asyncio
-import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
+
 from thunderfleet_kubelet.images.errors import PullError
 
 UNPACK_SECONDS = 1800.0
-MAX_ANSWER = 64 * 1024
+_HOST = Host(environment={})
 
 
 async def unpack(
@@ -27,31 +27,17 @@ async def unpack(
         "bytes": max_bytes,
         "spare": spare,
     }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-m", "thunderfleet_kubelet.images.unpack", str(os.getpid())),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd="/",
-        env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(seconds):
-            output, _ = await process.communicate(json.dumps(order).encode())
-    except TimeoutError:
-        raise PullError(f"unpacking takes more than {seconds:g} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    problem = _problem(output[:MAX_ANSWER])
-    if problem or process.returncode:
-        raise PullError(f"cannot unpack the image: {problem or f'the process ended with {process.returncode}'}")
+    # In the locale C, Python would take names in archives for those of another encoding.
+    argv = [sys.executable, "-I", "-X", "utf8", "-m", "thunderfleet_kubelet.images.unpack", str(os.getpid())]
+    said = await _HOST.run(argv, seconds, json.dumps(order).encode())
+    if not isinstance(said, Failure):
+        return
+    if said.kind is FailureKind.TIMED_OUT:
+        raise PullError(f"unpacking takes too long: the process {said.message}")
+    raise PullError(f"cannot unpack the image: {_problem(said.text) or f'the process {said.message}'}")
 
 
-def _problem(output: bytes) -> str:
+def _problem(output: str) -> str:
     try:
         return str(json.loads(output)["problem"])
     except (ValueError, KeyError, TypeError):

@@ -159,7 +159,7 @@ async def measure(worker: PodWorker) -> Usage:
     }
     try:
         found = await disk.used([*volumes.values(), *(path for paths in containers.values() for path in paths)])
-    except TimeoutError as error:
+    except OSError as error:
         log.warning("%s: cannot measure disk usage: %s", worker.key, error)
         return Usage(unknown=True)
     return Usage(

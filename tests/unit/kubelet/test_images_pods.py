@@ -4,13 +4,14 @@ import asyncio
 import copy
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from thunderfleet_kubelet.disk import DiskWatch
-from thunderfleet_kubelet.images import collector, puller
+from thunderfleet_kubelet.images import collector, pull, puller
 from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.node.machine import here
@@ -364,6 +365,19 @@ async def test_a_kubelet_that_has_just_started_deletes_no_image_of_a_pod_that_it
     assert len(node.images.store.images) == 2
     await node.world.until(lambda: second._images_in_use() is not None)
     assert node.images._keys_in_use() == set(node.images.store.images)
+
+
+async def test_events_say_how_far_a_long_pull_is(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "REPORT_SECONDS", 0.0)
+    content = os.urandom(3 * 1024**2)
+    node.registry.simple("big", "1", Entry("data", content), script("entry", "true"), config=CONFIG, compression="")
+    await node.world.boot()
+    node.run("one", "big:1")
+    await node.ended("one")
+    told = [one for one in node.messages("Pulling") if "MiB" in one]
+    assert told and all(
+        re.fullmatch(rf"Pulling image '{node.name('big:1')}': [0-3] of 3 MiB, \d+\.\d MiB/s", one) for one in told
+    )
 
 
 async def test_a_pull_that_takes_too_long_is_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Pulls from real HTTP servers that speak the distribution API, and that lie, cut, refuse and redirect."""
 
 import asyncio
+import errno
+import io
 import json
 import logging
 import os
@@ -11,6 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -130,6 +134,100 @@ async def test_a_store_is_read_again_and_what_was_half_done_is_deleted(machine: 
     assert (found.names, found.size, found.access) == (pulled.stored.names, pulled.stored.size, pulled.stored.access)
     assert list((tmp_path / "images/staging").iterdir()) == []
     assert [one.name for one in (tmp_path / "images/trees").iterdir()] == [found.key]
+
+
+class Sick:
+    """Files that the system does not open, or does not read, as long as ``error`` is set."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: int | None = None
+        self.late = False
+        self._name, self._open = name, io.open
+        monkeypatch.setattr(io, "open", self)
+
+    def __call__(self, file: Any, *rest: Any, **more: Any) -> Any:
+        if self.error is None or Path(str(file)).name != self._name:
+            return self._open(file, *rest, **more)
+        if not self.late:
+            raise self._fault()
+        stream = self._open(os.devnull, "rb")
+
+        def read(*_: object) -> bytes:
+            raise self._fault()
+
+        return Mock(wraps=stream, __enter__=lambda _: Mock(read=read), __exit__=lambda *_: stream.close())
+
+    def _fault(self) -> Exception:
+        return MemoryError() if self.error == errno.ENOMEM and self.late else OSError(self.error, os.strerror(self.error or 0))
+
+
+PASSING = ("EMFILE", "ENFILE", "EIO", "ENOMEM", "EBUSY", "EACCES", "ESTALE", "ETIMEDOUT")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["opened", "read"])
+@pytest.mark.parametrize("error", PASSING)
+async def test_a_record_that_cannot_be_read_now_costs_no_image(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, late: bool
+) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    pulled = await machine.pull(f"{registry.host}/app:1")
+    name = parse(f"{registry.host}/app:1")
+    assert name is not None
+    sick = Sick("image.json", monkeypatch)
+    sick.error, sick.late = getattr(errno, error), late
+    machine.store = Store(tmp_path / "images")
+    machine.store.open()
+    machine.store.drop_staging()
+    assert machine.store.find(name) is None and machine.store.images == {}
+    assert (machine.store.rootfs(pulled.stored) / "v").read_text() == "one"
+    sick.error = None
+    found = machine.store.find(name)
+    assert found is not None and (found.key, found.tags) == (pulled.stored.key, pulled.stored.tags)
+    sent = registry.sent
+    assert (await machine.pull(f"{registry.host}/app:1")).fetched == 0 and registry.sent == sent
+
+
+async def test_a_record_that_stays_unreadable_is_replaced_by_the_next_pull(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    pulled = await machine.pull(f"{registry.host}/app:1")
+    running = os.open(machine.store.rootfs(pulled.stored) / "v", os.O_RDONLY)
+    sick = Sick("image.json", monkeypatch)
+    sick.error = errno.EIO
+    machine.store = Store(tmp_path / "images")
+    machine.store.open()
+    again = await machine.pull(f"{registry.host}/app:1")
+    sick.error = None
+    assert list(machine.store.images) == [again.stored.key] == [pulled.stored.key]
+    assert (machine.store.rootfs(again.stored) / "v").read_text() == "one"
+    # A program that runs from the old files keeps those it has open.
+    machine.store.drop_staging()
+    assert os.read(running, 10) == b"one" and list((tmp_path / "images/staging").iterdir()) == []
+    os.close(running)
+
+
+@pytest.mark.parametrize(
+    "broken", ["", "{", "[]", '{"size": 1}', "\0" * 50, '{"size": 1e999, "used": 1}', "missing", "a folder"]
+)
+async def test_an_image_whose_record_is_broken_is_deleted(machine: Machine, tmp_path: Path, broken: str) -> None:
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    pulled = await machine.pull(f"{registry.host}/app:1")
+    record = machine.store.trees / pulled.stored.key / "image.json"
+    record.unlink()
+    if broken == "a folder":
+        record.mkdir()
+    elif broken != "missing":
+        record.write_text(broken)
+    machine.store = Store(tmp_path / "images")
+    machine.store.open()
+    machine.store.drop_staging()
+    assert machine.store.images == {} and list(machine.store.trees.iterdir()) == []
+    assert list((tmp_path / "images/staging").iterdir()) == []
+    assert (await machine.pull(f"{registry.host}/app:1")).stored.key == pulled.stored.key
 
 
 async def test_a_connection_that_breaks_is_continued_where_it_broke(machine: Machine) -> None:

@@ -17,6 +17,7 @@ from thunderfleet_kubelet.pods import evictor
 from thunderfleet_kubelet.pods.decide import admission, eviction
 from thunderfleet_kubelet.pods.decide.eviction import Usage, over_limit, quantity
 from thunderfleet_kubelet.pressure import FileSystem, Met
+from thunderfleet_lib.hostcmd import Host
 from thunderfleet_lib.quantity import parse_quantity
 
 from tests.support.pods import World, sh, state
@@ -212,9 +213,19 @@ async def test_a_measurement_that_hangs_is_given_up(tmp_path: Path, monkeypatch:
     script = tmp_path / "du"
     script.write_text("#!/bin/sh\nexec /bin/sleep 600\n")
     script.chmod(0o755)
-    monkeypatch.setattr(disk, "DU_PATH", str(tmp_path))
+    monkeypatch.setattr(disk, "_HOST", Host((tmp_path,)))
     with pytest.raises(TimeoutError, match=r"du did not answer within 0.2 s"):
         await disk.used([tmp_path], seconds=0.2)
+
+
+async def test_a_measurement_counts_the_rest_when_something_is_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "du"
+    script.write_text('#!/bin/sh\nprintf "8\\t%s\\n" "$4"\necho "du: cannot access x: No such file or directory" >&2\nexit 1\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(disk, "_HOST", Host((tmp_path,)))
+    assert await disk.used([tmp_path]) == {tmp_path: 8192}
 
 
 # A node on a small file system

@@ -18,12 +18,12 @@ from tests.unit.lib.conftest import Commands
 Run = Callable[..., Awaitable[Output | Failure]]
 
 
-async def in_asyncio(*argv: str, seconds: float = 30.0, path: tuple[Path, ...] = ()) -> Output | Failure:
-    return await Host(path).run(argv, seconds)
+async def in_asyncio(*argv: str, seconds: float = 30.0, path: tuple[Path, ...] = (), given: bytes = b"") -> Output | Failure:
+    return await Host(path).run(argv, seconds, given)
 
 
-async def in_a_thread(*argv: str, seconds: float = 30.0, path: tuple[Path, ...] = ()) -> Output | Failure:
-    return await asyncio.to_thread(BlockingHost(path).run, argv, seconds)
+async def in_a_thread(*argv: str, seconds: float = 30.0, path: tuple[Path, ...] = (), given: bytes = b"") -> Output | Failure:
+    return await asyncio.to_thread(BlockingHost(path).run, argv, seconds, given=given)
 
 
 @pytest.fixture(params=[in_asyncio, in_a_thread], ids=["asyncio", "thread"])
@@ -52,6 +52,22 @@ async def test_output_in_the_locale_c(run: Run, commands: Commands, monkeypatch:
 
 async def test_no_input(run: Run, commands: Commands) -> None:
     assert await run("cat") == Output("cat", "")
+
+
+@pytest.mark.parametrize("size", [1, 2**16, 2**22])
+async def test_input_of_any_size_arrives_while_output_is_read(run: Run, commands: Commands, size: int) -> None:
+    assert await run("cat", given=b"x" * size) == Output("cat", "x" * size)
+
+
+async def test_a_command_need_not_read_its_input(run: Run, commands: Commands) -> None:
+    commands.script("ignores", "exec <&-; echo done")
+    assert await run("ignores", given=b"x" * 2**22) == Output("ignores", "done\n")
+
+
+async def test_a_command_that_hangs_before_its_input_ends_at_the_limit(run: Run, commands: Commands, tmp_path: Path) -> None:
+    commands.script("waits", f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    failed(await run("waits", seconds=0.5, given=b"x" * 2**22), FailureKind.TIMED_OUT)
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 async def test_given_folders_come_before_path(run: Run, commands: Commands, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from thunderfleet_kubelet.pods.act import probes
 from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_kubelet.pods.decide.probing import ProbeCount, ProbeSettings
 
+STOPPED_SECONDS = 1.0
+"""A probe that took so much longer than its time limit was not watched: the kubelet was stopped, or got no processor."""
 _PROBES = (("startup", "startupProbe"), ("readiness", "readinessProbe"), ("liveness", "livenessProbe"))
 
 
@@ -105,8 +107,7 @@ class Prober:
             if kind != "startup" and "startupProbe" in container and not self.started.get(name):
                 await asyncio.sleep(min(1.0, settings.period))
                 continue
-            run = context.runner(name, attempt.number)
-            success, output = await probes.run(probe, container, context.host, run, settings.timeout)
+            success, output = await self._ask(probe, container, attempt, settings.timeout)
             self.results[name, kind, "successful" if success else "failed"] += 1
             decided = count.add(success)
             been_healthy |= success
@@ -121,6 +122,16 @@ class Prober:
                 if kind == "startup" and success:
                     return
             await asyncio.sleep(settings.period)
+
+    async def _ask(self, probe: Json, container: Json, attempt: Attempt, seconds: float) -> tuple[bool, str]:
+        """One result and what was said. If this process was stopped meanwhile, a failure is its own: the probe is run again."""
+        context, clock = self._context, asyncio.get_running_loop().time
+        run = context.runner(container["name"], attempt.number)
+        began = clock()
+        success, output = await probes.run(probe, container, context.host, run, seconds)
+        if success or clock() - began < seconds + STOPPED_SECONDS:
+            return success, output
+        return await probes.run(probe, container, context.host, run, seconds)
 
     def _apply(self, kind: str, name: str, success: bool) -> None:
         if kind == "readiness":
