@@ -176,8 +176,10 @@ class Registry:
     # How it answers
 
     async def start(self) -> Registry:
-        application = web.Application()
+        application = web.Application(client_max_size=64 << 20)
         application.router.add_get("/{path:.*}", self._answer)
+        application.router.add_post("/{path:.*}", self._take)
+        application.router.add_put("/{path:.*}", self._take)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.address, self.port)
@@ -211,12 +213,35 @@ class Registry:
             return web.Response(body=found[1], headers={"Content-Type": found[0], "Docker-Content-Digest": claim})
         return await self._blob(request, target)
 
+    async def _take(self, request: web.Request) -> web.Response:
+        """What clients push: each blob in one piece, and then the manifest that names them."""
+        self.asked.append((request.path_qs, dict(request.headers)))
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        if request.method == "POST":
+            return web.Response(status=202, headers={"Location": f"{request.path}upload"})
+        content, digest = await request.read(), request.query.get("digest")
+        if digest is not None:
+            if digest != digest_of(content):
+                return web.json_response({"errors": [{"code": "DIGEST_INVALID"}]}, status=400)
+            self.blob(content)
+            return web.Response(status=201, headers={"Location": request.path, "Docker-Content-Digest": digest})
+        repository, _, target = request.path.removeprefix("/v2/").rpartition("/manifests/")
+        named = json.loads(content)
+        if any(one["digest"] not in self.blobs for one in (named["config"], *named["layers"])):
+            return web.json_response({"errors": [{"code": "MANIFEST_BLOB_UNKNOWN"}]}, status=400)
+        digest = self.put(repository, target, (request.headers["Content-Type"], content))
+        return web.Response(status=201, headers={"Location": request.path, "Docker-Content-Digest": digest})
+
     async def _blob(self, request: web.Request, digest: str) -> web.StreamResponse:
         if self.elsewhere:
             return web.Response(status=307, headers={"Location": f"{self.elsewhere}{request.path}?signature=secret-signature"})
         content = self.lies.get(digest, self.blobs.get(digest))
         if content is None:
             return web.json_response({"errors": [{"code": "BLOB_UNKNOWN"}]}, status=404)
+        if request.method == "HEAD":
+            return web.Response(headers={"Content-Length": str(len(content)), "Docker-Content-Digest": digest})
         offset, headers, status = 0, {}, 200
         if self.ranges and "Range" in request.headers:
             offset, status = int(request.headers["Range"].removeprefix("bytes=").rstrip("-")) + self.shift, 206

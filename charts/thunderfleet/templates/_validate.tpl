@@ -52,7 +52,11 @@ this once; all problems are reported together.
 {{- $ports := dict "agent.port" .Values.agent.port "agent.metricsPort" .Values.agent.metricsPort "the kubelet's port" 10250 }}
 {{- $router := .Values.router | default dict }}
 {{- if $router.enabled }}
+{{- if $router.port }}
 {{- $_ := set $ports "router.port" $router.port }}
+{{- else }}
+{{- $problems = append $problems "router.port is not set: routers serve there; use a port such as 4141" }}
+{{- end }}
 {{- if not .Values.operator.demandPort }}
 {{- $problems = append $problems "operator.demandPort is not set: routers report requests there; use a port such as 9402" }}
 {{- end }}

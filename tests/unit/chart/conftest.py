@@ -19,6 +19,11 @@ Render = Callable[..., list[Json]]
 SECONDS = 60
 
 
+def documents(text: str) -> list[Json]:
+    """The objects in the output of ``helm template``. The parser in C takes a tenth of the time for the CRDs."""
+    return [item for item in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if item]
+
+
 @pytest.fixture(scope="session")
 def chart() -> Path:
     return Path(__file__).parents[3] / "charts" / "thunderfleet"
@@ -53,6 +58,6 @@ def render(helm: Helm, chart: Path) -> Render:
     def run(*arguments: str) -> list[Json]:
         done = helm("template", "thunderfleet", chart, "--namespace", "thunderfleet-system", *arguments)
         assert done.returncode == 0, done.stderr
-        return [item for item in yaml.safe_load_all(done.stdout) if item]
+        return documents(done.stdout)
 
     return run

@@ -40,7 +40,17 @@ def arguments(workload: Json) -> list[str]:
     return [*container["command"], *container["args"]]
 
 
-@pytest.mark.parametrize("extra", [(), ("--set", "alerts.enabled=true"), ("--set", "operator.runtimeClassName=macos")])
+EVERYTHING = Path(__file__).parent / "everything.yaml"
+"""Every value, each different from its default."""
+LINTED = {
+    "defaults": (),
+    "everything": ("--values", str(EVERYTHING)),
+    "on Linux": ("--values", str(EVERYTHING), "--set", "operator.runtimeClassName="),
+    "with names of one letter": ("--namespace", "n", "--set", "namespaceOverride=a,image.repository=i,image.tag=t"),
+}
+
+
+@pytest.mark.parametrize("extra", LINTED.values(), ids=LINTED)
 def test_lint_has_nothing_to_say(helm: Helm, chart: Path, extra: tuple[str, ...]) -> None:
     done = helm("lint", "--strict", chart, *extra)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,6 +66,63 @@ def test_schema_describes_every_value_and_allows_no_other(chart: Path) -> None:
     for path in leaves(yaml.safe_load((chart / "values.yaml").read_text())):
         known = any(path == known or path.startswith(f"{known}.") for known in described)
         assert known, f"{path} stands in values.yaml and not in the schema"
+
+
+def scalars(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """The values that have no parts, by their path. Keys of maps with free keys count as values."""
+    if isinstance(value, dict) and value:
+        for name, child in value.items():
+            yield from scalars(child, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for number, child in enumerate(value):
+            yield from scalars(child, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def test_the_values_of_the_tests_are_all_that_there_are(chart: Path) -> None:
+    """A new value must be added to everything.yaml, so that the tests below notice if it has no effect."""
+    default, everything = (yaml.safe_load(path.read_text()) for path in (chart / "values.yaml", EVERYTHING))
+    described = [path for path, child in properties(json.loads((chart / "values.schema.json").read_text())) if path != "global"]
+    known = set(leaves(everything))
+    assert set(leaves(default)) <= known
+    assert [path for path in described if path not in known and not path.endswith(".resources.limits")] == []
+    same = [path for path, value in scalars(default) if dict(scalars(everything)).get(path) == value]
+    # What must be true for others to have an effect, and tolerations and rights that are there by default.
+    switches = {"dashboard.enabled", "agent.measure.enabled", "router.page.enabled"}
+    assert [path for path in same if path not in switches and not path.startswith(("operator.tol", "agent.tol"))] == []
+
+
+def test_every_value_is_in_the_objects(helm: Helm, chart: Path) -> None:
+    """A value without an effect would be documented, accepted, and ignored."""
+    text = helm("template", "thunderfleet", chart, "--values", EVERYTHING).stdout
+    wanted = [(path, value) for path, value in scalars(yaml.safe_load(EVERYTHING.read_text())) if not isinstance(value, bool)]
+    assert len(wanted) > 90
+    assert [path for path, value in wanted if str(value) not in text] == []
+
+
+SWITCHES = (
+    "operator.reserveObjects",
+    *(f"agent.measure.{name}" for name in ("enabled", "gpu.enabled", "memory.enabled", "sockets.enabled", "rdma.enabled")),
+    *(f"router.{name}" for name in ("enabled", "page.enabled", "anonymousWake")),
+    *(f"{name}.enabled" for name in ("hub", "dashboard", "alerts", "podMonitors")),
+)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_switch_changes_the_objects(helm: Helm, chart: Path, switch: str) -> None:
+    on, off = (
+        helm("template", "thunderfleet", chart, "--values", EVERYTHING, "--set", f"{switch}={value}")
+        for value in ("true", "false")
+    )
+    assert (on.returncode, off.returncode) == (0, 0), on.stderr + off.stderr
+    assert on.stdout != off.stdout
+
+
+def test_the_switches_are_all_that_there_are(chart: Path) -> None:
+    default = scalars(yaml.safe_load((chart / "values.yaml").read_text()))
+    booleans = {path for path, value in default if isinstance(value, bool) and ".securityContext." not in path}
+    assert booleans == set(SWITCHES)
 
 
 def test_every_value_has_a_comment(chart: Path) -> None:
