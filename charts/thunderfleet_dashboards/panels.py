@@ -182,4 +182,19 @@ def build(page: Page) -> dict[str, Any]:
             number += 1
             made = made.with_panel(_panel(shown, number))
     loaded: dict[str, Any] = json.loads(json.dumps(made.build(), cls=JSONEncoder))
-    return loaded
+    return _without_defaults_of_others(loaded)
+
+
+def _without_defaults_of_others(made: dict[str, Any]) -> dict[str, Any]:
+    """Without what the SDK writes although Grafana's schema has no such fields there.
+
+    It writes fields of interval variables into all variables, and fields of a dashboard's links into the links of series.
+    """
+    for variable in made["templating"]["list"]:
+        for name in ("auto", "auto_min", "auto_count"):
+            variable.pop(name, None)
+    for panel in made["panels"]:
+        defaults = panel.get("fieldConfig", {}).get("defaults", {})
+        if "links" in defaults:
+            defaults["links"] = [{name: link[name] for name in ("title", "url", "targetBlank")} for link in defaults["links"]]
+    return made

@@ -51,7 +51,9 @@ class ObjectMetrics(Collector):
         yield from _deployments(deployments)
         yield from _groups(deployments)
         yield from _cables([one for one in objects.links if one is not None], _users(profiles))
-        yield from _macs(profiles, list(objects.nodes), _reserved(deployments))
+        nodes = list(objects.nodes)
+        yield from _macs(profiles, nodes, _reserved(deployments))
+        yield from _backups(nodes)
 
 
 def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
@@ -174,6 +176,23 @@ def _reserved(deployments: Iterable[ModelDeployment]) -> Mapping[str, int]:
     return found
 
 
+def _backups(nodes: Iterable[Node]) -> Iterator[GaugeMetricFamily]:
+    saved = _family(
+        "control_plane_backup_timestamp_seconds",
+        "Time of the last `thunderfleet backup` on a Mac with a control plane, in seconds since the Unix epoch; before the "
+        "first one on that Mac, when the oldest Node with a control plane was created.",
+        "node",
+    )
+    # Other control planes have backups of their own.
+    planes = [node for node in nodes if node.mac and node.ours and node.control_plane]
+    # A backup on any of them is one of the cluster, so a Mac that joins must not look like a recent one.
+    oldest = min((node.created for node in planes if node.created is not None), default=None)
+    for node in planes:
+        if (last := node.saved or oldest) is not None:
+            saved.add_metric([node.name], last.timestamp())
+    yield saved
+
+
 def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapping[str, int]) -> Iterator[GaugeMetricFamily]:
     conditions = _family("mac_condition", f"{CONDITION}.", "node", "type", "reason")
     ready = _family("mac_ready", "1 if the Node is Ready, else 0.", "node")
@@ -183,18 +202,9 @@ def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapp
     panic = _family(
         "mac_last_panic_timestamp_seconds", "Time of the last kernel panic in seconds since the Unix epoch.", "node"
     )
-    saved = _family(
-        "control_plane_backup_timestamp_seconds",
-        "Time of the last `thunderfleet backup` on a Mac with a control plane, in seconds since the Unix epoch; before the "
-        "first one, when its Node was created.",
-        "node",
-    )
     for node in nodes:
         if node.mac:
             ready.add_metric([node.name], float(node.ready))
-        # Other control planes have backups of their own.
-        if node.mac and node.ours and node.control_plane and node.saved is not None:
-            saved.add_metric([node.name], node.saved.timestamp())
     for profile in profiles:
         name, status = profile.metadata.name, profile.status
         _conditions(conditions, (name,), status.conditions)
@@ -204,4 +214,4 @@ def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapp
         groups.add_metric([name], len(status.groups))
         if status.last_panic is not None:
             panic.add_metric([name], status.last_panic.time.timestamp())
-    yield from (conditions, ready, limit, used, groups, panic, saved)
+    yield from (conditions, ready, limit, used, groups, panic)

@@ -21,6 +21,7 @@ from thunderfleet_view.web.sessions import Sessions
 
 Json = dict[str, Any]
 GIB: Final = 1 << 30
+READY: Final = ("True", "Ready", "")
 CHIPS: Final = (("Apple M3 Ultra", 512), ("Apple M4 Max", 128), ("Apple M3 Ultra", 96), ("Apple M4 Pro", 64))
 MODELS: Final = ("Qwen3-235B-A22B-4bit", "DeepSeek-V3.1-4bit", "gpt-oss-120b-MXFP4", "GLM-4.5-Air-4bit", "Llama-3.3-70B-4bit")
 
@@ -74,7 +75,7 @@ class FleetApi:
         app = web.Application()
         for kind, (path, _) in RESOURCES.items():
             app.router.add_get(path, self._handler(kind))
-        app.router.add_get("/api/v1/pods", self._agents)
+        app.router.add_get("/api/v1/pods", self._pods)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics", self._metrics)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._no_pods)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -95,7 +96,13 @@ class FleetApi:
     async def _no_pods(self, request: web.Request) -> web.Response:
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
 
-    async def _agents(self, request: web.Request) -> web.Response:
+    async def _pods(self, request: web.Request) -> web.Response:
+        if "component=operator" in request.query.get("labelSelector", ""):
+            operator = {
+                "metadata": {"name": "operator", "namespace": "system"},
+                "status": {"conditions": conditions(Ready=READY)},
+            }
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [operator]})
         ports = [{"name": "metrics", "containerPort": 9441}]
         pods = [
             {
@@ -249,9 +256,9 @@ def model(name: str, macs: list[str], repository: str, state: str = "Ready", mes
     placed = "True" if macs else "False"
     found = conditions(
         ModelResolved=("True", "Resolved", ""),
-        Placed=(placed, "Placed", "" if macs else message),
-        Bootstrapped=(ready, "Bootstrapped", message),
-        Ready=(ready, "Serving" if ready == "True" else "NotReady", message),
+        Placed=(placed, "Placed" if macs else "NoRoom", "" if macs else message),
+        Bootstrapped=(ready, "Formed" if ready == "True" else "NotFormed", message),
+        Ready=(ready, state if macs else "NoRoom", message),
     )
     endpoint = {"endpoint": "http://192.0.2.1:8000/v1"} if ready == "True" else {}
     return {

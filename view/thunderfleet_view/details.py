@@ -6,6 +6,7 @@ from typing import Any
 from thunderfleet_view import facts, why
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.fleet import Fleet, Kind
+from thunderfleet_view.health import of_condition
 
 _KINDS = {"mac": (Kind.NODES, Kind.PROFILES), "cable": (Kind.LINKS,), "model": (Kind.DEPLOYMENTS,)}
 MAX_CONDITIONS = 32
@@ -32,6 +33,7 @@ def _conditions(item: Json) -> Sequence[dict[str, str]]:
             "reason": facts.plain(one.get("reason") or ""),
             "message": facts.plain(one.get("message") or ""),
             "since": facts.plain(one.get("lastTransitionTime") or ""),
+            "health": of_condition(one).value,
         }
         for kind, one in list(facts.conditions(item).items())[:MAX_CONDITIONS]
     ]

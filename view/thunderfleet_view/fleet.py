@@ -13,7 +13,7 @@ from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, GroupPhase
 
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json
-from thunderfleet_view.follow import PASSING
+from thunderfleet_view.health import Health, of_condition
 from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem
 
 Entity = dict[str, Any]
@@ -31,17 +31,6 @@ class Kind(StrEnum):
     PROFILES = "profiles"
     LINKS = "links"
     DEPLOYMENTS = "deployments"
-
-
-class Health(StrEnum):
-    """How something is, as the page colors it."""
-
-    GOOD = "good"
-    DOUBTFUL = "doubtful"
-    """It works, with a problem; or it is on its way."""
-    BAD = "bad"
-    IDLE = "idle"
-    """Nothing is wrong with it and nothing uses it."""
 
 
 def mac_id(name: str) -> str:
@@ -218,11 +207,9 @@ def _health(*, bad: bool, doubtful: bool, used: bool) -> Health:
 def _stuck(deployment: Json) -> bool:
     """Whether a model waits for a change that somebody must make."""
     found = facts.conditions(deployment)
-    if found.get(ConditionType.MODEL_RESOLVED, {}).get("reason") in PASSING:
-        # Work in progress, for which the placement waits.
-        return False
-    refused = (found.get(kind, {}).get("status") == "False" for kind in (ConditionType.MODEL_RESOLVED, ConditionType.PLACED))
-    return not facts.holds(deployment, ConditionType.READY) and any(refused)
+    needed = (found[kind] for kind in (ConditionType.MODEL_RESOLVED, ConditionType.PLACED) if kind in found)
+    faults = any(one.get("status") == "False" and of_condition(one) is Health.BAD for one in needed)
+    return faults and not facts.holds(deployment, ConditionType.READY)
 
 
 def _group(deployment: Json, group: Json) -> Entity:

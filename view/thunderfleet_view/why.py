@@ -15,6 +15,7 @@ from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPh
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import without_scheduler_noise
+from thunderfleet_view.health import FAILED, Health, of_condition
 from thunderfleet_view.problems import cable_problem, mac_problem
 
 CONDITIONS = (
@@ -47,6 +48,8 @@ class State(StrEnum):
 
     OK = "ok"
     PROBLEM = "problem"
+    WAITING = "waiting"
+    """Work in progress, or what follows from another step."""
     UNKNOWN = "unknown"
 
 
@@ -81,10 +84,16 @@ def why(picture: Picture, deployment: Json) -> Why:
     current = facts.status(deployment).get("observedGeneration") == deployment["metadata"].get("generation")
     if serves and not degraded and current:
         return Why(steps, None)
-    problems = [step for step in steps if step.state is State.PROBLEM]
+    problems = [step for step in steps if step.state in (State.PROBLEM, State.WAITING)]
     unknown = [step for step in steps if step.state is State.UNKNOWN]
     silent = Step(0, "operator", State.UNKNOWN, "has not reported on this ModelDeployment yet", Depth.OPERATOR)
-    return Why(steps, max(problems or unknown or [silent], key=lambda step: step.depth))
+    return Why(steps, max(problems or unknown or [silent], key=_weight))
+
+
+def _weight(step: Step) -> tuple[bool, Depth, bool]:
+    """A fault comes before work in progress. Conditions only summarize what deeper steps say."""
+    fault = step.state is not State.WAITING
+    return (fault and step.depth > Depth.CONDITION, step.depth, fault)
 
 
 def as_values(found: Why) -> dict[str, Any]:
@@ -103,9 +112,7 @@ def _deployment(deployment: Json) -> Iterator[Step]:
         condition = found.get(kind)
         if condition is None:
             continue
-        good = ConditionStatus.FALSE if kind is ConditionType.DEGRADED else ConditionStatus.TRUE
-        status = condition.get("status")
-        state = State.OK if status == good else State.UNKNOWN if status == ConditionStatus.UNKNOWN else State.PROBLEM
+        status, state = condition.get("status"), _state(condition)
         if kind is ConditionType.DEGRADED and state is not State.PROBLEM:
             continue
         text = f"{kind} {status}: {without_scheduler_noise(facts.said(condition))}"
@@ -116,6 +123,13 @@ def _deployment(deployment: Json) -> Iterator[Step]:
         nodes = ", ".join(facts.plain(node) for node in one.get("nodes") or ())
         subject = f"placement of group {one.get('group', 0)}" + (f" on {nodes}" if nodes else "")
         yield Step(1, subject, State.PROBLEM, facts.plain(one.get("message") or ""), Depth.PLACEMENT)
+
+
+def _state(condition: Json) -> State:
+    if condition.get("status") == ConditionStatus.UNKNOWN:
+        return State.UNKNOWN
+    health = of_condition(condition)
+    return State.OK if health is Health.GOOD else State.PROBLEM if health is Health.BAD else State.WAITING
 
 
 def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
@@ -142,7 +156,9 @@ def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
     text = f"{state}: {message}".removesuffix(": ")
     # Without a placement it only repeats why there is none.
     depth = Depth.GROUP if group.get("ranks") else Depth.CONDITION
-    yield Step(1, f"group {number}", State.OK if serves else State.PROBLEM, text, depth)
+    # Why a group has no place is a step of its own.
+    waits = State.PROBLEM if state in FAILED else State.WAITING
+    yield Step(1, f"group {number}", State.OK if serves else waits, text, depth)
     failure = group.get("lastFailure")
     if failure:
         over = serves or returning

@@ -9,7 +9,7 @@ from thunderfleet_cli.view.status import unread
 
 def show(found: Why, picture: Picture, page: Page) -> None:
     """The way as a tree, then the cause."""
-    styles = {State.OK: GOOD, State.PROBLEM: BAD, State.UNKNOWN: DOUBTFUL}
+    styles = {State.OK: GOOD, State.PROBLEM: BAD, State.WAITING: DOUBTFUL, State.UNKNOWN: DOUBTFUL}
     for step in found.steps:
         since = f" (since {step.since})" if step.since else ""
         page.cells("  " * step.indent, (f"{step.state.value:<8}", styles[step.state]), f"{step.subject}: {step.text}{since}")

@@ -40,8 +40,9 @@ class Node:
     """Whether its kubelet is Thunderfleet's."""
     control_plane: bool = False
     """Whether it runs an API server."""
+    created: datetime | None = None
     saved: datetime | None = None
-    """When `thunderfleet backup` last saved its control plane; before the first time, when the Node was created."""
+    """When `thunderfleet backup` last saved its control plane."""
 
     @property
     def mac(self) -> bool:
@@ -114,7 +115,7 @@ def _saved(metadata: Json) -> datetime | None:
         noted = parse_time((metadata.get("annotations") or {}).get(ANNOTATION_BACKUP))
         if noted is not None and noted.tzinfo is not None:
             return noted
-    return parse_time(metadata.get("creationTimestamp"))
+    return None
 
 
 def read_node(item: Json) -> Node:
@@ -133,5 +134,6 @@ def read_node(item: Json) -> Node:
         addresses=published_addresses(item),
         ours=OUR_KUBELET in kubelet_version(item),
         control_plane=is_control_plane(item),
+        created=parse_time(item["metadata"].get("creationTimestamp")),
         saved=_saved(item["metadata"]),
     )

@@ -155,6 +155,14 @@ def test_panels_use_the_chosen_data_source_and_do_not_overlap(dashboards: list[J
             assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
 
 
+def test_only_fields_of_grafanas_schema_are_where_the_sdk_writes_others(dashboards: list[Json]) -> None:
+    """The test of the whole schema needs npm."""
+    variables = [one for page in dashboards for one in page["templating"]["list"]]
+    links = [link for panel in panels(dashboards) for link in panel["fieldConfig"]["defaults"].get("links", ())]
+    assert not [one for one in variables if one.keys() & {"auto", "auto_min", "auto_count"}]
+    assert links and all(link.keys() == {"title", "url", "targetBlank"} for link in links)
+
+
 def test_links_lead_to_dashboards_and_their_variables(dashboards: list[Json]) -> None:
     variables = {page["uid"]: {one["name"] for one in page["templating"]["list"]} for page in dashboards}
     links = [link["url"] for panel in panels(dashboards) for link in panel["fieldConfig"]["defaults"].get("links", ())]

@@ -233,6 +233,16 @@ def test_a_group_that_goes_back_to_a_better_place_does_not_suffer_from_its_old_f
     assert found.cause is not None and found.cause.text == "Draining: finishes its requests"
 
 
+def test_a_group_without_a_place_is_the_cause_and_not_one_that_loads() -> None:
+    broken = deployment("False", "Loading", "rank 1 loads")
+    refused = [{"group": 1, "nodes": ["studio-1"], "message": "needs 10 GiB more"}]
+    placed = conditions(Placed=("False", "NoRoom", "group 1: no room"), Ready=("False", "Loading", "rank 1 loads"))
+    broken["status"] |= {"unplaceable": refused, "conditions": placed}
+    found = why.why(picture(deployments=[broken]), broken)
+    assert found.cause is not None and found.cause.text == "needs 10 GiB more"
+    assert [step.state for step in found.steps if step.subject == "group 0"] == [why.State.WAITING]
+
+
 def test_a_model_that_is_on_no_mac_is_the_cause() -> None:
     broken = deployment("False")
     refused = [{"group": 0, "nodes": ["studio-1"], "message": "studio-1 does not have it"}]

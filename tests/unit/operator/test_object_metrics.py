@@ -121,14 +121,37 @@ def test_what_cannot_be_read_and_what_is_no_mac_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("annotations", "saved"),
     [
-        ({ANNOTATION_BACKUP: "2026-03-02T00:00:00Z"}, "2026-03-02"),
-        ({ANNOTATION_BACKUP: "x"}, "2026-03-01"),
-        (None, "2026-03-01"),
+        ({ANNOTATION_BACKUP: "2026-03-02T00:00:00Z"}, datetime(2026, 3, 2, tzinfo=UTC)),
+        ({ANNOTATION_BACKUP: "2026-03-02T00:00:00"}, None),
+        ({ANNOTATION_BACKUP: "x"}, None),
+        (None, None),
     ],
 )
-def test_a_node_says_when_its_control_plane_was_saved(annotations: dict[str, str] | None, saved: str) -> None:
+def test_a_node_says_when_its_control_plane_was_saved(annotations: dict[str, str] | None, saved: datetime | None) -> None:
     node = read_node({"metadata": {"name": "a", "annotations": annotations, "creationTimestamp": "2026-03-01T00:00:00Z"}})
-    assert node.saved == datetime.fromisoformat(f"{saved}T00:00:00+00:00")
+    assert (node.created, node.saved) == (datetime(2026, 3, 1, tzinfo=UTC), saved)
+
+
+def control_plane(name: str, day: int, saved: int | None = None) -> Node:
+    """A Mac that has joined, and was saved, on a day of March."""
+    times = {key: datetime(2026, 3, at, tzinfo=UTC) for key, at in (("created", day), ("saved", saved)) if at is not None}
+    return Node(name, ready=True, labels={"kubernetes.io/os": "darwin"}, ours=True, control_plane=True, **times)
+
+
+@pytest.mark.parametrize(
+    ("planes", "latest"),
+    [
+        ([control_plane("a", 1)], 1),
+        ([control_plane("a", 1), control_plane("b", 20)], 1),
+        ([control_plane("b", 20), control_plane("a", 1, saved=8)], 8),
+        ([control_plane("a", 1, saved=8), control_plane("b", 2, saved=9), control_plane("c", 20)], 9),
+    ],
+)
+def test_a_control_plane_that_joins_is_no_backup(planes: list[Node], latest: int) -> None:
+    """The alert compares the latest of all times with the limit."""
+    found = registry(Objects(nodes=planes)).get_sample_value
+    times = [found("thunderfleet_control_plane_backup_timestamp_seconds", {"node": plane.name}) for plane in planes]
+    assert max(time or 0 for time in times) == datetime(2026, 3, latest, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("other", [{"ours": False}, {"control_plane": False}, {"labels": {"kubernetes.io/os": "linux"}}])

@@ -5,11 +5,13 @@ import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.kube.names import key_of
 from thunderfleet_view.details import details
-from thunderfleet_view.fleet import Fleet, Health, Kind
+from thunderfleet_view.fleet import Fleet, Kind
+from thunderfleet_view.health import FAILED, Health, of_condition
 
-from tests.support.fleetpage import cable, cable_name, fleet, model, node, profile
+from tests.support.fleetpage import cable, cable_name, conditions, fleet, model, node, profile
 
 LINK = cable_name("studio-1", 1, "studio-2", 1)
 
@@ -98,11 +100,85 @@ def test_a_model_without_a_place_and_a_lost_mac_are_bad() -> None:
 @pytest.mark.parametrize(("reason", "health"), [("Quantizing", "doubtful"), ("Resolving", "doubtful"), ("NotFound", "bad")])
 def test_a_model_that_is_being_made_is_not_bad(reason: str, health: str) -> None:
     found, big = built(), model("big", [], "nobody/big", "Pending", "see condition ModelResolved")
-    ours = [one for one in big["status"]["conditions"] if one["type"] != "ModelResolved"]
-    big["status"]["conditions"] = [{"type": "ModelResolved", "status": "False", "reason": reason, "message": "x"}, *ours]
+    reasons = {"ModelResolved": reason, "Placed": "ModelNotResolved"}
+    for one in big["status"]["conditions"]:
+        if one["type"] in reasons:
+            one |= {"status": "False", "reason": reasons[one["type"]]}
     found.put(Kind.DEPLOYMENTS, "default/big", big)
     shown = found.entity("model/default/big")
     assert shown is not None and shown["health"] == health
+
+
+def health_of(kind: str, status: str, reason: str) -> Health:
+    return of_condition({"type": kind, "status": status, "reason": reason})
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "reason"),
+    [
+        *(("Ready", "False", phase) for phase in GroupPhase if phase not in FAILED),
+        ("Ready", "False", "Fetching"),
+        ("Ready", "False", "PartlyReady"),
+        ("Ready", "False", "Asleep"),
+        ("Bootstrapped", "False", "NotFormed"),
+        ("Bootstrapped", "False", "Suspended"),
+        ("ModelResolved", "False", "Quantizing"),
+        ("Placed", "False", "ModelNotResolved"),
+        ("Placed", "False", "Pending"),
+        ("Placed", "False", "NotYetObserved"),
+        ("Verified", "Unknown", "NotVerified"),
+        ("Benchmarked", "False", "NotMeasured"),
+        ("BenchmarksFresh", "False", "InUse"),
+        ("Reconciling", "True", "Progressing"),
+        ("Reconciling", "False", "Ready"),
+        ("Reconciling", "False", "NeedsAPerson"),
+        ("Stalled", "False", "AsExpected"),
+        ("Degraded", "False", "AsExpected"),
+        ("RDMAUsable", "False", "BelowThunderbolt5"),
+        ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
+    ],
+)
+def test_work_in_progress_is_not_red(kind: str, status: str, reason: str) -> None:
+    assert health_of(kind, status, reason) is not Health.BAD
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "reason"),
+    [
+        *(("Ready", "False", phase) for phase in FAILED),
+        ("Ready", "False", "NoRoom"),
+        ("Ready", "False", "SomethingNew"),
+        ("Ready", "Unknown", "NodeStatusUnknown"),
+        ("ModelResolved", "False", "ModelNotFound"),
+        ("ModelResolved", "False", "Gated"),
+        ("Placed", "False", "NotConnected"),
+        ("Verified", "False", "KernelWrong"),
+        ("BenchmarksFresh", "False", "BenchmarkFailed"),
+        ("Stalled", "True", "GaveUp"),
+        ("Degraded", "True", "PeerLost"),
+        ("Quarantined", "True", "StackHung"),
+        ("RDMAReady", "False", "StackHung"),
+        ("Connected", "False", "Unplugged"),
+        ("Connected", "Unknown", "NodesNotReady"),
+        ("DiskPressure", "True", "KubeletHasDiskPressure"),
+    ],
+)
+def test_a_fault_is_red(kind: str, status: str, reason: str) -> None:
+    assert health_of(kind, status, reason) is Health.BAD
+
+
+def test_a_model_that_loads_has_nothing_red_in_its_details() -> None:
+    found = built()
+    loading = model("model-0", ["studio-1", "studio-2"], "nobody/tiny", "Loading", "rank 1 loads")
+    loading["status"]["conditions"] += conditions(
+        Reconciling=("True", "Progressing", ""), Stalled=("False", "AsExpected", ""), Degraded=("False", "AsExpected", "")
+    )
+    found.put(Kind.DEPLOYMENTS, "default/model-0", loading)
+    operator = {"metadata": {"name": "operator"}, "status": {"conditions": conditions(Ready=("True", "", ""))}}
+    shown = details(found, "model/default/model-0", (), [operator])
+    assert shown is not None and [one["type"] for one in shown["conditions"] if one["health"] == "bad"] == []
+    assert "problem" not in {step["state"] for step in shown["why"]["steps"]}
+    assert (shown["why"]["cause"]["subject"], shown["why"]["cause"]["state"]) == ("group 0", "waiting")
 
 
 def test_nodes_that_are_no_macs_are_not_shown() -> None:

@@ -138,6 +138,27 @@ def test_placements_appear_and_the_token_is_gone(stage: Stage) -> None:
     assert [line for line in stage.window.log() if line.startswith("SEVERE")] == []
 
 
+def test_only_faults_are_red_in_the_details(stage: Stage) -> None:
+    stage.fill(2, 2)
+    stage.put(Kind.DEPLOYMENTS, model("model-0", ["studio-1", "studio-2"], "nobody/tiny", "Loading", "rank 1 loads"))
+    stage.open()
+    stage.window.click(".row[data-id='model/default/model-0']")
+    red = """
+      return [...document.querySelectorAll('#detail :is(.dot, .cause, .problem)')].filter((one) => {
+        const style = getComputedStyle(one);
+        return args.some((color) => [style.color, style.backgroundColor].includes(color));
+      }).length
+    """
+    # Both themes.
+    colors = ("rgb(208, 36, 47)", "rgb(255, 92, 102)")
+    until(lambda: "WAITS FOR" in stage.window.text("#detail").upper(), "what it waits for is shown", describe=stage.describe)
+    assert "Loading" in stage.window.text("#detail") and stage.window.run(red, *colors) == 0, stage.describe()
+    stage.put(Kind.DEPLOYMENTS, model("model-0", ["studio-1", "studio-2"], "nobody/tiny", "GaveUp", "rank 1 has failed"))
+    # The cause, the group, the problem, and the condition Ready.
+    until(lambda: stage.window.run(red, *colors) >= 4, "the fault is red", describe=stage.describe)
+    assert "CAUSE" in stage.window.text("#detail").upper()
+
+
 def test_a_pulled_cable_turns_red_in_the_picture_and_in_the_list(stage: Stage) -> None:
     stage.fill(2, 2)
     stage.open()

@@ -5,7 +5,7 @@ import { bar, bits, bytes, element } from "./dom";
 import { shortName } from "./draw";
 import { ask, said } from "./net";
 import { left } from "./side";
-import type { Cable, Entity, Mac, Model, Store } from "./store";
+import type { Cable, Entity, Health, Mac, Model, Store } from "./store";
 
 interface Condition {
   type: string;
@@ -13,11 +13,12 @@ interface Condition {
   reason: string;
   message: string;
   since: string;
+  health: Health;
 }
 
 interface Step {
   subject: string;
-  state: "ok" | "problem" | "unknown";
+  state: "ok" | "problem" | "waiting" | "unknown";
   text: string;
   since: string | null;
 }
@@ -27,8 +28,8 @@ interface Details {
   why: { steps: Step[]; cause: Step | null } | null;
 }
 
-/** Conditions that are good when they are False. */
-const ILL_WHEN_TRUE = /^(Degraded|Quarantined|NetworkUnavailable|.*Pressure)$/;
+/** Phases of a group that has failed. */
+const FAILED = ["BackingOff", "GaveUp"];
 const ASK_MS = 1000;
 
 export class Detail {
@@ -169,7 +170,7 @@ export class Detail {
       const loading = group.total && group.state === "Loading" ? [bar(group.loaded / group.total, `loading of ${group.name}`)] : [];
       const text = group.message ? `: ${group.message}` : "";
       const macs = group.macs.map((name) => this.link(`mac/${name}`, name));
-      return element("div", "step", element("span", `dot ${group.state === "Ready" ? "good" : "doubtful"}`), element("div", "", element("b", "", shortName(group.name)), ` ${group.state}${text}`, ...loading, element("div", "links", ...macs)));
+      return element("div", "step", element("span", `dot ${group.state === "Ready" ? "good" : FAILED.includes(group.state) ? "bad" : "doubtful"}`), element("div", "", element("b", "", shortName(group.name)), ` ${group.state}${text}`, ...loading, element("div", "links", ...macs)));
     });
     return [
       element("div", "kind", model.model),
@@ -210,14 +211,17 @@ function pairs(entries: [string, string][]): HTMLElement {
 }
 
 function why(found: NonNullable<Details["why"]>): HTMLElement[] {
-  const dots = { ok: "good", problem: "bad", unknown: "idle" } as const;
+  const dots = { ok: "good", problem: "bad", waiting: "doubtful", unknown: "idle" } as const;
   // Conditions are shown below, with all that is known of them.
   const steps = found.steps
     .filter((step) => !step.subject.startsWith("ModelDeployment "))
     .map((step) =>
       element("div", "step", element("span", `dot ${dots[step.state]}`), element("p", "", element("b", "", step.subject), `: ${step.text}`)),
     );
-  const cause = found.cause ? [element("h3", "", "Cause"), element("div", "cause", `${found.cause.subject}: ${found.cause.text}`)] : [];
+  const fault = found.cause?.state === "problem";
+  const cause = found.cause
+    ? [element("h3", "", fault ? "Cause" : "Waits for"), element("div", fault ? "cause" : "cause doubtful", `${found.cause.subject}: ${found.cause.text}`)]
+    : [];
   if (!steps.length) return cause;
   const path = element("details", "path", element("summary", "", found.cause ? "How it was found" : "Parts"), ...steps);
   path.open = found.cause !== null;
@@ -227,12 +231,10 @@ function why(found: NonNullable<Details["why"]>): HTMLElement[] {
 function conditions(found: Condition[]): HTMLElement[] {
   if (!found.length) return [];
   const rows = found.map((one) => {
-    const good = ILL_WHEN_TRUE.test(one.type) ? "False" : "True";
-    const health = one.status === good ? "good" : one.status === "Unknown" ? "doubtful" : "bad";
     const since = element("small", "", ago(one.since));
     since.title = one.since;
     const text = [one.reason, one.message].filter(Boolean).join(": ");
-    return element("div", "condition", element("div", "head", element("span", `dot ${health}`), `${one.type}: ${one.status}`, since), element("p", "", text));
+    return element("div", "condition", element("div", "head", element("span", `dot ${one.health}`), `${one.type}: ${one.status}`, since), element("p", "", text));
   });
   return [element("h3", "", "Conditions"), element("div", "", ...rows)];
 }

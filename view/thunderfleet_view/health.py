@@ -1,0 +1,64 @@
+"""How something is, as people see it by a color: a fault is red, work in progress is not. Pure."""
+
+from enum import StrEnum
+from typing import Final
+
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import ConditionType, GroupPhase
+
+from thunderfleet_view.facts import Json
+from thunderfleet_view.problems import WITHOUT_RDMA
+
+
+class Health(StrEnum):
+    """How something is, as the page colors it."""
+
+    GOOD = "good"
+    DOUBTFUL = "doubtful"
+    """It works, with a problem; or it is on its way."""
+    BAD = "bad"
+    IDLE = "idle"
+    """Nothing is wrong with it and nothing uses it."""
+
+
+FAILED: Final = frozenset((GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP))
+"""Phases of a group that has failed."""
+_FAULTS: Final = frozenset((ConditionType.DEGRADED, ConditionType.QUARANTINED, ConditionType.STALLED, "NetworkUnavailable"))
+"""Conditions that are True only because of a fault."""
+_WANTED: Final = frozenset((*WITHOUT_RDMA, Reason.SUSPENDED, Reason.ASLEEP, Reason.SCALED_TO_ZERO, Reason.DISABLED))
+"""Reasons of conditions that are False because of the hardware or of what somebody has set."""
+_FOLLOWING: Final = frozenset(
+    (Reason.MODEL_NOT_RESOLVED, Reason.NOT_FORMED, Reason.PARTLY_READY, Reason.SCHEDULING_GATED, Reason.ONE_END)
+)
+"""Reasons that do not tell a fault from work in progress. If there is a fault, another condition reports it."""
+_MEASURED: Final = frozenset((ConditionType.BENCHMARKED, ConditionType.BENCHMARKS_FRESH))
+_LOST_WHEN_UNKNOWN: Final = frozenset((ConditionType.READY, ConditionType.CONNECTED))
+
+
+def of_condition(condition: Json) -> Health:
+    """How a condition is. IDLE: it is False, and nothing is wrong."""
+    kind, status, reason = (str(condition.get(word) or "") for word in ("type", "status", "reason"))
+    if kind == ConditionType.RECONCILING:
+        # What stops the work is reported by Stalled.
+        return Health.DOUBTFUL if status == "True" else Health.GOOD
+    fault = kind in _FAULTS or kind.endswith("Pressure")
+    if status == ("False" if fault else "True"):
+        return Health.GOOD
+    if status not in ("True", "False"):
+        return Health.BAD if kind in _LOST_WHEN_UNKNOWN else Health.DOUBTFUL
+    if fault:
+        return Health.BAD
+    if reason in _WANTED:
+        return Health.IDLE
+    if _passes(reason):
+        return Health.IDLE if kind in _MEASURED else Health.DOUBTFUL
+    return Health.BAD
+
+
+def _passes(reason: str) -> bool:
+    """Whether it stands for work in progress, or for what ends without a change by a person."""
+    if reason in set(GroupPhase):
+        return reason not in FAILED
+    if reason in _FOLLOWING:
+        return True
+    return reason in set(Reason) and Reason(reason).remedy.startswith(("None:", "Wait"))
