@@ -493,7 +493,7 @@ async def test_requests_that_wait_cost_nothing_while_all_groups_are_full(monkeyp
     monkeypatch.setattr(pool, "choose", count)
     model = Model(urls=["http://10.0.0.1:1", "http://10.0.0.2:1"], slots=1)
     full = pool.Pool(next(iter(build([model.object()], [model.document()], KEYS).deployments.values())))
-    tickets = [pool.Ticket(f"key {number}", KeyPriority.NORMAL, (), 1, may_wake=False) for number in range(100)]
+    tickets = [pool.Ticket(f"key {number}", KeyPriority.NORMAL, (), may_wake=False) for number in range(100)]
     for ticket in tickets:
         full.ask(ticket)
     seats = [ticket.seat.result() for ticket in tickets if ticket.seat.done()]
