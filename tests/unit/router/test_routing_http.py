@@ -18,7 +18,7 @@ from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
-from thunderfleet_router.decide import balance
+from thunderfleet_router.decide import balance, suspects
 from thunderfleet_router.decide.catalog import build
 from thunderfleet_router.http import exchange, reply, server, upstream
 from thunderfleet_router.http.exchange import Settings
@@ -287,7 +287,7 @@ async def test_equal_requests_at_one_failure_are_all_sent_to_another_group() -> 
             assert [(status, body.get("group")) for status, body in await asyncio.gather(*asked)] == [(200, "b")] * 3
 
 
-async def test_a_request_that_was_there_at_two_failures_is_refused() -> None:
+async def test_a_request_that_was_there_at_two_failures_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     async with gateways("a", "b", "c") as (a, b, c):
         a.behaves = b.behaves = c.behaves = _abort
         kit = Kit(Model(urls=[a.url, b.url, c.url]))
@@ -296,6 +296,9 @@ async def test_a_request_that_was_there_at_two_failures_is_refused() -> None:
             assert status == 422 and body["error"]["code"] == "request_suspected"
             assert (await _chat(client))[0] == 422
             assert len(a.requests) + len(b.requests) + len(c.requests) == 2
+            sent = next(one for gateway in (a, b, c) for _, _, one in gateway.requests)
+            digest = suspects.digest("uid-default-tiny", "/v1/chat/completions", sent)
+            assert f"the request is refused: digest {digest} was in flight at two group failures" in caplog.messages
             a.behaves = b.behaves = c.behaves = None
             assert (await _chat(client, seed=1))[0] == 200
 
