@@ -18,7 +18,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ FIRST_REQUEST_SECONDS = 15.0
 """From the first packet of a connection to the headers of its first request, TLS included."""
 NEXT_REQUEST_SECONDS = 90.0
 """From the end of a response to the headers of the next request. Longer than proxies keep connections."""
+EARLY_BYTES = 64 * 1024
+"""What a client may send while its request is handled, for servers of APIs; see ``Listener``."""
 HANDSHAKE_SECONDS = 5.0
 FLUSH_SECONDS = 5.0
 DESCRIPTORS = 4096
@@ -60,6 +62,10 @@ class _Connection(asyncio.Protocol):
         self.served = False
         """Whether a request has been answered."""
         self.opening: asyncio.Task[None] | None = None
+        self._body: StreamReader | None = None
+        """Of the request that is being handled."""
+        self._early = 0
+        """Bytes that came after it."""
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._limit = asyncio.get_running_loop().call_later(FIRST_REQUEST_SECONDS, self.close)
@@ -77,12 +83,12 @@ class _Connection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def request_started(self) -> None:
-        self.busy = True
+    def request_started(self, body: StreamReader | None = None) -> None:
+        self.busy, self._body, self._early = True, body, 0
         self._limit.cancel()
 
     def request_ended(self) -> None:
-        self.busy, self.served = False, True
+        self.busy, self.served, self._body = False, True, None
         self._listener.became_idle(self)
         self._limit = asyncio.get_running_loop().call_later(NEXT_REQUEST_SECONDS, self.close)
 
@@ -98,7 +104,18 @@ class _Connection(asyncio.Protocol):
         self.inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._comes_early(data):
+            assert self._transport is not None
+            self._transport.abort()
+            return
         self.inner.data_received(data)
+
+    def _comes_early(self, data: bytes) -> bool:
+        """Whether too much was sent after a request that is still being handled. aiohttp would hold all of it."""
+        if self._body is None or not self._body.is_eof():
+            return False
+        self._early += len(data)
+        return self._listener.early_bytes is not None and self._early > self._listener.early_bytes
 
     def eof_received(self) -> bool | None:
         self.inner.eof_received()
@@ -120,9 +137,18 @@ class Listener:
 
     ``reserved`` of them are for clients whose address is ``known``. ``track`` must be the application's outermost middleware:
     it tells which connections handle a request. A connection whose first byte is that of ``preface`` goes to ``taker``.
+    ``early_bytes``: what a client may send while its request is handled and the body is complete; None, as for connections that
+    are upgraded, for any number. More than that closes the connection: the client does not wait for the response.
     """
 
-    def __init__(self, limit: int, reserved: int = 0, known: Callable[[str], bool] = lambda address: False) -> None:
+    def __init__(
+        self,
+        limit: int,
+        reserved: int = 0,
+        known: Callable[[str], bool] = lambda address: False,
+        early_bytes: int | None = None,
+    ) -> None:
+        self.early_bytes = early_bytes
         self.preface = b""
         self.taker: Taker | None = None
         self._limit = limit
@@ -142,7 +168,7 @@ class Listener:
         """The middleware that marks the connection of a request as busy."""
         connection = self._by_handler.get(request.protocol)
         if connection is not None:
-            connection.request_started()
+            connection.request_started(request.content)
         try:
             return await handler(request)
         finally:

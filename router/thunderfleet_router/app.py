@@ -110,10 +110,7 @@ class Router:
         if self._certificate is not None:
             work.append(self._certificate.keep())
         tasks = [asyncio.create_task(one) for one in work]
-        runner = web.AppRunner(
-            self.server.app(), access_log=None, handle_signals=False, handler_cancellation=True, auto_decompress=False,
-            shutdown_timeout=1.0, logger=_unlogged(),
-        )  # fmt: skip
+        runner = self.server.runner()
         await runner.setup()
         try:
             await self._listen(runner)
@@ -165,10 +162,3 @@ class Router:
                 await self.server.idle.wait()
         except TimeoutError:
             log.warning("%d requests have not ended in time; their connections are closed", self.server.inside)
-
-
-def _unlogged() -> logging.Logger:
-    """A logger that is silent: aiohttp logs a traceback for each connection that does not speak HTTP."""
-    logger = logging.getLogger(f"{__name__}.http")
-    logger.setLevel(logging.CRITICAL + 1)
-    return logger

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from thunderfleet_crds.routing import MAX_DEMANDS, Demand, DemandAnswer
 from thunderfleet_lib.httpapi.errors import ApiError
+from thunderfleet_lib.httpapi.shares import Full, Scope, Shares
 
 from thunderfleet_router.decide import limits
 from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook
@@ -15,8 +15,6 @@ from thunderfleet_router.pool import Pool, Seat, Ticket, unavailable
 
 MAX_WAITING = 1024
 """Requests that wait in a router."""
-MAX_WAITING_BYTES = 256 * 1024 * 1024
-"""Bytes of their bodies."""
 REPORT_IDLE_SECONDS = 3600
 """How long after its last request a ModelDeployment is reported as idle."""
 
@@ -33,13 +31,12 @@ class Dispatcher:
         self._can_wake = can_wake
         self._deleted: set[str] = set()
         """UIDs of deleted ModelDeployments that still have requests."""
-        self._waiting: Counter[str] = Counter()
-        self._waiting_bytes: Counter[str] = Counter()
+        self._waiting = Shares(MAX_WAITING, limits.WAITING_PER_CALLER, MAX_WAITING // 2)
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return self._waiting.total()
+        return self._waiting.held
 
     @property
     def in_flight(self) -> int:
@@ -74,7 +71,7 @@ class Dispatcher:
         pool.ask(ticket, again=again)
         try:
             if not ticket.seat.done():
-                self._check(pool, ticket, waking)
+                self._admit(pool, ticket, waking)
                 await self._wait(pool, ticket, seconds, waking)
             seat = await ticket.seat
         except BaseException:
@@ -89,8 +86,6 @@ class Dispatcher:
                 self.pools.pop(pool.deployment.uid, None)
 
     async def _wait(self, pool: Pool, ticket: Ticket, seconds: float, waking: bool) -> None:
-        self._waiting[ticket.caller_id] += 1
-        self._waiting_bytes[ticket.caller_id] += ticket.size
         if pool.wants_to_wake and not waking:
             self.hurry.set()
         try:
@@ -100,23 +95,21 @@ class Dispatcher:
             why = f": {pool.deployment.message}" if pool.deployment.message else ""
             raise unavailable(f"the request waited for {seconds:g} s for {pool.deployment.full_name}{why}", 10) from None
         finally:
-            for counter, amount in ((self._waiting, 1), (self._waiting_bytes, ticket.size)):
-                counter[ticket.caller_id] -= amount
-                if counter[ticket.caller_id] <= 0:
-                    del counter[ticket.caller_id]
+            self._waiting.give_back(ticket.caller_id, 1, known=ticket.known)
 
-    def _check(self, pool: Pool, ticket: Ticket, waking: bool) -> None:
-        """Raises ApiError if the request may not wait. ``waking``: whether another one wakes the ModelDeployment already."""
-        if self._waiting.total() >= MAX_WAITING or self._waiting_bytes.total() + ticket.size > MAX_WAITING_BYTES:
-            raise _full(f"too many requests wait in this router ({self._waiting.total()}); retry later")
-        mine = self._waiting[ticket.caller_id]
-        if (
-            mine >= limits.WAITING_PER_CALLER
-            or self._waiting_bytes[ticket.caller_id] + ticket.size > limits.WAITING_BYTES_PER_CALLER
-        ):
-            raise _full(f"too many requests of this key wait ({mine}); retry later")
+    def _admit(self, pool: Pool, ticket: Ticket, waking: bool) -> None:
+        """Takes a place for a request that waits. Raises ApiError if it may not wait.
+
+        ``waking``: whether another one wakes the ModelDeployment already.
+        """
+        try:
+            self._waiting.check(ticket.caller_id, 1, known=ticket.known)
+        except Full as error:
+            whose = {Scope.ALL: "", Scope.CALLER: "of this key ", Scope.STRANGERS: "without an API key "}[error.scope]
+            raise _full(f"too many requests {whose}wait in this router ({error.held}); retry later") from error
         if pool.deployment.outlook is Outlook.ASLEEP and ticket.may_wake:
             self._check_wake(pool, ticket, waking)
+        self._waiting.take(ticket.caller_id, 1, known=ticket.known)
 
     def _check_wake(self, pool: Pool, ticket: Ticket, waking: bool) -> None:
         obstacle = self._can_wake()

@@ -36,9 +36,9 @@ class Ticket:
     caller_id: str
     priority: KeyPriority
     blocks: Chain
-    size: int
-    """Bytes of its body."""
     may_wake: bool
+    known: bool = True
+    """Whether the caller has a key."""
     light: bool = False
     avoid: set[str] = field(default_factory=set)
     """Groups that failed with it."""

@@ -62,7 +62,7 @@ async def _gateway(slots: int, seconds: float) -> None:
 
 async def _router(slots: int, urls: Sequence[str]) -> None:
     kit = Kit(Model(urls=urls, slots=slots))
-    runner = web.AppRunner(kit.server.app(), access_log=None, handler_cancellation=True, auto_decompress=False)
+    runner = kit.server.runner()
     await runner.setup()
     port = await kit.server.listener.listen(runner, "127.0.0.1", 0)
     print(f"http://127.0.0.1:{port}", flush=True)

@@ -53,5 +53,17 @@ async def client_of(kit: Kit) -> AsyncIterator[Client]:
     await kit.upstream.close()
 
 
+@asynccontextmanager
+async def serving(kit: Kit) -> AsyncIterator[int]:
+    """The router behind its own listener, as in production. Yields its port on 127.0.0.1."""
+    runner = kit.server.runner()
+    await runner.setup()
+    try:
+        yield await kit.server.listener.listen(runner, "127.0.0.1", 0)
+    finally:
+        await runner.cleanup()
+        await kit.upstream.close()
+
+
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}

@@ -6,4 +6,5 @@ refusals   what the HTTP server refuses by itself, as errors of the API
 requestid  the id of a request, by which logs name it
 routed     headers between router and gateways; pure
 fairqueue  who is next among waiting requests; pure
+shares     who holds how much of what all callers share; pure
 """

@@ -1,12 +1,13 @@
 """Reads request bodies: bounded in bytes, each and all together, and in time."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from aiohttp import web
 
 from thunderfleet_lib.httpapi.errors import ApiError
+from thunderfleet_lib.httpapi.shares import Full, Scope, Shares
 
 MAX_BODY = 16 * 1024 * 1024
 """Maximum bytes of a request body."""
@@ -19,56 +20,84 @@ FREE_BYTES = 64 * 1024
 
 
 class Bodies:
-    """The request bodies that one server holds."""
+    """The request bodies that one server holds.
 
-    def __init__(self) -> None:
-        self.held = 0
-        """Bytes that count towards SHARED_BYTES."""
+    ``held``: their bytes without FREE_BYTES of each; SHARED_BYTES in all if it is not given.
+    ``receiving``: the bodies that have not arrived as a whole, so that slow ones of one caller keep out no others.
+    """
+
+    def __init__(self, held: Shares | None = None, receiving: Shares | None = None) -> None:
+        self._held = held if held is not None else Shares(SHARED_BYTES)
+        self._receiving = receiving
 
     @asynccontextmanager
-    async def read(self, request: web.Request) -> AsyncIterator[bytes]:
-        """The body; its bytes count until the block ends. Raises ApiError when it is too large, too slow or compressed."""
+    async def read(self, request: web.Request, caller: str = "", *, known: bool = True) -> AsyncIterator[bytes]:
+        """The body; its bytes count until the block ends. Raises ApiError when it is too large, too slow or compressed.
+
+        ``caller``: who sends it, if callers have shares; ``known``: whether it has a key.
+        """
         encoding = request.headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":
             raise ApiError(415, f"send the body without Content-Encoding; {encoding[:64]!r} is not supported")
         if request.content_length is not None and request.content_length > MAX_BODY:
             raise _too_large()
-        share = _Share(self)
+        share = _Share(self._held, caller, known)
         try:
-            try:
-                async with asyncio.timeout(BODY_SECONDS):
-                    body = await _received(request, share)
-            except TimeoutError as error:
-                raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+            with self._place(caller, known):
+                try:
+                    async with asyncio.timeout(BODY_SECONDS):
+                        body = await _received(request, share)
+                except TimeoutError as error:
+                    raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
             yield body
         finally:
             share.give_back()
+
+    @contextmanager
+    def _place(self, caller: str, known: bool) -> Iterator[None]:
+        """One of the bodies that are being received. Raises ApiError."""
+        if self._receiving is None:
+            yield
+            return
+        try:
+            self._receiving.take(caller, 1, known=known)
+        except Full as error:
+            raise _busy(f"{error.held} request bodies {_WHOSE[error.scope]} are being received; retry later") from error
+        try:
+            yield
+        finally:
+            self._receiving.give_back(caller, 1, known=known)
 
 
 class _Share:
     """One body's part of the bytes held."""
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, held: Shares, caller: str, known: bool) -> None:
+        self._held = held
+        self._caller = caller
+        self._known = known
         self._taken = 0
 
     def take(self, total: int) -> None:
-        """The body has ``total`` bytes now. Raises ApiError when all bodies together have too many."""
+        """The body has ``total`` bytes now. Raises ApiError when there is no room for them."""
         more = max(total - FREE_BYTES, 0) - self._taken
-        if self._bodies.held + more > SHARED_BYTES:
-            raise ApiError(
-                429,
-                f"request bodies of more than {SHARED_BYTES >> 20} MiB in total are being received; retry later",
-                type="rate_limit_error",
-                code="bodies_full",
-                headers={"Retry-After": "5"},
-            )
-        self._bodies.held += more
+        try:
+            self._held.take(self._caller, more, known=self._known)
+        except Full as error:
+            size = f"{error.held >> 20} MiB in request bodies {_WHOSE[error.scope]}"
+            raise _busy(f"this server holds {size}, and no more fit; retry later") from error
         self._taken += more
 
     def give_back(self) -> None:
-        self._bodies.held -= self._taken
+        self._held.give_back(self._caller, self._taken, known=self._known)
         self._taken = 0
+
+
+_WHOSE = {Scope.ALL: "of all clients", Scope.CALLER: "of this client", Scope.STRANGERS: "of clients without an API key"}
+
+
+def _busy(sentence: str) -> ApiError:
+    return ApiError(429, sentence, type="rate_limit_error", code="bodies_full", headers={"Retry-After": "5"})
 
 
 async def _received(request: web.Request, share: _Share) -> bytes:

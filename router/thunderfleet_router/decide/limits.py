@@ -15,7 +15,11 @@ MAX_CALLERS = 4096
 WAKES_PER_MINUTE = 12
 """Wakes that one key may cause."""
 WAITING_PER_CALLER = 256
-WAITING_BYTES_PER_CALLER = 64 * 1024 * 1024
+RECEIVING_PER_CALLER = 256
+"""Requests of one caller whose bodies are being received."""
+BODY_BYTES = 256 * 1024 * 1024
+"""Of all bodies that wait or are sent to groups."""
+BODY_BYTES_PER_CALLER = 64 * 1024 * 1024
 
 
 class Exceeded(Exception):

@@ -12,6 +12,7 @@ from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies
 from thunderfleet_lib.httpapi.errors import ApiError
+from thunderfleet_lib.httpapi.shares import Shares
 
 from thunderfleet_router.decide import asked, limits, names, prefixes, suspects
 from thunderfleet_router.decide.asked import Asked
@@ -26,6 +27,8 @@ from thunderfleet_router.tracing import OFF, NoSpan, Span, Tracing
 
 log = logging.getLogger(__name__)
 
+MAX_REQUESTS = 1280
+"""Requests that are read, wait or run; others get 429 before their body is read."""
 UNKNOWN = "-"
 """What is not known of a request."""
 LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
@@ -99,7 +102,11 @@ class Exchanges:
         self._metrics = metrics
         self._settings = settings
         self._tracing = tracing
-        self._bodies = Bodies()
+        # Callers without a key get half of each: they can have any number of addresses.
+        self._bodies = Bodies(
+            Shares(limits.BODY_BYTES, limits.BODY_BYTES_PER_CALLER, limits.BODY_BYTES // 2),
+            Shares(MAX_REQUESTS, limits.RECEIVING_PER_CALLER, MAX_REQUESTS // 2),
+        )
         self._suspects = suspects.Suspects()
 
     async def answer(self, request: web.Request, reply: Reply, record: Record) -> None:
@@ -109,7 +116,7 @@ class Exchanges:
         record.key = who.name
         # Before the body is read: a caller who may use no model must not take memory.
         names.usable(catalog, who)
-        async with self._bodies.read(request) as body:
+        async with self._bodies.read(request, who.id, known=who.known) as body:
             parsed = await _parsed(body)
             deployment = names.resolve(catalog, who, parsed.model, self._settings.aliases)
             record.model = deployment.full_name
@@ -149,8 +156,8 @@ class Exchanges:
                     caller_id=call.who.id,
                     priority=key_limits.priority,
                     blocks=blocks,
-                    size=len(call.body),
                     may_wake=self._settings.anonymous_wake or call.deployment.namespace in call.who.namespaces,
+                    known=call.who.known,
                     light=call.request.path in LIGHT,
                     avoid=avoid,
                 )

@@ -13,12 +13,12 @@ from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.errors import ApiError, of_path
 from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.httpapi.requestid import request_id
-from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.listener import EARLY_BYTES, Listener
 
 from thunderfleet_router.decide import names
 from thunderfleet_router.decide.callers import caller
 from thunderfleet_router.decide.catalog import Catalog
-from thunderfleet_router.http.exchange import UNKNOWN, Exchanges, Record, Settings
+from thunderfleet_router.http.exchange import MAX_REQUESTS, UNKNOWN, Exchanges, Record, Settings
 from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.page import Page
 from thunderfleet_router.http.reply import ClientGone, Reply
@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 1536
 """As many again lead to groups; with both, the process stays below its limit of descriptors."""
-MAX_REQUESTS: Final = 1280
-"""Requests that are read, wait or run; others get 429 before their body is read."""
+MAX_HEADERS: Final = 64
+"""Of a request."""
+HEAD_BYTES: Final = 32 * 1024
+"""Of all headers of a request, which are held as long as it waits. As much as common proxies pass on."""
 START_SECONDS: Final = 5.0
 """How long a request waits for a router that has just started."""
 POLL_SECONDS: Final = 0.05
@@ -79,7 +81,7 @@ class Server:
         self._problem = problem
         self._origins = frozenset(origins)
         self._tracing = tracing
-        self.listener = Listener(CONNECTIONS)
+        self.listener = Listener(CONNECTIONS, early_bytes=EARLY_BYTES)
         self.ending = False
         """Whether the router is about to end: it is not ready for new clients, and each response ends its connection."""
         self.inside = 0
@@ -104,6 +106,13 @@ class Server:
             self._page.add_to(app)
         return app
 
+    def runner(self) -> web.AppRunner:
+        """Serves the application, at the addresses where ``listener`` listens."""
+        return web.AppRunner(
+            self.app(), access_log=None, handle_signals=False, handler_cancellation=True, auto_decompress=False,
+            shutdown_timeout=1.0, logger=_unlogged(), max_headers=MAX_HEADERS,
+        )  # fmt: skip
+
     # --- around every request ---
 
     @web.middleware
@@ -125,6 +134,7 @@ class Server:
             if request.method == "OPTIONS" and self._origins:
                 response: web.StreamResponse = web.Response(status=204, headers=request[HEADERS])
             else:
+                _check_head(request)
                 await self._until_ready()
                 response = await handler(request)
             code = response.status
@@ -237,6 +247,20 @@ class Server:
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encoder(self._metrics.registry), headers={"Content-Type": content_type})
+
+
+def _unlogged() -> logging.Logger:
+    """A logger that is silent: aiohttp logs a traceback for each connection that does not speak HTTP."""
+    logger = logging.getLogger(f"{__name__}.http")
+    logger.setLevel(logging.CRITICAL + 1)
+    return logger
+
+
+def _check_head(request: web.Request) -> None:
+    """Raises ApiError if the headers are too large."""
+    size = sum(len(name) + len(value) for name, value in request.raw_headers)
+    if size > HEAD_BYTES:
+        raise ApiError(431, f"the headers have {size} bytes; at most {HEAD_BYTES} are allowed")
 
 
 def _of_api(request: web.Request) -> bool:

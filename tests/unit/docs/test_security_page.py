@@ -88,6 +88,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "without a key | use models": (
         f"{ROUTED}::test_strangers_learn_nothing",
         f"{ROUTED}::test_waiting_is_bounded_for_each_key",
+        "unit/router/test_hostile_clients.py::test_strangers_who_wait_leave_room_for_holders_of_keys",
+        "unit/router/test_hostile_clients.py::test_bodies_of_strangers_leave_room_for_holders_of_keys",
         f"{ROUTER}::test_anonymous_requests_wake_only_if_the_chart_allows_it",
     ),
     "holder of a key | use and wake": (

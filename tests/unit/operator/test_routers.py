@@ -583,6 +583,23 @@ async def test_the_least_recently_used_model_makes_room_for_one_that_is_asked_fo
     assert {name.rsplit("-e", 1)[0] for name in world.pods()} == {"other-0"}
 
 
+@pytest.mark.parametrize("case", ["another namespace", "must run", "no autoscaling"])
+async def test_only_models_of_the_namespace_that_a_request_can_wake_make_room(world: World, case: str) -> None:
+    world.deploy(autoscaling={"must run": SLEEPS | {"minReplicas": 1}, "no autoscaling": None}.get(case, SLEEPS))
+    await world.serve()
+    namespace = "elsewhere" if case == "another namespace" else "ns"
+    other = {"metadata": {"name": "other", "namespace": namespace, "uid": "uid-other", "generation": 1}}
+    spec = {"model": {"repository": "org/tiny"}, "autoscaling": SLEEPS}
+    world.put(DEPLOYMENTS, {**other, "spec": spec, "status": {"autoscaling": {"replicas": 1}}})
+    wake = Demand(namespace=namespace, deployment="other", uid="uid-other", waiting=1, wake=True)
+    world.later(RESIDENCY_SECONDS + 1)
+    world.reports[0] = (1, world.reports[0][1])
+    world.say("Ready", 1, readySince="2026-01-01T00:00:00Z", inFlight=0, idleSeconds=30)
+    world.scaling.reported(DemandReport(router="r", demands=(wake,)))
+    await world.reconciler.deployment(f"{namespace}/other")
+    assert world.yielding == []
+
+
 # --- reports over TLS ------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_router import pool
-from thunderfleet_router.decide import balance
+from thunderfleet_router.decide import balance, suspects
 from thunderfleet_router.decide.catalog import build
 from thunderfleet_router.http import exchange, reply, server, upstream
 from thunderfleet_router.http.exchange import Settings
@@ -287,7 +287,7 @@ async def test_equal_requests_at_one_failure_are_all_sent_to_another_group() -> 
             assert [(status, body.get("group")) for status, body in await asyncio.gather(*asked)] == [(200, "b")] * 3
 
 
-async def test_a_request_that_was_there_at_two_failures_is_refused() -> None:
+async def test_a_request_that_was_there_at_two_failures_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     async with gateways("a", "b", "c") as (a, b, c):
         a.behaves = b.behaves = c.behaves = _abort
         kit = Kit(Model(urls=[a.url, b.url, c.url]))
@@ -296,6 +296,9 @@ async def test_a_request_that_was_there_at_two_failures_is_refused() -> None:
             assert status == 422 and body["error"]["code"] == "request_suspected"
             assert (await _chat(client))[0] == 422
             assert len(a.requests) + len(b.requests) + len(c.requests) == 2
+            sent = next(one for gateway in (a, b, c) for _, _, one in gateway.requests)
+            digest = suspects.digest("uid-default-tiny", "/v1/chat/completions", sent)
+            assert f"the request is refused: digest {digest} was in flight at two group failures" in caplog.messages
             a.behaves = b.behaves = c.behaves = None
             assert (await _chat(client, seed=1))[0] == 200
 
@@ -493,7 +496,7 @@ async def test_requests_that_wait_cost_nothing_while_all_groups_are_full(monkeyp
     monkeypatch.setattr(pool, "choose", count)
     model = Model(urls=["http://10.0.0.1:1", "http://10.0.0.2:1"], slots=1)
     full = pool.Pool(next(iter(build([model.object()], [model.document()], KEYS).deployments.values())))
-    tickets = [pool.Ticket(f"key {number}", KeyPriority.NORMAL, (), 1, may_wake=False) for number in range(100)]
+    tickets = [pool.Ticket(f"key {number}", KeyPriority.NORMAL, (), may_wake=False) for number in range(100)]
     for ticket in tickets:
         full.ask(ticket)
     seats = [ticket.seat.result() for ticket in tickets if ticket.seat.done()]

@@ -445,10 +445,13 @@ async def test_a_compressed_body_is_refused(client: TestClient[Any, Any]) -> Non
     assert answer.status == 200
 
 
-async def test_large_bodies_share_their_memory_and_small_ones_pass(
-    client: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_bodies_share_their_memory_and_small_ones_pass(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "SHARED_BYTES", 1 << 20)
+    async with _client(script) as client:
+        await _share_large_bodies(client)
+
+
+async def _share_large_bodies(client: TestClient[Any, Any]) -> None:
     large = CHAT | {"user": "x" * (1 << 20)}
     held = await _raw(client, large, length=2 << 20)
 

@@ -21,7 +21,7 @@ from thunderfleet_lib.httpapi import errors
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.httpapi.requestid import request_id
-from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.listener import EARLY_BYTES, Listener
 from thunderfleet_lib.metrics import Labelled
 
 from thunderfleet_runner.api.errors import ApiError
@@ -77,7 +77,7 @@ class Gateway:
         self._generation = Generation(service, intake, self._admission, self._metrics)
         self._embeddings = Embeddings(service, intake, self._admission, self._metrics)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
-        self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS)
+        self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS, early_bytes=EARLY_BYTES)
         """Accepts the connections."""
         self._created = int(time.time())
 
