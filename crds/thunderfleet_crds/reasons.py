@@ -1031,6 +1031,13 @@ class Reason(StrEnum):
         "Use the same image on every Mac: install the same versions of mlx and mlx-lm in its folder on the Mac in the message.",
         (REFUSAL,),
     )
+    ENVIRONMENT_DIFFERS = (
+        "EnvironmentDiffers",
+        "A setting of MLX has another value on one Mac of the group than on another: the image or something that changes pods "
+        "sets it there.",
+        "Set the variable in the message in spec.runtime.env, which all ranks get, or remove it from that image or pod.",
+        (REFUSAL,),
+    )
     NOT_LEADER = (
         "NotLeader",
         "The pod is not that of rank 0.",

@@ -223,7 +223,10 @@ class Formed(Message):
 
 
 class Gather(Message):
-    """JACCL's init gathers bytes of all ranks to exchange RDMA addresses; numbered from 1 in each attempt."""
+    """Bytes of each rank for all ranks; numbered from 1 in each attempt.
+
+    JACCL's init exchanges RDMA addresses, and three or more ranks tell each other what the check of connections has found.
+    """
 
     type: Literal["gather"] = "gather"
     number: int
@@ -392,6 +395,8 @@ class Failed(Message):
     """A value arrived changed; ``text`` says which."""
     peer: int | None = None
     """The rank that sent it, if that is known."""
+    echo: bool = False
+    """Another rank of the group knows more."""
 
 
 class Log(Message):

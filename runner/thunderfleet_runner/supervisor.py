@@ -34,7 +34,7 @@ from thunderfleet_runner.group.metrics import GroupMetrics
 from thunderfleet_runner.group.rendezvous import Identity
 from thunderfleet_runner.host import preflight, wired_memory
 from thunderfleet_runner.host.intakeprocess import IntakeStarter, intake_command
-from thunderfleet_runner.host.rankprocess import ignored_variables, rank_command
+from thunderfleet_runner.host.rankprocess import ignored_variables, mlx_settings, rank_command
 from thunderfleet_runner.net import connection, control, jaccl, peers
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,8 @@ class Supervisor:
         self._was_ready = False
         self.role: Leader | Follower
         if self.rank == 0:
-            identity = Identity(preflight.version("mlx"), preflight.version("mlx-lm"), preflight.digest(self.plan))
+            versions = preflight.version("mlx"), preflight.version("mlx-lm")
+            identity = Identity(*versions, preflight.digest(self.plan), self._mlx_settings())
             leader = Leader(
                 self.plan,
                 identity,
@@ -284,7 +285,11 @@ class Supervisor:
             mlx=preflight.version("mlx"),
             mlx_lm=preflight.version("mlx-lm"),
             digest=preflight.digest(self.plan),
+            environment=self._mlx_settings(),
         )
+
+    def _mlx_settings(self) -> dict[str, str]:
+        return mlx_settings(os.environ, self.plan.runtime.environment)
 
     def _changed(self, state: GroupState) -> None:
         ready = state.phase is GroupPhase.READY

@@ -12,7 +12,7 @@ ALIASES = [
     "127.9.9.8",
     "127.9.9.9",
     # Both ends of the three cables of Macs with a recorded JACCL.
-    *(f"127.10.1.{end}" for end in (1, 2, 5, 6, 9, 10)),
+    *(f"127.10.1.{end}" for end in (1, 2, 5, 6, 9, 10, 13, 14)),
 ]
 
 

@@ -144,7 +144,8 @@ def _fault_commands(commands: Parsers) -> None:
         "over the cable after so many bytes: flipAfterBytes changes a bit, loseAfterBytes loses the rest, swapAfterBytes swaps "
         "two parts, repeatAfterBytes repeats one; set one of these keys. values makes results of collectives wrong that have "
         "more bytes than aboveBytes and fewer than belowBytes; set both keys. It changes their sign, or, with how: stale, "
-        "gives the result of the previous collective",
+        "gives the result of the previous collective; with aboveValue, only values above that number; with peer, only messages "
+        "of that rank, and what all ranks send",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
     rdma.add_argument(

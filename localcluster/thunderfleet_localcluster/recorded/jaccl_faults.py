@@ -26,10 +26,24 @@ WIRE_KEYS = ("flipAfterBytes", "loseAfterBytes", "swapAfterBytes", "repeatAfterB
 VALUES = "values"
 """What a collective of this rank gives, which is wrong for results of some sizes: with VALUES_KEYS."""
 VALUES_KEYS = ("aboveBytes", "belowBytes")
+VALUES_OPTIONS = ("aboveValue", "peer")
+"""Which of these values are wrong: only those above a number, or only those that one rank has sent."""
 HOW = "how"
 HOWS = ("negated", "stale")
 """In which way such results are wrong: of the other sign, or those of the collective before."""
-POINT_KEYS = ("at", "errno", "device", "attempts", "delaySeconds", "hang", "fail", *WIRE_KEYS, *VALUES_KEYS, HOW)
+POINT_KEYS = (
+    "at",
+    "errno",
+    "device",
+    "attempts",
+    "delaySeconds",
+    "hang",
+    "fail",
+    *WIRE_KEYS,
+    *VALUES_KEYS,
+    *VALUES_OPTIONS,
+    HOW,
+)
 
 
 def checked_points(points: object) -> Sequence[Mapping[str, object]]:
@@ -45,10 +59,19 @@ def checked_points(points: object) -> Sequence[Mapping[str, object]]:
         _check_bytes(point)
         if HOW in point and (point["at"] != VALUES or point[HOW] not in HOWS):
             raise LocalClusterError(f'"{HOW}" is {" or ".join(HOWS)}, and for the point "{VALUES}" only', usage=True)
+        _check_options(point)
         if unknown := set(point) - set(POINT_KEYS):
             names = ", ".join(sorted(map(str, unknown)))
             raise LocalClusterError(f"unknown keys of a point: {names}; allowed: {', '.join(POINT_KEYS)}", usage=True)
     return points
+
+
+def _check_options(point: Mapping[str, object]) -> None:
+    """Raises LocalClusterError unless what narrows a point "values" down are numbers."""
+    given = [point[key] for key in VALUES_OPTIONS if key in point]
+    if given and (point["at"] != VALUES or not all(type(number) is int and number >= 0 for number in given)):
+        names = " and ".join(VALUES_OPTIONS)
+        raise LocalClusterError(f'{names} are numbers of at least 0, and for the point "{VALUES}" only', usage=True)
 
 
 def _check_bytes(point: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -392,7 +392,8 @@ class Member:
     def _corrupted(self, failed: protocol.Failed) -> Fault:
         here = f"rank {self.rank} ({self.plan.ranks[self.rank].node})"
         if failed.peer is None:
-            return faults.link_corrupts(f"between the ranks of the group, as {here} received it", failed.text)
+            where = f"between the ranks of the group, as {here} received it"
+            return replace(faults.link_corrupts(where, failed.text), echo=failed.echo)
         sender = f"rank {failed.peer} ({self.plan.ranks[failed.peer].node})"
         return faults.link_corrupts(f"from {sender} to {here}", failed.text, failed.peer)
 

@@ -4,21 +4,28 @@ A connection that passed TLS holds the group's keys; this module decides whether
 placement. A refused claim is kept in ``refusals``, so that the group's state says why it waits.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.vocabulary import RuntimeVariable
 
 from thunderfleet_runner.net.peers import Hello, Refusal
+
+VALUE_CHARACTERS = 64
+"""Of a variable, in a message."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Versions and model, which all supervisors of a group must have in common."""
+    """Versions, model and MLX's settings, which all supervisors of a group must have in common."""
 
     mlx: str
     mlx_lm: str
     digest: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """MLX's settings that the rank gets."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,25 @@ class Rendezvous:
                 return Refusal(reason=Reason.VERSION_DIFFERS, message=text)
         if hello.digest and mine.digest and hello.digest != mine.digest:
             return Refusal(reason=Reason.MODEL_DIFFERS, message=model_differs(self.plan, hello.rank))
+        if hello.environment is not None and (text := self._settings_differ(hello.rank, hello.environment)):
+            return Refusal(reason=Reason.ENVIRONMENT_DIFFERS, message=text)
         return None
+
+    def _settings_differ(self, rank: int, theirs: Mapping[str, str]) -> str:
+        """Which of MLX's settings are not the same as on rank 0; empty if all are."""
+        ours = self.identity.environment
+        here, there = f"{self.plan.ranks[0].node} (rank 0)", f"{self.plan.ranks[rank].node} (rank {rank})"
+        differ = [
+            f"{name} is {_value(ours.get(name))} on {here} and {_value(theirs.get(name))} on {there}"
+            for name in RuntimeVariable
+            if ours.get(name) != theirs.get(name)
+        ]
+        advice = "set it in spec.runtime.env for all ranks, or remove it from the image or the pod"
+        return f"{'; '.join(differ)}: {advice}" if differ else ""
+
+
+def _value(value: str | None) -> str:
+    return "not set" if value is None else f'"{value[:VALUE_CHARACTERS]}"'
 
 
 def model_differs(plan: Plan, rank: int) -> str:

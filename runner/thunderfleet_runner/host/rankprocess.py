@@ -55,6 +55,14 @@ def rank_environment(base: Mapping[str, str], fd: int) -> dict[str, str]:
     return clean
 
 
+def mlx_settings(base: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
+    """MLX's settings that a rank gets: those of its own process from the supervisor's environment, and those of the plan.
+
+    The plan is the same for all ranks, and takes precedence.
+    """
+    return {name: value for name, value in base.items() if name in _OF_ONE_PROCESS} | dict(planned)
+
+
 def ignored_variables(base: Mapping[str, str]) -> list[str]:
     """MLX's variables in the supervisor's environment that no rank gets."""
     return sorted(name for name in base if name.startswith(("MLX_", "JACCL_")) and name not in _OF_ONE_PROCESS)

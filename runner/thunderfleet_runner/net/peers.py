@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.vocabulary import FaultClass
+from thunderfleet_crds.vocabulary import FaultClass, RuntimeVariable
 
 CUT_OFF_SECONDS = 3.0
 """Silence after which a connection is closed."""
@@ -40,6 +40,8 @@ class Hello(_Message):
     mlx: Name
     mlx_lm: Name
     digest: Name = ""
+    environment: dict[Name, Name] | None = Field(default=None, max_length=len(RuntimeVariable) + 1)
+    """MLX's settings that its rank gets; None if that is not known. One more than may be set in a ModelDeployment."""
 
 
 class Checked(_Message):

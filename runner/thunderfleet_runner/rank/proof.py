@@ -4,6 +4,9 @@ Ranks that receive wrong values do not fail: they answer with wrong tokens. So r
 ways, and then all ranks run the collectives that models use, with results known in advance. Values are small integers, whose
 sums bfloat16 holds exactly in any order. Sizes alternate, because buffers that are reused for another size are where transports
 have failed; and ranks pause at random, so that they are not always in step.
+
+A wrong sum of three or more ranks, and in a ring a wrong gather, does not show which link changed the value. Then all ranks
+search for it: link by link, they send messages as large as the one that was wrong, and the sums that a ring passes on.
 """
 
 import functools
@@ -11,10 +14,11 @@ import itertools
 import json
 import operator
 import random
+import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +35,27 @@ PROMPT_TOKENS = 2048
 """Tokens of a full step of a prompt, whose activations are the largest message."""
 HIDDEN = 4096
 MOST_BYTES = 64 << 20
+SEARCH_ROUNDS = 5
+SEARCH_SECONDS = 10.0
+"""No further round of the search for a link begins after this long. A fault that is rare may not be seen again."""
 _MULTIPLIER = mx.array(2654435761, mx.uint32)
 _EXACT = 256
 """bfloat16 holds all integers up to this."""
 _BYTES = 2
+_TOLD = struct.Struct("<BBQ")
+"""What a rank tells the others: its ``_Seen``, whether it would search on, and the bytes of the message that was wrong."""
+
+Tell = Callable[[bytes], Sequence[bytes]]
+"""Gives all ranks what each of them tells, by rank, in another way than over the connections that are checked."""
+
+
+class _Seen(IntEnum):
+    """What a rank has seen so far."""
+
+    RIGHT = 0
+    WRONG = 1
+    NAMED = 2
+    """A wrong value, and it is known who sent it."""
 
 
 class Kind(Enum):
@@ -60,6 +81,10 @@ class Wrong:
 
     peer: int | None
     what: str
+    size: int = 0
+    """Bytes of what was received, of all ranks if they were gathered."""
+    echo: bool = False
+    """Another rank knows who sent it a wrong value, so this one followed from that."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +96,11 @@ class Proof:
     wrong: Wrong | None = None
 
 
-def prove(group: Any, model: Path, *, split: Split, mesh: bool, step: Callable[[], None]) -> Proof:
+def prove(group: Any, model: Path, *, split: Split, mesh: bool, step: Callable[[], None], tell: Tell) -> Proof:
     """Collective: all ranks of ``group`` call it. The largest message goes the way it goes with ``split``.
 
     ``mesh``: every two ranks are connected, not only those next to each other. ``step`` is called after each exchange.
-    A rank that has seen a wrong value goes on, because the others wait for it.
+    A rank that has seen a wrong value goes on, because the others wait for it. Two ranks have one link, and tell nothing.
     """
     began = time.monotonic()
     prover = _Prover(group, mesh, step)
@@ -83,6 +108,8 @@ def prove(group: Any, model: Path, *, split: Split, mesh: bool, step: Callable[[
     last = [(kind, largest) for kind in _kinds_of_largest(split, group.size(), mesh)]
     for number, (kind, size) in enumerate([*rounds(), *last]):
         prover.round(number, kind, size)
+    if group.size() > 2:
+        prover.search(tell)
     return Proof(prover.exchanges, time.monotonic() - began, prover.wrong)
 
 
@@ -112,6 +139,16 @@ def neighbors(size: int) -> list[tuple[int, int]]:
     )
 
 
+def _searched(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Bytes of the messages of a search, by those that were wrong, the largest first.
+
+    A ring divides a sum, or each half of it if it goes round in both directions, into a part for each rank.
+    """
+    wrong = {size for size in sizes if size}
+    parts = {-(-size // number // _BYTES) * _BYTES for size in wrong for number in (ranks, 2 * ranks)}
+    return sorted(wrong | parts, reverse=True)
+
+
 class _Prover:
     def __init__(self, group: Any, mesh: bool, step: Callable[[], None]) -> None:
         self._group, self._mesh, self._step = group, mesh, step
@@ -120,54 +157,110 @@ class _Prover:
         # Other ranks pause at other times.
         self._skew = random.Random(self._rank)
         self._limit = _EXACT // self._size
+        # Of the exchanges of a search, after those of all rounds.
+        self._numbers = itertools.count(2 * ROUNDS)
         self.exchanges = 0
         self.wrong: Wrong | None = None
 
     def round(self, number: int, kind: Kind, size: int) -> None:
         """One exchange with messages of ``size`` bytes."""
-        exchange = {Kind.MESSAGES: self._messages, Kind.GATHER: self._gather, Kind.SUM: self._sum}[kind]
+        exchange: Callable[[int, int], None] = {Kind.MESSAGES: self._messages, Kind.GATHER: self._gather, Kind.SUM: self._sum}[
+            kind
+        ]
         time.sleep(self._skew.random() * SKEW_SECONDS)
         exchange(number, size // _BYTES)
+
+    def search(self, tell: Tell) -> None:
+        """Looks for the link that changed a value, if any rank has seen one whose sender it does not know.
+
+        All ranks decide by what all of them tell, so all do the same. Then ``wrong`` is what this rank knows at the end.
+        """
+        began = time.monotonic()
+        for number in itertools.count():
+            more = number < SEARCH_ROUNDS and time.monotonic() - began < SEARCH_SECONDS
+            told = [_TOLD.unpack(one) for one in tell(self._told(more=more))]
+            self._step()
+            seen = [_Seen(one[0]) for one in told]
+            if _Seen.NAMED in seen or _Seen.WRONG not in seen or not told[0][1]:
+                break
+            for size in _searched([one[2] for one in told], self._size):
+                self._search(size)
+        if self.wrong is not None and self.wrong.peer is None:
+            self.wrong = self._unnamed(self.wrong, seen, number)
+
+    def _told(self, *, more: bool) -> bytes:
+        if self.wrong is None:
+            return _TOLD.pack(_Seen.RIGHT, more, 0)
+        return _TOLD.pack(_Seen.WRONG if self.wrong.peer is None else _Seen.NAMED, more, self.wrong.size)
+
+    def _search(self, size: int) -> None:
+        """One exchange over every link in both directions, as messages and as the sums that ranks of a ring pass on.
+
+        Sums have larger values than messages, so they show a fault that depends on the values.
+        """
+        count = size // _BYTES
+        self._messages(next(self._numbers), count)
+        if self._mesh:
+            self._gather(next(self._numbers), count, limit=_EXACT)
+        for direction in (1, -1):
+            self._passed_on(next(self._numbers), count, direction)
+
+    def _unnamed(self, wrong: Wrong, seen: Sequence[_Seen], rounds: int) -> Wrong:
+        """A wrong value, after ``rounds`` rounds that did not show this rank who sent it."""
+        if _Seen.NAMED in seen:
+            return replace(wrong, echo=True)
+        ranks = ", ".join(str(rank) for rank, found in enumerate(seen) if found is not _Seen.RIGHT)
+        text = f"wrong on rank{'s' if ranks.count(',') else ''} {ranks}, and right in {rounds} rounds between neighbors"
+        return replace(wrong, what=f"{wrong.what} ({text})")
 
     def _messages(self, number: int, count: int) -> None:
         for low, high in self._pairs:
             # One sends first while the other receives: two that both send first could wait for each other.
-            if self._rank == low:
-                self._send(high, number, count)
-                self._receive(high, number, count)
-            elif self._rank == high:
-                self._receive(low, number, count)
-                self._send(low, number, count)
+            for sender, receiver in ((low, high), (high, low)):
+                self._pass(sender, receiver, number, functools.partial(self._values, sender, number, count))
+
+    def _passed_on(self, number: int, count: int, direction: int) -> None:
+        """Twice around the ring: each rank sends on the sum of its values and of all before it, and then the whole sum."""
+        order = [direction * place % self._size for place in range(2 * self._size)]
+        sums = list(itertools.accumulate(self._values(rank, number, count) for rank in order[: self._size]))
+        for place, (sender, receiver) in enumerate(itertools.pairwise(order)):
+            self._pass(sender, receiver, number, functools.partial(mx.array, sums[min(place, self._size - 1)]))
+
+    def _pass(self, sender: int, receiver: int, number: int, values: Callable[[], Any]) -> None:
+        """A message with ``values``, if this rank sends or receives it."""
+        if self._rank == sender:
+            mx.eval(mx.distributed.send(values(), receiver, group=self._group))
+        elif self._rank == receiver:
+            right = values()
+            found = mx.distributed.recv(right.shape, mx.bfloat16, sender, group=self._group)
+            if (place := self._differs(found, right)) is not None:
+                self._found(sender, f"message of {right.nbytes} bytes", right.nbytes, number, place)
 
     def _sum(self, number: int, count: int) -> None:
         values = [self._values(rank, number, count) for rank in range(self._size)]
         total = mx.distributed.all_sum(values[self._rank], group=self._group)
         right = functools.reduce(operator.add, values)
         if (place := self._differs(total, right)) is not None:
-            self._found(None, f"all-sum of {count * _BYTES} bytes", number, place)
+            self._found(None, f"all-sum of {total.nbytes} bytes", total.nbytes, number, place)
 
-    def _send(self, peer: int, number: int, count: int) -> None:
-        mx.eval(mx.distributed.send(self._values(self._rank, number, count), peer, group=self._group))
-
-    def _receive(self, peer: int, number: int, count: int) -> None:
-        found = mx.distributed.recv((count,), mx.bfloat16, peer, group=self._group)
-        if (place := self._differs(found, self._values(peer, number, count))) is not None:
-            self._found(peer, f"message of {count * _BYTES} bytes", number, place)
-
-    def _gather(self, number: int, count: int) -> None:
-        values = [self._values(rank, number, count) for rank in range(self._size)]
+    def _gather(self, number: int, count: int, limit: int = 0) -> None:
+        values = [self._values(rank, number, count, limit) for rank in range(self._size)]
         gathered = mx.distributed.all_gather(values[self._rank], group=self._group)
         if (place := self._differs(gathered, mx.concatenate(values))) is not None:
             length = values[0].size
             # In a ring, the values of a rank pass through others.
             peer = place[0] // length if self._mesh else None
-            self._found(peer, f"all-gather of {length * _BYTES} bytes", number, (place[0] % length, *place[1:]))
+            what = f"all-gather of {length * _BYTES} bytes"
+            self._found(peer, what, gathered.nbytes, number, (place[0] % length, *place[1:]))
 
-    def _values(self, rank: int, number: int, count: int) -> Any:
-        """What ``rank`` sends in this round: integers from 0 to below 256 / size, another sequence for every rank and round."""
+    def _values(self, rank: int, number: int, count: int, limit: int = 0) -> Any:
+        """What ``rank`` sends in this round: integers from 0 to below ``limit``, another sequence for every rank and round.
+
+        Without a limit, sums of the values of all ranks are exact.
+        """
         index = mx.arange(count, dtype=mx.uint32)
         mixed = (index * _MULTIPLIER + mx.array((rank + 1) * 40503 + (number + 1) * 1_000_003, mx.uint32)) >> 11
-        return (mixed % self._limit).astype(mx.bfloat16)
+        return (mixed % (limit or self._limit)).astype(mx.bfloat16)
 
     def _differs(self, found: Any, right: Any) -> tuple[int, float, float] | None:
         """The first place where the values differ, and both values there."""
@@ -181,9 +274,11 @@ class _Prover:
         place: Any = mx.argmax(differ).item()
         return int(place), found[place].item(), right[place].item()
 
-    def _found(self, peer: int | None, what: str, number: int, place: tuple[int, float, float]) -> None:
+    def _found(self, peer: int | None, what: str, size: int, number: int, place: tuple[int, float, float]) -> None:
+        """Keeps the first wrong value, or the first one whose sender is known."""
         if self._size == 2:
             peer = 1 - self._rank
-        if self.wrong is None:
+        if self.wrong is None or (self.wrong.peer is None and peer is not None):
             offset, found, right = place
-            self.wrong = Wrong(peer, f"{what}, round {number + 1}: value {offset} is {found:g} instead of {right:g}")
+            text = f"{what}, round {number + 1}: value {offset} is {found:g} instead of {right:g}"
+            self.wrong = Wrong(peer, text, size)

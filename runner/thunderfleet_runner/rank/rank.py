@@ -55,6 +55,8 @@ class Rank:
         self._early: list[protocol.ToRank] = []
         self._gathered: queue.SimpleQueue[protocol.Gathered] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._gathers = 0
+        """Number of gathers through the supervisors so far."""
         self.stage: RankStage = "init"
         self._prove_seconds = float("inf")
 
@@ -106,11 +108,10 @@ class Rank:
 
     def exchange(self, rank: int, size: int) -> Callable[[bytes, int], bytes]:
         """MLX's ``all_gather_factory``: gathers through the supervisors, which know the peers and enforce the deadline."""
-        number = 0
 
         def gather(part: bytes, length: int) -> bytes:
-            nonlocal number
-            number += 1
+            self._gathers += 1
+            number = self._gathers
             self.send(protocol.Gather(number=number, data=base64.b64encode(part).decode()))
             # No timeout: the supervisor enforces the limit by ending this process.
             answer = self._gathered.get()
@@ -180,7 +181,13 @@ class Rank:
 
         from thunderfleet_runner.rank import proof
 
-        found = proof.prove(group, Path(start.model_path), split=start.split, mesh=start.mesh, step=self._clock.step)
+        gather = self.exchange(start.rank, start.size)
+
+        def tell(part: bytes) -> list[bytes]:
+            whole = gather(part, len(part))
+            return [whole[at : at + len(part)] for at in range(0, len(whole), len(part))]
+
+        found = proof.prove(group, Path(start.model_path), split=start.split, mesh=start.mesh, step=self._clock.step, tell=tell)
         if found.wrong is not None:
             raise Corrupted(found.wrong)
         self.send(protocol.Proved(exchanges=found.exchanges, seconds=found.seconds))
@@ -306,7 +313,7 @@ def machine_kind() -> int:
 
 def _failed(stage: RankStage, error: BaseException) -> protocol.Failed:
     if isinstance(error, Corrupted):
-        return protocol.Failed(stage=stage, text=error.wrong.what, corrupted=True, peer=error.wrong.peer)
+        return protocol.Failed(stage=stage, text=error.wrong.what, corrupted=True, peer=error.wrong.peer, echo=error.wrong.echo)
     return protocol.Failed(stage=stage, text=f"{type(error).__name__}: {error}")
 
 

@@ -77,6 +77,8 @@ def test_recorded_mlx_has_jaccl_and_refuses_missing_settings_like_jaccl(tmp_path
         ([{"at": "rtr", "aboveBytes": 5, "belowBytes": 9}], "other points must not have them"),
         ([{"at": "values", "aboveBytes": 5, "belowBytes": 9, "how": "odd"}], '"how" is negated or stale'),
         ([{"at": "rtr", "how": "stale"}], 'for the point "values" only'),
+        ([{"at": "rtr", "peer": 1}], 'aboveValue and peer are numbers of at least 0, and for the point "values" only'),
+        ([{"at": "values", "aboveBytes": 5, "belowBytes": 9, "aboveValue": -1}], "aboveValue and peer are numbers"),
         ([{"at": "wire", "flipAfterBytes": -1}], '"wire" needs flipAfterBytes'),
         ([{"at": "wire", "flipAfterBytes": True}], '"wire" needs flipAfterBytes'),
         ([{"at": "wire", "flipAfterBytes": 5, "loseAfterBytes": 5}], '"wire" needs flipAfterBytes, '),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, Verify
+from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, Split, Verify
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
@@ -22,6 +23,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.group import attempts, launch
 from thunderfleet_runner.host.rankprocess import rank_command
+from thunderfleet_runner.rank.proof import SIZES
 
 from tests.support.processes import exists
 from tests.support.prompts import demo_prompt
@@ -45,6 +47,19 @@ cables:
 """
 
 
+FOUR = """
+machines:
+  - {name: studio-0, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-2, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+  - {name: studio-3, model: Mac Studio (M3 Ultra), memory: 96 GB, rdma: true, jaccl: recorded}
+cables:
+  - {a: "studio-0:1", b: "studio-1:2"}
+  - {a: "studio-1:1", b: "studio-2:2"}
+  - {a: "studio-2:1", b: "studio-3:2"}
+  - {a: "studio-3:1", b: "studio-0:2"}
+"""
+
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
 
@@ -53,13 +68,13 @@ class Macs:
 
     def __init__(self, group: Any, folder: Path, model: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.group = group
-        self.layout = plan_layout(parse_fleet(FLEET), "loopback", block=BLOCK)
+        self.layout = plan_layout(parse_fleet(FOUR if size == 4 else FLEET), "loopback", block=BLOCK)
         self.homes = [folder / machine.name for machine in self.layout.machines]
         for machine, home in zip(self.layout.machines, self.homes, strict=True):
             write_machine(self.layout, machine, home / "bin")
         plan = group.plan.model_dump(mode="json", by_alias=True)
         # The model has two KV heads: three ranks are a pipeline.
-        plan |= {"modelPath": str(model), "backend": "jaccl", "split": "Tensor" if size == 2 else "Pipeline"}
+        plan |= {"modelPath": str(model), "backend": "jaccl", "split": "Pipeline" if size == 3 else "Tensor"}
         plan["memory"] = {"contextTokens": 512, "concurrentRequests": 4, "cachedTokens": 2048}
         for entry in plan["ranks"]:
             entry |= {"memoryBytes": 64 << 20, "ringAddress": None, "devices": self.devices(entry["rank"], size)}
@@ -240,6 +255,30 @@ async def test_a_cable_that_changes_a_bit_is_named_before_the_model_is_loaded(ma
     assert "data was changed on the way from rank 1 (studio-1) to rank 2 (studio-2): " in failure.message
     assert " is " in failure.message and " instead of " in failure.message
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("size", "fault"),
+    quick([(3, "sums")], [(size, fault) for size in (3, 4) for fault in ("sums", "large messages")]),
+)
+async def test_the_cable_of_a_ring_that_changes_only_some_values_or_sizes_is_named(
+    macs: Callable[..., Macs], tmp_path: Path, tiny: Path, size: int, fault: str
+) -> None:
+    """What each rank gets from all others shows only that something is wrong."""
+    model = shutil.copytree(tiny, tmp_path / "wide")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"hidden_size": 1024}))
+    group = macs(size)
+    # Ranks connect to their neighbors only, and divide the layers; the model is never loaded.
+    group.group.plan = group.group.plan.model_copy(update={"model_path": str(model), "jaccl_ring": True, "split": Split.TENSOR})
+    only = {"sums": {"aboveBytes": 0, "aboveValue": 100}, "large messages": {"aboveBytes": max(SIZES)}}[fault]
+    group.fails(2, **{"at": "values", "belowBytes": 1 << 30, "peer": 1, **only})
+    leader = await group.start()
+    await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
+    failure = leader.state.failure
+    assert (failure.rank, failure.node, failure.reason, failure.peer) == (2, "studio-2", "LinkCorrupts", 1)
+    assert "data was changed on the way from rank 1 (studio-1) to rank 2 (studio-2): message of " in failure.message
+    assert not leader.state.ranks[0].loaded_bytes, "before the model is loaded"
 
 
 DECODED = {"aboveBytes": 4 * tinymodel.HIDDEN - 1, "belowBytes": 4 * tinymodel.HIDDEN + 1}

@@ -48,6 +48,46 @@ def test_refusals_say_what_is_wrong(rendezvous: Rendezvous, changes: dict[str, A
     assert after.present == rendezvous.present
 
 
+SET = {"MLX_MAX_OPS_PER_BUFFER": "50"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (
+            {},
+            SET,
+            'MLX_MAX_OPS_PER_BUFFER is not set on studio-0 (rank 0) and "50" on studio-1 (rank 1): set it in spec.runtime',
+        ),
+        (
+            SET,
+            {},
+            'MLX_MAX_OPS_PER_BUFFER is "50" on studio-0 (rank 0) and not set on studio-1 (rank 1): set it in spec.runtime',
+        ),
+        (SET, {**SET, "MLX_DISABLE_COMPILE": ""}, 'MLX_DISABLE_COMPILE is not set on studio-0 (rank 0) and "" on studio-1'),
+        (
+            {"MLX_BFS_MAX_WIDTH": "20"},
+            {"MLX_BFS_MAX_WIDTH": "2" * 100, "MLX_MAX_MB_PER_BUFFER": "1"},
+            f'is "20" on studio-0 (rank 0) and "{"2" * 64}" on studio-1 (rank 1); MLX_MAX_MB_PER_BUFFER is not set on studio-0',
+        ),
+    ],
+)
+def test_a_rank_whose_mlx_has_other_settings_is_refused_with_both_values(
+    make_group: Callable[..., Any], ours: dict[str, str], theirs: dict[str, str], words: str
+) -> None:
+    made = Rendezvous(make_group(3).plan, Identity("0.32.4", "0.32.2", "abc", ours), frozenset({0}))
+    after, refusal = made.claim(hello(environment=theirs))
+    assert refusal is not None and refusal.reason == "EnvironmentDiffers"
+    assert words in refusal.message
+    assert after.refusals == {1: f"EnvironmentDiffers: {refusal.message}"}
+
+
+@pytest.mark.parametrize("theirs", [SET, None], ids=["the same", "of an earlier version, which does not tell"])
+def test_equal_settings_and_unknown_ones_are_let_in(make_group: Callable[..., Any], theirs: dict[str, str] | None) -> None:
+    made = Rendezvous(make_group(3).plan, Identity("0.32.4", "0.32.2", "abc", SET), frozenset({0}))
+    assert made.claim(hello(environment=theirs))[1] is None
+
+
 def test_a_second_claimant_does_not_disturb_the_first(rendezvous: Rendezvous) -> None:
     first, _ = rendezvous.claim(hello())
     second, refusal = first.claim(hello())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import thunderfleet_runner
+from thunderfleet_crds.plan import RuntimePlan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.host import rankprocess
 
@@ -25,12 +26,14 @@ async def start_process(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Starts a rank's supervisor as a process."""
     started: list[asyncio.subprocess.Process] = []
 
-    async def start(group: Any, rank: int) -> asyncio.subprocess.Process:
+    async def start(group: Any, rank: int, **environment: str) -> asyncio.subprocess.Process:
         plan = group.folder / "plan.json"
         plan.write_text(group.plan.model_dump_json(by_alias=True))
         arguments = [str(SERVE), str(plan), f"tiny-0-{rank}", str(group.keys), str(group.folder / f"state-{rank}")]
         with (group.folder / f"log-{rank}").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=log)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, stderr=log, env={**os.environ, **environment}
+            )
         started.append(process)
         return process
 
@@ -103,6 +106,37 @@ async def test_a_supervisor_process_ends_0_on_sigterm(
     assert await asyncio.wait_for(process.wait(), 30) == 0
     assert leader.state.failure is None
     assert not (group.folder / "state-1" / "rank.pid").exists()
+
+
+async def test_a_setting_of_mlx_that_one_pod_has_is_refused_unless_the_plan_sets_it(
+    make_group: Callable[..., Any], start_process: Callable[..., Any]
+) -> None:
+    """The environment of a pod comes from its image, or from what changes pods before they are stored."""
+    group = make_group(2)
+    leader = group.start(0)
+    process = await start_process(group, 1, MLX_MAX_OPS_PER_BUFFER="7")
+    await group.until(lambda: "refused" in leader.state.ranks[1].message, "rank 1 is refused")
+    assert leader.state.ranks[1].message.startswith(
+        'refused: EnvironmentDiffers: MLX_MAX_OPS_PER_BUFFER is not set on studio-0 (rank 0) and "7" on studio-1 (rank 1): '
+    )
+    assert leader.state.message.endswith(leader.state.ranks[1].message.removeprefix("refused: "))
+    process.kill()
+    await process.wait()
+    await group.end()
+    settings = RuntimePlan(environment={"MLX_MAX_OPS_PER_BUFFER": "50"})
+    group.plan = group.plan.model_copy(update={"runtime": settings})
+    group.start(0)
+    await start_process(group, 1, MLX_MAX_OPS_PER_BUFFER="7")
+    await group.until_ready()
+
+
+def test_mlx_gets_the_settings_of_its_pod_and_the_plan_takes_precedence() -> None:
+    pod = {"PATH": "/bin", "MLX_RANK": "7", "MLX_ENABLE_TF32": "1", "MLX_DISABLE_COMPILE": "1", "MLX_BFS_MAX_WIDTH": "3"}
+    assert rankprocess.mlx_settings(pod, {"MLX_DISABLE_COMPILE": "0", "MLX_SDPA_BLOCKS": "2"}) == {
+        "MLX_BFS_MAX_WIDTH": "3",
+        "MLX_DISABLE_COMPILE": "0",
+        "MLX_SDPA_BLOCKS": "2",
+    }
 
 
 def test_a_rank_gets_its_group_only_from_its_supervisor() -> None:

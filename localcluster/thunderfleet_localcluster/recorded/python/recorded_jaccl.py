@@ -12,7 +12,8 @@ the other end of each cable. ``control.json``, if it exists, says what fails:
 over the cable from the left neighbor, after N bytes; with ``loseAfterBytes``, what follows never arrives; with
 ``swapAfterBytes``, two neighboring KiB are swapped; with ``repeatAfterBytes``, the 4 KiB before arrive once more instead of
 those that follow. ``{"at": "values", "aboveBytes": A, "belowBytes": B}`` changes the sign of all values of a collective whose
-result has more than A and less than B bytes; with ``"how": "stale"``, the values are those of the last such collective.
+result has more than A and less than B bytes; with ``"how": "stale"``, the values are those of the last such collective. With
+``"aboveValue": V``, only values above V change; with ``"peer": R``, messages of other ranks than R do not change.
 """
 
 import atexit
@@ -99,11 +100,16 @@ class Values:
     def __init__(self) -> None:
         self._last: dict[tuple[Any, ...], Any] = {}
 
-    def changed(self, found: Any) -> Any:
-        """A collective's result as the control file wants it."""
+    def changed(self, found: Any, sender: int | None = None) -> Any:
+        """A collective's result as the control file wants it. ``sender``: the rank that sent it; None if all ranks did."""
         for entry in _entries("values"):
             if not entry["aboveBytes"] < found.nbytes < entry["belowBytes"]:
                 continue
+            if sender not in (None, entry.get("peer", sender)):
+                continue
+            if "aboveValue" in entry:
+                # The sign, of those values only.
+                return found * (1 - 2 * (found > entry["aboveValue"])).astype(found.dtype)
             if entry.get("how") != "stale":
                 return -found
             kind = (found.dtype, *found.shape)
@@ -369,14 +375,17 @@ class RecordedJaccl:
             self._group = ring_group(self._init, rank, size, wire)
         return self._group
 
-    def failing(self, collective: Callable[..., Any]) -> Callable[..., Any]:
-        """``collective``, which fails as the control file says once there is a group."""
+    def failing(self, collective: Callable[..., Any], sender: int | None = None) -> Callable[..., Any]:
+        """``collective``, which fails as the control file says once there is a group.
+
+        ``sender``: the place among its arguments of the rank that sends; None if all ranks do.
+        """
 
         def call(*arguments: Any, **options: Any) -> Any:
             if self._group is not None:
                 for point in ("send", "recv"):
                     fail_at(point)
-                return self._values.changed(collective(*arguments, **options))
+                return self._values.changed(collective(*arguments, **options), arguments[sender] if sender else None)
             return collective(*arguments, **options)
 
         return call
@@ -393,6 +402,7 @@ def replace(module: ModuleType) -> None:
 
     core.device_info = recorded_info
     jaccl = RecordedJaccl(distributed)
-    for name in ("all_sum", "all_gather", "all_max", "all_min", "send", "recv", "recv_like"):
-        setattr(distributed, name, jaccl.failing(getattr(distributed, name)))
+    senders = {"recv": 2, "recv_like": 1}
+    for name in ("all_sum", "all_gather", "all_max", "all_min", "send", *senders):
+        setattr(distributed, name, jaccl.failing(getattr(distributed, name), senders.get(name)))
     distributed.init, distributed.is_available = jaccl.init, jaccl.is_available
