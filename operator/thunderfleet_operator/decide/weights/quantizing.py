@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modelcache import ModelCache, QuantizedFrom
+from thunderfleet_crds.modelcache import ModelCache, ModelCacheSpec, QuantizedFrom
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase
@@ -17,7 +17,7 @@ from thunderfleet_lib.timestamps import age_seconds
 from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import bytes_done, copy_phase
+from thunderfleet_operator.observe.weights import bytes_done, copy_phase, origin
 
 LOST_SECONDS = 300.0
 """Quantized files that no Mac has had for this long are made again."""
@@ -36,8 +36,13 @@ def source_of(found: FetchResult) -> QuantizedFrom | None:
 
 def arguments(cache: ModelCache, source: QuantizedFrom) -> tuple[str, ...]:
     """The arguments of the pod that quantizes."""
-    what = ("--repository", cache.spec.repository, "--commit", source.commit, "--manifest", source.manifest)
+    what = (*origin(cache.spec), "--commit", source.commit, "--manifest", source.manifest)
     return (*what, *how(cache))
+
+
+def revision(spec: ModelCacheSpec) -> tuple[str, ...]:
+    """The arguments that say what is resolved; empty for a URI, whose hash is its version."""
+    return () if spec.uri is not None else ("--revision", spec.revision)
 
 
 def how(cache: ModelCache) -> tuple[str, ...]:
