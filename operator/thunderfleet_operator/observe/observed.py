@@ -155,6 +155,8 @@ class ObservedCache:
     needed: Mapping[str, Need]
     """What Macs of plans whose model it is need, by Mac."""
     now: datetime
+    free_memory: Mapping[str, int] = field(default_factory=dict)
+    """Memory that new pods may request, by Mac; without an entry it is not known."""
     not_allowed: Download | None = None
     """Why the chart's values forbid Macs to read the model."""
 

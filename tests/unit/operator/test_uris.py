@@ -48,7 +48,7 @@ def observed(one: ModelCache, uris: UriSettings = ALLOWED, *pods: FetchPod) -> O
     store = ModelStore(folder=STORE, free_bytes=100 * GIB)
     profile = NodeProfile(metadata={"name": "a"}, status=NodeProfileStatus(store=store))
     node = Node("a", ready=True, labels={"kubernetes.io/os": "darwin"})
-    return ObservedCache(one, pods, {"a": node}, {"a": profile}, {}, NOW, uris.refusal(one.spec.uri))
+    return ObservedCache(one, pods, {"a": node}, {"a": profile}, {}, NOW, not_allowed=uris.refusal(one.spec.uri))
 
 
 def pod(task: Task, *arguments: str, message: str = "", phase: str = "Succeeded") -> FetchPod:

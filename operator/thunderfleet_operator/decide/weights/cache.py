@@ -353,7 +353,8 @@ def _quantizing(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     node = quantizing.choose(observed, source, able)
     if node is None:
         attempts = before.download.attempts if before.download is not None else 0
-        why = Download(attempts=attempts, **quantizing.no_room(source))
+        disk = bool(quantizing.with_disk(observed, source, able))
+        why = Download(attempts=attempts, **quantizing.no_room(source, disk=disk))
         return CacheDecision(before.model_copy(update={"download": why}), None, old, RECHECK_SECONDS)
     # While a pod runs, its progress is shown instead of why the last one failed.
     download = before.download.model_copy(update={"reason": None, "message": ""}) if before.download is not None else None
@@ -371,7 +372,8 @@ def _kept(observed: ObservedCache, known: ModelCacheStatus) -> ModelCacheStatus:
     given = any(_given(observed, name, Need(True)) for name in (source.node or "",))
     source = source.model_copy(update={"lost_since": quantizing.lost_since(observed, given=given)})
     known = known.model_copy(update={"quantized_from": source})
-    if not quantizing.is_lost(source, observed.now):
+    again_at = quantizing.made_again_at(source, observed.nodes.get(source.node or ""))
+    if again_at is None or observed.now < again_at:
         return known
     again = {"commit": None, "manifest": None, "model": None, "files": None, "bytes": None, "assignments": ()}
     fresh = source.model_copy(update={"node": None, "lost_since": None})

@@ -17,6 +17,7 @@ from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED, SEE_STALLED
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
+from thunderfleet_operator.decide.weights import quantizing
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.weights import layers_of_copy
 
@@ -110,6 +111,7 @@ def _copies(
     made_from, quantize = status.quantized_from, cache.spec.quantize
     if made_from is not None and quantize is not None and status.manifest is None:
         return _conversion(made_from, conversion_id(made_from.manifest, quantize), profiles)
+    again_at = quantizing.made_again_at(made_from, nodes.get(made_from.node or "")) if made_from is not None else None
     for assigned in status.assignments:
         profile, node = profiles.get(assigned.node), nodes.get(assigned.node)
         reported = profile.status.copies if profile is not None else ()
@@ -124,6 +126,14 @@ def _copies(
             copy = copy.model_copy(update={"phase": CopyPhase.WAITING, "bytes": max(copy.bytes, _bytes(status, assigned))})
         if copy.phase not in ENDED:
             copy = copy.model_copy(update=_waits(status, assigned.source, copy, node, profile))
+            if (
+                made_from is not None
+                and again_at is not None
+                and copy.node != made_from.node
+                and copy.reason == Reason.NO_SOURCE
+            ):
+                only = f"waits for {made_from.node}, which has the only copy and is away"
+                copy = copy.model_copy(update={"message": f"{only}; quantized again at {again_at:%H:%M:%S} UTC if it stays so"})
         found.append(copy)
     return tuple(found)
 
