@@ -19,5 +19,6 @@ quantization     quantizing a repository on a Mac: bits, group size, and the nam
 reasons          every reason, with its meaning and remedy
 routing          what the operator and the routers exchange: keys, routes, demand
 thunderboltlink  ThunderboltLink: a cable between two Macs
+uris             models at a URI: what a URI may be, and the name under which Macs keep the files
 vocabulary       every enumeration
 """

@@ -21,6 +21,10 @@ STAGING_FOLDER: Final = "/staging"
 TOKEN_FOLDER: Final = "/token"
 TOKEN_KEY: Final = "token"
 """The key of the Secret, and the name of the file."""
+URI_HOSTS: Final = "THUNDERFLEET_URI_HOSTS"
+"""Variables of a pod that reads from a URI: hosts that it may ask, those that may have private addresses, and certificates."""
+URI_PRIVATE_HOSTS: Final = "THUNDERFLEET_URI_PRIVATE_HOSTS"
+URI_AUTHORITIES: Final = "THUNDERFLEET_URI_AUTHORITIES"
 MESSAGE_BYTES: Final = 4096
 MODEL_BYTES: Final = 512 * 1024
 TEXT_LENGTH: Final = 1200

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
+from thunderfleet_crds import uris
+
 
 def _to_second(value: datetime) -> datetime:
     return value.astimezone(UTC).replace(microsecond=0)
@@ -36,6 +38,22 @@ Address = Annotated[str, Field(max_length=64)]
 HostPort = Annotated[str, Field(max_length=96)]
 """``address:port``, IPv6 addresses in brackets."""
 UUID = Annotated[str, Field(max_length=64)]
+FolderUri = Annotated[
+    str,
+    AfterValidator(uris.check_uri),
+    Field(
+        max_length=uris.MAX_URI,
+        json_schema_extra={"x-rule": f"self.matches('{uris.URI_PATTERN}')", "x-message": uris.URI_MESSAGE},
+    ),
+]
+"""``https://host[:port]/folder/``, with a file SHA256SUMS."""
+Sha256 = Annotated[
+    str,
+    AfterValidator(uris.check_sha256),
+    Field(
+        max_length=64, json_schema_extra={"x-rule": f"self.matches('{uris.SHA256_PATTERN}')", "x-message": uris.SHA256_MESSAGE}
+    ),
+]
 # Messages come from anywhere and have any length: longer ones are truncated, not refused.
 Message = Annotated[str, _truncated(4096), Field(max_length=4096)]
 LongMessage = Annotated[str, _truncated(16384), Field(max_length=16384)]

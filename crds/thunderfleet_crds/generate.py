@@ -149,6 +149,7 @@ KINDS: Final = (
             Column("STATUS", '.status.conditions[?(@.type=="Fetched")].reason'),
             _AGE,
             Column("COMMIT", ".status.commit", wide=True),
+            Column("URI", ".spec.uri", wide=True),
             Column("MESSAGE", '.status.conditions[?(@.type=="Fetched")].message', wide=True),
         ),
     ),

@@ -10,10 +10,23 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
+from thunderfleet_crds import uris
 from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.conditions import Condition
 from thunderfleet_crds.copies import MacCopy
-from thunderfleet_crds.fields import Count, Int64, LabelValue, Message, Name, ReasonText, Time, Token, Word
+from thunderfleet_crds.fields import (
+    Count,
+    FolderUri,
+    Int64,
+    LabelValue,
+    Message,
+    Name,
+    ReasonText,
+    Sha256,
+    Time,
+    Token,
+    Word,
+)
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.parts import MAX_PARTS, ManyRanges, Ranges, WeightFile
 from thunderfleet_crds.quantization import Quantize, kept_name
@@ -35,13 +48,47 @@ REPOSITORY_RULE: Final = (
 class ModelCacheSpec(ApiModel):
     """The model, and how many Macs keep it."""
 
-    repository: Name = Field(
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-rules": [
+                {
+                    "rule": "has(self.repository) != has(self.uri)",
+                    "message": "set exactly one of repository (on the Hugging Face Hub) and uri (on a server)",
+                },
+                {
+                    "rule": "has(self.uri) == has(self.sha256)",
+                    "message": "uri and sha256 belong together: sha256 is the hash of the file SHA256SUMS at the URI",
+                },
+                {
+                    "rule": "!has(self.uri) || (!has(self.tokenSecret) && (!has(self.revision) || self.revision == 'main'))",
+                    "message": "revision and tokenSecret are for a repository: sha256 is the version of a URI, and no token is "
+                    "sent to it",
+                },
+                {
+                    "rule": "!has(self.quantize) || has(self.repository)",
+                    "message": "quantize needs a repository: the files at a URI are used as they are",
+                },
+            ]
+        }
+    )
+
+    repository: Name | None = Field(
+        default=None,
         description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit.",
         json_schema_extra={
             "x-rule": REPOSITORY_RULE,
             "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-', "
             "without '--'",
         },
+    )
+    uri: FolderUri | None = Field(
+        default=None,
+        description="Folder on a server with the model's files and a file SHA256SUMS that lists them, such as "
+        "https://models.example.com/qwen3-8b-4bit/. The chart's value uris.hosts lists the hosts that may be asked.",
+    )
+    sha256: Sha256 | None = Field(
+        default=None,
+        description="SHA-256 of the file SHA256SUMS at the URI. Every file is verified by it, so the model never changes.",
     )
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
@@ -119,12 +166,12 @@ class ModelCacheStatus(ApiModel):
         default=None, description="The metadata.generation that the operator has observed."
     )
     resolved_from: Annotated[str, Field(max_length=512)] | None = Field(
-        default=None, description="Repository and revision that commit was resolved from, as repository@revision."
+        default=None, description="What commit was resolved from: repository@revision, or a URI and a hash."
     )
     commit: Token | None = Field(
         default=None,
         description="Commit of the repository that the revision was resolved to. With spec.quantize, a hash of the quantized "
-        "files and of what they were made from.",
+        "files and of what they were made from; with spec.uri, spec.sha256.",
     )
     quantized_from: QuantizedFrom | None = Field(
         default=None, description="The repository that is quantized, if spec.quantize is set."
@@ -170,7 +217,7 @@ class ModelCacheStatus(ApiModel):
 
 
 class ModelCache(ApiModel):
-    """ModelCache keeps a model of the Hugging Face Hub on the disks of Macs."""
+    """ModelCache keeps a model of the Hugging Face Hub, or of another server, on the disks of Macs."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -193,4 +240,5 @@ class ModelCache(ApiModel):
     @property
     def kept_as(self) -> str:
         """The name of the repository under which Macs keep the files."""
-        return kept_name(self.spec.repository, self.spec.quantize)
+        spec = self.spec
+        return uris.kept_name(spec.uri) if spec.uri is not None else kept_name(spec.repository or "", spec.quantize)

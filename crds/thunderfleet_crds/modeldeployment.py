@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
+from thunderfleet_crds import uris
 from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.conditions import Condition
 from thunderfleet_crds.copies import MacCopy
@@ -18,6 +19,7 @@ from thunderfleet_crds.fields import (
     UUID,
     Address,
     Count,
+    FolderUri,
     HostPort,
     Int64,
     LabelValue,
@@ -28,6 +30,7 @@ from thunderfleet_crds.fields import (
     Port,
     Quantity,
     ReasonText,
+    Sha256,
     Time,
     Token,
     Url,
@@ -82,19 +85,34 @@ MAX_RECORDED_TOKENS: Final = 64
 MAX_ENDPOINTS: Final = 256
 
 
+ONE_SOURCE: Final = (
+    "set exactly one of model.repository (on the Hugging Face Hub), model.path (on the nodes) and model.uri (on a server)"
+)
+
+
 class ModelSource(ApiModel):
-    """The model to serve; exactly one of repository and path is set."""
+    """The model to serve; exactly one of repository, path and uri is set."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "x-rules": [
                 {
-                    "rule": "has(self.repository) != has(self.path)",
-                    "message": "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
+                    "rule": "[has(self.repository), has(self.path), has(self.uri)].filter(is_set, is_set).size() == 1",
+                    "message": ONE_SOURCE,
+                },
+                {
+                    "rule": "has(self.uri) == has(self.sha256)",
+                    "message": "model.uri and model.sha256 belong together: sha256 is the hash of the file "
+                    "SHA256SUMS at the URI",
+                },
+                {
+                    "rule": "!has(self.uri) || (!has(self.tokenSecret) && (!has(self.revision) || self.revision == 'main'))",
+                    "message": "model.revision and model.tokenSecret are for model.repository: model.sha256 is the version of "
+                    "a URI, and no token is sent to it",
                 },
                 {
                     "rule": "!has(self.quantize) || has(self.repository)",
-                    "message": "model.quantize needs model.repository: models of model.path are used as they are",
+                    "message": "model.quantize needs model.repository: models of model.path and model.uri are used as they are",
                 },
             ]
         }
@@ -118,6 +136,16 @@ class ModelSource(ApiModel):
             "x-rule": "self.startsWith('/') && !self.contains('/../') && !self.endsWith('/..')",
             "x-message": "path must be the absolute path of a directory on the nodes, without '..'",
         },
+    )
+    uri: FolderUri | None = Field(
+        default=None,
+        description="Folder on a server with the model's files, such as https://models.example.com/qwen3-8b-4bit/, and with a "
+        "file SHA256SUMS that lists them as `sha256sum * > SHA256SUMS` writes it. The chart's value uris.hosts lists the hosts "
+        "that may be asked. The files are fetched as those of a repository: see the ModelCache of the same name.",
+    )
+    sha256: Sha256 | None = Field(
+        default=None,
+        description="SHA-256 of the file SHA256SUMS at the URI. Every file is verified by it, so the model never changes.",
     )
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
@@ -147,6 +175,8 @@ class ModelSource(ApiModel):
     @property
     def kept_as(self) -> str | None:
         """The name of the repository under which Macs keep the files; None for a path."""
+        if self.uri is not None:
+            return uris.kept_name(self.uri)
         return kept_name(self.repository, self.quantize) if self.repository is not None else None
 
 
@@ -414,7 +444,7 @@ class ModelDeploymentSpec(ApiModel):
         }
     )
 
-    model: ModelSource = Field(description="The model to serve. Exactly one of repository and path is required.")
+    model: ModelSource = Field(description="The model to serve. Exactly one of repository, path and uri is required.")
     replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(
         default=1,
         description="Number of groups that serve the model independently of each other. With autoscaling, the number to start "

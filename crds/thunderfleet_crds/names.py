@@ -3,6 +3,8 @@
 import hashlib
 from typing import Final
 
+from thunderfleet_crds import uris
+
 GROUP: Final = "thunderfleet.io"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
@@ -76,6 +78,8 @@ def end_label(node: str) -> str:
     return LABEL_END_PREFIX + short_hash(node)
 
 
-def served_name(repository: str | None, path: str | None) -> str:
-    """The name of a model for clients: the repository, or the last two parts of the path."""
+def served_name(repository: str | None, path: str | None, uri: str | None = None) -> str:
+    """The name of a model for clients: the repository, or the last two parts of the path or URI."""
+    if uri is not None:
+        return uris.served_name(uri)
     return repository or "/".join((path or "").rstrip("/").split("/")[-2:])

@@ -352,21 +352,40 @@ class Reason(StrEnum):
         "Change the revision; main is the default branch. Macs that have the commit keep it.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
+    HOST_NOT_ALLOWED = (
+        "HostNotAllowed",
+        "Macs may not ask the host of the URI, or one that it redirects to, or the host has an address that they may not ask.",
+        "Add the host to the chart's value uris.hosts, and to uris.privateHosts if its addresses are private.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    MANIFEST_NOT_FOUND = (
+        "ManifestNotFound",
+        "The folder at the URI has no file SHA256SUMS, or does not give it to everybody.",
+        "Check the URI; write the file with `sha256sum * > SHA256SUMS` in the folder.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
+    MANIFEST_MISMATCH = (
+        "ManifestMismatch",
+        "The file SHA256SUMS at the URI does not have the hash of the spec. Nothing of the folder is used.",
+        "Set sha256 to the hash in the message if the change is intended; otherwise restore the file.",
+        (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
+    )
     RATE_LIMITED = (
         "RateLimited",
-        "The hub answers 429: too many requests.",
+        "The hub or the server of a URI answers 429: too many requests.",
         "None: it is tried again at the time in the message. A token raises the limit.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     HUB_UNREACHABLE = (
         "HubUnreachable",
-        "The Mac cannot connect to the hub.",
-        "Check the Mac's network, and the chart's values hub.endpoint and hub.proxy; or copy the model to a model folder.",
+        "The Mac cannot connect to the hub, or to the server of a URI.",
+        "Check the Mac's network, for the hub also the chart's values hub.endpoint and hub.proxy; or "
+        "copy the model to a model folder.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     HUB_FAILED = (
         "HubFailed",
-        "The hub answers with errors, or with what is not the hub's protocol.",
+        "The hub answers with errors, or with what is not the hub's protocol; or the server of a URI does.",
         "None if the hub is overloaded: it is tried again. Otherwise check the chart's value hub.endpoint.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )

@@ -84,6 +84,26 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--hub-proxy", default="", metavar="URL", help="proxy by which Macs reach the hub")
     run.add_argument("--hub-no-proxy", default="", metavar="HOSTS", help="hosts that are reached without it, with commas")
     run.add_argument(
+        "--uri-host",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="host from which Macs may fetch models (spec.model.uri); may be repeated",
+    )
+    run.add_argument(
+        "--uri-private-host",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="one of these hosts that may have private addresses; may be repeated",
+    )
+    run.add_argument(
+        "--uri-certificate-authorities",
+        default="",
+        metavar="PEM",
+        help="certificates of authorities that these hosts may use besides those that the Macs trust",
+    )
+    run.add_argument(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE") or "thunderfleet-system",
         help="namespace of the operator's Lease and key ($POD_NAMESPACE)",
@@ -137,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from thunderfleet_operator.app import Configuration, run
     from thunderfleet_operator.decide.deployment import Settings
     from thunderfleet_operator.decide.manifests import PodSettings
-    from thunderfleet_operator.decide.weights.manifests import HubSettings
+    from thunderfleet_operator.decide.weights.manifests import HubSettings, UriSettings
 
     lasting, ring = arguments.ports, arguments.ring_ports
     if lasting.first <= ring.last and ring.first <= lasting.last:
@@ -149,7 +169,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             ports=PortSettings(lasting, ring),
             routers=_routers(arguments),
             hub=HubSettings(
-                arguments.hub_endpoint, arguments.hub_proxy, arguments.hub_no_proxy, enabled=arguments.hub == "enabled"
+                arguments.hub_endpoint,
+                arguments.hub_proxy,
+                arguments.hub_no_proxy,
+                enabled=arguments.hub == "enabled",
+                uris=UriSettings(
+                    tuple(arguments.uri_host), tuple(arguments.uri_private_host), arguments.uri_certificate_authorities
+                ),
             ),
         ),
         namespace=arguments.namespace,

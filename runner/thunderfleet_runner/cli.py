@@ -95,8 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("-o", "--output", choices=("json",), default="json", help="output format")
 
     for name, text in (
-        ("resolve", "print the commit of a revision on the hub, and the memory that its model needs, without its weights"),
-        ("download", "download a model from the hub into the model store of this Mac"),
+        (
+            "resolve",
+            "print the commit of a revision on the hub, or of a URI, and the memory that the model needs, without its weights",
+        ),
+        ("download", "download a model from the hub, or from a URI, into the model store of this Mac"),
         ("quantize", "quantize a model of the hub with mlx-lm, for the model store of this Mac"),
     ):
         hub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=HelpFormatter)

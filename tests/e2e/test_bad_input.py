@@ -13,16 +13,28 @@ from tests.support.line import Deploy, Line
 
 Json = dict[str, Any]
 REPOSITORY = {"repository": "thunderfleet/tiny-qwen2"}
+URI = {"uri": "https://models.example.com/tiny/", "sha256": "a" * 64}
+ONE_SOURCE = (
+    "set exactly one of model.repository (on the Hugging Face Hub), model.path (on the nodes) and model.uri (on a server)"
+)
 
 
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ({"model": {}}, "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)"),
-        (
-            {"model": {**REPOSITORY, "path": "/models/tiny"}},
-            "set exactly one of model.repository (on the Hugging Face Hub) and model.path (on the nodes)",
-        ),
+        ({"model": {}}, ONE_SOURCE),
+        ({"model": {**REPOSITORY, "path": "/models/tiny"}}, ONE_SOURCE),
+        ({"model": {**REPOSITORY, **URI}}, ONE_SOURCE),
+        ({"model": {"path": "/models/tiny", **URI}}, ONE_SOURCE),
+        ({"model": {"uri": URI["uri"]}}, "model.uri and model.sha256 belong together"),
+        ({"model": {**REPOSITORY, "sha256": URI["sha256"]}}, "model.uri and model.sha256 belong together"),
+        ({"model": {**URI, "revision": "v1"}}, "model.revision and model.tokenSecret are for model.repository"),
+        ({"model": {**URI, "tokenSecret": "hub"}}, "model.revision and model.tokenSecret are for model.repository"),
+        ({"model": {**URI, "quantize": {}}}, "model.quantize needs model.repository"),
+        ({"model": {**URI, "sha256": "A" * 64}}, "sha256 must be the SHA-256 of the folder's file SHA256SUMS"),
+        ({"model": {**URI, "uri": "http://models.example.com/tiny/"}}, "uri must have the form https://host[:port]/folder/"),
+        ({"model": {**URI, "uri": "https://user:word@models.example.com/tiny/"}}, "without user, query and fragment"),
+        ({"model": {**URI, "uri": "https://models.example.com/../tiny/"}}, "uri must have the form"),
         ({"model": {"path": "models/tiny"}}, "path must be the absolute path of a directory on the nodes, without '..'"),
         ({"model": {"repository": "a/b/c"}}, "repository must have the form owner/name"),
         ({"nodes": {"min": 3, "max": 2}}, "nodes.max must be at least nodes.min; leave it unset for no maximum"),
@@ -64,6 +76,32 @@ def test_refused_with_what_is_allowed(line: Line, spec: Json, sentence: str) -> 
     assert done.returncode != 0
     assert sentence in done.stderr
     assert line.items("md", "-n", "default") == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({}, "set exactly one of repository (on the Hugging Face Hub) and uri (on a server)"),
+        ({"repository": "a/b", **URI}, "set exactly one of repository (on the Hugging Face Hub) and uri (on a server)"),
+        ({"uri": URI["uri"]}, "uri and sha256 belong together"),
+        ({**URI, "tokenSecret": "hub"}, "revision and tokenSecret are for a repository"),
+        ({**URI, "quantize": {"bits": 4}}, "quantize needs a repository"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_model_caches_are_refused_with_what_is_allowed(line: Line, spec: Json, sentence: str) -> None:
+    metadata = {"name": "refused", "namespace": "default"}
+    body = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelCache", "metadata": metadata, "spec": spec}
+    done = line.cluster.kubectl("apply", "-f", "-", text=yaml.safe_dump(body), check=False)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_a_host_that_the_chart_does_not_allow_is_named_with_the_value_to_set(line: Line, deploy: Deploy) -> None:
+    away = deploy("away", model=URI, nodes={"min": 1, "max": 1})
+    message = away.until_condition("ModelResolved", "False", "HostNotAllowed")["message"]
+    assert "models.example.com: add it to the chart's value uris.hosts (allowed now: none)" in message
+    away.until_condition("Stalled", "True", "HostNotAllowed")
 
 
 def test_name_that_no_service_can_have_is_refused(line: Line) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support import shardedmodel
+from tests.support.folders import read, with_list
 from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Deployment, Json, Line, chat, condition
 from tests.support.waiting import until
 
@@ -37,6 +39,7 @@ SHARDED = "sharded/tiny"
 LATER_LAYERS = 2
 PLAIN, PLAIN_SEED = "plain/tiny", 14
 """To be quantized. Other weights again, so that they have to be read."""
+URI_PORT, URI_LAYERS = 18090, 3
 ANSWER_SECONDS = 300
 PROMPT, TOKENS = "Hello", 8
 
@@ -74,17 +77,31 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
     machine.run(["sh", "-c", script])
     until(lambda: "ready" in (folder / "log").read_text(), "the hub serves", describe=lambda: (folder / "log").read_text())
-    url = f"http://{address}:{PORT}"
-    configure(line, "true", url)
+    # Beside it, a server with HTTPS at two ports. Both may be asked, but only the first one may have a private address.
+    tinymodel.make(folder / "at-uri", layers=URI_LAYERS)
+    command = [sys.executable, "-m", "tests.support.folders", address, str(URI_PORT), f"{folder}/authority.pem"]
+    command.append(f"tiny={folder / 'at-uri'}")
+    script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/uri-log 2>&1 & echo $! >{folder}/uri-pid"
+    machine.run(["sh", "-c", script])
+    until(lambda: "ready" in (folder / "uri-log").read_text(), "URIs serve", describe=lambda: (folder / "uri-log").read_text())
+    url, first = f"http://{address}:{PORT}", f"{address}:{URI_PORT}"
+    authority = (folder / "authority.pem").read_text()
+    uris = {"hosts": [first, f"{address}:{URI_PORT + 1}"], "privateHosts": [first], "certificateAuthorities": authority}
+    values = tmp_path_factory.mktemp("hub") / "values.yaml"
+    configure(line, values, {"hub": {"enabled": True, "endpoint": url}, "uris": uris})
     yield url
-    machine.run(["kill", (folder / "pid").read_text().strip()])
-    configure(line, "false", "")
+    for name in ("pid", "uri-pid"):
+        # One of the tests has ended the hub.
+        machine.run(["kill", (folder / name).read_text().strip()])
+    nowhere = {"hosts": [], "privateHosts": [], "certificateAuthorities": ""}
+    configure(line, values, {"hub": {"enabled": False, "endpoint": ""}, "uris": nowhere})
 
 
-def configure(line: Line, enabled: str, endpoint: str) -> None:
+def configure(line: Line, file: Path, values: Json) -> None:
+    file.write_text(yaml.safe_dump(values))
     line.cluster.helm(
         *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values", "--wait"),
-        *("--set", f"hub.enabled={enabled}", "--set", f"hub.endpoint={endpoint}", "--timeout", f"{INSTALL_SECONDS}s"),
+        *("--values", str(file), "--timeout", f"{INSTALL_SECONDS}s"),
         seconds=INSTALL_SECONDS + 30,
     )
 
@@ -273,6 +290,38 @@ def test_a_copy_crosses_the_cable_and_the_lan_when_the_cable_is_pulled(line: Lin
     finally:
         line.cluster.cable("plug", END)
         line.kubectl("delete", "mc", copies.name, "-n", "default")
+
+
+def test_a_model_at_a_uri_that_is_on_no_mac_serves_the_tokens_of_one_process(
+    line: Line, hub: str, deploy: Deploy, alone: Alone
+) -> None:
+    machine = line.cluster.machines["linux-1"]
+    files = read(machine.folder / "hub" / "at-uri")
+    uri, (_, sha256) = f"https://{machine.address}:{URI_PORT}/folders/tiny/", with_list(files)
+    deployment = deploy("at-uri", model={"uri": uri, "sha256": sha256}, parallelism="Pipeline", transport="Ring").until_ready()
+    status = deployment.status
+    assert (status["model"], status["commit"]) == ("folders/tiny", sha256)
+    assert {copy["node"]: copy["phase"] for copy in status["copies"]} == dict.fromkeys(line.macs, "Complete")
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": "folders/tiny"})
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS, URI_LAYERS)
+    # One Mac asked for the weights, the other one that Mac.
+    asked = (machine.folder / "hub" / "uri-log").read_text().splitlines()
+    assert asked.count("GET /folders/tiny/model.safetensors") == 2, "the header, then the file"
+    for name in line.macs:
+        store = line.cluster.machines[name].folder / "disk/Library/Thunderfleet/models"
+        (snapshot,) = store.glob(f"models--uri.*--tiny/snapshots/{sha256}")
+        assert read(snapshot) == files
+        assert list((store / ".thunderfleet/staging").iterdir()) == []
+
+    # Another list than the one at the URI, and a host with a private address that may not have one.
+    inside = uri.replace(str(URI_PORT), str(URI_PORT + 1))
+    for source, reason, says in (
+        ({"uri": uri, "sha256": "a" * 64}, "ManifestMismatch", f"has the hash {sha256}, not {'a' * 64}"),
+        ({"uri": inside, "sha256": sha256}, "HostNotAllowed", f"has the address {machine.address}, which is private"),
+    ):
+        deployment.patch({"model": source})
+        assert says in deployment.until_condition("ModelResolved", "False", reason)["message"]
 
 
 # The last one: it ends the hub.

@@ -128,9 +128,9 @@ def replicas(deployment: Json) -> int:
 
 
 def model(deployment: Json) -> str:
-    """The repository, or the path on the Macs."""
+    """The repository, the path on the Macs, or the URI."""
     spec = (deployment.get("spec") or {}).get("model") or {}
-    return plain(spec.get("repository") or spec.get("path") or "")
+    return plain(spec.get("repository") or spec.get("path") or spec.get("uri") or "")
 
 
 def is_linux(node: Json) -> bool:

@@ -34,6 +34,17 @@ this once; all problems are reported together.
 {{- end }}
 {{- end }}
 {{- end }}
+{{- with .Values.uris }}
+{{- $hosts := .hosts }}
+{{- range .privateHosts }}
+{{- if not (has . $hosts) }}
+{{- $problems = append $problems (printf "uris.privateHosts: %q is not in uris.hosts: add it there, in the same form" .) }}
+{{- end }}
+{{- end }}
+{{- if and .certificateAuthorities (not (contains "-----BEGIN CERTIFICATE-----" .certificateAuthorities)) }}
+{{- $problems = append $problems "uris.certificateAuthorities has no certificate in PEM: begin it with -----BEGIN CERTIFICATE-----" }}
+{{- end }}
+{{- end }}
 {{- $taken := list }}
 {{- range $name, $need := dict "ports" 2 "ringPorts" 64 }}
 {{- $range := index $.Values.operator $name }}

@@ -11,23 +11,28 @@ from thunderfleet_cli.parsers import Parsers
 
 def add(commands: Parsers) -> None:
     """Adds ``model`` with its commands."""
-    top = commands.add("model", "fetch models from the hub to the Macs' disks, list and remove them")
+    top = commands.add("model", "fetch models from the hub or from a URI to the Macs' disks, list and remove them")
     parsers = Parsers(top, "model_command")
     fetch = parsers.add(
         "pull",
-        "fetch a model from the hub, and keep it on Macs",
+        "fetch a model from the hub or from a URI, and keep it on Macs",
         "Create a ModelCache and show its progress until the Macs have the model. "
         "Example: `thunderfleet model pull mlx-community/Qwen3-30B-A3B-4bit --copies 2`",
         call=pull,
     )
-    fetch.add_argument("model", metavar="REPOSITORY", help="repository on the hub, as organization/name")
+    fetch.add_argument("model", metavar="MODEL", help="repository on the hub, as organization/name, or https://host/folder/")
+    fetch.add_argument(
+        "--sha256",
+        metavar="HASH",
+        help="of a folder at a URI: hash of its file SHA256SUMS, as `sha256sum SHA256SUMS` prints it",
+    )
     fetch.add_argument("--revision", default="main", help="branch, tag or commit")
     fetch.add_argument(
         "--copies",
         type=int,
         default=1,
         metavar="N",
-        help="number of Macs that keep the model; 0: only read its sizes from the hub, for `thunderfleet-operator plan`",
+        help="number of Macs that keep the model; 0: only read its sizes, for `thunderfleet-operator plan`",
     )
     fetch.add_argument(
         "--quantize", type=int, choices=BITS, metavar="BITS", help=f"quantize the weights to {', '.join(map(str, BITS))} bits"
@@ -59,7 +64,7 @@ def add(commands: Parsers) -> None:
         "Example: `thunderfleet model remove mlx-community/Qwen3-30B-A3B-4bit`",
         call=remove,
     )
-    gone.add_argument("model", metavar="REPOSITORY", help="repository, or name of the ModelCache")
+    gone.add_argument("model", metavar="MODEL", help="repository, URI, or name of the ModelCache")
     for parser in (fetch, shown, gone):
         _cluster(parser)
 

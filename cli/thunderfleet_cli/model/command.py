@@ -7,6 +7,7 @@ import sys
 import time
 from datetime import UTC, datetime
 
+from thunderfleet_crds import uris
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL, NODEPROFILE_PLURAL
 from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_lib.kube import ApiError, Json, Kube
@@ -43,24 +44,48 @@ def _refused(error: ApiError) -> LocalClusterError:
 def pull(arguments: argparse.Namespace) -> int:
     """``thunderfleet model pull``. Exit code 3: the model was not fetched. Raises LocalClusterError."""
     quantize = view.quantization(arguments.quantize, arguments.group_size)
-    name = view.name_for(kept_name(arguments.model, quantize))
+    uri = view.is_uri(arguments.model)
+    name = view.name_for(uris.served_name(arguments.model) if uri else kept_name(arguments.model, quantize))
+    if uri:
+        _check_uri(arguments)
+    elif arguments.sha256:
+        raise LocalClusterError("--sha256 needs a URI, such as https://models.example.com/qwen3-8b-4bit/", usage=True)
     if arguments.group_size and quantize is None:
         raise LocalClusterError("--group-size needs --quantize", usage=True)
     if not name or arguments.copies < 0:
-        raise LocalClusterError(f"REPOSITORY must be organization/name, and --copies at least 0: {arguments.model}", usage=True)
+        raise LocalClusterError(
+            f"MODEL must be organization/name or a URI, and --copies at least 0: {arguments.model}", usage=True
+        )
     return asyncio.run(_pull(arguments, _connect(arguments), name, quantize))
+
+
+def _check_uri(arguments: argparse.Namespace) -> None:
+    if arguments.quantize or arguments.token_secret or arguments.revision != "main":
+        raise LocalClusterError("--revision, --quantize and --token-secret are for repositories of the hub", usage=True)
+    try:
+        uris.check_uri(arguments.model)
+        uris.check_sha256(arguments.sha256 or "")
+    except ValueError as error:
+        raise LocalClusterError(str(error), usage=True) from None
 
 
 async def _pull(arguments: argparse.Namespace, connection: Connection, name: str, quantize: Quantize | None) -> int:
     body = view.manifest(
-        connection.namespace, name, arguments.model, arguments.revision, arguments.copies, arguments.token_secret, quantize
+        connection.namespace,
+        name,
+        arguments.model,
+        arguments.revision,
+        arguments.copies,
+        arguments.token_secret,
+        quantize,
+        arguments.sha256,
     )
     path = f"{_folder(connection.namespace)}/{name}"
     async with await connection.kube() as kube:
         try:
             found = await kube.get_or_none(path)
-            if found is not None and found["spec"]["repository"] != arguments.model:
-                raise LocalClusterError(f"ModelCache {name} is for {found['spec']['repository']}: remove it first", usage=True)
+            if found is not None and view.source(found["spec"]) != arguments.model:
+                raise LocalClusterError(f"ModelCache {name} is for {view.source(found['spec'])}: remove it first", usage=True)
             await kube.apply(path, body, MANAGER)
             say(f"ModelCache {name} in namespace {connection.namespace}")
             return 0 if arguments.no_wait else await _follow(kube, path, arguments.timeout, fetch=arguments.copies > 0)
@@ -74,7 +99,7 @@ async def _follow(kube: Kube, path: str, seconds: float, *, fetch: bool) -> int:
         cache = await kube.get(path)
         if view.is_fetched(cache):
             macs = ", ".join(copy["node"] for copy in cache["status"]["macs"])
-            say(f"{cache['spec']['repository']} is on {macs}")
+            say(f"{view.source(cache['spec'])} is on {macs}")
             return 0
         if not fetch and (found := view.condition(cache, "Resolved")).get("status") == "True":
             say(found["message"])
@@ -123,7 +148,7 @@ async def _remove(arguments: argparse.Namespace, connection: Connection) -> int:
     async with await connection.kube() as kube:
         try:
             caches, _ = await kube.list(folder)
-            found = [one for one in caches if arguments.model in (one["metadata"]["name"], one["spec"]["repository"])]
+            found = [one for one in caches if arguments.model in (one["metadata"]["name"], view.source(one["spec"]))]
             if not found:
                 raise LocalClusterError(f"namespace {connection.namespace} has no ModelCache of {arguments.model}")
             for cache in found:

@@ -22,6 +22,16 @@ def name_for(repository: str) -> str:
     return re.sub(r"^[^a-z]+", "", text)[:MAX_NAME_LENGTH].strip("-")
 
 
+def is_uri(model: str) -> bool:
+    """Whether a model is named by a URI rather than by a repository."""
+    return "://" in model
+
+
+def source(spec: Json) -> str:
+    """The repository or the URI of a ModelCache."""
+    return str(spec.get("repository") or spec.get("uri") or "")
+
+
 def quantization(bits: int | None, group_size: int | None) -> Quantize | None:
     """The field ``quantize`` of the spec; None without ``bits``."""
     if bits is None:
@@ -37,9 +47,12 @@ def manifest(
     copies: int,
     secret: str | None,
     quantize: Quantize | None = None,
+    sha256: str | None = None,
 ) -> Json:
-    """The ModelCache."""
+    """The ModelCache. ``repository`` may be a URI, whose file SHA256SUMS has the hash ``sha256``."""
     spec: Json = {"repository": repository, "revision": revision, "copies": copies}
+    if is_uri(repository):
+        spec = {"uri": repository, "sha256": sha256, "copies": copies}
     if secret:
         spec["tokenSecret"] = secret
     if quantize is not None:
@@ -88,6 +101,8 @@ def row(cache: Json) -> tuple[str, ...]:
 def _repository(spec: Json) -> str:
     """The name under which Macs keep it."""
     wanted = spec.get("quantize")
+    if spec.get("uri"):
+        return str(spec["uri"])
     return kept_name(str(spec["repository"]), Quantize.load(wanted) if wanted is not None else None)
 
 

@@ -20,7 +20,14 @@ def add(commands: Parsers) -> None:
         call=run,
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="organization/name, as on the Hugging Face Hub or in a model folder of the Macs"
+        "model",
+        metavar="MODEL",
+        help="organization/name, as on the Hugging Face Hub or in a model folder of the Macs; or https://host/folder/",
+    )
+    parser.add_argument(
+        "--sha256",
+        metavar="HASH",
+        help="of a folder at a URI: hash of its file SHA256SUMS, as `sha256sum SHA256SUMS` prints it",
     )
     parser.add_argument(
         "--prompt", metavar="TEXT", help="answer this prompt and exit (default: standard input, or a chat at a terminal)"

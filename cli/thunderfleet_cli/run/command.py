@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from thunderfleet_crds import uris
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.follow import is_asleep, is_ready, obstacle, waiting_for
@@ -40,6 +41,8 @@ class Service:
     name: str
     model: str
     seconds: float
+    sha256: str | None = None
+    """Of the list of the files, for a URI."""
 
     @property
     def path(self) -> str:
@@ -60,7 +63,7 @@ class Service:
             try:
                 found = await kube.get_or_none(self.path)
                 if found is None:
-                    body = manifest(self.connection.namespace, self.name, self.model)
+                    body = manifest(self.connection.namespace, self.name, self.model, self.sha256)
                     await kube.apply(self.path, body, MANAGER, force=False)
                     say(f"created ModelDeployment {self.name} in namespace {self.connection.namespace}")
                     return
@@ -134,15 +137,25 @@ def _refused(service: Service, error: ApiError) -> LocalClusterError:
     return LocalClusterError(f"cannot use {service.kubectl}: {error}")
 
 
+def _check_uri(model: str, sha256: str | None) -> None:
+    if "://" not in model and sha256 is None:
+        return
+    try:
+        uris.check_uri(model)
+        uris.check_sha256(sha256 or "")
+    except ValueError as error:
+        raise LocalClusterError(str(error), usage=True) from None
+
+
 def run(arguments: argparse.Namespace) -> int:
     """``thunderfleet run MODEL``. Raises LocalClusterError."""
+    _check_uri(arguments.model, arguments.sha256)
     name = arguments.deployment or name_for(arguments.model)
     if not name:
         raise LocalClusterError(f"no name can be made from {arguments.model!r}; set --name", usage=True)
     prompt = _prompt(arguments.prompt)
-    service = Service(
-        connect(arguments.kubeconfig, arguments.context, arguments.namespace), name, arguments.model, arguments.timeout
-    )
+    connection = connect(arguments.kubeconfig, arguments.context, arguments.namespace)
+    service = Service(connection, name, arguments.model, arguments.timeout, arguments.sha256)
     try:
         service.apply()
         endpoint = service.until_ready()
@@ -153,7 +166,9 @@ def run(arguments: argparse.Namespace) -> int:
     # There is nothing to clean up, and in a chat Ctrl-C means something else than SIGTERM or a closed terminal.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    conversation = Conversation(service.model, service.connection.proxy, os.environ.get(KEY_VARIABLE))
+    # A server names the model of a URI by its folders.
+    served = service.model if service.sha256 is None else uris.served_name(service.model)
+    conversation = Conversation(served, service.connection.proxy, os.environ.get(KEY_VARIABLE))
     if prompt is not None:
         _answer(service, conversation, endpoint, prompt)
         return 0

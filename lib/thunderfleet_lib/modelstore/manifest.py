@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from thunderfleet_crds.uris import is_kept_name
+
 from thunderfleet_lib import jsonbounds
+from thunderfleet_lib.modelstore import selection, sums
 
 VERSION = 1
 MAX_FILES = 16_384
@@ -84,13 +87,17 @@ class Manifest:
     """The files of one commit, by path. Raises InvalidManifest if they break a rule.
 
     With ``conversion``, the files are on no hub, and ``commit`` is ``converted_commit``: so the folder of a commit cannot have
-    the files of another one.
+    the files of another one. For the same reason, files of a URI have ``sums``, the list with their hashes, whose SHA-256 is
+    ``commit``.
     """
 
     repository: str
     commit: str
     files: tuple[FileEntry, ...]
     conversion: Conversion | None = None
+    sums: str | None = None
+    narrow: bool = False
+    """Whether it has only some of the files. Then it is neither stored nor sent."""
 
     def __post_init__(self) -> None:
         check_repository(self.repository)
@@ -102,6 +109,12 @@ class Manifest:
             _check_entry(entry)
         _check_together(self.files)
         object.__setattr__(self, "files", tuple(sorted(self.files, key=lambda entry: entry.path)))
+        if self.narrow:
+            return
+        if (self.sums is not None) != is_kept_name(self.repository):
+            raise InvalidManifest("the files of a URI, and no others, have a list with their hashes")
+        if self.sums is not None:
+            _check_sums(self.commit, self.files, self.sums)
         if self.conversion is not None:
             _check_conversion(self.conversion)
             if self.commit != converted_commit(self.repository, self.files, self.conversion):
@@ -117,7 +130,8 @@ class Manifest:
         if len(numbers) == len(self.files):
             return self
         # Some of the files do not have the commit of a conversion.
-        return replace(self, files=tuple(self.files[number] for number in sorted(numbers)), conversion=None)
+        files = tuple(self.files[number] for number in sorted(numbers))
+        return replace(self, files=files, conversion=None, sums=None, narrow=True)
 
     @cached_property
     def total_bytes(self) -> int:
@@ -140,6 +154,8 @@ class Manifest:
         }
         if self.conversion is not None:
             whole["conversion"] = self.conversion.dump()
+        if self.sums is not None:
+            whole["sums"] = self.sums
         return _canonical(whole)
 
     @cached_property
@@ -159,7 +175,9 @@ def load(raw: bytes, digest: str | None = None) -> Manifest:
         if not isinstance(whole, dict) or whole.get("version") != VERSION:
             raise InvalidManifest(f"the manifest is not of version {VERSION}")
         files = tuple(_entry(item) for item in whole["files"])
-        return Manifest(_text(whole["repository"]), _text(whole["commit"]), files, _conversion(whole.get("conversion")))
+        names = _text(whole["repository"]), _text(whole["commit"])
+        listed = _text(whole["sums"]) if "sums" in whole else None
+        return Manifest(*names, files, _conversion(whole.get("conversion")), listed)
     except InvalidManifest:
         raise
     except (ValueError, KeyError, TypeError) as error:
@@ -194,6 +212,18 @@ def _check_conversion(conversion: Conversion) -> None:
         raise InvalidManifest("the commit that was converted is not a full hash of a commit in lower case")
     if not _VERSION.fullmatch(conversion.mlx_lm):
         raise InvalidManifest("the version of mlx-lm has more than 64 characters, or others than letters, digits and ._+-")
+
+
+def _check_sums(commit: str, files: Iterable[FileEntry], text: str) -> None:
+    raw = text.encode()
+    if hashlib.sha256(raw).hexdigest() != commit:
+        raise InvalidManifest(f"the list of the files' hashes does not have the hash {commit}")
+    try:
+        listed = {name: digest for name, digest in sums.parse(raw).items() if selection.belongs(name)}
+    except sums.InvalidSums as error:
+        raise InvalidManifest(str(error)) from None
+    if listed != {entry.path: entry.sha256 for entry in files}:
+        raise InvalidManifest("the files are not those of the list with their hashes")
 
 
 def check_repository(name: str) -> None:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import re
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
@@ -95,6 +96,8 @@ class Hub:
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
+        self.folders: dict[str, dict[str, bytes]] = {}
+        """Files at URIs, by folder. Each is at /folders/FOLDER/NAME, for everybody."""
         self.tokens: dict[str, set[str]] = {}
         """By token, the gated and private repositories that its account may read."""
         self.faults: list[Fault] = []
@@ -129,6 +132,7 @@ class Hub:
         app.router.add_get("/api/models/{repo:[^/]+/[^/]+}/tree/{revision}", self._tree)
         app.router.add_get("/{repo:[^/]+/[^/]+}/resolve/{revision}/{path:.+}", self._resolve)
         app.router.add_get("/cdn/{hash}", self._large)
+        app.router.add_get("/folders/{folder}/{name}", self._file)
         return app
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -237,6 +241,10 @@ class Hub:
                         return await self._send(request, data, {"ETag": f'"{wanted}"', "Accept-Ranges": "bytes"})
         return web.Response(status=404)
 
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        data = self.folders.get(request.match_info["folder"], {}).get(request.match_info["name"])
+        return web.Response(status=404) if data is None else await self._send(request, data, {})
+
     async def _send(self, request: web.Request, data: bytes, headers: dict[str, str]) -> web.StreamResponse:
         fault = request[FAULT]
         if fault is not None and fault.wrong is not None:
@@ -270,8 +278,8 @@ def _refused(status: int, code: str | None, message: str) -> web.Response:
 
 
 @contextlib.contextmanager
-def running(host: str = "127.0.0.1") -> Iterator[Hub]:
-    """A hub in a thread of this process."""
+def running(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Hub]:
+    """A hub in a thread of this process. ``tls``: of its HTTPS; None for HTTP."""
     hub, loop, started = Hub(), asyncio.new_event_loop(), threading.Event()
     runners: list[web.AppRunner] = []
 
@@ -279,7 +287,7 @@ def running(host: str = "127.0.0.1") -> Iterator[Hub]:
         runner = web.AppRunner(hub.application(), access_log=None, shutdown_timeout=1)
         runners.append(runner)
         await runner.setup()
-        site = web.TCPSite(runner, host, 0)
+        site = web.TCPSite(runner, host, 0, ssl_context=tls)
         await site.start()
         server: Any = site._server
         hub.port = server.sockets[0].getsockname()[1]
@@ -302,13 +310,14 @@ def running(host: str = "127.0.0.1") -> Iterator[Hub]:
         loop.close()
 
 
-async def _serve(hub: Hub, host: str, port: int) -> None:
+async def serve(hub: Hub, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    """Serves at two ports, until it is cancelled."""
     runner = web.AppRunner(hub.application(), access_log=None)
     await runner.setup()
     hub.address, hub.port = host, port
-    await web.TCPSite(runner, host, port).start()
+    await web.TCPSite(runner, host, port, ssl_context=tls).start()
     hub.cdn_port = port + 1
-    await web.TCPSite(runner, host, port + 1).start()
+    await web.TCPSite(runner, host, port + 1, ssl_context=tls).start()
     print("ready", flush=True)
     await asyncio.Event().wait()
 
@@ -322,7 +331,7 @@ def main(host: str, port: str, *models: str) -> None:
     for model in models:
         name, _, folder = model.partition("=")
         hub.add_folder(name, Path(folder))
-    asyncio.run(_serve(hub, host, int(port)))
+    asyncio.run(serve(hub, host, int(port)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from thunderfleet_crds.conditions import set_condition
@@ -60,7 +61,8 @@ class CacheController:
         if observed is None:
             self._written.pop(key, None)
             return None
-        decision = caches.decide(observed)
+        refused = self._hub.uris.refusal(observed.cache.spec.uri)
+        decision = caches.decide(replace(observed, not_allowed=refused))
         for pod in decision.delete:
             await self._writer.delete(PODS, pod.namespace, pod.name, pod.uid)
         problem = await self._create(observed.cache, decision)

@@ -104,7 +104,7 @@ def serving_selector(deployment: str) -> dict[str, str]:
 
 def served_name(deployment: ModelDeployment) -> str:
     """The model name that clients use: the repository, or the last two parts of the path."""
-    return names.served_name(deployment.spec.model.repository, deployment.spec.model.path)
+    return names.served_name(deployment.spec.model.repository, deployment.spec.model.path, deployment.spec.model.uri)
 
 
 def owner(deployment: ModelDeployment) -> Manifest:

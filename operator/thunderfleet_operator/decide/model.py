@@ -39,6 +39,9 @@ def _names(names: list[str]) -> str:
 def resolve(fleet: Fleet, request: Request) -> Resolution:
     """Finds the model that the spec names."""
     what = f"path {request.path}" if request.path else f"repository {request.repository}"
+    if request.uri is not None:
+        advice = "it is fetched when all Macs have reported and one has a model store (chart value agent.modelStore)"
+        return Resolution(False, Reason.MODEL_NOT_FOUND, f"{request.uri} is on no Mac yet; {advice}")
     macs = sorted(fleet.macs.values(), key=lambda mac: mac.name)
     found = {mac.name: wanted_model(mac, request) for mac in macs}
     complete = {name: [model for model in models if model.complete] for name, models in found.items()}

@@ -59,6 +59,7 @@ def request(
     return Request(
         path=spec.model.path,
         repository=spec.model.kept_as,
+        uri=spec.model.uri,
         revision=spec.model.revision,
         min_nodes=spec.nodes.min,
         max_nodes=spec.nodes.max,

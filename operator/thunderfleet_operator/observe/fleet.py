@@ -9,6 +9,7 @@ from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink
+from thunderfleet_crds.uris import is_kept_name
 from thunderfleet_crds.vocabulary import (
     AddressClass,
     ConditionStatus,
@@ -104,6 +105,10 @@ def occupied(fleet: Fleet, before: Taken, after: Taken) -> Fleet:
     """``fleet``, which was made with ``before`` taken, with ``after`` taken."""
     macs, cables = _occupation(fleet, before, after) if before is not after else ({}, {})
     return fleet.changed(macs.values(), cables.values()) if macs or cables else fleet
+
+
+def _without_uris(models: tuple[ModelFacts, ...]) -> tuple[ModelFacts, ...]:
+    return tuple(model for model in models if not is_kept_name(model.repository))
 
 
 # --- Macs ------------------------------------------------------------------------------------------------------------
@@ -409,7 +414,8 @@ class FleetBuilder:
             mlx_version=runtime.mlx_version if runtime else None,
             mlx_lm_version=runtime.mlx_lm_version if runtime else None,
             profiled=runtime is not None,
-            models=models,
+            # Those of a URI count for a ModelDeployment only once a pod of its namespace has read the list of their hashes.
+            models=models if not any(is_kept_name(one.repository) for one in models) else _without_uris(models),
             quarantine=quarantine.reason if quarantine and quarantine.boot_id == node.boot_id else None,
             dials=_dials(status),
             memory_bandwidth=_memory_rate(status),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.modelcache import Download, ModelCache
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import Plan
@@ -155,6 +155,10 @@ class ObservedCache:
     needed: Mapping[str, Need]
     """What Macs of plans whose model it is need, by Mac."""
     now: datetime
+    free_memory: Mapping[str, int] = field(default_factory=dict)
+    """Memory that new pods may request, by Mac; without an entry it is not known."""
+    not_allowed: Download | None = None
+    """Why the chart's values forbid Macs to read the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,11 @@ def observe_cache(index: Index, key: str, now: datetime) -> ObservedCache | None
         return None
     needed = needed_by(index.plans.values(), cache)
     pods = index.fetch_pods_of.get(key, ())
-    return ObservedCache(cache, pods, index.live_nodes, index.profiles, needed, now)
+    nodes, free = index.live_nodes, dict[str, int]()
+    if cache.spec.quantize is not None:
+        taken = index.taken.memory
+        free = {name: max(0, node.allocatable_bytes - taken.get(name, 0)) for name, node in nodes.items()}
+    return ObservedCache(cache, pods, nodes, index.profiles, needed, now, free)
 
 
 def observe_link(index: Index, name: str, now: datetime) -> ObservedLink | None:

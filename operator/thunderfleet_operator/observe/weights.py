@@ -95,8 +95,17 @@ def has_parts(cache: ModelCache) -> bool:
 
 def resolved_from(spec: ModelCacheSpec) -> str:
     """What a commit was resolved from: if it changes, it is resolved again."""
+    if spec.uri is not None:
+        return f"{spec.uri} {spec.sha256}"
     secret = f" with {spec.token_secret}" if spec.token_secret else ""
     return f"{spec.repository}@{spec.revision}{secret}" + (f" to {spec.quantize.text}" if spec.quantize else "")
+
+
+def origin(spec: ModelCacheSpec) -> tuple[str, ...]:
+    """The arguments of a pod that say where the model is."""
+    if spec.uri is not None:
+        return "--uri", spec.uri, "--sha256", spec.sha256 or ""
+    return "--repository", spec.repository or ""
 
 
 def is_resolved(cache: ModelCache) -> bool:
@@ -115,13 +124,13 @@ def is_quantized_now(cache: ModelCache) -> bool:
 
 def source_of(about: ModelSource | ModelCacheSpec) -> tuple[object, ...]:
     """What a ModelCache and a ModelDeployment have in common if one has the model of the other."""
-    return about.repository, about.revision, about.token_secret, about.quantize
+    return about.repository, about.uri, about.sha256, about.revision, about.token_secret, about.quantize
 
 
 def of_deployment(caches: Mapping[str, ModelCache | None], deployment: ModelDeployment) -> ModelCache | None:
     """The ModelCache with the weights: its own one, or one of the namespace for the same."""
     meta, model = deployment.metadata, deployment.spec.model
-    if model.repository is None:
+    if model.path is not None:
         return None
     there = [cache for cache in caches.values() if cache is not None and cache.metadata.namespace == meta.namespace]
     living = [cache for cache in there if cache.metadata.deletion_timestamp is None]

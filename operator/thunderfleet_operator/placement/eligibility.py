@@ -68,6 +68,8 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
     if not found and (others := other_revisions(mac, request)):
         commits = " and ".join(str(model.revision) for model in others[:2])
         return f"has commit {commits} of {request.model}, not {request.revision}, which spec.model.revision asks for"
+    if not found and request.uri is not None:
+        return f"does not have {request.model} on disk, and no model store to fetch it to (chart value agent.modelStore)"
     if not found:
         where = "there" if request.path is not None else f"to {request.model} below a folder of agent.modelFolders"
         return f"does not have {request.model} on disk; copy it {where}"

@@ -43,6 +43,8 @@ class Request:
 
     path: str | None = None
     repository: str | None = None
+    uri: str | None = None
+    """Of what is kept as ``repository``."""
     revision: str = "main"
     min_nodes: int = 1
     max_nodes: int | None = None
@@ -71,4 +73,4 @@ class Request:
     @property
     def model(self) -> str:
         """The model's name in messages."""
-        return self.path or self.repository or ""
+        return self.uri or self.path or self.repository or ""

@@ -249,8 +249,11 @@ def read_deployment(path: Path, cache: Cache) -> ModelDeployment:
     _check(path, item, ModelDeployment)
     made = ModelDeployment.load(item)
     name = f"{path}: ModelDeployment {made.metadata.name}"
-    if (made.spec.model.repository is None) == (made.spec.model.path is None):
-        raise BadInput(f"{name}: spec.model: set exactly one of repository and path")
+    model = made.spec.model
+    if [model.repository, model.path, model.uri].count(None) != 2:
+        raise BadInput(f"{name}: spec.model: set exactly one of repository, path and uri")
+    if (model.uri is None) != (model.sha256 is None):
+        raise BadInput(f"{name}: spec.model: set sha256 with uri, and with nothing else")
     if made.spec.nodes.max is not None and made.spec.nodes.max < made.spec.nodes.min:
         raise BadInput(f"{name}: spec.nodes.max: must be at least spec.nodes.min ({made.spec.nodes.min}), or unset")
     return made

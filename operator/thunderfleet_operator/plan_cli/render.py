@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import yaml
+from thunderfleet_crds.uris import host_of
 from thunderfleet_crds.vocabulary import CopySource, Transport
 
 from thunderfleet_operator.placement.preferences import LABELS
@@ -116,10 +117,11 @@ def _placed(group: GroupReport) -> list[str]:
     return [*lines, "  runners-up: none"]
 
 
-def _weights(weights: WeightsReport) -> list[str]:
+def _weights(weights: WeightsReport, model: str) -> list[str]:
+    server = host_of(model) if "://" in model else "the hub"
     size = f", commit {weights.commit}, {gib(weights.bytes)}" if weights.bytes is not None else ""
     lines = [f"weights: {f'ModelCache {weights.model_cache}' if weights.model_cache else 'no ModelCache'}{size}"]
-    sources = {CopySource.HUB: "from the hub", CopySource.PEER: "from another Mac"}
+    sources = {CopySource.HUB: f"from {server}", CopySource.PEER: "from another Mac"}
     rows: list[tuple[str, ...]] = [("MAC", "PRESENT", "FREE DISK", "FETCHES", "PROBLEM")]
     for mac in weights.macs:
         fetches = f"{gib(mac.fetch_bytes)} {sources[mac.source]}" if mac.source is not None else "-"
@@ -129,7 +131,7 @@ def _weights(weights: WeightsReport) -> list[str]:
 
 def _table(report: PlanReport) -> str:
     lines = [f"{report.deployment}: {report.model}", report.model_resolved]
-    lines += _weights(report.weights) if report.weights is not None else []
+    lines += _weights(report.weights, report.model) if report.weights is not None else []
     for group in report.groups:
         lines.append("")
         lines += _placed(group) if group.placed else _unplaced(group)

@@ -172,21 +172,25 @@ def report(cache: Cache, deployment: ModelDeployment, planned: list[Planned]) ->
     found = resolution(weights, resolve(index.fleet, request(deployment.spec)))
     return PlanReport(
         deployment=f"{deployment.metadata.namespace}/{deployment.metadata.name}",
-        model=deployment.spec.model.repository or deployment.spec.model.path or "",
-        model_resolved=found.message if found.found or weights.cache is not None else f"{found.message}{_hint(fleet)}",
+        model=deployment.spec.model.repository or deployment.spec.model.path or deployment.spec.model.uri or "",
+        model_resolved=found.message
+        if found.found or weights.cache is not None
+        else f"{found.message}{_hint(fleet, deployment)}",
         placed=all(isinstance(entry.found, Placement) for entry in planned),
         weights=weights_report(index, deployment, weights, [one.found for one in planned if isinstance(one.found, Placement)]),
         groups=tuple(map(_group, planned)),
     )
 
 
-def _hint(fleet: Fleet) -> str:
+def _hint(fleet: Fleet, deployment: ModelDeployment) -> str:
     """What to do to plan a model that no Mac has; empty if it cannot be fetched."""
     if not any(mac.store for mac in fleet.macs.values()):
         return ""
+    model = deployment.spec.model
+    what = "REPOSITORY" if model.uri is None else f"{model.uri} --sha256 {model.sha256}"
     return (
-        "; the operator would fetch it, but its sizes are not known: read them from the hub with `thunderfleet "
-        "model pull REPOSITORY --copies 0`, and create the fleet file again"
+        "; the operator would fetch it, but its sizes are not known: read them with `thunderfleet "
+        f"model pull {what} --copies 0`, and create the fleet file again"
     )
 
 

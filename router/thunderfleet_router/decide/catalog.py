@@ -150,7 +150,7 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
         namespace=namespace,
         name=name,
         uid=uid,
-        model=served_name(spec["model"].get("repository"), spec["model"].get("path")),
+        model=served_name(spec["model"].get("repository"), spec["model"].get("path"), spec["model"].get("uri")),
         aliases=tuple(str(alias) for alias in (server.get("aliases") or ())[: routing.MAX_ALIASES]),
         created=_seconds(metadata.get("creationTimestamp")),
         requires_key=requires_key,

@@ -20,9 +20,9 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._runtime import is_xet_available
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_lib.modelstore import selection
 from thunderfleet_lib.modelstore.manifest import MAX_FILES, FileEntry, InvalidManifest, Manifest
 
-from thunderfleet_runner.hub import selection
 from thunderfleet_runner.hub.errors import Answer, HubFault, of_status
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Hub:
                     raise InvalidManifest(f"it has more than {MAX_FILES} files of a model, or {MAX_LISTED} in all")
                 if isinstance(entry, RepoFile) and selection.belongs(entry.path):
                     files.append(_file(entry))
-            why = selection.problem(files)
+            why = selection.problem(entry.path for entry in files)
             if why is not None:
                 raise InvalidManifest(f"commit {commit} is no model for mlx-lm: {why}")
             return Manifest(self.repository, commit, tuple(files))

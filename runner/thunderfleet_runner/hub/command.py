@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from thunderfleet_lib.modelstore.manifest import Manifest
 
     from thunderfleet_runner.hub.client import Hub
+    from thunderfleet_runner.hub.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +37,18 @@ ENVIRONMENT = {
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """The options of a command: resolve, download or quantize."""
-    parser.add_argument("--repository", required=True, help="repository, as owner/name")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--repository", help="repository, as owner/name")
+    if command != "quantize":
+        where.add_argument("--uri", help="URI of a folder with the model's files and a file SHA256SUMS")
+        parser.add_argument("--sha256", help="with --uri: SHA-256 of the file SHA256SUMS")
     parser.add_argument("--token-folder", type=Path, default=mounted(TOKEN_FOLDER), help="folder with the token, if any")
     if command != "download":
         needed = command == "quantize"
         parser.add_argument("--bits", type=int, required=needed, help="bits of each weight when it is quantized")
         parser.add_argument("--group-size", type=int, required=needed, help="weights that share a scale")
     if command == "resolve":
-        parser.add_argument("--revision", required=True, help="branch, tag or commit")
+        parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
         return
     parser.add_argument("--commit", required=True, help="full hash of the commit")
     parser.add_argument("--manifest", required=True, help="SHA-256 of the manifest that the commit must have")
@@ -64,7 +69,9 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         text = result.text
     except ValueError as error:
-        result = FetchResult(Reason.FILES_REFUSED, f"the sizes of {arguments.repository} cannot be reported: {error}")
+        result = FetchResult(
+            Reason.FILES_REFUSED, f"the sizes of {arguments.repository or arguments.uri} cannot be reported: {error}"
+        )
         text = result.text
     _write(text)
     failed = result.reason not in (Reason.RESOLVED, Reason.FETCHED, Reason.QUANTIZED)
@@ -88,10 +95,9 @@ def _guarded(run: Callable[[], FetchResult]) -> FetchResult:
 
 
 def _resolve(arguments: argparse.Namespace) -> FetchResult:
-    from thunderfleet_runner.hub.client import Hub, read_token
     from thunderfleet_runner.hub.resolve import resolve
 
-    hub = Hub(arguments.repository, arguments.revision, read_token(arguments.token_folder, TOKEN_KEY))
+    hub = _source(arguments, arguments.revision)
     quantize = _how(arguments)
     with tempfile.TemporaryDirectory(prefix="thunderfleet-resolve-") as folder:
         found = resolve(hub, Path(folder))
@@ -100,6 +106,21 @@ def _resolve(arguments: argparse.Namespace) -> FetchResult:
         from thunderfleet_runner.hub.quantize import with_plan
 
         return with_plan(found, quantize, Path(folder), arguments.repository)
+
+
+def _source(arguments: argparse.Namespace, revision: str) -> "Source":
+    """What the options name. Raises HubFault."""
+    if arguments.repository is None:
+        from thunderfleet_runner.hub.folder import Folder
+
+        return Folder(arguments.uri, arguments.sha256 or "")
+    return _hub(arguments, revision)
+
+
+def _hub(arguments: argparse.Namespace, revision: str) -> "Hub":
+    from thunderfleet_runner.hub.client import Hub, read_token
+
+    return Hub(arguments.repository, revision, read_token(arguments.token_folder, TOKEN_KEY))
 
 
 def _how(arguments: argparse.Namespace) -> Quantize | None:
@@ -113,7 +134,8 @@ def _quantize(arguments: argparse.Namespace) -> FetchResult:
 
     from thunderfleet_runner.hub.quantize import Quantization
 
-    hub, manifest = _listed(arguments)
+    hub = _hub(arguments, arguments.commit)
+    manifest = _listed(hub, arguments)
     quantize = _how(arguments) or Quantize()
     return Quantization(hub, manifest, quantize, Store(arguments.store), arguments.staging).run()
 
@@ -123,22 +145,21 @@ def _download(arguments: argparse.Namespace) -> FetchResult:
 
     from thunderfleet_runner.hub.download import Download
 
-    hub, manifest = _listed(arguments)
-    return Download(hub, manifest, Store(arguments.store), arguments.staging, files=_files(arguments.files)).run()
+    source = _source(arguments, arguments.commit)
+    manifest = _listed(source, arguments)
+    return Download(source, manifest, Store(arguments.store), arguments.staging, files=_files(arguments.files)).run()
 
 
-def _listed(arguments: argparse.Namespace) -> "tuple[Hub, Manifest]":
-    """The hub, and the files of the commit. Raises HubFault if they are not those of the manifest."""
-    from thunderfleet_runner.hub.client import Hub, read_token
+def _listed(source: "Source", arguments: argparse.Namespace) -> "Manifest":
+    """The files of the commit. Raises HubFault if they are not those of the manifest."""
     from thunderfleet_runner.hub.errors import HubFault
 
-    hub = Hub(arguments.repository, arguments.commit, read_token(arguments.token_folder, TOKEN_KEY))
-    manifest = hub.manifest(arguments.commit)
+    manifest = source.manifest(arguments.commit)
     if manifest.digest != arguments.manifest:
         raise HubFault(
-            Reason.HUB_FAILED, f"{hub.endpoint} lists other files for commit {arguments.commit} than when it was resolved"
+            Reason.HUB_FAILED, f"{source.endpoint} lists other files for commit {arguments.commit} than when it was resolved"
         )
-    return hub, manifest
+    return manifest
 
 
 def _files(text: str | None) -> frozenset[int] | None:

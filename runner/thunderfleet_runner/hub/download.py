@@ -26,8 +26,8 @@ from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 from thunderfleet_lib.modelstore.store import Store
 
-from thunderfleet_runner.hub.client import Hub
 from thunderfleet_runner.hub.errors import HubFault
+from thunderfleet_runner.hub.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Download:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Source,
         manifest: Manifest,
         store: Store,
         staging: Path,

@@ -40,7 +40,7 @@ def of_status(answer: Answer, repository: str, revision: str, endpoint: str, *, 
                 Reason.HUB_FAILED, f"{endpoint} lists a file of {repository} that it does not have; the download is tried again"
             )
         case 429, _:
-            seconds = _seconds(answer.retry_after)
+            seconds = retry_seconds(answer.retry_after)
             when = f"in {seconds} s" if seconds is not None else "later"
             return HubFault(
                 Reason.RATE_LIMITED, f"{endpoint} answers 429, too many requests; the next attempt is {when}", seconds
@@ -59,7 +59,7 @@ def of_status(answer: Answer, repository: str, revision: str, endpoint: str, *, 
             said = f": {answer.message}" if answer.message else ""
             return HubFault(Reason.GATED, f"{endpoint} does not give {what} {token}{said}; {_ask(with_token)}")
         case status, _:
-            seconds = _seconds(answer.retry_after)
+            seconds = retry_seconds(answer.retry_after)
             return HubFault(Reason.HUB_FAILED, f"{endpoint} answers with status {status}", seconds)
 
 
@@ -69,7 +69,7 @@ def _ask(with_token: bool) -> str:
     return "request access on its page, and name a Secret with a token of that account (tokenSecret)"
 
 
-def _seconds(text: str | None) -> int | None:
+def retry_seconds(text: str | None) -> int | None:
     """Of a Retry-After; None for a date, which the hub does not send."""
     if text is None or not text.strip().isdecimal():
         return None

@@ -20,7 +20,7 @@ from pathlib import Path
 from thunderfleet_crds.fetching import PROGRESS_FILE, FetchResult
 from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.modelstore import hashing
+from thunderfleet_lib.modelstore import hashing, selection
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import (
@@ -33,7 +33,7 @@ from thunderfleet_lib.modelstore.manifest import (
 from thunderfleet_lib.modelstore.store import Store, read_manifest
 
 from thunderfleet_runner.host import preflight
-from thunderfleet_runner.hub import convert, resolve, selection
+from thunderfleet_runner.hub import convert, resolve
 from thunderfleet_runner.hub.client import Hub
 from thunderfleet_runner.hub.convert import Refused
 from thunderfleet_runner.hub.download import MANIFEST, RESERVE_BYTES, Download

@@ -14,15 +14,14 @@ from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.parts import MAX_PARTS, WeightFile, ranges
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.modelstore import hashing
+from thunderfleet_lib.modelstore import hashing, selection
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 
 from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.host.weightfiles import HEADER_BYTES, IncompleteModel
-from thunderfleet_runner.hub import selection
-from thunderfleet_runner.hub.client import Hub
 from thunderfleet_runner.hub.errors import HubFault
+from thunderfleet_runner.hub.source import Source
 from thunderfleet_runner.sizing import command as sizing
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ NEEDED = ("config.json", "model.safetensors.index.json")
 """What the dry run reads beside the weights."""
 
 
-def resolve(hub: Hub, folder: Path) -> FetchResult:
+def resolve(hub: Source, folder: Path) -> FetchResult:
     """The result for the revision of ``hub``. ``folder``, which is empty, gets the model without its weights.
 
     Raises HubFault, OSError.
@@ -68,7 +67,7 @@ def resolve(hub: Hub, folder: Path) -> FetchResult:
     )
 
 
-def _small(hub: Hub, manifest: Manifest, entry: FileEntry, path: Path) -> None:
+def _small(hub: Source, manifest: Manifest, entry: FileEntry, path: Path) -> None:
     if entry.size > SMALL_BYTES:
         raise HubFault(Reason.FILES_REFUSED, f"{entry.path} has {entry.size} bytes; at most {SMALL_BYTES} are allowed")
     with path.open("w+b") as file:
@@ -81,7 +80,7 @@ def _small(hub: Hub, manifest: Manifest, entry: FileEntry, path: Path) -> None:
         raise HubFault(Reason.WRONG_BYTES, f"{hub.endpoint}: {error}") from error
 
 
-def _skeleton(hub: Hub, manifest: Manifest, entry: FileEntry, path: Path) -> None:
+def _skeleton(hub: Source, manifest: Manifest, entry: FileEntry, path: Path) -> None:
     """The header of a weight file, in a file of its length. Not checked by hash: it decides on sizes only."""
     start = hub.first_bytes(manifest.commit, entry.path, 0, min(FIRST_BYTES, entry.size))
     (length,) = struct.unpack("<Q", start[:8]) if len(start) >= 8 else (0,)

@@ -191,6 +191,8 @@ REFUSED = [
         ["router.enabled=true", "operator.demandPort=null"],
         "operator.demandPort is not set: routers report requests there; use a port such as 9402",
     ),
+    (["uris.privateHosts={a.example.com}"], 'uris.privateHosts: "a.example.com" is not in uris.hosts: add it there'),
+    (["uris.certificateAuthorities=x"], "uris.certificateAuthorities has no certificate in PEM"),
     (
         ["operator.runtimeClassName=macos", "operator.metricsPort=9440"],
         "agent.port and operator.metricsPort both use port 9440 of a Mac",
@@ -230,6 +232,20 @@ def test_odd_values_that_work(render: Render) -> None:
     assert operator["runtimeClassName"] == "macos"
     assert "nodeSelector" not in operator
     assert not [item for item in objects if item["kind"] == "ConfigMap"]
+
+
+def test_hosts_of_uris_reach_the_operator(render: Render) -> None:
+    assert not [word for word in arguments(find(render(), "Deployment", "thunderfleet-operator")) if word.startswith("--uri")]
+    pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    sets = ("--set", "uris.hosts={a.example.com,10.0.0.1:8443},uris.privateHosts={10.0.0.1:8443}")
+    objects = render(*sets, "--set-string", f"uris.certificateAuthorities={pem}")
+    operator = find(objects, "Deployment", "thunderfleet-operator")
+    assert [word for word in arguments(operator) if word.startswith("--uri")] == [
+        "--uri-host=a.example.com",
+        "--uri-host=10.0.0.1:8443",
+        "--uri-private-host=10.0.0.1:8443",
+        f"--uri-certificate-authorities={pem}",
+    ]
 
 
 def test_alerts_only_when_asked_for(render: Render) -> None:

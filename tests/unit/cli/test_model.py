@@ -7,6 +7,7 @@ import pytest
 from thunderfleet_cli.cli import parser
 from thunderfleet_cli.model import view
 from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_localcluster.errors import LocalClusterError
 
 
 def cache(resolved: str = "True", fetched: str = "True", generation: int = 1) -> view.Json:
@@ -27,6 +28,36 @@ def cache(resolved: str = "True", fetched: str = "True", generation: int = 1) ->
         "spec": {"repository": "owner/tiny"},
         "status": status,
     }
+
+
+URI, SHA256 = "https://models.example.com/team/tiny/", "a" * 64
+
+
+def test_the_manifest_of_a_uri_is_valid() -> None:
+    body = view.manifest("ns", "tiny", URI, "main", 2, None, None, SHA256)
+    found = ModelCache.load(body)
+    assert (found.spec.repository, found.spec.uri, found.spec.sha256, found.spec.copies) == (None, URI, SHA256, 2)
+    shown = view.row({**cache(), "spec": body["spec"]})
+    assert shown[:3] == ("ns", "tiny", URI)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((URI,), "sha256 must be the SHA-256"),
+        ((URI, "--sha256", "x"), "sha256 must be the SHA-256"),
+        ((URI.rstrip("/"), "--sha256", SHA256), "uri must have the form"),
+        (("http://models.example.com/tiny/", "--sha256", SHA256), "uri must have the form"),
+        ((URI, "--sha256", SHA256, "--quantize", "4"), "are for repositories"),
+        ((URI, "--sha256", SHA256, "--token-secret", "hub"), "are for repositories"),
+        ((URI, "--sha256", SHA256, "--revision", "v1"), "are for repositories"),
+        (("owner/tiny", "--sha256", SHA256), "--sha256 needs a URI"),
+    ],
+)
+def test_what_cannot_be_pulled_is_refused_before_a_cluster_is_asked(words: tuple[str, ...], says: str) -> None:
+    arguments = parser().parse_args(["model", "pull", *words])
+    with pytest.raises(LocalClusterError, match=says):
+        arguments.call(arguments)
 
 
 def test_the_manifest_is_valid() -> None:

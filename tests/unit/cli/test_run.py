@@ -43,6 +43,13 @@ def test_names(model: str, name: str) -> None:
     assert name_for(model) == name
 
 
+def test_the_manifest_of_a_uri_is_valid() -> None:
+    uri, sha256 = "https://models.example.com/team/tiny-4bit/", "a" * 64
+    found = ModelDeployment.load(manifest("ns", name_for(uri), uri, sha256))
+    assert found.metadata.name == "tiny-4bit"
+    assert (found.spec.model.repository, found.spec.model.uri, found.spec.model.sha256) == (None, uri, sha256)
+
+
 def test_the_manifest_is_valid() -> None:
     assert ModelDeployment.load(manifest("ns", "qwen", MODEL)).spec.model.repository == MODEL
 

@@ -39,6 +39,7 @@ HOSTILE = "unit/runner/test_hostile_bodies.py"
 REQUESTS = "unit/runner/test_openai_requests.py"
 FORMATS = "unit/runner/test_structured_output.py"
 MODEL = "unit/runner/test_model_files.py"
+URIS = "unit/runner/test_uri.py"
 ROUTED = "unit/router/test_routing_http.py"
 ROUTER = "unit/router/test_router_app.py"
 ROUTES = "unit/router/test_decisions.py"
@@ -470,6 +471,31 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{MODEL}::test_a_template_reaches_no_internals",
     ),
     "Weights are read from safetensors": (f"{MODEL}::test_pickled_weights_are_not_read",),
+    "For a model at a URI, Macs ask only": (
+        f"{URIS}::test_a_host_that_is_not_listed_is_not_even_resolved",
+        f"{URIS}::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_refused",
+        "unit/operator/test_uris.py::test_no_pod_asks_a_host_that_is_not_allowed",
+        "e2e/test_bad_input.py::test_a_host_that_the_chart_does_not_allow_is_named_with_the_value_to_set",
+    ),
+    "Redirects are followed to these hosts only": (f"{URIS}::test_redirects_that_are_not_followed",),
+    "Every address of such a host is checked": (
+        f"{URIS}::test_one_address_that_may_not_be_asked_is_enough",
+        f"{URIS}::test_a_name_that_changes_after_the_check_leads_nowhere_else",
+    ),
+    "Loopback and link-local addresses are never asked": (
+        f"{URIS}::test_which_addresses_may_be_asked",
+        f"{URIS}::test_private_addresses_only_of_hosts_that_may_have_them",
+    ),
+    "Each file at a URI is verified": (
+        f"{URIS}::test_wrong_bytes_are_refused_and_fetched_again",
+        f"{URIS}::test_another_list_than_the_specs_is_not_used_and_its_hash_is_named",
+        "unit/lib/test_modelstore_sums.py::test_others_are_refused",
+    ),
+    "A ModelDeployment gets the files only after": (
+        "unit/operator/test_uris.py::test_the_files_of_another_namespace_are_not_used",
+    ),
+    "These rules bind people": ADVICE,
+    "Who may create pods on Macs can send": UNPROTECTED,
     # What is not protected
     "Gateways speak plain HTTP": UNPROTECTED,
     "Put a TLS proxy": ADVICE,

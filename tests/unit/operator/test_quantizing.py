@@ -194,6 +194,52 @@ def test_a_mac_without_room_is_not_chosen() -> None:
     assert reason == Reason.NO_MAC_TO_FETCH and str(21 * GIB) in message
 
 
+def test_a_mac_without_memory_for_the_pod_is_not_chosen() -> None:
+    """The scheduler would let the pod wait there."""
+    needed = quantizing.memory_bytes(SOURCE)
+    seen = replace(observed(quantized(), a=profile("a"), b=profile("b")), free_memory={"a": needed - 1, "b": needed})
+    assert (found := decide(seen).create) is not None and found.node == "b"
+    nowhere = decide(replace(seen, free_memory={"a": needed - 1, "b": 0}))
+    assert nowhere.create is None
+    reason, message = condition(nowhere)
+    assert reason == Reason.NO_MAC_TO_FETCH and f"{needed} bytes of memory" in message
+    assert decide(replace(seen, cache=after(quantized(), nowhere), free_memory={"a": needed})).create is not None
+
+
+def test_a_mac_that_did_not_start_the_pod_comes_last() -> None:
+    one = quantized("a")
+    stuck = decide(observed(one, [pod(Task.QUANTIZE, phase="Pending", age=500)]))
+    due = replace(observed(after(one, stuck)), now=NOW + timedelta(hours=1))
+    assert (found := decide(due).create) is not None and found.node == "b"
+    # A fleet of one Mac tries it again.
+    only = replace(due, nodes={"a": node("a")}, profiles={"a": profile("a")})
+    assert (found := decide(only).create) is not None and found.node == "a"
+
+
+def test_a_mac_that_is_away_is_waited_for_as_long_as_quantizing_again_takes() -> None:
+    nodes = [node("a", ready=False), node("b")]
+    waiting = profile("b", copy=CopyPhase.WAITING)
+    (copy,) = waiting.status.copies
+    alone = copy.model_copy(update={"reason": Reason.NO_SOURCE, "message": "no Mac that has it answers"})
+    macs = {
+        "a": profile("a", copy=CopyPhase.COMPLETE, done=4 * GIB),
+        "b": waiting.model_copy(update={"status": waiting.status.model_copy(update={"copies": (alone,)})}),
+    }
+    large = SOURCE.model_copy(update={"bytes": 500 * 10**9, "node": "a"})
+    one = quantized("a", **DONE)
+    one = one.model_copy(update={"status": one.status.model_copy(update={"quantized_from": large})})
+    first = later(one, 0, nodes, **macs)
+    assert first.status.manifest == DIGEST
+    waits = {copy.node: copy.message for copy in first.status.macs}["b"]
+    assert waits == "waits for a, which has the only copy and is away; quantized again at 05:50:45 UTC if it stays so"
+    assert later(after(one, first), 9999, nodes, **macs).status.manifest == DIGEST
+    assert later(after(one, first), 10_000, nodes, **macs).status.manifest is None
+    # Nothing comes back from a Node that was deleted, or from a Mac that has lost the files.
+    assert later(after(one, first), 300, nodes[1:], **macs).status.manifest is None
+    emptied = {**macs, "a": profile("a")}
+    assert later(after(one, first), 300, [node("a"), node("b")], **emptied).status.manifest is None
+
+
 def test_a_fleet_without_room_is_quiet_until_there_is_some() -> None:
     one, small = quantized(), profile("a", free=20 * GIB)
     first = decide(observed(one, a=small))
@@ -216,9 +262,10 @@ def test_files_that_are_lost_are_made_again(away: bool) -> None:
     one = quantized("a", **DONE)
     first = later(one, 0, nodes, **macs)
     assert first.status.quantized_from is not None and first.status.quantized_from.lost_since == NOW
-    soon = later(after(one, first), quantizing.LOST_SECONDS - 1, nodes, **macs)
+    limit = SOURCE.bytes / quantizing.AGAIN_BYTES_PER_SECOND if away else quantizing.LOST_SECONDS
+    soon = later(after(one, first), limit - 1, nodes, **macs)
     assert soon.status.manifest == DIGEST
-    again = later(after(one, soon), quantizing.LOST_SECONDS, nodes, **macs)
+    again = later(after(one, soon), limit + 1, nodes, **macs)
     assert again.status.manifest is None and again.status.quantized_from == SOURCE
     # Back in time: nothing is made again.
     back = {**macs, "a": profile("a", copy=CopyPhase.COMPLETE, done=4 * GIB)}

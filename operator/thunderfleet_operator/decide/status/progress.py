@@ -29,9 +29,12 @@ NEEDS_A_PERSON = frozenset(
         Reason.REVISION_NOT_FOUND,
         Reason.FILES_REFUSED,
         Reason.QUANTIZATION_REFUSED,
+        Reason.HOST_NOT_ALLOWED,
+        Reason.MANIFEST_NOT_FOUND,
+        Reason.MANIFEST_MISMATCH,
     )
 )
-"""What the hub refuses until a person changes something."""
+"""What the hub or a server refuses until a person changes something."""
 NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nobody has to change anything")
 SEE_STALLED = Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
 """Reconciling while Stalled is True."""

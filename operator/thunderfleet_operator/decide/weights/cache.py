@@ -29,6 +29,7 @@ from thunderfleet_operator.observe.weights import (
     is_resolved,
     layers_there,
     needed_files,
+    origin,
     resolved_from,
 )
 
@@ -44,6 +45,9 @@ SLOW = frozenset(
         Reason.REVISION_NOT_FOUND,
         Reason.FILES_REFUSED,
         Reason.QUANTIZATION_REFUSED,
+        Reason.HOST_NOT_ALLOWED,
+        Reason.MANIFEST_NOT_FOUND,
+        Reason.MANIFEST_MISMATCH,
     )
 )
 START_SECONDS = 120.0
@@ -240,6 +244,11 @@ def _failed(observed: ObservedCache, pod: FetchPod) -> Download:
     return Download(node=pod.node, attempts=before.attempts + 1, next_time=until, reason=reason, message=text)
 
 
+def _was_not_allowed(download: Download) -> bool:
+    """Whether the operator has made no pod because of the chart's values, which have changed since."""
+    return download.reason == Reason.HOST_NOT_ALLOWED and download.next_time is None
+
+
 def _stuck(observed: ObservedCache, pod: FetchPod) -> bool:
     """Whether a pod will not start soon, or its Mac is away."""
     node = observed.nodes.get(pod.node)
@@ -256,7 +265,7 @@ def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecisi
         before = before.model_copy(update={"model": None, "files": None, "bytes": None, "assignments": (), "macs": ()})
         before = before.model_copy(update={"weight_files": (), "no_parts": "", "quantized_from": None})
         observed = replace(observed, cache=cache.model_copy(update={"status": before}))
-    wanted = ("--repository", spec.repository, "--revision", spec.revision, *quantizing.how(cache))
+    wanted = (*origin(spec), *quantizing.revision(spec), *quantizing.how(cache))
     mine = [pod for pod in pods if pod.task is Task.RESOLVE and pod.arguments == wanted and not pod.terminating]
     old = tuple(pod for pod in pods if pod not in mine and not pod.terminating)
     ended = next((pod for pod in mine if pod.ended), None)
@@ -268,6 +277,12 @@ def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecisi
             failed = before.model_copy(update={"download": _failed(observed, stuck[0])})
             return CacheDecision(failed, None, (*old, *stuck), RETRY.first)
         return CacheDecision(before, None, old, RECHECK_SECONDS)
+    why = observed.not_allowed
+    if why is not None:
+        return CacheDecision(before.model_copy(update={"download": why}), None, old)
+    if before.download is not None and _was_not_allowed(before.download):
+        before = before.model_copy(update={"download": None})
+        observed = replace(observed, cache=cache.model_copy(update={"status": before}))
     wait = _due(observed)
     if wait is not None:
         return CacheDecision(before, None, old, wait)
@@ -293,7 +308,8 @@ def _resolved(observed: ObservedCache, pod: FetchPod, delete: tuple[FetchPod, ..
         if source is not None and pod.task is Task.QUANTIZE:
             source = source.model_copy(update={"node": pod.node, "mlx_lm": found.mlx_lm or None, "lost_since": None})
     useful = found is not None and (found.model is not None if pod.task is Task.QUANTIZE or spec.quantize is None else source)
-    if pod.phase != "Succeeded" or found is None or found.reason != expected or not useful:
+    other = spec.uri is not None and found is not None and found.commit != spec.sha256
+    if pod.phase != "Succeeded" or found is None or found.reason != expected or not useful or other:
         failed = _failed(observed, pod)
         return CacheDecision(before.model_copy(update={"download": failed}), None, delete, 1.0)
     if source is not None and pod.task is Task.RESOLVE:
@@ -337,7 +353,8 @@ def _quantizing(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     node = quantizing.choose(observed, source, able)
     if node is None:
         attempts = before.download.attempts if before.download is not None else 0
-        why = Download(attempts=attempts, **quantizing.no_room(source))
+        disk = bool(quantizing.with_disk(observed, source, able))
+        why = Download(attempts=attempts, **quantizing.no_room(source, disk=disk))
         return CacheDecision(before.model_copy(update={"download": why}), None, old, RECHECK_SECONDS)
     # While a pod runs, its progress is shown instead of why the last one failed.
     download = before.download.model_copy(update={"reason": None, "message": ""}) if before.download is not None else None
@@ -355,7 +372,8 @@ def _kept(observed: ObservedCache, known: ModelCacheStatus) -> ModelCacheStatus:
     given = any(_given(observed, name, Need(True)) for name in (source.node or "",))
     source = source.model_copy(update={"lost_since": quantizing.lost_since(observed, given=given)})
     known = known.model_copy(update={"quantized_from": source})
-    if not quantizing.is_lost(source, observed.now):
+    again_at = quantizing.made_again_at(source, observed.nodes.get(source.node or ""))
+    if again_at is None or observed.now < again_at:
         return known
     again = {"commit": None, "manifest": None, "model": None, "files": None, "bytes": None, "assignments": ()}
     fresh = source.model_copy(update={"node": None, "lost_since": None})
@@ -388,7 +406,7 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
         waiting = known.quantized_from.lost_since or any(not _satisfied(observed, name, need) for name, need in needs.items())
         return CacheDecision(known, None, ending, RECHECK_SECONDS if waiting else None)
     files = next((one.files for one in assignments if one.node == source), None)
-    what = ("--repository", cache.spec.repository, "--commit", before.commit, "--manifest", before.manifest)
+    what = (*origin(cache.spec), "--commit", before.commit, "--manifest", before.manifest)
     wanted = (*what, "--files", files) if files is not None else what
     mine = [
         pod
@@ -416,6 +434,8 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     wait = _due(observed)
     if wait is not None:
         return CacheDecision(known, None, old, wait)
+    if observed.not_allowed is not None:
+        return CacheDecision(known.model_copy(update={"download": observed.not_allowed}), None, old)
     attempt = before.download.attempts if before.download is not None else 0
     new = NewPod(Task.DOWNLOAD, source, attempt, _store(observed, source), files)
     return CacheDecision(known, new, old, RECHECK_SECONDS)

@@ -15,7 +15,7 @@ from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.request import request
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.manifests import HubSettings
-from thunderfleet_operator.decide.weights.status import short, summary
+from thunderfleet_operator.decide.weights.status import server_of, short, summary
 from thunderfleet_operator.observe.weights import Weights, has_parts, is_quantized_now, is_resolved, source_of
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.eligibility import wanted_model
@@ -42,7 +42,7 @@ def needed(
     ModelCache has the ModelDeployment's name.
     """
     model, cache = deployment.spec.model, weights.cache
-    if model.repository is None or not hub.enabled or not _may_be_fetched(model.repository):
+    if model.uri is None and (model.repository is None or not hub.enabled or not _may_be_fetched(model.repository)):
         return Needed()
     own = cache is not None and any(owner.uid == deployment.metadata.uid for owner in cache.metadata.owner_references)
     if cache is not None and own:
@@ -87,7 +87,8 @@ def waiting_message(weights: Weights, nodes: tuple[str, ...]) -> str:
     known = copies_of(weights, nodes)
     there = {copy.node for copy in known}
     rest = [name for name in nodes if name not in there]
-    parts = [summary(known), f"{', '.join(rest)} will fetch it" if rest else ""]
+    server = server_of(weights.cache.spec) if weights.cache is not None else "the hub"
+    parts = [summary(known, server), f"{', '.join(rest)} will fetch it" if rest else ""]
     return "fetching the model: " + "; ".join(part for part in parts if part)
 
 
@@ -107,7 +108,7 @@ def resolution(weights: Weights, found: Resolution, copies: Copies = Copies.WHOL
     if found.found:
         return found
     if resolved is None or resolved.reason == Reason.RESOLVED:
-        return Resolution(False, Reason.RESOLVING, f"{name} was created; no Mac has the model, so it is fetched from the hub")
+        return Resolution(False, Reason.RESOLVING, f"{name} was created; no Mac has the model, so it is fetched")
     stalled = find_condition(cache.status.conditions, ConditionType.STALLED)
     stuck = stalled is not None and stalled.status is ConditionStatus.TRUE
     return Resolution(False, resolved.reason, f"{name}: {resolved.message}", stuck)

@@ -4,8 +4,15 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds.fetching import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER
-from thunderfleet_crds.modelcache import ModelCache, QuantizedFrom
+from thunderfleet_crds.fetching import (
+    STAGING_FOLDER,
+    STORE_FOLDER,
+    TOKEN_FOLDER,
+    URI_AUTHORITIES,
+    URI_HOSTS,
+    URI_PRIVATE_HOSTS,
+)
+from thunderfleet_crds.modelcache import Download, ModelCache, QuantizedFrom
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import (
     ANNOTATION_SIGNATURE,
@@ -19,16 +26,40 @@ from thunderfleet_crds.names import (
     MODELCACHE_KIND,
     MODELDEPLOYMENT_KIND,
 )
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.uris import host_of, not_allowed
 
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.weights import quantizing
 from thunderfleet_operator.observe.fetchpods import Task, statement
 from thunderfleet_operator.observe.proofs import Keyring, Purpose
+from thunderfleet_operator.observe.weights import origin
 
 Manifest = dict[str, Any]
 MEMORY = "256Mi"
 GRACE_SECONDS = 5
 TOKEN_MODE = 0o440
+
+
+@dataclass(frozen=True, slots=True)
+class UriSettings:
+    """Which hosts of URIs Macs may ask: the chart's values. ``authorities``: certificates in PEM."""
+
+    hosts: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
+    authorities: str = ""
+
+    @property
+    def environment(self) -> list[Manifest]:
+        """The variables of a pod that reads from a URI. The proxy of the hub is not for it: it checks addresses itself."""
+        named = {URI_HOSTS: " ".join(self.hosts), URI_PRIVATE_HOSTS: " ".join(self.private_hosts)}
+        named[URI_AUTHORITIES] = self.authorities
+        return [{"name": name, "value": value} for name, value in named.items() if value]
+
+    def refusal(self, uri: str | None) -> Download | None:
+        """Why a URI may not be read, for ``status.download``; None if it may, or for a repository."""
+        why = not_allowed(host_of(uri), self.hosts) if uri is not None else None
+        return Download(reason=Reason.HOST_NOT_ALLOWED, message=why) if why is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +70,7 @@ class HubSettings:
     proxy: str = ""
     no_proxy: str = ""
     enabled: bool = False
+    uris: UriSettings = UriSettings()
 
 
 NO_HUB = HubSettings()
@@ -79,11 +111,11 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
         mounts.append({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True})
     source = status.quantized_from
     if new.task is Task.RESOLVE:
-        what = ["--repository", spec.repository, "--revision", spec.revision, *quantizing.how(cache)]
+        what = [*origin(spec), *quantizing.revision(spec), *quantizing.how(cache)]
     elif new.task is Task.QUANTIZE and source is not None:
         what = list(quantizing.arguments(cache, source))
     else:
-        what = ["--repository", spec.repository, "--commit", status.commit or "", "--manifest", status.manifest or ""]
+        what = [*origin(spec), "--commit", status.commit or "", "--manifest", status.manifest or ""]
         what += ["--files", new.files] if new.files is not None else []
     if new.task is not Task.RESOLVE:
         staging = f"{new.store}/.thunderfleet/staging/{meta.uid}"
@@ -121,7 +153,7 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
                     "image": pods.image,
                     "imagePullPolicy": pods.pull_policy,
                     "command": ["thunderfleet-runner", str(new.task), *what],
-                    "env": environment(hub),
+                    "env": environment(hub) if spec.uri is None else hub.uris.environment,
                     "resources": {"requests": {"memory": _memory(new.task, source)}},
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                     "volumeMounts": mounts,
@@ -154,6 +186,8 @@ def model_cache(deployment: ModelDeployment, name: str) -> Manifest:
     """The ModelCache with the weights of a ModelDeployment, which goes with it."""
     meta, model = deployment.metadata, deployment.spec.model
     spec: Manifest = {"repository": model.repository, "revision": model.revision, "copies": 0}
+    if model.uri is not None:
+        spec = {"uri": model.uri, "sha256": model.sha256, "copies": 0}
     if model.token_secret:
         spec["tokenSecret"] = model.token_secret
     if model.quantize is not None:

@@ -1,26 +1,30 @@
 """The rounds of a ModelCache whose repository is quantized, until the result is known. Pure.
 
 One pod on one Mac does everything, and leaves the files for the agent there. A pod that was ended is made again on the same
-Mac, where it continues; on another one only if the disk is too small, or if the Mac does not start it.
+Mac, where it continues; on another one only if the disk is too small, or if the Mac does not start it, as when a group has
+taken its memory.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modelcache import ModelCache, QuantizedFrom
+from thunderfleet_crds.modelcache import ModelCache, ModelCacheSpec, QuantizedFrom
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase
-from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.weights.uplink import download_order
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task
+from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import bytes_done, copy_phase
+from thunderfleet_operator.observe.weights import bytes_done, copy_phase, origin
 
 LOST_SECONDS = 300.0
-"""Quantized files that no Mac has had for this long are made again."""
+"""Quantized files that no Mac has had for this long are made again,"""
+AGAIN_BYTES_PER_SECOND = 50 * 10**6
+"""but a Mac that is not Ready is waited for as long as making them again probably takes: with this many bytes of the repository
+for each second of downloading and converting."""
 RESERVE_BYTES = 2**30
 SHARD_BYTES = 5 * 2**30
 """mlx-lm writes weights in files of this size, and has the tensors of one in memory."""
@@ -36,8 +40,13 @@ def source_of(found: FetchResult) -> QuantizedFrom | None:
 
 def arguments(cache: ModelCache, source: QuantizedFrom) -> tuple[str, ...]:
     """The arguments of the pod that quantizes."""
-    what = ("--repository", cache.spec.repository, "--commit", source.commit, "--manifest", source.manifest)
+    what = (*origin(cache.spec), "--commit", source.commit, "--manifest", source.manifest)
     return (*what, *how(cache))
+
+
+def revision(spec: ModelCacheSpec) -> tuple[str, ...]:
+    """The arguments that say what is resolved; empty for a URI, whose hash is its version."""
+    return () if spec.uri is not None else ("--revision", spec.revision)
 
 
 def how(cache: ModelCache) -> tuple[str, ...]:
@@ -66,15 +75,29 @@ def mine(cache: ModelCache, pods: Sequence[FetchPod]) -> list[FetchPod]:
 def choose(observed: ObservedCache, source: QuantizedFrom, usable: Sequence[str]) -> str | None:
     """The Mac for the next pod; None if none has room.
 
-    The Mac of the last pod continues. Otherwise it is one that has the repository, then the one with the fastest connection.
+    The Mac of the last pod continues. Otherwise it is one with the disk and the memory for it: rather not the one that has not
+    started the last pod, then one that has the repository, then the one with the fastest connection.
     """
     download = observed.cache.status.download
     moves = download is not None and download.node == source.node and download.reason == Reason.DISK_FULL
     if source.node in usable and not moves:
         return source.node
     avoided = source.node if moves else None
-    able = [name for name in usable if name != avoided and _room(observed.profiles.get(name), source)]
-    return min(able, key=lambda name: download_order(name, observed.profiles.get(name), source.manifest), default=None)
+    able = [name for name in with_disk(observed, source, usable) if name != avoided and _has_memory(observed, name, source)]
+    stuck = download.node if download is not None and source.node is None else None
+    order = {name: (name == stuck, *download_order(name, observed.profiles.get(name), source.manifest)) for name in able}
+    return min(able, key=lambda name: order[name], default=None)
+
+
+def with_disk(observed: ObservedCache, source: QuantizedFrom, usable: Sequence[str]) -> list[str]:
+    """The Macs whose disks have room."""
+    return [name for name in usable if _room(observed.profiles.get(name), source)]
+
+
+def _has_memory(observed: ObservedCache, name: str, source: QuantizedFrom) -> bool:
+    """Whether the scheduler would start the pod."""
+    free = observed.free_memory.get(name)
+    return free is None or free >= memory_bytes(source)
 
 
 def _room(profile: NodeProfile | None, source: QuantizedFrom) -> bool:
@@ -103,13 +126,26 @@ def lost_since(observed: ObservedCache, *, given: bool) -> datetime | None:
     return None if node is not None and node.ready and arriving else source.lost_since or observed.now
 
 
-def is_lost(source: QuantizedFrom, now: datetime) -> bool:
-    """Whether the files are to be made again."""
-    return source.lost_since is not None and age_seconds(source.lost_since, now) >= LOST_SECONDS
+def made_again_at(source: QuantizedFrom, node: Node | None) -> datetime | None:
+    """When the files are to be made again; None if they are not lost. ``node``: of the Mac that has made them."""
+    if source.lost_since is None:
+        return None
+    returns = node is not None and not node.ready
+    seconds = max(LOST_SECONDS, source.bytes / AGAIN_BYTES_PER_SECOND) if returns else LOST_SECONDS
+    return source.lost_since + timedelta(seconds=seconds)
 
 
-def no_room(source: QuantizedFrom) -> dict[str, object]:
-    """The fields of ``status.download`` if no Mac has room. Without a time, so that the same fields are not written again."""
+def no_room(source: QuantizedFrom, *, disk: bool) -> dict[str, object]:
+    """The fields of ``status.download`` if no Mac has room. Without a time, so that the same fields are not written again.
+
+    ``disk``: whether a Mac has enough of it, so that memory is what is missing.
+    """
+    if disk:
+        message = (
+            f"no Mac that is Ready and has the disk space has {memory_bytes(source)} bytes of memory that a pod can request; "
+            "stop a group, or wait for one that stops"
+        )
+        return {"reason": Reason.NO_MAC_TO_FETCH, "message": message}
     size = needed_bytes(source)
     message = (
         f"no Mac that is Ready has {size} bytes free in its model store, for the repository and the quantized files; free disk "

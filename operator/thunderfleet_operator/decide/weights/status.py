@@ -6,16 +6,18 @@ from datetime import datetime
 from thunderfleet_crds.conditions import find_condition, set_condition
 from thunderfleet_crds.copies import MacCopy
 from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheStatus, QuantizedFrom
+from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheSpec, ModelCacheStatus, QuantizedFrom
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.parts import numbers
 from thunderfleet_crds.quantization import conversion_id
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.uris import host_of
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, CopyPhase, CopySource
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED, SEE_STALLED
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
+from thunderfleet_operator.decide.weights import quantizing
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.weights import layers_of_copy
 
@@ -46,8 +48,13 @@ def duration(seconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
-def progress(copy: MacCopy) -> str:
-    """One copy in words."""
+def server_of(spec: ModelCacheSpec) -> str:
+    """Whom pods ask for the model, in words."""
+    return host_of(spec.uri) if spec.uri is not None else "the hub"
+
+
+def progress(copy: MacCopy, server: str = "the hub") -> str:
+    """One copy in words. ``server``: whom pods ask."""
     if copy.phase in ENDED:
         return f"{copy.node} has it" if copy.phase is CopyPhase.COMPLETE else f"{copy.node} has layers {copy.layers or ''}"
     share = copy.bytes_done * 100 // copy.bytes if copy.bytes else 0
@@ -57,7 +64,7 @@ def progress(copy: MacCopy) -> str:
     if copy.source is CopySource.PEER and copy.peer:
         parts.append(f"from {copy.peer}" + (f" over {copy.link}" if copy.link else " over the LAN"))
     elif copy.source is CopySource.HUB and copy.phase is not CopyPhase.QUANTIZING:
-        parts.append("from the hub")
+        parts.append(f"from {server}")
     if copy.bytes_per_second:
         parts.append(f"{copy.bytes_per_second / 1e6:.1f} MB/s")
     if copy.seconds_left is not None:
@@ -67,11 +74,11 @@ def progress(copy: MacCopy) -> str:
     return ", ".join(parts)
 
 
-def summary(copies: Sequence[MacCopy]) -> str:
-    """The copies that have not ended, in words."""
+def summary(copies: Sequence[MacCopy], server: str = "the hub") -> str:
+    """The copies that have not ended, in words. ``server``: whom pods ask."""
     moving = [copy for copy in copies if copy.phase not in ENDED]
     more = [f"and {len(moving) - LISTED} more Macs"] if len(moving) > LISTED else []
-    return joined([*(progress(copy) for copy in moving[:LISTED]), *more])
+    return joined([*(progress(copy, server) for copy in moving[:LISTED]), *more])
 
 
 def short(copies: Sequence[MacCopy]) -> str | None:
@@ -104,6 +111,7 @@ def _copies(
     made_from, quantize = status.quantized_from, cache.spec.quantize
     if made_from is not None and quantize is not None and status.manifest is None:
         return _conversion(made_from, conversion_id(made_from.manifest, quantize), profiles)
+    again_at = quantizing.made_again_at(made_from, nodes.get(made_from.node or "")) if made_from is not None else None
     for assigned in status.assignments:
         profile, node = profiles.get(assigned.node), nodes.get(assigned.node)
         reported = profile.status.copies if profile is not None else ()
@@ -118,6 +126,14 @@ def _copies(
             copy = copy.model_copy(update={"phase": CopyPhase.WAITING, "bytes": max(copy.bytes, _bytes(status, assigned))})
         if copy.phase not in ENDED:
             copy = copy.model_copy(update=_waits(status, assigned.source, copy, node, profile))
+            if (
+                made_from is not None
+                and again_at is not None
+                and copy.node != made_from.node
+                and copy.reason == Reason.NO_SOURCE
+            ):
+                only = f"waits for {made_from.node}, which has the only copy and is away"
+                copy = copy.model_copy(update={"message": f"{only}; quantized again at {again_at:%H:%M:%S} UTC if it stays so"})
         found.append(copy)
     return tuple(found)
 
@@ -159,7 +175,9 @@ def _waits(
 
 
 def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, Node], macs: Sequence[MacCopy]) -> Verdict:
-    what = f"{cache.spec.repository}, revision {cache.spec.revision}"
+    what, whom = f"{cache.spec.repository}, revision {cache.spec.revision}", server_of(cache.spec)
+    if cache.spec.uri is not None:
+        what = f"{cache.spec.uri} with the hash {cache.spec.sha256}"
     source, quantize = status.quantized_from, cache.spec.quantize
     if source is not None and quantize is not None:
         what += f", commit {source.commit}"
@@ -172,19 +190,20 @@ def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, N
             return Verdict(False, Reason.QUANTIZING, f"{what}, to {quantize.text}: {now}")
     if status.commit is not None and status.manifest is not None:
         size = binary_size(status.bytes or 0)
-        return Verdict(True, Reason.RESOLVED, f"{what} is commit {status.commit}: {status.files} files, {size}")
+        known = what if cache.spec.uri is not None else f"{what} is commit {status.commit}"
+        return Verdict(True, Reason.RESOLVED, f"{known}: {status.files} files, {size}")
     download = status.download
     if download is not None and download.reason is not None:
         when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
         return Verdict(False, download.reason, f"{download.message}{when}")
     if not any(node.mac and node.ready and node.schedulable for node in nodes.values()):
         return Verdict(
-            False, Reason.NO_MAC_TO_FETCH, f"{what}: no Mac is Ready and schedulable, so no pod can read from the hub"
+            False, Reason.NO_MAC_TO_FETCH, f"{what}: no Mac is Ready and schedulable, so no pod can read from {whom}"
         )
-    return Verdict(False, Reason.RESOLVING, f"{what}: a pod asks the hub for its commit, files and sizes")
+    return Verdict(False, Reason.RESOLVING, f"{what}: a pod asks {whom} for its commit, files and sizes")
 
 
-def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy]) -> Verdict:
+def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy], server: str) -> Verdict:
     if status.commit is None:
         return Verdict(False, Reason.NOT_RESOLVED, f"see condition {ConditionType.RESOLVED}")
     if not macs:
@@ -197,7 +216,7 @@ def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy]) -> Verdict:
     if all(copy.phase in ENDED for copy in macs):
         return Verdict(True, Reason.FETCHED, f"on {', '.join(map(_where, macs))}")
     reason = next((copy.reason for copy in macs if copy.reason and copy.phase not in ENDED), None)
-    return Verdict(False, reason or Reason.FETCHING, summary(macs))
+    return Verdict(False, reason or Reason.FETCHING, summary(macs, server))
 
 
 def _stalled(cache: ModelCache, status: ModelCacheStatus, resolved: Verdict, fetched: Verdict, now: datetime) -> Verdict:
@@ -248,7 +267,7 @@ def complete(
     macs = _copies(cache, status, nodes, profiles)
     there = sum(copy.phase in ENDED for copy in macs)
     found = cache.status.conditions
-    resolved, fetched = _resolved(cache, status, nodes, macs), _fetched(status, macs)
+    resolved, fetched = _resolved(cache, status, nodes, macs), _fetched(status, macs, server_of(cache.spec))
     stalled = _stalled(cache, status, resolved, fetched, now)
     verdicts = {
         ConditionType.RESOLVED: resolved,

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from thunderfleet_lib.modelstore.manifest import FileEntry
-
 PATTERNS = ("*.json", "model*.safetensors", "tokenizer.model", "tiktoken.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja")
 """What mlx-lm reads, without Python: a repository's code would run as the user of the agent."""
 HEADERS = "model*.safetensors"
@@ -21,9 +19,9 @@ def is_weights(path: str) -> bool:
     return fnmatchcase(path, HEADERS)
 
 
-def problem(files: Iterable[FileEntry]) -> str | None:
+def problem(paths: Iterable[str]) -> str | None:
     """Why these files are no model for mlx-lm; None if they may be one."""
-    names = {entry.path for entry in files}
+    names = set(paths)
     if CONFIG not in names:
         return f"it has no {CONFIG}"
     if not any(map(is_weights, names)):

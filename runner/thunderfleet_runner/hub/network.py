@@ -1,0 +1,278 @@
+"""Connections to servers that tenants name in URIs.
+
+A URI in a spec is a request from a Mac, which can reach what its author cannot. So the host must be in a list of the chart's
+values, and its name is resolved once for each connection: every address is checked, and the connection goes to one of these
+addresses, not to what the name leads to a moment later. Redirects are followed to such hosts only. Proxies are not used.
+"""
+
+import contextlib
+import http.client
+import ipaddress
+import os
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urljoin, urlsplit
+
+from thunderfleet_crds.fetching import URI_AUTHORITIES, URI_HOSTS, URI_PRIVATE_HOSTS
+from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.uris import HTTPS_PORT, host_of, is_listed, not_allowed
+
+from thunderfleet_runner.hub.errors import HubFault
+
+DNS_SECONDS = 10.0
+TIMEOUT_SECONDS = 20.0
+"""For a connection, and between two packets of an answer."""
+MAX_REDIRECTS = 3
+MAX_LOCATION = 4096
+REDIRECTS = (301, 302, 303, 307, 308)
+BLOCK = 1024 * 1024
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_TRANSLATED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+"""IPv4 addresses behind NAT64: the last four bytes."""
+_CARRIER = ipaddress.ip_network("100.64.0.0/10")
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host. Raises OSError."""
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def dial(address: str, port: int) -> socket.socket:
+    """A connection to an address. Raises OSError."""
+    return socket.create_connection((address, port), TIMEOUT_SECONDS)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Which hosts may be asked: the chart's values. ``resolve`` and ``dial`` are the edge to the system."""
+
+    hosts: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
+    authorities: str = field(default="", repr=False)
+    """Certificates in PEM, accepted beside those of the system."""
+    resolve: Callable[[str, int], list[str]] = resolve
+    dial: Callable[[str, int], socket.socket] = dial
+    dns_seconds: float = DNS_SECONDS
+
+    @classmethod
+    def from_environment(cls) -> "Network":
+        """As the operator has set it for this pod."""
+        lists = [tuple(os.environ.get(name, "").split()) for name in (URI_HOSTS, URI_PRIVATE_HOSTS)]
+        return cls(*lists, authorities=os.environ.get(URI_AUTHORITIES, ""))
+
+    # --- which addresses -------------------------------------------------------------------------------------------------
+
+    def check(self, url: str) -> str:
+        """The host of a URL that may be asked, as ``host_of`` gives it. Raises HubFault."""
+        try:
+            parts, host = urlsplit(url), host_of(url)
+        except ValueError:
+            raise HubFault(Reason.HUB_FAILED, f"a redirect leads to {url[:200]!r}, which is no URL") from None
+        if parts.scheme != "https" or parts.username is not None or parts.password is not None:
+            raise HubFault(
+                Reason.HOST_NOT_ALLOWED, f"a redirect leads to {_plain(url)}: only https URLs without a user are followed"
+            )
+        why = not_allowed(host, self.hosts)
+        if why is not None:
+            raise HubFault(Reason.HOST_NOT_ALLOWED, why)
+        return host
+
+    def addresses(self, url: str) -> list[str]:
+        """The checked addresses of a URL's host. Raises HubFault."""
+        host, parts = self.check(url), urlsplit(url)
+        found = self._resolved(parts.hostname or "", parts.port or HTTPS_PORT)
+        for text in found:
+            why = refusal(text, private=is_listed(host, self.private_hosts))
+            if why is not None:
+                raise HubFault(Reason.HOST_NOT_ALLOWED, f"{host} has the address {text}, {why}")
+        return found
+
+    def _resolved(self, host: str, port: int) -> list[str]:
+        # The system has no time limit for this, and a thread cannot be stopped: it ends with the process.
+        answer: queue.SimpleQueue[list[str] | OSError] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answer.put(self.resolve(host, port))
+            except (OSError, UnicodeError) as error:
+                answer.put(OSError(str(error)))
+
+        threading.Thread(target=ask, name="resolve", daemon=True).start()
+        try:
+            found = answer.get(timeout=self.dns_seconds)
+        except queue.Empty:
+            found = OSError(f"no answer in {self.dns_seconds:g} s")
+        if isinstance(found, OSError) or not found:
+            raise HubFault(Reason.HUB_UNREACHABLE, f"the name {host} cannot be resolved: {found or 'it has no address'}")
+        return list(dict.fromkeys(found))
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def open(self, url: str, method: str = "GET", first: int = 0, last: int | None = None) -> Iterator["Reply"]:
+        """The answer to a request for bytes ``first`` to ``last`` of a file, after redirects. Raises HubFault."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "thunderfleet"}
+        if first or last is not None:
+            headers["Range"] = f"bytes={first}-{'' if last is None else last}"
+        for _ in range(MAX_REDIRECTS + 1):
+            connection = self._connection(url)
+            try:
+                with faults(url):
+                    connection.request(method, _target(url), headers=headers)
+                    response = connection.getresponse()
+                if response.status not in REDIRECTS:
+                    yield Reply(url, response)
+                    return
+                location = response.headers.get("Location") or ""
+                if not location or len(location) > MAX_LOCATION or not location.isprintable():
+                    raise HubFault(Reason.HUB_FAILED, f"{_plain(url)} redirects without saying where to")
+                url = urljoin(url, location)
+            finally:
+                connection.close()
+        raise HubFault(Reason.HUB_FAILED, f"{_plain(url)}: more than {MAX_REDIRECTS} redirects")
+
+    def _connection(self, url: str) -> "_Checked":
+        parts = urlsplit(url)
+        addresses = self.addresses(url)
+        return _Checked(parts.hostname or "", parts.port or HTTPS_PORT, addresses, self.dial, self._context())
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self.authorities:
+            try:
+                context.load_verify_locations(cadata=self.authorities)
+            except (ssl.SSLError, ValueError) as error:
+                raise HubFault(
+                    Reason.HUB_UNREACHABLE, f"the chart's value uris.certificateAuthorities is no PEM: {error}"
+                ) from None
+        return context
+
+
+class _Checked(http.client.HTTPSConnection):
+    """A connection to one of the addresses; certificate and Host are of the name."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        addresses: Sequence[str],
+        dial: Callable[[str, int], socket.socket],
+        context: ssl.SSLContext,
+    ) -> None:
+        super().__init__(host, port, timeout=TIMEOUT_SECONDS, context=context)
+        self._addresses = addresses
+        self._dial = dial
+        self._tls = context
+
+    def connect(self) -> None:
+        """Connects to the first address that answers."""
+        failed: OSError | None = None
+        for address in self._addresses:
+            try:
+                plain = self._dial(address, self.port)
+            except OSError as error:
+                failed = error
+                continue
+            try:
+                self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+            except BaseException:
+                plain.close()
+                raise
+            return
+        raise failed or OSError("no address")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer of a server, which is not a redirect."""
+
+    url: str
+    response: http.client.HTTPResponse
+
+    @property
+    def status(self) -> int:
+        """The status of HTTP."""
+        return self.response.status
+
+    @property
+    def size(self) -> int | None:
+        """Its Content-Length; None without a valid one."""
+        text = self.response.headers.get("Content-Length") or ""
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+
+    def starts_at(self, first: int) -> bool:
+        """Whether it is the part of a file from byte ``first`` on."""
+        return self.status == 206 and (self.response.headers.get("Content-Range") or "").startswith(f"bytes {first}-")
+
+    def blocks(self, limit: int, seconds: float | None = None) -> Iterator[bytes]:
+        """Its body, at most ``limit`` bytes. Raises HubFault, also after ``seconds``."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while limit > 0:
+            with faults(self.url):
+                block = self.response.read1(min(BLOCK, limit))
+            if not block:
+                if self.response.length:
+                    raise HubFault(
+                        Reason.HUB_UNREACHABLE,
+                        f"{host_of(self.url)} ended the connection {self.response.length} bytes before the end of a file",
+                    )
+                return
+            limit -= len(block)
+            if deadline is not None and time.monotonic() > deadline:
+                raise HubFault(Reason.HUB_UNREACHABLE, f"{_plain(self.url)}: the answer takes more than {seconds:g} s")
+            yield block
+
+
+@contextlib.contextmanager
+def faults(url: str) -> Iterator[None]:
+    """Raises what goes wrong on the network as HubFault."""
+    try:
+        yield
+    except ssl.SSLCertVerificationError as error:
+        text = f"the certificate of {host_of(url)} is not accepted: {error.verify_message}"
+        advice = "put its authority into the chart's value uris.certificateAuthorities if it is a private one"
+        raise HubFault(Reason.HUB_UNREACHABLE, f"{text}; {advice}") from error
+    except (OSError, http.client.HTTPException) as error:
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise HubFault(Reason.HUB_UNREACHABLE, f"cannot connect to {host_of(url)}: {said}") from error
+
+
+def refusal(text: str, *, private: bool) -> str | None:
+    """Why an address may not be asked, as the end of a sentence; None if it may. ``private``: whether private ones may."""
+    try:
+        address = _inner(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return "which is no IP address"
+    if address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved:
+        return "which is no address of another machine's server: it may never be asked"
+    if not address.is_global or address in _CARRIER:
+        return None if private else "which is private: add the host to the chart's value uris.privateHosts if that is intended"
+    return None
+
+
+def _inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, if it does."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if any(address in network for network in _TRANSLATED):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    found = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo is not None else None)
+    return found if found is not None else address
+
+
+def _target(url: str) -> str:
+    """The path and query of a request. What a redirect has of other characters is percent-encoded."""
+    parts = urlsplit(url)
+    text = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return "".join(sign if "!" <= sign <= "~" else "".join(f"%{byte:02X}" for byte in sign.encode()) for sign in text)
+
+
+def _plain(url: str) -> str:
+    """A URL for messages: without user and query, which may be secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
