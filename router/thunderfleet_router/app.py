@@ -93,7 +93,8 @@ class Router:
         return self.watch.catalog if self.watch.built else None
 
     def _problem(self) -> str | None:
-        return None if self.watch.synced else "the router has not read the ModelDeployments yet"
+        # What was read is in the catalog a moment later; until then every model would seem to be missing.
+        return None if self.watch.built else "the router has not read the ModelDeployments yet"
 
     def _cannot_wake(self) -> str | None:
         if self._operator() is None:

@@ -25,7 +25,8 @@ class NotYet(Exception):
 def ask(url: str, body: dict[str, Any], began: float | None = None) -> dict[str, Any]:
     """Sends one streamed request. ``began``: the monotonic time of the first try, None for now.
 
-    Raises NotYet when the server does not listen or asks to retry, ValueError for any other bad response.
+    Raises NotYet when the server does not listen, asks to retry or does not know the model; ValueError for any other bad
+    response.
     """
     at = urlsplit(url)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=ANSWER_SECONDS)
@@ -36,8 +37,9 @@ def ask(url: str, body: dict[str, Any], began: float | None = None) -> dict[str,
             answer = connection.getresponse()
         except (ConnectionError, http.client.BadStatusLine) as error:
             raise NotYet(str(error)) from error
-        if answer.status == 503:
-            raise NotYet("503")
+        if answer.status in (404, 503):
+            # 404: a router that does not know the model yet.
+            raise NotYet(f"{answer.status} {answer.read(2000).decode(errors='replace')}")
         if answer.status != 200:
             raise ValueError(f"{url}: {answer.status} {answer.read(2000).decode(errors='replace')}")
         first = last = wall = 0.0

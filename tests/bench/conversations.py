@@ -75,6 +75,7 @@ class Group:
     """A simulated group."""
 
     name: str
+    cached_tokens: int = CACHED_TOKENS
     running: int = 0
     waiting: deque[Turn] = field(default_factory=deque)
     reads_until: float = 0.0
@@ -97,7 +98,7 @@ class Group:
         for block in reversed(chain):
             self.blocks[block] = None
             self.blocks.move_to_end(block)
-        while len(self.blocks) * prefixes.BLOCK_BYTES > CACHED_TOKENS * BYTES_PER_TOKEN:
+        while len(self.blocks) * prefixes.BLOCK_BYTES > self.cached_tokens * BYTES_PER_TOKEN:
             self.blocks.popitem(last=False)
 
     def read_seconds(self, turn: Turn) -> float:
@@ -214,9 +215,15 @@ class Result:
     slow_first_token: float
 
 
-def simulate(policy: Policy, groups: int, seed: int, conversations: int = 300) -> Result:
+def limit(groups: int, seed: int, conversations: int) -> float:
+    """The part of the prompts that could come from caches at most: all requests to one group whose cache forgets nothing."""
+    found = simulate(lambda fleet, turn, now: fleet[0], groups, seed, conversations, cached_tokens=1 << 40)
+    return found.cached_tokens / found.prompt_tokens
+
+
+def simulate(policy: Policy, groups: int, seed: int, conversations: int = 300, *, cached_tokens: int = CACHED_TOKENS) -> Result:
     """All turns of the conversations."""
-    fleet = [Group(f"group-{number}") for number in range(groups)]
+    fleet = [Group(f"group-{number}", cached_tokens) for number in range(groups)]
     events: list[tuple[float, int, str, object]] = []
     order = 0
 

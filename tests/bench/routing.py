@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from tests.bench import conversations, processes, simulated
+from tests.bench import connections, conversations, processes, simulated
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import BenchFailed
 
@@ -25,7 +25,6 @@ SPREAD_SECONDS = 0.5
 SEED = 2026
 """Of the conversations."""
 KILLED_CLIENTS = 40
-IDLE_CONNECTIONS = 1000
 
 Say = Callable[[str], None]
 
@@ -152,35 +151,6 @@ def _killed(say: Say) -> list[Figure]:
     return [Figure("router, requests lost with a group", "", (float(lost),), bound=Bound("<=", 0.0), note=note)]
 
 
-def _idle_connections(say: Say) -> list[Figure]:
-    """Memory of the router with many connections that are open and silent."""
-
-    async def hold(port: int, pid: int) -> tuple[float, float]:
-        before = _megabytes(pid)
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(IDLE_CONNECTIONS)]
-        for reader, writer in opened:
-            # A connection that was used is kept for the next request.
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: router\r\n\r\n")
-            await reader.readuntil(b"ok\n")
-        after = _megabytes(pid)
-        for _, writer in opened:
-            writer.close()
-        return before, after
-
-    with simulated.running("gateway", "4", "1") as (url, _), simulated.running("router", "4", url) as (router, pid):
-        before, after = asyncio.run(hold(int(router.rpartition(":")[2]), pid))
-    say(f"{IDLE_CONNECTIONS} idle connections: {after:.0f} MB, {before:.0f} without")
-    note = f"{before:.0f} MB without connections"
-    return [Figure(f"router, {IDLE_CONNECTIONS} idle connections", "MB", (after,), note=note)]
-
-
-def _megabytes(pid: int) -> float:
-    used = processes.usage(pid)
-    if used is None:
-        raise BenchFailed("the router's process is gone")
-    return used.rss / 1e6
-
-
 def balancing(say: Say) -> list[Figure]:
     """Cached tokens and first token of conversations, in simulated time."""
     figures = []
@@ -188,15 +158,19 @@ def balancing(say: Say) -> list[Figure]:
         results = {
             name: conversations.simulate(make(), groups, SEED, 60 * groups) for name, make in conversations.POLICIES.items()
         }
+        limit = conversations.limit(groups, SEED, 60 * groups)
         mine, others = results["ours"], ("round robin", "least loaded", "oracle", "longest prefix", "cache aware")
         shown = ", ".join(f"{name} {results[name].first_token:.2f} s" for name in ("ours", *others))
         say(f"conversations on {groups} groups, first token: {shown}")
         for name in others:
-            other, note = results[name], f"{60 * groups} conversations, seed {SEED}, simulated time"
+            other = results[name]
+            note = f"{60 * groups} conversations, seed {SEED}, simulated time"
+            # What no router can exceed: a bound above it cannot hold.
+            most = f"; at most {limit / (other.cached_tokens / other.prompt_tokens):.2f} is possible"
             bound = Bound(">=", 1.5) if name == "round robin" else None
             title = f"balancing, {groups} groups"
             pair = (mine.cached_tokens / mine.prompt_tokens,), (other.cached_tokens / other.prompt_tokens,)
-            figures.append(Figure(f"{title}, cached", "of prompt", *pair, name, bound, note))
+            figures.append(Figure(f"{title}, cached", "of prompt", *pair, name, bound, note + most))
             faster = (1 / mine.first_token,), (1 / other.first_token,)
             figures.append(Figure(f"{title}, first tokens", "1/s", *faster, name, bound, note))
     return figures
@@ -204,4 +178,4 @@ def balancing(say: Say) -> list[Figure]:
 
 def figures(say: Say) -> list[Figure]:
     """All that need no cluster."""
-    return [*_cost(say), *_two_groups(say), *_killed(say), *_idle_connections(say), *balancing(say)]
+    return [*_cost(say), *_two_groups(say), *_killed(say), *connections.figures(say), *balancing(say)]

@@ -1,7 +1,8 @@
 """Processes for the benchmark of the router: a gateway with simulated steps, and a router before such gateways.
 
-``python -m tests.bench.simulated gateway SLOTS STEP_SECONDS`` and ``python -m tests.bench.simulated router SLOTS URL …`` print
-their URL and run until they are ended.
+``python -m tests.bench.simulated gateway SLOTS STEP_SECONDS``, ``… gateway silent`` (streams of one token without an end),
+``… gateway flood BYTES`` (streams that have so much at once) and ``… router SLOTS URL …`` print their URL and run until they
+are ended.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from aiohttp import web
+from thunderfleet_lib.listener import allow_descriptors
 
 from tests.support.router import Kit
 from tests.support.routing import Gateway, Model
@@ -53,6 +55,27 @@ class Stepping(Gateway):
             return response
 
 
+async def _endless(flood: int) -> None:
+    """A gateway whose streams have one token, or ``flood`` bytes, and do not end."""
+    gateway = Gateway("g")
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        gateway.requests.clear()
+        response = await gateway.begin(request)
+        token = gateway.token(0)
+        await response.write(token)
+        many = token * (16_384 // len(token))
+        for _ in range(flood // len(many)):
+            await response.write(many)
+        await asyncio.Event().wait()
+        return response
+
+    gateway.behaves = answer
+    await gateway.start()
+    print(gateway.url, flush=True)
+    await asyncio.Event().wait()
+
+
 async def _gateway(slots: int, seconds: float) -> None:
     gateway = Stepping(slots, seconds)
     await gateway.start()
@@ -87,8 +110,11 @@ def running(*words: str) -> Iterator[tuple[str, int]]:
 
 if __name__ == "__main__":
     kind, *arguments = sys.argv[1:]
+    allow_descriptors()
     with contextlib.suppress(KeyboardInterrupt):
-        if kind == "gateway":
+        if kind == "gateway" and arguments[0] in ("silent", "flood"):
+            asyncio.run(_endless(int(arguments[1]) if arguments[0] == "flood" else 0))
+        elif kind == "gateway":
             asyncio.run(_gateway(int(arguments[0]), float(arguments[1])))
         else:
             asyncio.run(_router(int(arguments[0]), arguments[1:]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from thunderfleet_router.decide.prefixes import BLOCK_BYTES
 
-SPILL_BYTES = 4096
+SPILL_BYTES = 3072
 """A group with one more request in flight than another is chosen if it has so many more bytes of the prompt cached."""
 
 

@@ -16,16 +16,20 @@ from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook
 
 LISTED = 20
 """Maximum number of names in an error."""
-Step = Callable[[Deployment, str], bool]
+Keys = Callable[[Deployment], tuple[str, ...]]
+Lookup = Callable[[int, str], list[Deployment]]
+"""The ModelDeployments that have a name in one of the steps."""
 
-_STEPS: tuple[Step, ...] = (
-    lambda deployment, name: deployment.full_name == name,
-    lambda deployment, name: deployment.name == name,
-    lambda deployment, name: deployment.model == name,
-    lambda deployment, name: deployment.model.rpartition("/")[2] == name,
+_STEPS: tuple[Keys, ...] = (
+    lambda deployment: (deployment.full_name,),
+    lambda deployment: (deployment.name,),
+    lambda deployment: (deployment.model,),
+    lambda deployment: (deployment.model.rpartition("/")[2],),
+    lambda deployment: deployment.aliases,
 )
 _MODEL_STEP = 2
 """From this step on, several ModelDeployments of one namespace may have the name."""
+_ALIASES = len(_STEPS) - 1
 
 
 def unauthorized() -> ApiError:
@@ -53,7 +57,7 @@ def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping
         if len(available) == 1:
             return available[0]
         raise ApiError(400, f"the field model is missing; {_listed(available, caller)}", param="model")
-    found = _find(available, caller, name, aliases)
+    found = _find(_scanned(available), caller, name, aliases)
     if found is not None:
         return found
     if not caller.known and len(available) < len(catalog.deployments):
@@ -66,17 +70,32 @@ def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping
     )
 
 
-def _find(available: list[Deployment], caller: Caller, name: str, aliases: Mapping[str, str]) -> Deployment | None:
-    for number, step in enumerate(_STEPS):
-        matching = [deployment for deployment in available if step(deployment, name)]
+def _scanned(available: list[Deployment]) -> Lookup:
+    """For one name."""
+    return lambda step, name: [deployment for deployment in available if name in _STEPS[step](deployment)]
+
+
+def _indexed(available: list[Deployment]) -> Lookup:
+    """For many names: a list of a thousand models and their aliases would take minutes to scan for each."""
+    found: dict[tuple[int, str], list[Deployment]] = {}
+    for deployment in available:
+        for step, keys in enumerate(_STEPS):
+            for name in dict.fromkeys(keys(deployment)):
+                found.setdefault((step, name), []).append(deployment)
+    return lambda step, name: found.get((step, name), [])
+
+
+def _find(lookup: Lookup, caller: Caller, name: str, aliases: Mapping[str, str]) -> Deployment | None:
+    for step in range(_ALIASES):
+        matching = lookup(step, name)
         if matching:
-            return _one(matching, caller, name, by_model=number >= _MODEL_STEP)
-    mine = [one for one in available if name in one.aliases and (not caller.known or one.namespace in caller.namespaces)]
+            return _one(matching, caller, name, by_model=step >= _MODEL_STEP)
+    mine = [one for one in lookup(_ALIASES, name) if not caller.known or one.namespace in caller.namespaces]
     if mine and caller.known:
         return _one(mine, caller, name, by_model=False)
     of_fleet = aliases.get(name)
     if of_fleet is not None:
-        return next((deployment for deployment in available if deployment.full_name == of_fleet), None)
+        return next(iter(lookup(0, of_fleet)), None)
     return _one(mine, caller, name, by_model=False) if mine else None
 
 
@@ -96,15 +115,16 @@ def _one(matching: list[Deployment], caller: Caller, name: str, *, by_model: boo
 def _listed(available: list[Deployment], caller: Caller) -> str:
     if not available:
         return "no model is available to this key" if caller.known else "no model is deployed"
-    names = [shown_name(deployment, available, caller) for deployment in available[:LISTED]]
+    lookup = _scanned(available)
+    names = [_shown_name(deployment, lookup, caller) for deployment in available[:LISTED]]
     more = len(available) - len(names)
     return "use " + ("one of " if len(available) > 1 else "") + ", ".join(names) + (f" and {more} more" if more else "")
 
 
-def shown_name(deployment: Deployment, available: list[Deployment], caller: Caller) -> str:
+def _shown_name(deployment: Deployment, lookup: Lookup, caller: Caller) -> str:
     """The shortest name that means this ModelDeployment to the caller."""
     try:
-        found = _find(available, caller, deployment.name, {})
+        found = _find(lookup, caller, deployment.name, {})
     except ApiError:
         found = None
     return deployment.name if found is deployment else deployment.full_name
@@ -113,11 +133,12 @@ def shown_name(deployment: Deployment, available: list[Deployment], caller: Call
 def listing(catalog: Catalog, caller: Caller, aliases: Mapping[str, str]) -> list[dict[str, Any]]:
     """The entries of ``/v1/models``: names, then the aliases that the caller can use. Raises ApiError."""
     available = usable(catalog, caller)
-    entries = [_entry(shown_name(deployment, available, caller), deployment) for deployment in available]
+    lookup = _indexed(available)
+    entries = [_entry(_shown_name(deployment, lookup, caller), deployment) for deployment in available]
     names = {entry["id"] for entry in entries}
     for alias in sorted({alias for deployment in available for alias in deployment.aliases} | aliases.keys()):
         try:
-            found = _find(available, caller, alias, aliases)
+            found = _find(lookup, caller, alias, aliases)
         except ApiError:
             continue
         if found is not None and alias not in names and alias not in found.gateway_names:

@@ -79,9 +79,10 @@ def test_an_answer_without_tokens_is_an_error(serve: Callable[[Answer], str]) ->
         client.ask(serve(stream()), {})
 
 
-def test_503_and_a_closed_port_mean_not_yet(serve: Callable[[Answer], str]) -> None:
-    with pytest.raises(client.NotYet):
-        client.ask(serve(lambda handler: handler.send_error(503)), {})
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_status_and_a_closed_port_mean_not_yet(serve: Callable[[Answer], str], status: int) -> None:
+    with pytest.raises(client.NotYet, match=str(status)):
+        client.ask(serve(lambda handler: handler.send_error(status)), {})
     with pytest.raises(client.NotYet):
         client.ask("http://127.0.0.1:1/v1", {})
 

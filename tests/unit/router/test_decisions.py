@@ -15,7 +15,7 @@ from thunderfleet_lib.httpapi.errors import ApiError
 from thunderfleet_lib.httpapi.fairqueue import FairQueue
 from thunderfleet_router.decide import asked, balance, limits, names, prefixes, suspects
 from thunderfleet_router.decide.callers import Caller, caller
-from thunderfleet_router.decide.catalog import Catalog, Outlook, build
+from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook, build
 
 from tests.support.routing import KEYS, ROUTING_KEY, Model
 
@@ -96,6 +96,26 @@ def test_what_a_caller_gets_is_always_something_it_may_use(name: str, key: str) 
     for entry in listed:
         assert who.may_use(names.resolve(catalog, who, entry["id"], {"x": "a/chat", "gpt": "b/chat"}))
     assert len({entry["id"] for entry in listed}) == len(listed)
+
+
+def test_a_list_of_many_models_looks_at_each_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    def counted(keys: names.Keys) -> names.Keys:
+        def count(deployment: Deployment) -> tuple[str, ...]:
+            nonlocal looked
+            looked += 1
+            return keys(deployment)
+
+        return count
+
+    monkeypatch.setattr(names, "_STEPS", tuple(counted(keys) for keys in names._STEPS))
+    many = [Model(f"m{one}", aliases=[f"a{one}-{number}" for number in range(16)]) for one in range(100)]
+    catalog = _catalog(*many)
+    assert len(names.listing(catalog, _caller(catalog), {"best": "default/m7"})) == 100 * 17 + 1
+    assert looked == 100 * len(names._STEPS)
+    with pytest.raises(ApiError, match="and 80 more"):
+        _found(catalog, "nothing")
 
 
 # --- keys and objects ---

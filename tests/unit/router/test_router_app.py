@@ -17,8 +17,9 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from thunderfleet_crds import routing
 from thunderfleet_crds.routing import DemandAnswer, DemandReport, Refusal
 from thunderfleet_lib import tls
-from thunderfleet_router import certificate, demand, spans
+from thunderfleet_router import certificate, demand, spans, watch
 from thunderfleet_router.app import Options, Router
+from thunderfleet_router.http import server as http_server
 from thunderfleet_router.http.exchange import Settings
 
 from tests.support.routing import CHAT, Gateway, Model, gateways
@@ -119,6 +120,19 @@ async def test_it_reads_what_it_needs_and_writes_nothing() -> None:
         assert server.methods == {"GET"}
         of_secrets = {query for path, query in server.queries if path == SECRETS}
         assert of_secrets and all("fieldSelector=metadata.name%3Dthunderfleet-router" in query for query in of_secrets)
+
+
+async def test_a_router_is_not_ready_before_it_has_made_a_catalog_of_what_it_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SETTLE_SECONDS", 3600.0)
+    monkeypatch.setattr(http_server, "START_SECONDS", 0.1)
+    async with api_server() as server, gateways("a") as (a,):
+        server.secret(*_pair("x"))
+        server.model(Model(urls=[a.url]))
+        async with _running(server) as (router, session):
+            assert router.watch.synced and not router.watch.catalog.deployments
+            assert (await session.get("/readyz")).status == 503
+            for answer in (await _ask(session), await session.get("/v1/models")):
+                assert answer.status == 503 and "has not read" in (await answer.json())["error"]["message"]
 
 
 async def test_without_the_api_server_routing_goes_on_and_nothing_is_woken() -> None:
