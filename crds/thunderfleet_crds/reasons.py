@@ -189,6 +189,13 @@ class Reason(StrEnum):
         "Switch the other Mac on, or plug the cable in.",
         (On.CONNECTED,),
     )
+    NO_CARRIER = (
+        "NoCarrier",
+        "One end sees no Mac behind the hub or display at its port, and its network interface has no carrier: the other Mac is "
+        "off, or the cable, hub or display was unplugged at the other end. The other Mac has not reported it.",
+        "Plug the cable in; if the other Mac is on, check that its agent runs.",
+        (On.CONNECTED,),
+    )
     UNPLUGGED = ("Unplugged", "Neither end detects the other.", "Plug the cable in.", (On.CONNECTED,))
     REMOVED = (
         "Removed",

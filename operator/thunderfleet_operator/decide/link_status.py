@@ -122,6 +122,24 @@ def _unplugged_end(link: ThunderboltLink, profiles: Profiles, ready: frozenset[s
     return None
 
 
+def _end_without_carrier(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> str | None:
+    """The end that sees only a hub or a display, and over which no network works.
+
+    When the hub was pulled from the other Mac, and the agent there does not run, nobody else reports it. A display that only
+    hides the other Mac leaves the network interface its carrier.
+    """
+    endpoints = _current_endpoints(link, ready)
+    for end in (link.spec.a, link.spec.b):
+        profile = profiles.get(end.node)
+        port = _port_of(profile, end.port)
+        seen = end.node in endpoints and endpoints[end.node].sees_peer
+        if end.node not in ready or profile is None or port is None or seen or port.peers or profile.status.network is None:
+            continue
+        if any(one.name == port.interface and one.up is False for one in profile.status.network.interfaces):
+            return end.node
+    return None
+
+
 def _seen_in_profiles(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> bool:
     """Whether the profile of a Mac says that its end sees the other one.
 
@@ -159,6 +177,13 @@ def _connected(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str],
         where = f"nothing is plugged into port {_port(link, node)} of {node}"
         remedy = f"switch {other} on, or plug the cable in"
         return Verdict(False, Reason.NOTHING_PLUGGED_IN, f"{where}: {other} is off, or the cable was unplugged; {remedy}")
+    node = _end_without_carrier(link, profiles, ready)
+    if node is not None:
+        (other,) = set(link_ends(link)) - {node} or {node}
+        where = f"{node} sees no Mac behind the hub or display at its port {_port(link, node)}, which has no carrier"
+        cause = f"{other} is off, or the cable, hub or display was unplugged at its port {_port(link, other)}"
+        remedy = f"plug it in; if {other} is on, check that its agent runs: {_agent(other)}"
+        return Verdict(False, Reason.NO_CARRIER, f"{where}: {cause}; {remedy}")
     slow = _degraded(link, speed)
     if slow is not None:
         return Verdict(True, Reason.CABLE_DEGRADED, slow)

@@ -48,6 +48,7 @@ KINDS = {
 FAULTS = {
     Reason.UNPLUGGED: Reason.PORT_DOWN,
     Reason.NOTHING_PLUGGED_IN: Reason.PORT_DOWN,
+    Reason.NO_CARRIER: Reason.PORT_DOWN,
     Reason.FLAPPING: Reason.FLAPPING,
 }
 """By the reason of Connected, the reason why nothing can be sent. Where a Node is not Ready, that is not known."""

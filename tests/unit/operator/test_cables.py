@@ -158,6 +158,7 @@ def link(connected: str, rdma: str, rdma_status: str = "False") -> ThunderboltLi
     [
         ("Unplugged", "PortDown", "PortDown", "PortDown"),
         ("NothingPluggedIn", "PortDown", "PortDown", "PortDown"),
+        ("NoCarrier", "PortDown", "PortDown", "PortDown"),
         ("Flapping", "PortDown", "Flapping", "Flapping"),
         ("Connected", "RDMADisabled", None, "RDMADisabled"),
         ("Connected", "PortDown", None, "PortDown"),

@@ -261,6 +261,47 @@ def test_a_degraded_cable_names_the_hub_in_between_and_is_an_event_once() -> Non
 # --- a Mac that is off ---
 
 
+def behind_a_hub(up: bool | None, *peers: str, interface: str = "en2") -> NodeProfile:
+    """The profile of b, with a hub at port 2."""
+    port = {"receptacle": 2, "connected": True, "interface": "en2", "domainUUID": DOMAIN_B}
+    port["peers"] = [{"domainUUID": peer} for peer in peers]
+    interfaces = [{"name": interface, "kind": "Thunderbolt", **({} if up is None else {"up": up})}]
+    network = {"interfaces": interfaces}
+    return NodeProfile.load({"metadata": {"name": "b"}, "status": {"thunderbolt": {"ports": [port]}, "network": network}})
+
+
+@pytest.mark.parametrize("blind", [(end("b", seesPeer=False),), ()], ids=["b reports its end", "b reports no end"])
+def test_a_hub_that_was_pulled_from_a_mac_without_an_agent(blind: tuple[Json, ...]) -> None:
+    """The last report of a, whose Node is Ready, still says that it sees b."""
+    made = summary(link(end("a"), *blind), {"b": behind_a_hub(False)}, NOW, BOTH)
+    status, reason, message = verdicts(made)["Connected"]
+    assert (status, reason) == ("False", "NoCarrier")
+    assert "b sees no Mac behind the hub or display at its port 2" in message and "port 1" in message
+    assert "spec.nodeName=a" in message, "who should have said so"
+    assert verdicts(made)["RDMAUsable"][:2] == ("False", "PortDown")
+    assert verdicts(made)["Symmetric"] == ("False", "OneEnd", message)
+
+
+@pytest.mark.parametrize(
+    ("b", "seen", "ready"),
+    [
+        # A display hides a, and the network works.
+        (behind_a_hub(True), False, "ab"),
+        (behind_a_hub(None), False, "ab"),
+        (behind_a_hub(False, interface="en3"), False, "ab"),
+        # An interface that somebody has switched off is no cable that was pulled.
+        (behind_a_hub(False, DOMAIN_A), True, "ab"),
+        # The report of a Mac whose Node is not Ready is out of date.
+        (behind_a_hub(False), False, "a"),
+        (None, False, "ab"),
+    ],
+    ids=["a carrier", "not known", "another interface", "both see each other", "not Ready", "no profile"],
+)
+def test_a_display_that_hides_a_mac_is_no_pulled_cable(b: NodeProfile | None, seen: bool, ready: str) -> None:
+    made = summary(link(end("a"), end("b", seesPeer=seen)), {"b": b}, NOW, frozenset(ready))
+    assert verdicts(made)["Connected"][:2] == ("True", "Connected")
+
+
 def plugged(name: str, connected: bool, port: int) -> NodeProfile:
     ports = [{"receptacle": port, "connected": connected}, {"receptacle": 5, "connected": not connected}]
     return NodeProfile.load({"metadata": {"name": name}, "status": {"thunderbolt": {"ports": ports}}})
