@@ -209,6 +209,28 @@ def test_a_mac_of_a_pipeline_fetches_only_the_files_of_its_layers(line: Line, hu
     assert answer.status == 200, answer.body
     assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
 
+    # A new placement moves all layers to one Mac. It copies the files that it lacks, from the Mac that has had these layers.
+    asked, received = len(requests(line)), {name: from_macs(line, name) for name in line.macs}
+    deployment.patch({"nodes": {"min": 1, "max": 1}})
+    deployment.until(lambda: len(ranks(deployment)) == 1, "one Mac has all layers")
+    deployment.until_ready()
+    (name,) = ranks(deployment)
+    (folder,) = (line.cluster.machines[name].folder / "disk/Library/Thunderfleet/models/.thunderfleet/parts").iterdir()
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+    assert files == {path.name: path.read_bytes() for path in source.iterdir()}
+    lacked = (source / (last if layers[name] == (0, 2) else first)).stat().st_size
+    assert from_macs(line, name) - received[name] >= lacked
+    assert len(requests(line)) == asked
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": SHARDED})
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
+
+
+def ranks(deployment: Deployment) -> list[str]:
+    """The Macs of a deployment's only group, if it serves."""
+    (group,) = deployment.status.get("groups") or [{}]
+    return [rank["node"] for rank in group.get("ranks") or []] if group.get("state") == "Serving" else []
+
 
 def plan(line: Line, deployment: Deployment) -> dict[str, Any]:
     """The plan of a deployment's only group."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urljoin, urlsplit
 
+import truststore
 from thunderfleet_crds.fetching import URI_AUTHORITIES, URI_HOSTS, URI_PRIVATE_HOSTS
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.uris import HTTPS_PORT, host_of, is_listed, not_allowed
@@ -142,7 +143,8 @@ class Network:
         return _Checked(parts.hostname or "", parts.port or HTTPS_PORT, addresses, self.dial, self._context())
 
     def _context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
+        # As the client of the hub does: Python itself does not know the keychain of macOS.
+        context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.authorities:
             try:
                 context.load_verify_locations(cadata=self.authorities)

@@ -86,7 +86,12 @@ def test_a_host_that_is_no_longer_allowed_is_not_asked_for_files() -> None:
     assert refused.create is None
     found = find_condition(refused.status.conditions, ConditionType.FETCHED)
     assert found is not None and found.reason == Reason.HOST_NOT_ALLOWED
-    assert decide(observed(cache(refused.status.__dict__, copies=1))).create == NewPod(Task.DOWNLOAD, "a", 0, STORE)
+    again = decide(observed(cache(refused.status.__dict__, copies=1)))
+    assert again.create == NewPod(Task.DOWNLOAD, "a", 0, STORE)
+    # What was refused is not shown while it is fetched.
+    conditions = {one.type: (one.status, one.reason) for one in again.status.conditions}
+    assert conditions["Fetched"] == ("False", Reason.FETCHING)
+    assert conditions["Stalled"][0] == "False"
 
 
 def test_the_pods_are_told_what_to_read_and_whom_they_may_ask() -> None:

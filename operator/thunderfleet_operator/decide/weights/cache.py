@@ -244,9 +244,11 @@ def _failed(observed: ObservedCache, pod: FetchPod) -> Download:
     return Download(node=pod.node, attempts=before.attempts + 1, next_time=until, reason=reason, message=text)
 
 
-def _was_not_allowed(download: Download) -> bool:
-    """Whether the operator has made no pod because of the chart's values, which have changed since."""
-    return download.reason == Reason.HOST_NOT_ALLOWED and download.next_time is None
+def _still(observed: ObservedCache) -> Download | None:
+    """``status.download``, without a refusal by the chart's values that have changed since."""
+    download = observed.cache.status.download
+    by_values = download is not None and download.reason == Reason.HOST_NOT_ALLOWED and download.next_time is None
+    return None if by_values and observed.not_allowed is None else download
 
 
 def _stuck(observed: ObservedCache, pod: FetchPod) -> bool:
@@ -280,9 +282,8 @@ def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecisi
     why = observed.not_allowed
     if why is not None:
         return CacheDecision(before.model_copy(update={"download": why}), None, old)
-    if before.download is not None and _was_not_allowed(before.download):
-        before = before.model_copy(update={"download": None})
-        observed = replace(observed, cache=cache.model_copy(update={"status": before}))
+    before = before.model_copy(update={"download": _still(observed)})
+    observed = replace(observed, cache=cache.model_copy(update={"status": before}))
     wait = _due(observed)
     if wait is not None:
         return CacheDecision(before, None, old, wait)
@@ -400,7 +401,7 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
     needs = holders(observed)
     source = _source(observed, needs)
     assignments = tuple(_assignment(observed, name, need, hub=name == source) for name, need in needs.items())
-    known = _kept(observed, before.model_copy(update={"assignments": assignments}))
+    known = _kept(observed, before.model_copy(update={"assignments": assignments, "download": _still(observed)}))
     if known.quantized_from is not None:
         ending = tuple(pod for pod in pods if not pod.terminating)
         waiting = known.quantized_from.lost_since or any(not _satisfied(observed, name, need) for name, need in needs.items())
