@@ -25,6 +25,7 @@ measure     what probes find and cost
 routing     what the router costs and what its balancing is worth
 waking      wake from zero, and a router before real ranks
 connections memory of a router with a thousand clients that do nothing
+sizes       chart, objects and CRDs, against the limits of Kubernetes
 simulated   processes with simulated steps, and a router before them
 conversations  conversations from a seed, and policies of balancing, in simulated time; pure
 scrape      what a scrape of the operator costs, without a cluster

@@ -27,6 +27,7 @@ from tests.bench import (
     routing,
     scrape,
     serving,
+    sizes,
     speculation,
     waking,
     weights,
@@ -245,6 +246,7 @@ def podding(line: Line, repeats: int, say: Say) -> list[Figure]:
 
 ALL = (
     Benchmark("up", "seconds of `thunderfleet local up`", up),
+    Benchmark("sizes", "chart, objects and CRDs, against the limits of Kubernetes", sizes.run),
     Benchmark("first-token", "apply to the first token, against mlx.launch", first_token),
     Benchmark("decode", "tokens per second through the endpoint, against mlx_lm.server on two ranks", decode),
     Benchmark(

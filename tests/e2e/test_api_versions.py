@@ -19,6 +19,8 @@ NAME = f"modeldeployments.{GROUP}"
 OLD, NEW = "v1alpha1", "v1beta1"
 SOURCE = Path(__file__).parents[2] / "crds" / "thunderfleet.io_modeldeployments.yaml"
 SECONDS = 30.0
+COLLECTED_SECONDS = 120.0
+"""The garbage collector looks for new kinds every 30 seconds."""
 
 
 def crd(*, storage: str, versions: tuple[str, ...] = (OLD, NEW), unserved: tuple[str, ...] = ()) -> Json:
@@ -80,6 +82,14 @@ def model(name: str, version: str) -> Json:
     return {"apiVersion": f"{GROUP}/{version}", "kind": "ModelDeployment", "metadata": metadata, "spec": spec}
 
 
+def child(versions: Versions, name: str, owner: Json, version: str) -> None:
+    """A ConfigMap with an owner reference that names this version."""
+    reference = {"apiVersion": f"{GROUP}/{version}", "kind": owner["kind"], "controller": True, "blockOwnerDeletion": False}
+    reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
+    metadata = {"name": name, "namespace": "default", "ownerReferences": [reference]}
+    versions.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+
+
 def without_version(item: Json) -> Json:
     fields = [{**entry, "apiVersion": ""} for entry in item["metadata"].pop("managedFields", [])]
     return {**item, "apiVersion": "", "managedFields": fields}
@@ -125,3 +135,35 @@ def test_objects_move_from_one_version_to_the_next(versions: Versions) -> None:
     until(lambda: not versions.serves(OLD), "the former version is gone")
     assert versions.get("first", NEW)["status"] == before["status"]
     assert versions.stored == [NEW]
+
+
+@pytest.mark.soak
+def test_the_garbage_collector_follows_owner_references_of_versions_that_are_served(versions: Versions) -> None:
+    def children() -> set[str]:
+        names = versions.kubectl("get", "configmaps", "-n", "default", "-o", "name").split()
+        return {name.removeprefix("configmap/") for name in names} & {"old", "new", "stale"}
+
+    def delete(name: str) -> None:
+        versions.kubectl("delete", f"modeldeployments.{GROUP}", name, "-n", "default")
+
+    versions.apply(crd(storage=NEW))
+    until(lambda: versions.serves(NEW) and versions.serves(OLD), "both versions are served")
+    for name in ("first", "second"):
+        versions.apply(model(name, NEW))
+    first, second = (versions.get(name, NEW) for name in ("first", "second"))
+    child(versions, "old", first, OLD)
+    child(versions, "new", first, NEW)
+    child(versions, "stale", second, OLD)
+    delete("first")
+    until(lambda: children() == {"stale"}, "the children of the one that is deleted are gone", COLLECTED_SECONDS)
+
+    done = json.dumps({"status": {"storedVersions": [NEW]}})
+    versions.kubectl("patch", "crd", NAME, "--subresource=status", "--type=merge", "-p", done)
+    versions.apply(crd(storage=NEW, versions=(NEW,)))
+    until(lambda: not versions.serves(OLD), "the former version is gone")
+    child(versions, "new", second, NEW)
+    delete("second")
+    until(lambda: "new" not in children(), "the child that names the served version is gone", COLLECTED_SECONDS)
+    assert children() == {"stale"}, "its owner is not found, so nothing says that it is deleted"
+    child(versions, "stale", second, NEW)
+    until(lambda: not children(), "with the served version its owner is missing", COLLECTED_SECONDS)

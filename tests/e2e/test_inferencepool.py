@@ -10,17 +10,18 @@ import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support import inferencepool
+from tests.support.gomodule import INFERENCE_EXTENSION
 from tests.support.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "inferencepool.yaml"
 NAME = "inferencepools.inference.networking.k8s.io"
+FILE = "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"
 
 
 @pytest.fixture
 def pools(control_plane: Cluster) -> Iterator[Cluster]:
     """An API server that has InferencePools."""
-    control_plane.kubectl("apply", "--server-side", "-f", "-", text=json.dumps(inferencepool.definition()))
+    control_plane.kubectl("apply", "--server-side", "-f", "-", text=json.dumps(INFERENCE_EXTENSION.definition(FILE)))
     control_plane.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=60s", seconds=90)
     yield control_plane
     control_plane.kubectl("delete", "crd", NAME, "--timeout=60s", seconds=90)

@@ -3,8 +3,8 @@
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
-inferencepool  the InferencePool of another project
 folders      models at URIs: a server with HTTPS, its authority, and lists of files
+gomodule     files of Go modules that are not built: the kinds of other projects
 https        a TLS client with its own certificate
 mac_network  the network settings of a recorded Mac, and the commands that read and change them
 connections  connections that are held open without a request

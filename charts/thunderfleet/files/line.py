@@ -10,7 +10,7 @@ from thunderfleet_lib.kube import ApiError, Kube
 
 SECONDS = 90.0
 API = "/apis/thunderfleet.io/v1alpha1"
-KINDS = {"modeldeployments", "nodeprofiles", "thunderboltlinks"}
+KINDS = {"modelcaches", "modeldeployments", "nodeprofiles", "thunderboltlinks"}
 
 
 async def kinds(kube: Kube) -> str:

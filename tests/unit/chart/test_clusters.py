@@ -226,6 +226,22 @@ def test_pods_on_macs_are_the_operators_if_the_value_says_so(render: Render) -> 
     assert "create a ModelDeployment" in after[0]["message"]
 
 
+# As a managed cluster names its versions, too.
+SUPPORTED = ("1.32.0", "1.32.5-gke.1000", "1.33.1-eks-5d4a308", "1.34.2+k3s1", "1.36.3", "1.40.0")
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_the_chart_installs_where_it_can_work(helm: Helm, chart: Path, version: str) -> None:
+    done = helm("template", "thunderfleet", chart, "--kube-version", version, "--show-only", "templates/operator.yaml")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_older_cluster_is_refused_with_the_versions_that_work(helm: Helm, chart: Path) -> None:
+    done = helm("template", "thunderfleet", chart, "--kube-version", "1.31.9")
+    assert done.returncode != 0
+    assert "chart requires kubeVersion: >=1.32.0-0" in done.stderr
+
+
 REFUSED = [
     ("operator.tolerations[0].effect=Never", "value must be one of 'NoSchedule', 'PreferNoSchedule', 'NoExecute'"),
     ("operator.tolerations[0].operater=Exists", "additional properties 'operater' not allowed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import subprocess
 import tarfile
@@ -16,6 +17,7 @@ import yaml
 from tests.support.registry import Registry, digest_of
 
 from .conftest import documents
+from .test_values import EVERYTHING
 
 Json = dict[str, Any]
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -50,6 +52,22 @@ def test_the_package_has_every_file_and_nothing_else(package: Path, chart: Path)
     # helm writes Chart.yaml anew.
     changed = [path.name for path, content in found.items() if content != (chart / path).read_bytes()]
     assert [name for name in changed if name != "Chart.yaml"] == []
+
+
+APPLIED_BYTES = 262_144
+"""Limit of all annotations of an object."""
+RELEASE_BYTES = 1_048_576
+"""Limit of a Secret."""
+
+
+def test_objects_and_release_are_within_the_limits_of_the_api_server(helm: Helm, chart: Path, package: Path) -> None:
+    """``kubectl apply`` and Argo CD store each object in an annotation, and helm the chart and all objects in one Secret."""
+    text = helm("template", "thunderfleet", chart, "--values", EVERYTHING).stdout
+    sizes = {(item["kind"], item["metadata"]["name"]): len(json.dumps(item)) for item in documents(text)}
+    assert {name: size for name, size in sizes.items() if size > APPLIED_BYTES} == {}
+    # helm encodes what it has compressed in base64, and the API server counts that.
+    compressed = package.stat().st_size + len(gzip.compress(text.encode()))
+    assert compressed * 4 / 3 < RELEASE_BYTES / 2, "half of it is left for values"
 
 
 def version_of(chart: Path) -> str:

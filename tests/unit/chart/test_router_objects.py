@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import yaml
 from thunderfleet_crds.routing import ROUTING_SECRET
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.cli import _routers
@@ -146,3 +148,22 @@ def test_routers_run_on_macs_as_agents_do_and_on_linux_nodes_apart(render: Rende
 def test_values_of_an_older_release_have_no_routers(render: Render) -> None:
     objects = render("--set", "router=null,podMonitors.enabled=true")
     assert not [item for item in objects if item["metadata"]["name"].startswith("thunderfleet-router")]
+
+
+def test_examples_lead_to_the_service_that_the_chart_makes(render: Render) -> None:
+    """The HTTPRoute names the port by its number, which is another one with TLS, and the Ingress by its name."""
+    examples = Path(__file__).parents[3] / "examples" / "outside"
+    route, ingress = (yaml.safe_load((examples / f"{name}.yaml").read_text()) for name in ("httproute", "ingress"))
+    backends = [one for rule in route["spec"]["rules"] for one in rule["backendRefs"]]
+    paths = [one["backend"]["service"] for rule in ingress["spec"]["rules"] for one in rule["http"]["paths"]]
+    ports = []
+    for more in ((), ("--set", "router.tls.secretName=models-tls")):
+        (service,) = [item for item in render(*ENABLED, *more) if item["kind"] == "Service"]
+        (port,) = service["spec"]["ports"]
+        ports.append(port["port"])
+        for one in (route, ingress):
+            assert one["metadata"]["namespace"] == service["metadata"]["namespace"]
+        assert {one["name"] for one in (*backends, *paths)} == {service["metadata"]["name"]}
+        assert {one["port"]["name"] for one in paths} == {port["name"]}
+    assert ports == [80, 443]
+    assert {one["port"] for one in backends} == {80}

@@ -193,6 +193,28 @@ REFUSED = [
     ),
     (["uris.privateHosts={a.example.com}"], 'uris.privateHosts: "a.example.com" is not in uris.hosts: add it there'),
     (["uris.certificateAuthorities=x"], "uris.certificateAuthorities has no certificate in PEM"),
+    (["operator.metricsPort=10250"], "operator.metricsPort and the kubelet's port both use port 10250 of a Linux node"),
+    (
+        ["router.enabled=true", "operator.demandPort=9401"],
+        "operator.demandPort and operator.metricsPort both use port 9401 of a Linux node",
+    ),
+    (
+        ["router.enabled=true", "router.linuxReplicas=1", "router.port=9402"],
+        "operator.demandPort and router.port both use port 9402 of a Linux node: use different ports",
+    ),
+    (["agent.modelStore=/Users/Shared/models/store"], "of agent.modelFolders contains the other"),
+    (["agent.modelStore=/Users/Shared"], '"/Users/Shared" and "/Users/Shared/models" of agent.modelFolders contains the other'),
+    (["agent.modelStore=/Users/Shared/models"], '"/Users/Shared/models" is also in agent.modelFolders'),
+    (["operator.podLabels.team=a b"], 'operator.podLabels: "a b" is not the value of a label: use at most 63 letters'),
+    (["commonLabels.bad key=x"], 'commonLabels: "bad key" is not the key of a label: use [domain/]name'),
+    (["router.nodeSelector.pool=-a"], 'router.nodeSelector: "-a" is not the value of a label'),
+    (["dashboard.labels.folder=My Macs"], 'dashboard.labels: "My Macs" is not the value of a label'),
+    (["operator.extraEnv[0].name=POD_NAME"], "operator.extraEnv: the chart sets POD_NAME itself: use another name"),
+    (["agent.extraEnv[0].name=A B"], 'agent.extraEnv: "A B" is not the name of a variable: use letters'),
+    (["agent.resources.limits.memory=lots"], 'agent.resources.limits: "lots" is not a quantity of memory: use a number'),
+    (["operator.resources.requests.memory=1GB"], 'operator.resources.requests: "1GB" is not a quantity of memory'),
+    (["router.tls.secretName=Not_Valid"], '"Not_Valid" is not the name of a Secret: use lower-case letters'),
+    (["imagePullSecrets[0].name=My Secret"], '"My Secret" is not the name of a Secret'),
     (
         ["operator.runtimeClassName=macos", "operator.metricsPort=9440"],
         "agent.port and operator.metricsPort both use port 9440 of a Mac",
@@ -214,6 +236,12 @@ def test_all_problems_are_reported_together(helm: Helm, chart: Path) -> None:
 
 
 def test_odd_values_that_work(render: Render) -> None:
+    # On Linux nodes ports of Macs are free, and the other way round.
+    assert render(
+        "--set", "operator.metricsPort=9440,router.enabled=true,router.port=9402,agent.modelStore=/Users/Shared/models2"
+    )
+    assert render("--set-json", 'operator.resources={"limits": {"cpu": 1.5, "memory": 268435456, "example.com/gpu": "0"}}')
+    assert render("--set-string", "commonLabels.example\\.com/empty=,operator.nodeSelector.a=1")
     objects = render(
         "--set",
         "image.repository=registry.example.com:5000/a/b_c,image.tag=v1.0_x,operator.replicas=1,operator.runtimeClassName=macos",
