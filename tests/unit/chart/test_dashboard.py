@@ -195,7 +195,7 @@ def test_a_monitor_hides_no_label_of_a_metric(render: Render, known: dict[str, s
     dropped = {one["regex"] for one in relabelings if one.get("action") == "labeldrop"}
     of_objects = ("mac_", "modeldeployment_", "thunderboltlink_", "control_plane_") if component == "operator" else ()
     prefixes = tuple(f"thunderfleet_{name}" for name in (f"{component}_", *of_objects))
-    used = set().union(*(labels for name, labels in known.items() if name.startswith(prefixes)))
+    used = {label for name, labels in known.items() if name.startswith(prefixes) for label in labels}
     assert used
     assert endpoint.get("honorLabels") or not used & MONITOR_LABELS - dropped
 
