@@ -16,8 +16,9 @@ Json = dict[str, Any]
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 TROUBLESHOOT = Path(__file__).parents[2] / "docs" / "troubleshoot.md"
 RUNBOOK = "https://docs.example/troubleshoot.md"
-COMMAND_SECONDS = 60.0
+COMMAND_SECONDS = 240.0
 OBJECT = 'namespace="team",name="qwen"'
+OTHER = 'namespace="team",name="other"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 GROUP = f'{OBJECT},group="0"'
 RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
@@ -45,7 +46,11 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "ThunderfleetModelDeploymentUnplaceable": (
         {f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="NoRoom"}}': "0x180"},
-        {f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="Placed"}}': "1x180"},
+        {
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="Placed"}}': "1x180",
+            f'thunderfleet_modeldeployment_condition{{{OTHER},type="Placed",reason="ModelNotResolved"}}': "0x180",
+            f'thunderfleet_modeldeployment_condition{{{OTHER},type="ModelResolved",reason="Quantizing"}}': "0x180",
+        },
     ),
     "ThunderfleetBenchmarkSlower": (
         {f"thunderfleet_modeldeployment_benchmark_tokens_per_second{{{OBJECT}}}": "20x30 17x150"},
@@ -190,8 +195,8 @@ def test_every_alert_has_a_case_and_a_runbook_that_exists(rules: Path) -> None:
 
 def test_alerts_and_their_cases_name_reasons_that_exist(rules: Path) -> None:
     texts = [alert["expr"] for alert in of(rules).values()] + [one for case in CASES.values() for part in case for one in part]
-    named = {reason for text in texts for reason in re.findall(r'\breason="(\w+)"', text)}
-    assert {"Degraded", "StackHung"} <= named <= set(map(str, Reason))
+    named = {reason for text in texts for found in re.findall(r'\breason=~?"([\w|]+)"', text) for reason in found.split("|")}
+    assert {"Degraded", "StackHung", "Quantizing"} <= named <= set(map(str, Reason))
 
 
 def test_alerts_fire_for_their_problem_only(rules: Path, tmp_path: Path) -> None:
@@ -216,6 +221,29 @@ def test_alerts_fire_for_their_problem_only(rules: Path, tmp_path: Path) -> None
     assert "SUCCESS" in run(str(promtool), "check", "rules", "--lint=all", str(rules))
     run(str(promtool), "test", "rules", str(path))
     assert len(tests) == 2 * len(CASES)
+
+
+@pytest.mark.parametrize("off", ["a", "b.lan"])
+def test_cables_of_a_mac_that_is_off_do_not_hide_a_cable_that_was_pulled(rules: Path, tmp_path: Path, off: str) -> None:
+    ends = "a.tb1--b.lan.tb2"
+    series = {
+        f'thunderfleet_thunderboltlink_condition{{name="{ends}",type="Connected",reason="NodeNotReady"}}': "0x60",
+        'thunderfleet_thunderboltlink_condition{name="c.tb1--d.tb1",type="Connected",reason="Unplugged"}': "0x60",
+        **{f'thunderfleet_mac_ready{{node="{node}"}}': f"{int(node != off)}x60" for node in ("a", "b.lan", "c", "d")},
+    }
+    named = 'ALERTS{alertname="ThunderfleetCableDown",alertstate="firing"}'
+    found = [
+        {
+            "expr": f"count by (name) ({named})",
+            "eval_time": "60m",
+            "exp_samples": [{"labels": '{name="c.tb1--d.tb1"}', "value": 1}],
+        }
+    ]
+    inputs = [{"series": one, "values": values} for one, values in series.items()]
+    test = {"interval": "1m", "input_series": inputs, "promql_expr_test": found}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 
 def test_alerts_name_what_has_the_problem(rules: Path) -> None:

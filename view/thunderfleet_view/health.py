@@ -31,6 +31,10 @@ _FOLLOWING: Final = frozenset(
     (Reason.MODEL_NOT_RESOLVED, Reason.NOT_FORMED, Reason.PARTLY_READY, Reason.SCHEDULING_GATED, Reason.ONE_END)
 )
 """Reasons that do not tell a fault from work in progress. If there is a fault, another condition reports it."""
+_WORK: Final = frozenset(phase for phase in GroupPhase if phase not in FAILED)
+_BY_THEMSELVES: Final = frozenset(reason for reason in Reason if reason.remedy.startswith(("None:", "Wait")))
+_PASSING: Final = (frozenset[str]() | _FOLLOWING | _WORK | _BY_THEMSELVES) - FAILED
+"""Reasons of work in progress, and of what ends without a change by a person."""
 _MEASURED: Final = frozenset((ConditionType.BENCHMARKED, ConditionType.BENCHMARKS_FRESH))
 _LOST_WHEN_UNKNOWN: Final = frozenset((ConditionType.READY, ConditionType.CONNECTED))
 
@@ -50,15 +54,6 @@ def of_condition(condition: Json) -> Health:
         return Health.BAD
     if reason in _WANTED:
         return Health.IDLE
-    if _passes(reason):
+    if reason in _PASSING:
         return Health.IDLE if kind in _MEASURED else Health.DOUBTFUL
     return Health.BAD
-
-
-def _passes(reason: str) -> bool:
-    """Whether it stands for work in progress, or for what ends without a change by a person."""
-    if reason in set(GroupPhase):
-        return reason not in FAILED
-    if reason in _FOLLOWING:
-        return True
-    return reason in set(Reason) and Reason(reason).remedy.startswith(("None:", "Wait"))

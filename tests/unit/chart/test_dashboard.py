@@ -179,6 +179,27 @@ def test_the_config_map_carries_the_dashboards_unchanged(render: Render, dashboa
     assert sum(map(len, config["data"].values())) < 900_000
 
 
+# Labels that prometheus-operator gives to the targets of a PodMonitor.
+MONITOR_LABELS = {"namespace", "pod", "container", "endpoint", "job"}
+
+
+@pytest.mark.parametrize("component", ["operator", "agent", "runner", "router"])
+def test_a_monitor_hides_no_label_of_a_metric(render: Render, known: dict[str, set[str]], component: str) -> None:
+    """Prometheus renames a sample's label to exported_… if the target has one of that name; then queries find another value."""
+    objects = render("--set", "podMonitors.enabled=true,router.enabled=true")
+    (monitor,) = (
+        item for item in objects if item["kind"] == "PodMonitor" and item["metadata"]["name"] == f"thunderfleet-{component}"
+    )
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    relabelings = endpoint.get("relabelings", ())
+    dropped = {one["regex"] for one in relabelings if one.get("action") == "labeldrop"}
+    of_objects = ("mac_", "modeldeployment_", "thunderboltlink_", "control_plane_") if component == "operator" else ()
+    prefixes = tuple(f"thunderfleet_{name}" for name in (f"{component}_", *of_objects))
+    used = {label for name, labels in known.items() if name.startswith(prefixes) for label in labels}
+    assert used
+    assert endpoint.get("honorLabels") or not used & MONITOR_LABELS - dropped
+
+
 def test_alerts_ask_for_what_is_exported(render: Render, known: dict[str, set[str]]) -> None:
     (rule,) = (item for item in render("--set", "alerts.enabled=true") if item["kind"] == "PrometheusRule")
     alerts = rule["spec"]["groups"][0]["rules"]

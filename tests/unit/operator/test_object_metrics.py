@@ -134,8 +134,9 @@ def test_a_node_says_when_its_control_plane_was_saved(annotations: dict[str, str
 
 def control_plane(name: str, day: int, saved: int | None = None) -> Node:
     """A Mac that has joined, and was saved, on a day of March."""
-    times = {key: datetime(2026, 3, at, tzinfo=UTC) for key, at in (("created", day), ("saved", saved)) if at is not None}
-    return Node(name, ready=True, labels={"kubernetes.io/os": "darwin"}, ours=True, control_plane=True, **times)
+    last = None if saved is None else datetime(2026, 3, saved, tzinfo=UTC)
+    created, mac = datetime(2026, 3, day, tzinfo=UTC), {"kubernetes.io/os": "darwin"}
+    return Node(name, ready=True, labels=mac, ours=True, control_plane=True, created=created, saved=last)
 
 
 @pytest.mark.parametrize(
