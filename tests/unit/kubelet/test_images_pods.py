@@ -118,6 +118,18 @@ async def test_a_pod_runs_an_image_of_a_registry(node: Node) -> None:
     assert any("already present on machine" in message for message in node.messages("Pulled"))
 
 
+async def test_a_program_that_is_started_by_name_finds_what_its_image_has_beside_it(node: Node) -> None:
+    """As the chart starts agents: a name in ``command``, and another tag in the next pod."""
+    program = script("bin/tool", 'cat "${0%/*}/../packages/version"; echo " $LIBRARIES $*"')
+    await node.world.boot()
+    for tag in ("first", "second"):
+        node.registry.simple("fleet", tag, program, Entry("packages/version", tag.encode()), config={"Env": ["LIBRARIES=/l"]})
+        container = {"name": "main", "image": node.name(f"fleet:{tag}"), "command": ["tool"], "args": ["--fast"]}
+        node.world.api.add_pod(tag, {"containers": [container]})
+        await node.ended(tag)
+        assert await node.world.log(tag) == f"{tag} /l --fast\n"
+
+
 async def test_always_follows_a_tag_that_moves_and_fetches_nothing_otherwise(node: Node) -> None:
     node.registry.simple("app", "1", script("x", "echo old"), config={"Cmd": ["/x"]})
     await node.world.boot()
