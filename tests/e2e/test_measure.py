@@ -104,43 +104,34 @@ def until_right(line: Line) -> None:
     until(lambda: not off(), "every direction is within a tenth of its shape", WAIT_SECONDS, describe=lambda: "\n".join(off()))
 
 
+def memory(line: Line, mac: str) -> float | None:
+    """Bytes per second of that Mac's memory, as its agent knows it; None while it is away or has not read what it measured."""
+    try:
+        shown = metrics(line, mac)
+    except OSError:
+        return None
+    return next((value for (name, _), value in shown.items() if name == "thunderfleet_agent_gpu_memory_bytes_per_second"), None)
+
+
 def equal_memory(line: Line) -> None:
     """Gives the Macs the same measured memory: it counts before cables, and on a busy machine it differs from Mac to Mac.
 
     An agent publishes what it remembers, and after a restart it remembers the newest of its file and its status.
     """
 
-    def different() -> list[str]:
-        wrong = []
-        for mac in line.macs:
-            try:
-                shown = metrics(line, mac)
-            except OSError:
-                shown = {}
-            name = "thunderfleet_agent_gpu_memory_bytes_per_second"
-            if [value for (each, _), value in shown.items() if each == name] != [MEMORY_MBPS * 1e6]:
-                wrong.append(mac)
-        return wrong
-
     def equal() -> bool:
-        for mac in (wrong := different()):
+        wrong = [mac for mac in line.macs if memory(line, mac) != MEMORY_MBPS * 1e6]
+        for mac in wrong:
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            memory = {"megabytesPerSecond": MEMORY_MBPS, "measuredAt": now}
-            status = json.dumps({"status": {"benchmarks": {"memory": memory}}})
+            alike = {"megabytesPerSecond": MEMORY_MBPS, "measuredAt": now}
+            status = json.dumps({"status": {"benchmarks": {"memory": alike}}})
             line.kubectl("patch", "np", mac, "--subresource=status", "--type=merge", "-p", status)
             signalled(line, mac, "KILL")
-        if wrong:
-            until(lambda: all(is_up(line, mac) for mac in wrong), "the agents are back", WAIT_SECONDS)
-        return not different()
+        # Each restart of an agent waits longer, so none is restarted because it has not started yet.
+        until(lambda: all(memory(line, mac) is not None for mac in wrong), "the agents know their memory", WAIT_SECONDS)
+        return not wrong
 
     until(equal, "every agent has the same memory", WAIT_SECONDS, describe=lambda: line.kubectl("get", "np", "-o", "yaml"))
-
-
-def is_up(line: Line, mac: str) -> bool:
-    try:
-        return bool(metrics(line, mac))
-    except OSError:
-        return False
 
 
 def test_links_say_what_the_kernel_lets_through_in_each_direction(line: Line) -> None:
