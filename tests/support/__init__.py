@@ -12,6 +12,7 @@ proxy        the local cluster's HTTP proxy, for clients that build their own re
 pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
 fleetpage    the live page of a fleet without a cluster
+grafana      what Grafana's schema allows as a dashboard
 browser      headless Chromium
 screenshots  pictures of the page, from a real run
 routing      small gateways and ModelDeployments, for the router

@@ -32,6 +32,10 @@ def _text(node: Json, path: str) -> st.SearchStrategy[str]:
     # What a CEL rule says of a string is not in the schema; these are strings that the rules of `spec` allow.
     if path.endswith(".every"):
         return st.sampled_from(["24h", "1h30m", "90s"])
+    if path.endswith(".uri"):
+        return st.sampled_from(["https://a/", "https://models.example.com:8443/qwen/8b/"])
+    if path.endswith(".sha256"):
+        return st.text("0123456789abcdef", min_size=64, max_size=64)
     if "pattern" in node:
         pattern: str = node["pattern"]
         matching = st.from_regex(pattern, fullmatch=True)
