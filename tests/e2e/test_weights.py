@@ -227,9 +227,9 @@ def test_a_mac_of_a_pipeline_fetches_only_the_files_of_its_layers(line: Line, hu
 
 
 def ranks(deployment: Deployment) -> list[str]:
-    """The Macs of a deployment's only group, if it serves."""
+    """The Macs of a deployment's only group."""
     (group,) = deployment.status.get("groups") or [{}]
-    return [rank["node"] for rank in group.get("ranks") or []] if group.get("state") == "Serving" else []
+    return [rank["node"] for rank in group.get("ranks") or []]
 
 
 def plan(line: Line, deployment: Deployment) -> dict[str, Any]:

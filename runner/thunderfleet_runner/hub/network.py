@@ -63,8 +63,8 @@ class Network:
     @classmethod
     def from_environment(cls) -> "Network":
         """As the operator has set it for this pod."""
-        lists = [tuple(os.environ.get(name, "").split()) for name in (URI_HOSTS, URI_PRIVATE_HOSTS)]
-        return cls(*lists, authorities=os.environ.get(URI_AUTHORITIES, ""))
+        hosts, private = (tuple(os.environ.get(name, "").split()) for name in (URI_HOSTS, URI_PRIVATE_HOSTS))
+        return cls(hosts, private, os.environ.get(URI_AUTHORITIES, ""))
 
     # --- which addresses -------------------------------------------------------------------------------------------------
 
