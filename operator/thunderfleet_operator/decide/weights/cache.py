@@ -161,9 +161,11 @@ def holders(observed: ObservedCache) -> dict[str, Need]:
     return dict(sorted(found.items()))
 
 
-def _given(observed: ObservedCache, name: str, need: Need) -> bool:
-    """Whether other Macs that are Ready have, together, all files that a Mac is to have."""
-    left, seen = _files(observed, need), set[frozenset[int]]()
+def _given(observed: ObservedCache, name: str, files: frozenset[int]) -> bool:
+    """Whether Macs that are Ready, other than this one, have these files together."""
+    left, seen = files, set[frozenset[int]]()
+    if not left:
+        return True
     for other in observed.nodes:
         if other == name or not observed.nodes[other].ready:
             continue
@@ -178,6 +180,12 @@ def _given(observed: ObservedCache, name: str, need: Need) -> bool:
     return False
 
 
+def _lacked(observed: ObservedCache, name: str, need: Need) -> frozenset[int]:
+    """The files that a Mac is to have, without those of the layers that it has."""
+    layers = _layers(observed, name)
+    return _files(observed, need) - (_files(observed, Need(False, layers)) if layers else frozenset())
+
+
 def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime | None:
     """Since when a Mac has reached no other Mac that has the model; None if it has reached one, or if no Mac has it."""
     profile, status = observed.profiles.get(name), observed.cache.status
@@ -185,7 +193,7 @@ def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime
     if not any(copy.manifest == status.manifest and copy.reason == Reason.NO_SOURCE for copy in copies):
         return None
     before = next((one.no_source_since for one in status.assignments if one.node == name), None)
-    return before or observed.now if _given(observed, name, need) else None
+    return before or observed.now if _given(observed, name, _lacked(observed, name, need)) else None
 
 
 def _has_no_source(observed: ObservedCache, name: str, need: Need) -> bool:
@@ -202,7 +210,8 @@ def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
     missing = [
         name
         for name, need in needs.items()
-        if not _has_files(observed, name, need) and (not _given(observed, name, need) or _has_no_source(observed, name, need))
+        if not _has_files(observed, name, need)
+        and (not _given(observed, name, _lacked(observed, name, need)) or _has_no_source(observed, name, need))
     ]
     made_from = observed.cache.status.quantized_from
     if made_from is not None:
@@ -370,7 +379,7 @@ def _kept(observed: ObservedCache, known: ModelCacheStatus) -> ModelCacheStatus:
     source = known.quantized_from
     if source is None:
         return known
-    given = any(_given(observed, name, Need(True)) for name in (source.node or "",))
+    given = _given(observed, source.node or "", _files(observed, Need(True)))
     source = source.model_copy(update={"lost_since": quantizing.lost_since(observed, given=given)})
     known = known.model_copy(update={"quantized_from": source})
     again_at = quantizing.made_again_at(source, observed.nodes.get(source.node or ""))
