@@ -18,6 +18,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.kubelets import Fleet, fleet_of
 from tests.support.line import ANSWER_SECONDS, Alone, Deploy, Deployment, Line, on_fleet
 from tests.support.order import group_of
 
@@ -40,7 +41,7 @@ cables:
 
 NEXT = pytest.StashKey[pytest.Item | None]()
 FLEET = pytest.StashKey[tuple[Line | Cluster, contextlib.ExitStack]]()
-Fleet = TypeVar("Fleet", Line, Cluster)
+Running = TypeVar("Running", Line, Cluster)
 
 
 @contextlib.contextmanager
@@ -54,7 +55,9 @@ def started(fleet: str, name: str, join: bool = True) -> Iterator[Cluster]:
         remove(cluster.folder, everything=True)
 
 
-def shared(request: pytest.FixtureRequest, starts: Callable[[], contextlib.AbstractContextManager[Fleet]]) -> Iterator[Fleet]:
+def shared(
+    request: pytest.FixtureRequest, starts: Callable[[], contextlib.AbstractContextManager[Running]]
+) -> Iterator[Running]:
     """A fleet for all files of one group (tests/support/order.py): the last of them removes it."""
     stash = request.session.stash
     if FLEET not in stash:
@@ -62,7 +65,7 @@ def shared(request: pytest.FixtureRequest, starts: Callable[[], contextlib.Abstr
             running = stack.enter_context(starts())
             stash[FLEET] = running, stack.pop_all()
     found, fleet = stash[FLEET]
-    yield cast(Fleet, found)
+    yield cast(Running, found)
     following = stash[NEXT]
     if following is None or group_of(following.nodeid) != group_of(request.node.nodeid):
         del stash[FLEET]
@@ -93,6 +96,12 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def kubelets(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Two Macs and a Linux machine with nothing installed."""
     yield from shared(request, lambda: started(KUBELETS, "kubelets"))
+
+
+@pytest.fixture(scope="module")
+def fleet(kubelets: Cluster) -> Fleet:
+    """These kubelets with the pods of the tests of the kubelet, which all their files share."""
+    return fleet_of(kubelets)
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,9 @@ GROUPS = {
         "e2e/test_disk",
         "e2e/test_images",
         "e2e/test_kubelet",
+        "e2e/test_kubelet_pods",
+        "e2e/test_kubelet_streams",
+        "e2e/test_kubelet_faults",
     ),
     # The last one changes the Macs' addresses.
     "desk": (

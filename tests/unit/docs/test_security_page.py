@@ -130,7 +130,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "tokens of operator and agents |": ("token-operator", "token-agent", "token-agent-other"),
     "certificates of kubelets |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
-        "e2e/test_kubelet.py::test_a_pod_reads_nothing_of_another_pod",
+        "e2e/test_kubelet_pods.py::test_a_pod_reads_nothing_of_another_pod",
     ),
     "keys of the cluster's authorities | every Mac": (
         f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
@@ -212,7 +212,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "kubelet-metrics",
         "kubelet-logs",
         "kubelet-exec",
-        "e2e/test_kubelet.py::test_strangers_are_refused",
+        "e2e/test_kubelet_streams.py::test_strangers_are_refused",
     ),
     "agent | `agent.port`": ("agent-peers",),
     "agent: copies of models |": (
@@ -409,10 +409,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "A kubelet that is not root": (
         "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
-    "`kubectl describe node` shows": ("e2e/test_kubelet.py::test_the_node_says_whether_pods_share_a_user",),
+    "`kubectl describe node` shows": ("e2e/test_kubelet_pods.py::test_the_node_says_whether_pods_share_a_user",),
     "Namespaces that run models": ADVICE,
     "The policy `thunderfleet-mac-pods`": (f"{ON_MACS}::test_every_way_to_ask_for_a_mac_counts",),
-    "The kubelet of a Mac runs no other pods": ("e2e/test_kubelet.py::test_pods_that_cannot_run_here_wait_and_say_why",),
+    "The kubelet of a Mac runs no other pods": ("e2e/test_kubelet_pods.py::test_pods_that_cannot_run_here_wait_and_say_why",),
     "created by the operator's service account": (
         f"{ON_MACS}::test_the_operators_pods_have_host_folders_and_are_not_root",
         "pod-root",
