@@ -10,9 +10,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_crds.plan import KEYS_FOLDER
 from thunderfleet_lib.quantity import to_bytes
+from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.line import Alone, Deploy, Deployment, Line
+from tests.support.line import MODEL, Alone, Deploy, Deployment, Line, manifest
 from tests.support.logfiles import records
 from tests.support.waiting import until
 
@@ -230,12 +231,23 @@ def test_operator_and_runner_have_metrics(pair: Deployment, line: Line) -> None:
     until(lambda: not missing(), "the operator exports its metrics", describe=lambda: str(missing()))
 
 
+def scaled(deployment: Deployment) -> tuple[int, int, set[str]]:
+    """The scale subresource, which a HorizontalPodAutoscaler reads: replicas wanted, replicas there, pods of the selector."""
+    scale = deployment.line.api.get(f"{deployment.path}/scale")
+    assert scale is not None and scale["kind"] == "Scale"
+    pods = deployment.line.items("pods", "-n", deployment.namespace, "-l", scale["status"]["selector"])
+    return scale["spec"]["replicas"], scale["status"]["replicas"], {str(pod["metadata"]["name"]) for pod in pods}
+
+
 def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alone) -> None:
     solo = deploy("solo", nodes={"min": 1, "max": 1}).until_ready()
     assert solo.group()["transport"] == "None"
+    first = str(solo.ranks()[0]["pod"])
+    assert scaled(solo) == (1, 1, {first})
     solo.kubectl("scale", "md", solo.name, "--replicas=2")
     solo.until_ready()
     groups = solo.status["groups"]
+    assert scaled(solo) == (2, 2, {first, str(groups[1]["ranks"][0]["pod"])})
     assert len({group["endpoint"] for group in groups}) == 2
     assert solo.status["readyReplicas"] == 2
     assert solo.kubectl("get", "md", solo.name, "-o", "jsonpath={.status.replicas}") == "2"
@@ -247,7 +259,8 @@ def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alon
         assert answer.status == 200, answer.body
     assert solo.tokens(PROMPT, TOKENS) == expected
 
-    solo.patch({"replicas": 1, "memory": {"contextTokens": 2048}})
+    solo.kubectl("scale", "md", solo.name, "--replicas=1")
+    solo.patch({"memory": {"contextTokens": 2048}})
     solo.until_ready()
     solo.until(
         lambda: len({p["metadata"]["labels"]["thunderfleet.io/group"] for p in solo.children() if p["kind"] == "Pod"}) == 1,
@@ -255,6 +268,7 @@ def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alon
     )
     group = solo.group()
     assert group["epoch"] == 2, "a changed spec is a new placement"
+    assert scaled(solo) == (1, 1, {str(group["ranks"][0]["pod"])})
     assert solo.tokens(PROMPT, TOKENS) == expected
     long = solo.ask("x " * 3000, 1)
     assert long.status == 400, "the new limit of the context holds"
@@ -266,6 +280,12 @@ def test_a_second_group_without_a_placement_says_what_is_missing(pair: Deploymen
     message = both.until_condition("Placed", "False", "NotEnoughMacs")["message"]
     assert "studio-1" in message and "studio-2" in message and "mini-1" in message
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
+
+
+def quota_of(counted: Deployment) -> Json:
+    """The status of its quota; empty while the controller has not seen it."""
+    found: Json = counted.line.json("get", "quota", "models", "-n", counted.namespace).get("status", {})
+    return found
 
 
 def test_gpu_memory_is_a_resource_that_quotas_count(line: Line, pair: Deployment, deploy: Deploy) -> None:
@@ -282,11 +302,13 @@ def test_gpu_memory_is_a_resource_that_quotas_count(line: Line, pair: Deployment
     try:
         only = {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": mac}}
         counted = deploy("counted", nodes=only, suspend=True)
-        hard = f"requests.{resource}"
-        counted.kubectl("create", "quota", "models", f"--hard={hard}=1Mi")
-        until(
-            lambda: "hard" in line.json("get", "quota", "models", "-n", counted.namespace).get("status", {}), "the quota counts"
-        )
+        hard, count = f"requests.{resource}", "count/modeldeployments.thunderfleet.io"
+        counted.kubectl("create", "quota", "models", f"--hard={hard}=1Mi,{count}=1")
+        until(lambda: quota_of(counted).get("used"), "the quota counts")
+        second = yaml.safe_dump(manifest(counted.namespace, "second", {"model": {"repository": MODEL}, "suspend": True}))
+        until(lambda: quota_of(counted)["used"].get(count) == "1", "the quota counts ModelDeployments")
+        with pytest.raises(LocalClusterError, match="exceeded quota: models"):
+            counted.kubectl("create", "-f", "-", text=second)
         counted.patch({"suspend": False})
         message = counted.until_condition("Placed", "False", "QuotaExceeded")["message"]
         assert f"{hard}: a pod requests " in message and f"kubectl edit resourcequota models -n {counted.namespace}" in message
@@ -294,7 +316,7 @@ def test_gpu_memory_is_a_resource_that_quotas_count(line: Line, pair: Deployment
         until(lambda: allocatable() == (lower * 2**20,) * 2, "the Node has the new limit", describe=lambda: str(allocatable()))
         counted.until_ready()
         (rank,) = counted.ranks()
-        used = line.json("get", "quota", "models", "-n", counted.namespace)["status"]["used"][hard]
+        used = quota_of(counted)["used"][hard]
         assert to_bytes(used) == rank["memoryBytes"]
         shown = line.kubectl("describe", "node", mac)
         requested = next(one.split() for one in shown.split("Allocated resources")[1].splitlines() if resource in one)

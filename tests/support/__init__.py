@@ -4,6 +4,7 @@ waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
 folders      models at URIs: a server with HTTPS, its authority, and lists of files
+externalmetrics  the API of external metrics, from the metrics of runners
 gomodule     files of Go modules that are not built: the kinds of other projects
 https        a TLS client with its own certificate
 mac_network  the network settings of a recorded Mac, and the commands that read and change them

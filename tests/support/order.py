@@ -56,6 +56,7 @@ GROUPS = {
         "e2e/test_relay",
         "e2e/test_forgery",
         "e2e/test_router",
+        "e2e/test_hpa",
         "e2e/test_weights",
         "e2e/test_addresses",
     ),
