@@ -30,6 +30,9 @@ order        which worker runs which file, and in which order
 csr          certificate requests of kubelets
 distribution  CNCF distribution, built from its Go module and filled over its API
 go           the Go modules of programs that only tests need
+gomodules    builds these programs, and has files of Go modules
+grafana      what Grafana's schema allows as a dashboard
+prometheusoperator  the kinds of prometheus-operator, and the configuration that it generates
 registry     an OCI registry that can lie, cut and slow down
 oci          an OCI image layout, read as a container runtime reads it
 audit        who wrote what to the API server, from its audit log
