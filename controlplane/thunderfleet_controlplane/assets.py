@@ -156,8 +156,9 @@ def digest(bundle: Bundle) -> str:
     state = hashlib.sha256(
         f"{bundle.flags} {bundle.tags} {sys.platform} {platform.machine()} {sorted(bundle.programs.items())}".encode()
     )
-    for name in ("go.mod", "go.sum"):
-        state.update((bundle.module / name).read_bytes())
+    # A module may have a program of its own.
+    for path in (bundle.module / "go.mod", bundle.module / "go.sum", *sorted(bundle.module.glob("*.go"))):
+        state.update(path.read_bytes())
     return state.hexdigest()[:16]
 
 

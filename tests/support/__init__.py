@@ -5,7 +5,7 @@ processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
 folders      models at URIs: a server with HTTPS, its authority, and lists of files
 externalmetrics  the API of external metrics, from the metrics of runners
-gomodule     files of Go modules that are not built: the kinds of other projects
+otherkinds   kinds of other projects, from their Go modules
 https        a TLS client with its own certificate
 mac_network  the network settings of a recorded Mac, and the commands that read and change them
 connections  connections that are held open without a request
@@ -34,6 +34,8 @@ order        which worker runs which file, and in which order
 csr          certificate requests of kubelets
 distribution  CNCF distribution, built from its Go module and filled over its API
 go           the Go modules of programs that only tests need
+gomodules    builds these programs, and has files of Go modules
+prometheusoperator  the kinds of prometheus-operator, and the configuration that it generates
 registry     an OCI registry that can lie, cut and slow down
 oci          an OCI image layout, read as a container runtime reads it
 audit        who wrote what to the API server, from its audit log

@@ -4,31 +4,18 @@ import http.client
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from thunderfleet_controlplane.assets import Bundle, find_assets
-from thunderfleet_localcluster.paths import cache_folder
+from tests.support import gomodules
 
 PACKAGE = "github.com/distribution/distribution/v3/cmd/registry"
 PUSH_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class _TestBundle(Bundle):
-    """A Go module of the tests."""
-
-    @property
-    def module(self) -> Path:
-        """The folder with go.mod."""
-        return Path(__file__).parent / "go" / self.name
-
-
 def program() -> Path:
     """The registry's program, built once into the cache. Raises AssetsError."""
-    bundle = _TestBundle("registry", {"registry": (PACKAGE, 120)}, "-s -w", given=False)
-    return find_assets(lambda event: None, bundle, cache_folder() / "registry") / "registry"
+    return gomodules.program("registry", "registry", PACKAGE)
 
 
 def push(folder: Path, host: str) -> None:

@@ -40,6 +40,7 @@ GROUPS = {
         "e2e/test_joining",
         "e2e/test_outside",
         "e2e/test_pods_on_macs",
+        "e2e/test_podmonitors",
     ),
     "kubelets": (
         "e2e/test_disk",

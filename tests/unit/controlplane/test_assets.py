@@ -45,6 +45,16 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
+def test_a_program_of_the_module_itself_is_built_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bundle, "module", tmp_path)
+    for name in ("go.mod", "go.sum", "main.go"):
+        (tmp_path / name).write_text("before")
+    before = digest(BUNDLE)
+    assert digest(BUNDLE) == before
+    (tmp_path / "main.go").write_text("after")
+    assert digest(BUNDLE) != before
+
+
 def test_builds_once(go: Path, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     folder = build(BUNDLE, tmp_path / "cache", events.append)
