@@ -41,7 +41,7 @@ class Studio(BlockingHost):
         self.faults = self.faults.with_power("studio-1", False).with_power("studio-1", True)
         self.start()
 
-    def run(self, argv: Sequence[str], seconds: float, stop: object = None) -> Output | Failure:
+    def run(self, argv: Sequence[str], seconds: float, stop: object = None, given: bytes = b"") -> Output | Failure:
         if argv[0] != "launchctl":
             return super().run(argv, seconds)
         reply = self.jobs.answer(list(argv[1:]), 0)

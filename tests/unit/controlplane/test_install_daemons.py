@@ -30,7 +30,7 @@ class Launchd(BlockingHost):
         self.calls: list[str] = []
         self.jobs = Jobs(str(self.folder), str(folder / "disabled.json"), "", lambda: self.now)
 
-    def run(self, argv: Sequence[str], seconds: float, stop: object = None) -> Output | Failure:
+    def run(self, argv: Sequence[str], seconds: float, stop: object = None, given: bytes = b"") -> Output | Failure:
         self._reap()
         self.calls.append(argv[1])
         reply = self.jobs.answer(list(argv[1:]), 0)
@@ -175,7 +175,7 @@ def test_a_daemon_that_fails_is_described(launchd: Launchd, launchctl: Launchctl
 
 def test_a_missing_launchctl_is_an_error() -> None:
     class Nothing(BlockingHost):
-        def run(self, argv: Sequence[str], seconds: float, stop: object = None) -> Output | Failure:
+        def run(self, argv: Sequence[str], seconds: float, stop: object = None, given: bytes = b"") -> Output | Failure:
             return Failure("launchctl", FailureKind.ABSENT, "does not exist")
 
     with pytest.raises(InstallError, match="cannot manage LaunchDaemons"):

@@ -39,15 +39,15 @@ def quick(argv: Sequence[str], seconds: float) -> float:
 class AgentHost(Host):
     """The agent's, with the short limit."""
 
-    async def run(self, argv: Sequence[str], seconds: float) -> Output | Failure:
-        return await super().run(argv, quick(argv, seconds))
+    async def run(self, argv: Sequence[str], seconds: float, given: bytes = b"") -> Output | Failure:
+        return await super().run(argv, quick(argv, seconds), given)
 
 
 class RunnerHost(BlockingHost):
     """The runner's, with the short limit."""
 
-    def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None) -> Output | Failure:
-        return super().run(argv, quick(argv, seconds), stop)
+    def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None, given: bytes = b"") -> Output | Failure:
+        return super().run(argv, quick(argv, seconds), stop, given)
 
 
 class Pair:
