@@ -1,13 +1,16 @@
 """Kubelets that are killed, upgraded, frozen or cut off, and an API server that is away. They come last: they disturb pods."""
 
 import contextlib
+import json
 import os
 import re
 import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.kubelets import LINUX, MAC, SCHEDULED_SECONDS, Fleet, alive_with, container, first, own_number, pod
+from tests.support.kubelets import LINUX, MAC, SCHEDULED_SECONDS, Fleet, Json, alive_with, container, first, own_number, pod
 from tests.support.waiting import until
 
 
@@ -45,6 +48,101 @@ def test_containers_outlive_their_kubelet(fleet: Fleet, how: str) -> None:
     assert first(after)["state"] == first(before)["state"]
     assert main in alive_with(after["metadata"]["uid"])
     assert fleet.exec("stays", "echo", "still here") == "still here\n"
+
+
+UNTIL_GO = 'i=0; while [ ! -e "$HOME/go" ]; do echo tick $i; i=$((i+1)); sleep 0.1; done; exit 7'
+GRACE_SECONDS = 180.0
+"""More than the controller manager waits for a silent kubelet."""
+
+
+def condition(item: Json, kind: str) -> str:
+    """The status of a condition; empty when there is none."""
+    return next((one["status"] for one in item["status"].get("conditions") or [] if one["type"] == kind), "")
+
+
+@contextlib.contextmanager
+def that_ends(fleet: Fleet, name: str) -> Iterator[Callable[[], Path]]:
+    """A pod on the Mac, whose container ends with exit code 7, once the function that this yields was called and as it returns.
+
+    It returns the pod's folder.
+    """
+    fleet.apply(pod(name, [container(fleet.cluster.image, UNTIL_GO)]))
+    uid = fleet.running(name)["metadata"]["uid"]
+    folder: Path = fleet.cluster.machines[MAC].folder / "kubelet/pods" / uid
+    until(lambda: numbers_of(fleet, name), "it ticks")
+
+    def end() -> Path:
+        (folder / "containers/main/sandbox/0/go").touch()
+        until(lambda: next(folder.glob("containers/main/**/exit.json"), None), "its shim has recorded its end")
+        return folder
+
+    yield end
+    fleet.kubectl("delete", "pod", name, "--wait=false")
+
+
+def unreachable(fleet: Fleet) -> set[str]:
+    """The effects of the taints that the controller manager gives to a Node that is silent."""
+    return {one["effect"] for one in fleet.get("node", MAC)["spec"]["taints"] if one["key"] == "node.kubernetes.io/unreachable"}
+
+
+def has_lost_nothing(fleet: Fleet, name: str, folder: Path) -> None:
+    """The exit code and each line of the pod's first container, once its kubelet is back."""
+    item = fleet.await_pod(name, lambda one: first(one).get("restartCount") == 1, "the restart is reported")
+    assert first(item)["lastState"]["terminated"]["exitCode"] == 7
+    written = (folder / "logs/main/0.log").read_text().count(" tick ")
+    shown = until(lambda: fleet.kubectl("logs", name, "--previous", check=False).stdout, "its log is served")
+    assert shown.splitlines() == [f"tick {number}" for number in range(written)]
+
+
+def test_a_frozen_kubelet_loses_no_line_and_no_exit_code(fleet: Fleet) -> None:
+    machine = fleet.cluster.machines[MAC]
+    before = fleet.running("stays")
+    with that_ends(fleet, "ends") as end:
+        machine.freeze_kubelet()
+        try:
+            # What the controller manager does with the pods of a Node whose kubelet is silent for long.
+            unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+            fleet.kubectl("patch", "pod", "stays", "--subresource=status", "-p", json.dumps(unready))
+            folder = end()
+        finally:
+            machine.thaw_kubelet()
+        has_lost_nothing(fleet, "ends", folder)
+    after = fleet.await_pod("stays", lambda item: condition(item, "Ready") == "True", "it is Ready again")
+    assert first(after) == first(before)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["frozen", "cut off"])
+def test_a_kubelet_that_is_silent_for_longer_than_the_grace_of_its_node(fleet: Fleet, how: str) -> None:
+    cluster, machine, names = fleet.cluster, fleet.cluster.machines[MAC], ("stays", "whole", "serves", "reader")
+    before = {name: first(fleet.running(name)) for name in names}
+    last = until(lambda: numbers_of(fleet, "stays"), "it ticks")[-1]
+    with that_ends(fleet, "silent") as end:
+        if how == "frozen":
+            machine.freeze_kubelet()
+        else:
+            cluster.lan("pull", MAC)
+        try:
+            folder = end()
+            until(lambda: condition(fleet.get("node", MAC), "Ready") == "Unknown", "its Node is given up", GRACE_SECONDS)
+            fleet.await_pod("stays", lambda item: condition(item, "Ready") == "False", "its pods are not Ready")
+            until(lambda: unreachable(fleet) == {"NoSchedule", "NoExecute"}, "no pod comes to it")
+            if how == "cut off":
+                # It needs no API server to start it again.
+                until((folder / "logs/main/1.log").exists, "the container that ended runs again")
+        finally:
+            if how == "frozen":
+                machine.thaw_kubelet()
+            else:
+                cluster.lan("plug", MAC)
+        until(lambda: fleet.node_ready(MAC), "its Node is Ready", GRACE_SECONDS)
+        has_lost_nothing(fleet, "silent", folder)
+    for name in names:
+        after = fleet.await_pod(name, lambda item: condition(item, "Ready") == "True", "it is Ready again")
+        assert first(after) == before[name]
+    until(lambda: not unreachable(fleet), "no taint is left")
+    numbers = until(lambda: numbers_of(fleet, "stays"), "its log is served")
+    assert numbers == list(range(numbers[-1] + 1)) and numbers[-1] > last
 
 
 def test_pods_are_looked_after_while_the_api_server_is_away(fleet: Fleet) -> None:
