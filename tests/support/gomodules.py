@@ -1,14 +1,11 @@
 """Programs of the tests that are written in Go, each built once into the cache; and files of Go modules."""
 
 import json
-import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from thunderfleet_controlplane.assets import Bundle, find_assets
+from thunderfleet_controlplane.assets import CONTROL_PLANE, Bundle, find_assets, find_go
 from thunderfleet_localcluster.paths import cache_folder
 
 DOWNLOAD_SECONDS = 120
@@ -32,17 +29,9 @@ def program(module: str, name: str, package: str = ".", seconds: int = 120) -> P
 
 def files(module: str, checksum: str) -> Path:
     """The folder with the files of a Go module, which Go keeps in its cache. ``checksum``: as in a go.sum."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip(f"Go downloads {module}, and is not installed")
+    go, environment = find_go(CONTROL_PLANE, cache_folder() / "go-modules", lambda event: None)
     # The sum is compared here, so no checksum database is needed.
-    environment = {
-        **os.environ,
-        "GOTOOLCHAIN": "local",
-        "GOWORK": "off",
-        "GOFLAGS": "-mod=mod",
-        "GONOSUMDB": module.split("@")[0],
-    }
+    environment |= {"GOFLAGS": "-mod=mod", "GONOSUMDB": module.split("@")[0]}
     done = subprocess.run(
         [go, "mod", "download", "-json", module],
         cwd="/", env=environment, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS, check=False,
