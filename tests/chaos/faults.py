@@ -7,9 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
-import yaml
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos import fleet
@@ -197,26 +195,16 @@ def _cut(target: Target, at: Place) -> Hit:
     if target in (Target.KUBELET, Target.API_SERVER):
         machines = list(cluster.machines) if target is Target.API_SERVER else [at.node]
         for machine in machines:
-            _route(at.line, machine, "add")
+            at.line.api_server(machine, "cut")
 
         def restore() -> None:
             for machine in machines:
-                _route(at.line, machine, "del")
+                at.line.api_server(machine, "restore")
 
         return Hit("the way to the API server", machines[0], restore)
     machine = at.host[target]
     cluster.lan("pull", machine)
     return Hit("its LAN port", machine, lambda: cluster.lan("plug", machine), (machine,))
-
-
-def _route(line: Line, machine: str, action: str) -> None:
-    """Takes the API server out of a machine's routes, or back in; everything else is still reached."""
-    server = urlsplit(yaml.safe_load(line.cluster.folder.inner_kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
-    way = ("to", str(server.hostname), "ipproto", "tcp", "dport", str(server.port))
-    rule = ("ip", "rule", action, *way, "unreachable")
-    done = line.run(machine, *rule)
-    if done.returncode:
-        raise LocalClusterError(f"{machine}: {' '.join(rule)}: {done.stderr}")
 
 
 def _slow(component: str, at: Place) -> Hit:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.line import Alone, Deploy, Deployment, Line
+from tests.support.line import Alone, Deploy, Deployment, Line, condition
 from tests.support.tiers import quick
 from tests.support.waiting import until
 
@@ -28,6 +28,9 @@ GONE_SECONDS = 30.0
 """Seconds within which everything of a deleted ModelDeployment must be gone."""
 MAC_LOST_SECONDS = 150.0
 """The control plane's own 50 s until a silent Node is not Ready, then a placement and a start."""
+
+SILENT_SECONDS = 180.0
+"""More than the control plane's own 50 s."""
 
 SUPERVISOR = "thunderfleet-runner serve"
 RANK = "thunderfleet_runner.rank"
@@ -119,6 +122,40 @@ def test_kubelets_killed_and_started_again(pair: Deployment, line: Line, alone: 
     since = pair.kubectl("logs", pair.ranks()[0]["pod"], f"--since-time={killed.isoformat()}")
     assert "-> Ready" in since, "the log has what was written while the kubelet was dead"
     assert pair.group()["epoch"] == epoch
+    assert pair.tokens(PROMPT, TOKENS) == expected
+
+
+def unready(served: Deployment) -> int:
+    """How many of its pods are not Ready."""
+    return sum(condition(child, "Ready").get("status") == "False" for child in served.children())
+
+
+@pytest.mark.soak
+def test_a_group_serves_while_its_kubelets_are_silent(pair: Deployment, line: Line, alone: Alone) -> None:
+    """One is frozen and the other is cut off from the API server, for longer than the controller manager waits for it."""
+    frozen, cut = (rank["node"] for rank in pair.ranks())
+    before, processes, group, expected = containers(pair), pids(pair), pair.group(), alone(PROMPT, TOKENS)
+
+    def silent() -> bool:
+        nodes = {item["metadata"]["name"]: condition(item, "Ready")["status"] for item in line.items("nodes")}
+        return {nodes[frozen], nodes[cut]} == {"Unknown"}
+
+    line.cluster.machines[frozen].freeze_kubelet()
+    line.api_server(cut, "cut")
+    try:
+        until(silent, "their Nodes are given up", SILENT_SECONDS)
+        pair.until(lambda: unready(pair) == len(before), "their pods are not Ready")
+        assert pair.tokens(PROMPT, TOKENS) == expected
+        assert pids(pair) == processes and pair.is_ready()
+    finally:
+        line.cluster.machines[frozen].thaw_kubelet()
+        line.api_server(cut, "restore")
+    until(line.ready_machines, "the nodes are Ready")
+    pair.until(lambda: not unready(pair), "their pods are Ready")
+    assert containers(pair) == before and pids(pair) == processes, "nothing was restarted or replaced"
+    # Checks and benchmark may have ended meanwhile, which are in its status too.
+    now, kept = pair.group(), ("epoch", "lastFailure")
+    assert [now.get(key) for key in kept] == [group.get(key) for key in kept]
     assert pair.tokens(PROMPT, TOKENS) == expected
 
 

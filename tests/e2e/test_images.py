@@ -51,23 +51,6 @@ class Fleet:
         )
         until(lambda: (self.folder / "ready").exists(), "the registry serves", describe=self.output)
 
-    def start_distribution(self, port: int) -> None:
-        """CNCF distribution on another port, with the same content."""
-        content, output = self.mac.folder / "distribution", self.mac.folder / "distribution.log"
-        config = f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {content}}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"
-        file = self.mac.folder / "distribution.yaml"
-        file.write_text(config)
-        # It sends traces to this machine's port 4318 otherwise.
-        command = f"OTEL_TRACES_EXPORTER=none exec {shlex.join([str(distribution.program()), 'serve', str(file)])}"
-        self.mac.run(["sh", "-c", f"({command}) >{output} 2>&1 & echo $! >{self.folder}/distribution.pid"])
-        where = f"cd {shlex.quote(str(Path(__file__).parents[2]))}"
-        push = shlex.join([sys.executable, "-m", "tests.support.distribution", str(self.folder), f"127.0.0.1:{port}"])
-
-        def pushed() -> bool:
-            return self.mac.run(["sh", "-c", f"{where}; {push}"], seconds=60).returncode == 0
-
-        until(pushed, "it has the images", describe=output.read_text)
-
     def output(self) -> str:
         return (self.folder / "output").read_text()
 
@@ -181,11 +164,10 @@ def test_an_image_is_pulled_missed_waited_for_and_deleted_when_nobody_needs_it(f
 def test_an_image_of_cncf_distribution(fleet: Fleet) -> None:
     """By tag, by digest and once more, from the registry that others descend from."""
     port = PORT + 1
-    fleet.start_distribution(port)
+    log = distribution.start(fleet.mac, fleet.folder, f"127.0.0.1:{port}")
     try:
         fleet.run("image-one", "team/app:1", f"127.0.0.1:{port}")
         digest = fleet.running("image-one")["imageID"].rpartition("@")[2]
-        log = fleet.mac.folder / "distribution.log"
         before = log.read_text().count("/blobs/")
         assert before >= 3
         fleet.run("image-old", f"team/app@{digest}", f"127.0.0.1:{port}", policy="Always")
@@ -195,5 +177,5 @@ def test_an_image_of_cncf_distribution(fleet: Fleet) -> None:
         late = fleet.waiting("image-late", "ImagePullBackOff")
         assert "HTTP 404" in late["state"]["waiting"]["message"]
     finally:
-        fleet.mac.run(["kill", (fleet.folder / "distribution.pid").read_text().strip()])
+        fleet.mac.run(["kill", (fleet.mac.folder / "distribution.pid").read_text().strip()])
         fleet.cluster.kubectl("delete", "pod", "--ignore-not-found", "image-one", "image-old", "image-late")

@@ -63,6 +63,17 @@ MEASURED = {
     "Thunderfleet / ModelDeployment: Benchmark",
 }
 
+STACK_PAGES = ("/metrics/cadvisor", "/metrics/probes")
+"""What kube-prometheus-stack scrapes of each kubelet beside ``/metrics``."""
+# As its rules select the CPU time and memory of containers.
+STACK_QUERIES = (
+    'sum by (node, namespace, pod, container) (irate(container_cpu_usage_seconds_total{metrics_path="/metrics/cadvisor", '
+    'image!="", namespace="thunderfleet-system", container="agent"}[1m]))',
+    'container_memory_working_set_bytes{metrics_path="/metrics/cadvisor", image!="", container="agent"}',
+    'container_memory_rss{metrics_path="/metrics/cadvisor", image!="", container="agent"}',
+    'sum by (probe_type, result) (prober_probe_total{metrics_path="/metrics/probes", container="agent", result="successful"})',
+)
+
 RIGHTS = """
 apiVersion: v1
 kind: ServiceAccount
@@ -125,12 +136,19 @@ def scraping(server: str, rules: Path) -> Json:
         },
     ]
     kubelets = {"scheme": "https", "authorization": api["authorization"], "tls_config": api["tls_config"]}
+    # The label by which the rules and dashboards of kube-prometheus-stack choose among the targets of one kubelet.
+    path = {"source_labels": ["__metrics_path__"], "target_label": "metrics_path"}
+    stack = {"honor_labels": True, "scrape_interval": "3s", "relabel_configs": [path], **kubelets}
     return {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
             {"job_name": "pods", "kubernetes_sd_configs": [{"role": "pod", **api}], "relabel_configs": pods},
             {"job_name": "kubelets", "kubernetes_sd_configs": [{"role": "node", **api}], **kubelets},
+            *(
+                {"job_name": page, "metrics_path": page, "kubernetes_sd_configs": [{"role": "node", **api}], **stack}
+                for page in STACK_PAGES
+            ),
         ],
     }
 
@@ -282,6 +300,16 @@ def test_every_variable_has_values(prometheus: Prometheus) -> None:
         assert found is not None, query
         values = {sample["metric"].get(found[2]) for sample in prometheus.value(filled(found[1]))}
         assert values and None not in values, query
+
+
+def test_the_targets_of_the_usual_stack_are_up_and_have_its_series(line: Line, prometheus: Prometheus) -> None:
+    nodes = len(line.cluster.machines)
+
+    def missing() -> list[str]:
+        up = {page: prometheus.value(f'sum(up{{job="{page}"}}) == {nodes}') for page in STACK_PAGES}
+        return [page for page, found in up.items() if not found] + [one for one in STACK_QUERIES if not prometheus.value(one)]
+
+    until(lambda: not missing(), "all targets and series are there", SCRAPE_SECONDS, describe=lambda: "\n".join(missing()))
 
 
 def test_nothing_alarms_on_a_healthy_fleet(pair: Deployment, prometheus: Prometheus) -> None:

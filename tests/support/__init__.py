@@ -12,6 +12,7 @@ connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
 pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
+fleetimage   images of Thunderfleet for Macs
 fleetpage    the live page of a fleet without a cluster
 grafana      what Grafana's schema allows as a dashboard
 browser      headless Chromium

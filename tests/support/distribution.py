@@ -2,12 +2,16 @@
 
 import http.client
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from thunderfleet_localcluster.client.cluster import Machine
+
 from tests.support import gomodules
+from tests.support.waiting import until
 
 PACKAGE = "github.com/distribution/distribution/v3/cmd/registry"
 PUSH_SECONDS = 60.0
@@ -16,6 +20,27 @@ PUSH_SECONDS = 60.0
 def program() -> Path:
     """The registry's program, built once into the cache. Raises AssetsError."""
     return gomodules.program("registry", "registry", PACKAGE)
+
+
+def start(machine: Machine, images: Path, host: str) -> Path:
+    """Starts the registry on a machine and pushes what ``registry.save`` has written to ``images``. Returns its log.
+
+    ``host``: an address of the machine and a port. Its process id is in ``distribution.pid`` in the machine's folder; it ends
+    with the machine.
+    """
+    content, output, file = (machine.folder / f"distribution{end}" for end in ("", ".log", ".yaml"))
+    file.write_text(f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {content}}}}}\nhttp: {{addr: '{host}'}}\n")
+    # It sends traces to this machine's port 4318 otherwise.
+    command = f"OTEL_TRACES_EXPORTER=none exec {shlex.join([str(program()), 'serve', str(file)])}"
+    machine.run(["sh", "-c", f"({command}) >{output} 2>&1 & echo $! >{machine.folder}/distribution.pid"])
+    where = f"cd {shlex.quote(str(Path(__file__).parents[2]))}"
+    pushing = shlex.join([sys.executable, "-m", "tests.support.distribution", str(images), host])
+
+    def pushed() -> bool:
+        return machine.run(["sh", "-c", f"{where}; {pushing}"], seconds=PUSH_SECONDS).returncode == 0
+
+    until(pushed, "the registry has the images", PUSH_SECONDS, describe=output.read_text)
+    return output
 
 
 def push(folder: Path, host: str) -> None:

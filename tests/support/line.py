@@ -12,11 +12,11 @@ import tempfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote, urlsplit
 
 import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
@@ -125,6 +125,15 @@ class Line:
     def run(self, machine: str, *argv: str, seconds: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
         """Runs a command on a machine of the fleet."""
         return self.cluster.machines[machine].run(argv, seconds=seconds)
+
+    def api_server(self, machine: str, action: Literal["cut", "restore"]) -> None:
+        """Takes the API server out of a machine's routes, or back in; everything else is still reached. Needs namespaces."""
+        server = urlsplit(yaml.safe_load(self.cluster.folder.inner_kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+        way = ("to", str(server.hostname), "ipproto", "tcp", "dport", str(server.port))
+        rule = ("ip", "rule", "add" if action == "cut" else "del", *way, "unreachable")
+        done = self.run(machine, *rule)
+        if done.returncode:
+            raise LocalClusterError(f"{machine}: {' '.join(rule)}: {done.stderr}")
 
     def request(
         self,
@@ -446,13 +455,13 @@ def on_fleet(
     *values: str,
     ends: int = 2,
     audit: bool = False,
-    prepare: Callable[[Cluster], None] | None = None,
+    prepare: Callable[[Cluster], Iterable[str] | None] | None = None,
 ) -> Iterator[Line]:
     """Starts a cluster of ``fleet`` (None: the default fleet), installs the chart and the model, and removes it at the end.
 
     When the environment's ``variable`` names a running cluster, uses that and leaves it running. ``values``: chart values, as
     ``key=value``. ``ends``: how many ends of every cable must see the other one before the tests start. ``audit`` writes the
-    API server's audit log. ``prepare`` is called before the chart is installed.
+    API server's audit log. ``prepare`` is called before the chart is installed, and may return more values.
     """
     with contextlib.ExitStack() as stack:
         if existing := os.environ.get(variable):
@@ -461,9 +470,7 @@ def on_fleet(
             cluster = Cluster.start(fleet, name=f"e2e-{name}-{os.getpid()}", audit=audit)
             stack.callback(remove, cluster.folder, everything=True)
             stack.callback(cluster.stop)
-            if prepare:
-                prepare(cluster)
-            install(cluster, *values)
+            install(cluster, *values, *((prepare(cluster) if prepare else None) or ()))
         found = Line(cluster)
         goal, known = "the agents know their Macs", lambda: discovered(found, ends)
         until(known, goal, INSTALL_SECONDS, describe=lambda: found.kubectl("get", "np,tbl"))
