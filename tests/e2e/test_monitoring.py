@@ -1,6 +1,7 @@
 """A real Prometheus accepts the alerts and the dashboard, and every metric that they use exists.
 
-Prometheus is the real program, with the rights of a service account, and finds its targets as the pods' annotations say.
+Prometheus is the real program, with the rights of a service account. It finds its targets as the pods' annotations say or, in
+a longer test, with the configuration that the real prometheus-operator generates from the chart's PodMonitors.
 """
 
 import base64
@@ -10,7 +11,7 @@ import re
 import shlex
 import subprocess
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from thunderfleet_crds.names import ANNOTATION_BACKUP
 from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 from thunderfleet_localcluster.programs import find_programs
 
+from tests.support import prometheusoperator
 from tests.support.line import PROMETHEUS_PORT, Deployment, Line
 from tests.support.waiting import until
 
@@ -28,6 +30,8 @@ Json = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
+RELEASE = "thunderfleet"
+"""Pods have its name in a label that monitors select."""
 COMMAND_SECONDS = 60.0
 SCRAPE_SECONDS = 120.0
 # Panels that are empty while nothing is wrong, or where a part is not in use: the router, and powermetrics.
@@ -123,9 +127,25 @@ def rules(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def scraping(server: str, rules: Path) -> Json:
+Configure = Callable[[str, Path], Json]
+"""The configuration of Prometheus, from the URL of the API server and the folder with ``token`` and ``ca.crt``."""
+
+
+def kubelets(api: Json) -> Json:
+    """The job for kubelets, which have no PodMonitor because they run in no pod."""
+    client = {"scheme": "https", "authorization": api["authorization"], "tls_config": api["tls_config"]}
+    return {"job_name": "kubelets", "kubernetes_sd_configs": [{"role": "node", **api}], **client}
+
+
+def access(server: str, folder: Path) -> Json:
+    """How Prometheus reaches the API server."""
+    token, ca = str(folder / "token"), str(folder / "ca.crt")
+    return {"api_server": server, "authorization": {"credentials_file": token}, "tls_config": {"ca_file": ca}}
+
+
+def scraping(server: str, folder: Path, rules: Path) -> Json:
     """A configuration as people write it: pods by annotation, kubelets by node."""
-    api = {"api_server": server, "authorization": {"credentials_file": "token"}, "tls_config": {"ca_file": "ca.crt"}}
+    api = access(server, folder)
     annotation = "__meta_kubernetes_pod_annotation_prometheus_io"
     pods = [
         {"source_labels": [f"{annotation}_scrape"], "action": "keep", "regex": "true"},
@@ -135,22 +155,46 @@ def scraping(server: str, rules: Path) -> Json:
             "target_label": "__address__",
         },
     ]
-    kubelets = {"scheme": "https", "authorization": api["authorization"], "tls_config": api["tls_config"]}
     # The label by which the rules and dashboards of kube-prometheus-stack choose among the targets of one kubelet.
     path = {"source_labels": ["__metrics_path__"], "target_label": "metrics_path"}
-    stack = {"honor_labels": True, "scrape_interval": "3s", "relabel_configs": [path], **kubelets}
+    stack = {**kubelets(api), "honor_labels": True, "scrape_interval": "3s", "relabel_configs": [path]}
     return {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
             {"job_name": "pods", "kubernetes_sd_configs": [{"role": "pod", **api}], "relabel_configs": pods},
-            {"job_name": "kubelets", "kubernetes_sd_configs": [{"role": "node", **api}], **kubelets},
-            *(
-                {"job_name": page, "metrics_path": page, "kubernetes_sd_configs": [{"role": "node", **api}], **stack}
-                for page in STACK_PAGES
-            ),
+            kubelets(api),
+            *({**stack, "job_name": page, "metrics_path": page} for page in STACK_PAGES),
         ],
     }
+
+
+def generated(line: Line, server: str, folder: Path) -> Json:
+    """What prometheus-operator generates from the chart's PodMonitors and alerts, and the job for kubelets."""
+    values = "podMonitors.enabled=true,podMonitors.labels.release=fleet,alerts.enabled=true"
+    templates = ("-s", "templates/podmonitors.yaml", "-s", "templates/alerts.yaml")
+    done = line.cluster.helm("template", RELEASE, str(CHART), "--namespace", SYSTEM, "--set", values, *templates)
+    api = {
+        "host": server,
+        "authorization": {"type": "Bearer", "credentialsFile": str(folder / "token")},
+        "tlsConfig": {"caFile": str(folder / "ca.crt")},
+    }
+    prometheus = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "Prometheus",
+        "metadata": {"name": "fleet", "namespace": SYSTEM},
+        "spec": {
+            "podMonitorSelector": {"matchLabels": {"release": "fleet"}},
+            "ruleSelector": {},
+            "scrapeInterval": "1s",
+            "evaluationInterval": "1s",
+            "apiserverConfig": api,
+        },
+    }
+    found = prometheusoperator.configuration(prometheus, [item for item in yaml.safe_load_all(done.stdout) if item], folder)
+    assert len(found["scrape_configs"]) == 3, "operator, agents and runners"
+    found["scrape_configs"].append(kubelets(access(server, folder)))
+    return found
 
 
 def dashboards() -> list[Json]:
@@ -189,12 +233,15 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    with started(line, programs, rules, tmp_path_factory.mktemp("prometheus"), PROMETHEUS_PORT) as found:
+    def configure(server: str, folder: Path) -> Json:
+        return scraping(server, folder, rules)
+
+    with started(line, programs, configure, tmp_path_factory.mktemp("prometheus"), PROMETHEUS_PORT) as found:
         yield found
 
 
 @contextlib.contextmanager
-def started(line: Line, programs: Path, rules: Path, folder: Path, port: int) -> Iterator[Prometheus]:
+def started(line: Line, programs: Path, configure: Configure, folder: Path, port: int) -> Iterator[Prometheus]:
     """A Prometheus on a Linux machine of the fleet."""
     machine = next(entry for entry in line.cluster.machines.values() if entry.kind == "linux")
     line.kubectl("apply", "-f", "-", text=RIGHTS)
@@ -204,7 +251,7 @@ def started(line: Line, programs: Path, rules: Path, folder: Path, port: int) ->
     (folder / "token").write_text(token)
     (folder / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
     configuration = folder / "prometheus.yaml"
-    configuration.write_text(yaml.safe_dump(scraping(cluster["server"], rules)))
+    configuration.write_text(yaml.safe_dump(configure(cluster["server"], folder)))
     promtool(programs, "check", "config", str(configuration))
     command = [
         *(str(programs / "prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"),
@@ -254,18 +301,26 @@ def test_what_is_exported_is_as_prometheus_wants_it(line: Line, pair: Deployment
         promtool(programs, "check", "metrics", text=answer.body)
 
 
-def test_every_panel_of_every_dashboard_has_something_to_show(line: Line, pair: Deployment, prometheus: Prometheus) -> None:
-    def down() -> list[str]:
-        targets = prometheus.get("targets", state="active")["activeTargets"]
-        return [f"{entry['scrapeUrl']}: {entry['health']} {entry['lastError']}" for entry in targets if entry["health"] != "up"]
+def down(prometheus: Prometheus) -> list[str]:
+    """Targets that are not up, each with its error."""
+    targets = prometheus.get("targets", state="active")["activeTargets"]
+    return [f"{entry['scrapeUrl']}: {entry['health']} {entry['lastError']}" for entry in targets if entry["health"] != "up"]
+
+
+def until_scraped(line: Line, pair: Deployment, prometheus: Prometheus) -> None:
+    """Waits until all of operator, agents, kubelets and both ranks are scraped."""
 
     def scraped() -> bool:
-        # Operator twice, agents and kubelets, both ranks.
-        expected = {pod["status"]["podIP"] for pod in line.items("pods", "-n", pair.namespace)}
+        pods = [*line.items("pods", "-n", SYSTEM), *line.items("pods", "-n", pair.namespace)]
+        expected = {pod["status"]["podIP"] for pod in pods}
         jobs = [entry["labels"] for entry in prometheus.get("targets", state="active")["activeTargets"]]
-        return not down() and expected <= {entry["instance"].partition(":")[0] for entry in jobs}
+        return not down(prometheus) and expected <= {entry["instance"].partition(":")[0] for entry in jobs}
 
-    until(scraped, "every target is up", SCRAPE_SECONDS, describe=lambda: "\n".join(down()))
+    until(scraped, "every target is up", SCRAPE_SECONDS, describe=lambda: "\n".join(down(prometheus)))
+
+
+def until_every_panel_shows_something(pair: Deployment, prometheus: Prometheus) -> None:
+    """While the deployment answers requests."""
     asked = {
         filled(target["expr"]): f"{dashboard['title']}: {panel['title']}"
         for dashboard in dashboards()
@@ -285,6 +340,37 @@ def test_every_panel_of_every_dashboard_has_something_to_show(line: Line, pair: 
         ]
 
     until(lambda: not empty(), "every panel shows something", SCRAPE_SECONDS, describe=lambda: "\n".join(empty()))
+
+
+def test_every_panel_of_every_dashboard_has_something_to_show(line: Line, pair: Deployment, prometheus: Prometheus) -> None:
+    until_scraped(line, pair, prometheus)
+    until_every_panel_shows_something(pair, prometheus)
+
+
+@pytest.mark.soak
+def test_prometheus_operator_makes_a_working_configuration_of_the_monitors(
+    line: Line, pair: Deployment, programs: Path, tmp_path: Path
+) -> None:
+    """Targets are up, panels show something, rules are evaluated, and metrics have the labels that queries use."""
+
+    def configure(server: str, folder: Path) -> Json:
+        return generated(line, server, folder)
+
+    with started(line, programs, configure, tmp_path, PROMETHEUS_PORT + 2) as prometheus:
+        until_scraped(line, pair, prometheus)
+        until_every_panel_shows_something(pair, prometheus)
+        health = {rule["name"]: rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]}
+        assert len(health) > 20 and not [name for name, rule in health.items() if rule["health"] != "ok"]
+        # The target has these labels too; the namespace of a runner's pod is that of its ModelDeployment.
+        renamed = {
+            (label, one["metric"][label.removeprefix("exported_")] == one["metric"][label])
+            for one in prometheus.value('{__name__=~"thunderfleet_.+"}')
+            for label in one["metric"]
+            if label.startswith("exported_")
+        }
+        assert renamed <= {("exported_namespace", True)}
+        paths = prometheus.value("count by (endpoint) (thunderfleet_runner_requests_total)")
+        assert {one["metric"]["endpoint"] for one in paths} >= {"/v1/chat/completions"}
 
 
 def test_every_variable_has_values(prometheus: Prometheus) -> None:
@@ -335,7 +421,11 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
     first, second, small = "studio-1", "studio-2", "mini-1"
     machines, cable = line.cluster.machines, f"{first}.tb1--{second}.tb1"
     label = f"{CONTROL_PLANE_LABEL}="
-    with started(line, programs, rules, tmp_path, PROMETHEUS_PORT + 1) as prometheus, contextlib.ExitStack() as stack:
+
+    def configure(server: str, folder: Path) -> Json:
+        return scraping(server, folder, rules)
+
+    with started(line, programs, configure, tmp_path, PROMETHEUS_PORT + 1) as prometheus, contextlib.ExitStack() as stack:
 
         def firing() -> set[tuple[str, str]]:
             """Name of each alert that fires, and what it names."""
