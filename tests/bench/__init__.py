@@ -21,6 +21,7 @@ discovery   how soon a pulled cable is known, and what agents cost
 hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade
 kubelet     pods of one kubelet: start, many at once, cost, logs, without a cluster
+macpods     one kubelet of the cluster: what it costs with many pods, and port-forward
 measure     what probes find and cost
 routing     what the router costs and what its balancing is worth
 waking      wake from zero, and a router before real ranks

@@ -16,6 +16,7 @@ from tests.bench import (
     images,
     installing,
     kubelet,
+    macpods,
     masks,
     measure,
     memory,
@@ -257,6 +258,7 @@ ALL = (
     Benchmark("formation", "groups that form with a late rank, and come back from a death, without a cluster", formation.run),
     Benchmark("proofs", "what checks add before the first token; false alarms in 200 starts; corruptions caught", proofs.run),
     Benchmark("pods", "one kubelet's pods: start, 100 at once, what 50 cost, logs; without a cluster", podding),
+    Benchmark("kubelet", "what a kubelet costs with 50 pods; port-forward: first byte and bytes a second", macpods.figures),
     Benchmark("idle", "memory, processor time and API writes of an idle fleet", idle),
     Benchmark(
         "masks", "what a forced format costs on a rank, over 150,000 tokens", lambda line, repeats, say: masks.figures(say)
