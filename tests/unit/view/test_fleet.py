@@ -145,7 +145,7 @@ def test_work_in_progress_is_not_red(kind: str, status: str, reason: str) -> Non
 @pytest.mark.parametrize(
     ("kind", "status", "reason"),
     [
-        *(("Ready", "False", phase) for phase in FAILED),
+        *(("Ready", "False", phase) for phase in sorted(FAILED)),
         ("Ready", "False", "NoRoom"),
         ("Ready", "False", "SomethingNew"),
         ("Ready", "Unknown", "NodeStatusUnknown"),
