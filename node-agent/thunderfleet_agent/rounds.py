@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -342,7 +342,7 @@ class Rounds:
         # The kubelet may need some seconds to publish the new address.
         self._address_due = time.monotonic() + FIRST_LOOK_SECONDS if lost and self._lost_address() else math.inf
         self._previous.load(self._publisher.earlier)
-        facts = self._previous.fill(self._damper.held(self._collector.facts))
+        facts = self._offered(self._previous.fill(self._damper.held(self._collector.facts)))
         reachability: tuple[Reachability, ...] = ()
         if self._dial_rounds is not None:
             self._dial_rounds.begin(self._publisher.reachability)
@@ -386,6 +386,12 @@ class Rounds:
         self._metrics.models.set(len(found.status.models))
         if wrote or written:
             log.info("published: %d links, %d models%s", len(ends), len(found.status.models), " (profile)" if wrote else "")
+
+    def _offered(self, facts: Facts) -> Facts:
+        """The facts without models that not every namespace may use."""
+        if self.keeper is None or facts.models is None:
+            return facts
+        return replace(facts, models=tuple(one for one in facts.models if one.path not in self.keeper.restricted))
 
     async def _find_peers(self, found: Profile) -> None:
         peers: dict[str, PeerPort] = {}

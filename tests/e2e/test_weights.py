@@ -40,6 +40,7 @@ LATER_LAYERS = 2
 PLAIN, PLAIN_SEED = "plain/tiny", 14
 """To be quantized. Other weights again, so that they have to be read."""
 URI_PORT, URI_LAYERS = 18090, 3
+GATED, GATED_LAYERS, TOKEN = "gated/tiny", 1, "hf_of-a-test"
 ANSWER_SECONDS = 300
 PROMPT, TOKENS = "Hello", 8
 
@@ -59,6 +60,7 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tinymodel.make(folder / "later", layers=LATER_LAYERS)
     shardedmodel.make(folder / "sharded")
     tinymodel.make(folder / "plain", seed=PLAIN_SEED)
+    tinymodel.make(folder / "gated", layers=GATED_LAYERS)
     tinymodel.make(folder / "bulky")
     (folder / "bulky" / "notes.txt").write_bytes(random.Random(14).randbytes(BULK_BYTES))
     address = machine.address
@@ -73,6 +75,7 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"{SHARDED}={folder / 'sharded'}",
         f"{BULKY}={folder / 'bulky'}",
         f"{PLAIN}={folder / 'plain'}",
+        f"{GATED}={folder / 'gated'}={TOKEN}",
     ]
     script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
     machine.run(["sh", "-c", script])
@@ -111,6 +114,11 @@ def requests(line: Line) -> list[str]:
     return (line.cluster.machines["linux-1"].folder / "hub" / "log").read_text().splitlines()
 
 
+def downloads(line: Line) -> int:
+    """How often the hub was asked for a large file, or a part of one."""
+    return sum(text.startswith("GET /cdn/") for text in requests(line))
+
+
 def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
     line: Line, hub: str, deploy: Deploy, alone: Alone
 ) -> None:
@@ -121,8 +129,7 @@ def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
     assert answer.status == 200, answer.body
     assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
     # One Mac asked the hub for the weights, the other one that Mac.
-    asked = [text for text in requests(line) if text.startswith("GET /cdn/")]
-    assert len(asked) == 2, "the header, then the file"
+    assert downloads(line) == 2, "the header, then the file"
     cache = line.json("get", "mc", deployment.name, "-n", deployment.namespace)
     assert cache["status"]["copies"] == "2/2"
     assert cache["metadata"]["ownerReferences"][0]["name"] == deployment.name
@@ -250,15 +257,15 @@ def received(line: Line, mac: str, interface: str) -> int:
 
 
 class Copies:
-    """A ModelCache of BULKY."""
+    """A ModelCache in the namespace default."""
 
-    def __init__(self, line: Line) -> None:
-        self.line, self.name = line, "bulky"
+    def __init__(self, line: Line, name: str, repository: str, **spec: object) -> None:
+        self.line, self.name, self.spec = line, name, {"repository": repository, **spec}
 
     def keep(self, copies: int) -> None:
         """Asks for so many Macs with it."""
         meta = {"name": self.name, "namespace": "default"}
-        spec = {"repository": BULKY, "copies": copies}
+        spec = {**self.spec, "copies": copies}
         body = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelCache", "metadata": meta, "spec": spec}
         self.line.kubectl("apply", "-f", "-", text=json.dumps(body))
 
@@ -286,7 +293,7 @@ def test_a_copy_crosses_the_cable_and_the_lan_when_the_cable_is_pulled(line: Lin
         ),
         "no group uses the cable",
     )
-    copies = Copies(line)
+    copies = Copies(line, "bulky", BULKY)
     copies.keep(1)
     try:
         copies.until_on(1)
@@ -311,6 +318,43 @@ def test_a_copy_crosses_the_cable_and_the_lan_when_the_cable_is_pulled(line: Lin
     finally:
         line.cluster.cable("plug", END)
         line.kubectl("delete", "mc", copies.name, "-n", "default")
+
+
+def secret(line: Line, namespace: str) -> str:
+    """Creates a Secret with the token of the gated repository. Returns its name."""
+    name = "hub-token"
+    line.kubectl("create", "secret", "generic", name, "-n", namespace, f"--from-literal=token={TOKEN}")
+    return name
+
+
+def test_a_namespace_gets_a_gated_repository_that_macs_have_only_with_its_own_token(
+    line: Line, hub: str, deploy: Deploy, alone: Alone
+) -> None:
+    copies = Copies(line, "gated", GATED, tokenSecret=secret(line, "default"))
+    copies.keep(2)
+    try:
+        copies.until_on(2)
+        commit = copies.status()["commit"]
+        deployment = deploy("stranger", model={"repository": GATED}, nodes={"max": 1})
+        assert "is gated" in deployment.until_condition("ModelResolved", "False", "Gated")["message"]
+        # Nor by the path of the files.
+        store = line.json("get", "nodeprofile", line.macs[0])["status"]["store"]["folder"]
+        path = f"{store}/models--{GATED.replace('/', '--')}/snapshots/{commit}"
+        deployment.patch({"model": {"repository": None, "path": path}})
+        deployment.until_condition("ModelResolved", "False", "ModelNotFound")
+    finally:
+        line.kubectl("delete", "mc", copies.name, "-n", "default")
+        line.kubectl("delete", "secret", "hub-token", "-n", "default")
+    # The Macs keep the files when nothing refers to them any more, and remember.
+    token = secret(line, deployment.namespace)
+    deployment.patch({"model": {"path": None, "repository": GATED}})
+    deployment.until_condition("ModelResolved", "False", "Gated")
+    asked = downloads(line)
+    deployment.patch({"model": {"tokenSecret": token}})
+    deployment.until_ready()
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": GATED})
+    assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS, GATED_LAYERS)
+    assert downloads(line) == asked + 1, "only the header"
 
 
 def test_a_model_at_a_uri_that_is_on_no_mac_serves_the_tokens_of_one_process(

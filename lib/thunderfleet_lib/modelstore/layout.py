@@ -14,6 +14,7 @@ OWN = ".thunderfleet"
 REPOSITORY = "models--"
 """How the folders of repositories begin."""
 INCOMPLETE = ".incomplete"
+RESTRICTED = ".token"
 TOKEN_LENGTH = 64
 
 
@@ -61,6 +62,10 @@ class Layout:
         if not is_blob(digest):
             raise ValueError(f"{digest[:80]!r} is not a hash")
         return self.manifests / f"{digest}.json"
+
+    def restricted(self, digest: str) -> Path:
+        """The file that says that the hub has listed a manifest's files for a token."""
+        return self.manifest(digest).with_suffix(RESTRICTED)
 
     def part(self, digest: str) -> Path:
         """The folder with a part of a model: with links to some of its files, and ``parts.PART_FILE``."""

@@ -16,14 +16,14 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from thunderfleet_lib.modelstore import hashing, parts
 from thunderfleet_lib.modelstore.eviction import Kept
 from thunderfleet_lib.modelstore.hashing import WrongBytes
-from thunderfleet_lib.modelstore.layout import INCOMPLETE, Layout
+from thunderfleet_lib.modelstore.layout import INCOMPLETE, RESTRICTED, Layout
 from thunderfleet_lib.modelstore.manifest import MAX_MANIFEST_BYTES, FileEntry, InvalidManifest, Manifest, load
 
 log = logging.getLogger(__name__)
@@ -144,6 +144,26 @@ class Store:
                 found = read_manifest(path, path.stem)
                 if found is not None:
                     yield found
+
+    def restrict(self, tokens: Mapping[str, bool]) -> None:
+        """Notes, by digest, whether the hub has listed a model's files only for a token. Raises OSError.
+
+        Notes about models that are neither in ``tokens`` nor in the store are removed.
+        """
+        for digest, token in tokens.items():
+            path = self.layout.restricted(digest)
+            if not token:
+                path.unlink(missing_ok=True)
+            elif not path.exists():
+                path.touch()
+        for path in self.layout.manifests.glob(f"*{RESTRICTED}"):
+            if path.stem not in tokens and not path.with_suffix(".json").exists():
+                path.unlink(missing_ok=True)
+
+    def restricted(self) -> frozenset[str]:
+        """The folders of commits whose files the hub has listed only for a token."""
+        found = (self.manifest(path.stem) for path in self.layout.manifests.glob(f"*{RESTRICTED}"))
+        return frozenset(str(self.layout.snapshot(one.repository, one.commit)) for one in found if one is not None)
 
     # --- blobs -------------------------------------------------------------------------------------------------------
 
@@ -360,6 +380,7 @@ class Store:
             freed += _remove_file(self.layout.incomplete(manifest.repository, name))
             (self.layout.locks / name).unlink(missing_ok=True)
         self.layout.manifest(digest).unlink(missing_ok=True)
+        self.layout.restricted(digest).unlink(missing_ok=True)
         self._drop_empty(manifest.repository)
         return freed
 

@@ -323,14 +323,20 @@ async def serve(hub: Hub, host: str, port: int, tls: ssl.SSLContext | None = Non
 
 
 def main(host: str, port: str, *models: str) -> None:
-    """Serves folders, each given as REPOSITORY=FOLDER, until it is killed: for Macs that have a network of their own."""
+    """Serves folders, each given as REPOSITORY=FOLDER, until it is killed: for Macs that have a network of their own.
+
+    A gated one is given as REPOSITORY=FOLDER=TOKEN; holders of the token may read it.
+    """
     global CDN_HOST
     CDN_HOST = host
     hub = Hub()
     hub.log = True
     for model in models:
-        name, _, folder = model.partition("=")
+        name, folder, *token = model.split("=")
         hub.add_folder(name, Path(folder))
+        for one in token:
+            hub.repositories[name].gated = True
+            hub.tokens.setdefault(one, set()).add(name)
     asyncio.run(serve(hub, host, int(port)))
 
 

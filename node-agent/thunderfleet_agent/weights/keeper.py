@@ -91,6 +91,10 @@ class Keeper:
         self.about = ModelStore(folder=str(folder))
         """What the NodeProfile says about the store."""
         self.copies: tuple[ModelCopy, ...] = ()
+        self.restricted = frozenset[str]()
+        """Paths of models of the store that the hub has listed only for a token. They are not published as models of this Mac:
+        a namespace gets them through a ModelCache whose own token the hub has accepted."""
+        self.restricted = self._restricted({})
         self._node = node
         self._changed = changed
         self._arrived = arrived
@@ -173,11 +177,26 @@ class Keeper:
             if state.peer is not None:
                 self._origins[digest] = {"source": state.source, "peer": state.peer, "link": state.link}
 
+    def _restricted(self, wanted: Mapping[str, Wanted]) -> frozenset[str]:
+        """Those of the store, and those of ``wanted``, which may appear at any time."""
+        try:
+            found = set(self.store.restricted())
+        except OSError as error:
+            log.warning("model store %s: %s", self.store.root, _said(error))
+            found = set(self.restricted)
+        for one in wanted.values():
+            with contextlib.suppress(ValueError):
+                if one.token:
+                    found.add(str(self.store.layout.snapshot(one.repository, one.commit)))
+        return frozenset(found)
+
     # --- in a thread -------------------------------------------------------------------------------------------------
 
     def _work(self, wanted: Mapping[str, Wanted]) -> dict[str, CopyState]:
         """Takes over what has arrived. Raises OSError if the store cannot be used at all."""
         self.store.prepare_once()
+        self.store.restrict({digest: one.token for digest, one in wanted.items()})
+        self.restricted = self._restricted(wanted)
         states = {}
         for digest, one in wanted.items():
             try:

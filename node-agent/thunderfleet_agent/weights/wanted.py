@@ -36,6 +36,8 @@ class Wanted:
     """Numbers of the manifest's files that this Mac is to have; None for all."""
     layers: frozenset[int] = frozenset()
     """Layers that ranks on this Mac read from the folder for a part; empty if none does."""
+    token: bool = False
+    """Whether the hub has listed it only for a token, in each namespace whose ModelCache assigns it."""
 
     def of(self, manifest: Manifest) -> Manifest:
         """The files that this Mac is to have. Raises InvalidManifest if the model has no such files."""
@@ -68,6 +70,7 @@ def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
             downloads=(*(known.downloads if known else ()), *((str(cache.metadata.uid),) if hub else ())),
             files=files,
             layers=layers,
+            token=status.token_accepted is not None and (known is None or known.token),
         )
     return found
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -29,6 +29,7 @@ from thunderfleet_agent.peers import identity
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
 from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
+from thunderfleet_agent.weights.keeper import Keeper
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile
 from thunderfleet_lib import logtext
@@ -346,6 +347,23 @@ async def test_a_model_is_published_first_and_its_sizes_when_they_are_known(
         assert "sizedBy" not in model()
         (tmp_path / "go").touch()
         await until(lambda: model().get("sizedBy") == "MLX")
+
+
+async def test_a_model_of_the_store_that_is_not_for_every_namespace_is_not_published(
+    machine: Any, kube: Any, make_model: Any, tmp_path: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(make_model(tmp_path / "models" / "org" / name)) for name in ("open", "shut")]
+
+    def published() -> list[str]:
+        return [one["path"] for one in kube.objects.get(PROFILE, {}).get("status", {}).get("models") or []]
+
+    async with running(kube, monkeypatch, model_folders=(tmp_path / "models",)) as loop:
+        await until(lambda: published() == paths)
+        keeper = Keeper(cast(Any, None), "studio-1", tmp_path / "store", lambda: None, lambda: None)
+        keeper.restricted = frozenset(paths[1:])
+        loop.keeper = keeper
+        loop.publish_soon()
+        await until(lambda: published() == paths[:1])
 
 
 async def test_a_restart_takes_nothing_away_that_takes_long_to_find_out(

@@ -86,6 +86,54 @@ class Mac:
         return folder
 
 
+def with_token(cache: Json, secret: str | None = "hub") -> Json:
+    """The cache with a Secret whose token the hub has accepted."""
+    return {**cache, "status": {**cache["status"], "tokenAccepted": secret}}
+
+
+def test_what_the_hub_lists_for_a_token_is_no_model_for_every_namespace(mac: Mac) -> None:
+    mine = with_token(cache("tiny"))
+    mac.wants(mine)
+    path = str(mac.store.layout.snapshot("owner/tiny", manifest("tiny").commit))
+    mac.download("tiny")
+    mac.round()
+    assert Path(path).is_dir() and mac.keeper.restricted == {path}
+    # It is kept when no ModelCache is left, also by the next agent.
+    mac.wants()
+    mac.round()
+    assert mac.keeper.restricted == {path}
+    assert Mac(mac.store.root).keeper.restricted == {path}
+    # The hub has listed the same for another namespace without a token.
+    mac.wants(mine, cache("tiny", uid="other", namespace="other"))
+    mac.round()
+    assert mac.keeper.restricted == frozenset()
+    mac.wants(mine, with_token(cache("tiny", uid="other", namespace="other")))
+    mac.round()
+    assert mac.keeper.restricted == {path}
+    mac.wants()
+    mac.store.remove(manifest("tiny").digest)
+    mac.round()
+    assert mac.keeper.restricted == frozenset()
+    assert list(mac.store.layout.manifests.iterdir()) == []
+
+
+def test_a_model_is_restricted_before_its_folder_appears(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from another Mac makes it appear at any time after the round that wants it."""
+    mac.wants(with_token(cache("tiny", source="Peer")))
+    peers = Peers(mac, "tiny")
+    mac.keeper.peers = peers
+    seen: list[bool] = []
+    real = peers.want
+
+    def want(models: Collection[Wanted]) -> None:
+        seen.extend(mac.store.layout.restricted(one.digest).exists() for one in models)
+        real(models)
+
+    monkeypatch.setattr(peers, "want", want)
+    mac.round()
+    assert seen == [True]
+
+
 class Peers:
     """Copies from another Mac, as the keeper sees them: a model arrives as soon as it is wanted."""
 

@@ -313,7 +313,7 @@ def test_what_agents_write_cannot_control_a_terminal(files: Any, capsys: Any) ->
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ({"model": {}}, "spec.model: set exactly one of repository and path"),
+        ({"model": {}}, "spec.model: set exactly one of repository, path and uri"),
         ({"nodes": {"min": 3, "max": 2}}, "spec.nodes.max: must be at least spec.nodes.min (3)"),
         ({"nodes": {"min": 0}}, "spec.nodes.min: Input should be greater than or equal to 1"),
         ({"transport": "Pigeon"}, "spec.transport: must be one of Auto, JACCL, JACCLRing, Ring"),
