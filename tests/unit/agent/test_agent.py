@@ -138,13 +138,11 @@ async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: An
     machine.script("sw_vers", "sleep 600 & echo ProductVersion: 26.3")
     quick = [replace(question, seconds=0.3) for question in QUESTIONS if question.source is not Source.RUNTIME]
 
-    async def rounds(count: int) -> tuple[int, int]:
+    async def rounds(count: int) -> tuple[int, int, int]:
         for _ in range(count):
             await asyncio.gather(*(collector._ask(question) for question in quick))
         gc.collect()
-        # On a busy machine, other commands end too late in some rounds.
-        assert len(collector.facts.failures) + len(collector._misses) <= 2 * len(quick)
-        return len(os.listdir("/dev/fd")), len(asyncio.all_tasks())
+        return len(os.listdir("/dev/fd")), len(asyncio.all_tasks()), len(collector.facts.failures) + len(collector._misses)
 
     before = await rounds(2)
     assert await rounds(6) == before

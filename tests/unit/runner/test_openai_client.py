@@ -13,7 +13,6 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from thunderfleet_runner.api import service as service_module
 from thunderfleet_runner.api.http import gateway
 
 from tests.unit.runner.walker import MODEL, NO_CALL, THOUGHT, walked, walker
@@ -252,8 +251,6 @@ async def test_the_official_client(
 ) -> None:
     monkeypatch.setattr(gateway, "SMALLEST_QUEUE", 0)
     monkeypatch.setattr(gateway, "QUEUE_PER_SLOT", 0)
-    # On a busy machine, the end of a killed rank may be noticed late.
-    monkeypatch.setattr(service_module, "FIRST_CAUSE_SECONDS", 60.0)
     async with walker(served, tiny, tmp_path / "walker") as (group, client):
         await check_whole_answers(client)
         await check_streams(client)
