@@ -136,7 +136,10 @@ async def test_nothing_grows_over_many_rounds_of_damage(machine: Any, shapes: An
     machine.script("rdma_ctl", "while :; do echo 0123456789012345678901234567890123456789012345678901234567890123456789; done")
     machine.script("ifconfig", "exit 3")
     machine.script("sw_vers", "sleep 600 & echo ProductVersion: 26.3")
-    quick = [replace(question, seconds=0.3) for question in QUESTIONS if question.source is not Source.RUNTIME]
+    # Only these end at their limit: the others may take longer on a busy machine, and end the same in each round.
+    damaged = {"ibv_devices", "rdma_ctl", "ifconfig", "sw_vers"}
+    asked = [question for question in QUESTIONS if question.source is not Source.RUNTIME]
+    quick = [replace(one, seconds=0.3) if one.argv[0] in damaged else one for one in asked]
 
     async def rounds(count: int) -> tuple[int, int, int]:
         for _ in range(count):

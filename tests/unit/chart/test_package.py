@@ -49,7 +49,7 @@ def test_the_package_has_every_file_and_nothing_else(package: Path, chart: Path)
         found = {path: stream.read() for path, stream in streams.items() if stream is not None}
     assert package.name == f"thunderfleet-{version_of(chart)}.tgz"
     assert set(found) == wanted
-    # helm writes Chart.yaml anew.
+    # helm rewrites Chart.yaml.
     changed = [path.name for path, content in found.items() if content != (chart / path).read_bytes()]
     assert [name for name in changed if name != "Chart.yaml"] == []
 
