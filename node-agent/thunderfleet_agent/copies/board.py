@@ -117,6 +117,7 @@ class Board:
         self.small: dict[str, FileEntry] = {}
         self._flying_small: dict[str, str] = {}
         self._sources: dict[str, Source] = {}
+        self._connecting: dict[str, Way] = {}
         self._moved: dict[Way, float] = {way: now for way in Way}
         for entry in sorted(entries, key=lambda entry: (entry.size, entry.path)):
             if entry.size > CHUNK_BYTES:
@@ -133,13 +134,19 @@ class Board:
         """The large files that are fetched now."""
         return tuple(self.large.values())[:MAX_ACTIVE]
 
+    def expect(self, key: str, way: Way) -> None:
+        """A connection is being made. Worse ways wait for it at the start, not whenever it is tried again."""
+        self._connecting[key] = way
+
     def join(self, key: str, node: str, way: Way, now: float) -> None:
         """A new connection."""
+        self._connecting.pop(key, None)
         self._sources[key] = Source(node, way)
         self._moved[way] = now
 
     def leave(self, key: str) -> None:
-        """A connection ended; its unfinished work is done by others."""
+        """A connection ended, or could not be made; its unfinished work is done by others."""
+        self._connecting.pop(key, None)
         self._sources.pop(key, None)
         for large in self.large.values():
             large.flying = {index: by for index, by in large.flying.items() if by != key}
@@ -163,7 +170,8 @@ class Board:
 
     def _yields(self, source: Source, now: float) -> bool:
         """Whether a better way makes progress."""
-        better = {other.way for other in self._sources.values() if other.way < source.way}
+        known = {*(other.way for other in self._sources.values()), *self._connecting.values()}
+        better = {way for way in known if way < source.way}
         busy = {other.way for other in self._sources.values() if other.busy}
         return any(way in busy or now - self._moved[way] < GRACE_SECONDS for way in better)
 

@@ -137,6 +137,8 @@ class Transfer:
         self._rates = Rates(now)
         self._files: dict[str, OpenFile] = {}
         self._threads: dict[str, threading.Thread] = {}
+        # Replaced, never changed.
+        self._kinds: Mapping[str, Way] = {}
         self._connections: dict[str, Connection] = {}
         self._trouble: dict[str, Trouble] = {}
         self._dropped: dict[str, Dropped] = {}
@@ -272,7 +274,9 @@ class Transfer:
 
     def _start_connections(self) -> None:
         now = time.monotonic()
-        for way in self._network.ways():
+        ways = self._network.ways()
+        self._kinds = {way.key: way.way for way in ways}
+        for way in ways:
             with self._lock:
                 running = self._threads.get(way.key)
                 trouble = self._trouble.setdefault(way.key, Trouble())
@@ -285,25 +289,24 @@ class Transfer:
                 thread = threading.Thread(target=self._guard, args=(lambda way=way: self._work(way),), daemon=True)
                 thread.name = "copy-fetch"
                 self._threads[way.key] = thread
+                self._board.expect(way.key, way.way)
             thread.start()
 
     def _work(self, way: Path) -> None:
         """The thread of one connection."""
         try:
             connection = connect(way, self._network.node, self._network.context)
-        except PeerFailed as error:
-            self._failed(way, str(error))
-            return
-        with self._lock:
-            self._connections[way.key] = connection
-            self._board.join(way.key, way.to.node, way.way, time.monotonic())
-        try:
-            if not self._stop.is_set():
-                self._fetch(way, connection)
+            try:
+                with self._lock:
+                    self._connections[way.key] = connection
+                    self._board.join(way.key, way.to.node, way.way, time.monotonic())
+                if not self._stop.is_set():
+                    self._fetch(way, connection)
+            finally:
+                connection.close()
         except PeerFailed as error:
             self._failed(way, str(error))
         finally:
-            connection.close()
             with self._lock:
                 self._connections.pop(way.key, None)
                 self._board.leave(way.key)
@@ -318,6 +321,10 @@ class Transfer:
             trouble.again = time.monotonic() + RETRY.seconds(trouble.count)
         (log.warning if trouble.count == 1 else log.debug)("copy of %s: %s", self._manifest.repository, why)
 
+    def _changed(self, way: Path) -> bool:
+        """Whether a group has begun to use this cable, or has left it: its limit and its turn are other ones now."""
+        return self._kinds.get(way.key, way.way) is not way.way
+
     def _quits(self, way: Path) -> bool:
         return self._stop.is_set() or self._over or self._failure is not None or way.to.node in self._dropped
 
@@ -327,9 +334,9 @@ class Transfer:
         while not self._quits(way):
             if next_ is None and len(flying) < DEPTH:
                 with self._lock:
-                    if self._board.done:
+                    if self._board.done or (self._changed(way) and not flying):
                         return
-                    next_ = self._board.take(way.key, time.monotonic())
+                    next_ = None if self._changed(way) else self._board.take(way.key, time.monotonic())
             if isinstance(next_, Chunk):
                 connection.send(Request(Op.CHUNK, (next_.blob,), next_.index))
                 flying.append(next_)

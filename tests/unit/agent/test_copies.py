@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from thunderfleet_agent.copies import wire
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
 from thunderfleet_agent.copies.connection import PeerFailed, connect
 from thunderfleet_agent.copies.pace import Pace
+from thunderfleet_agent.copies.paths import Path as PeerPath
 from thunderfleet_agent.copies.paths import Way
 from thunderfleet_agent.copies.server import MAX_PER_NODE
-from thunderfleet_agent.copies.transfer import TransferFailed
+from thunderfleet_agent.copies.transfer import Transfer, TransferFailed
 from thunderfleet_agent.copies.wire import Op, Request
 from thunderfleet_agent.peers.identity import Identity
 from thunderfleet_crds.reasons import Reason
@@ -89,6 +91,32 @@ async def test_several_cables_and_sources_are_used_at_once(fleet: Fleet) -> None
     assert await run(target.transfer(whole, *ways, paces=paces))
     assert target.has(whole, files)
     assert set(target.received) == {way.key for way in ways}
+
+
+async def test_a_cable_that_a_group_begins_to_use_is_left_for_the_network(fleet: Fleet) -> None:
+    files = {"model.safetensors": content(4, 12 * CHUNK_BYTES)}
+    source, target, whole = await holder(fleet, files, cables=2), await fleet.mac(), manifest(files)
+    cable, lan = target.way(source), target.way(source, Way.NETWORK, number=1)
+    used = target.way(source, Way.USED_CABLE)
+    ways = [cable, lan]
+    network = target.network()
+    at: dict[Way, int] = dict.fromkeys(Way, 0)
+
+    def received(way: PeerPath, count: int) -> None:
+        at[way.way] += count
+        if at[Way.CABLE] > CHUNK_BYTES:
+            ways[0] = used
+
+    # Slow, so that the group comes while most is still to fetch.
+    paces = {Way.CABLE: Pace(CHUNK_BYTES)}
+    target.store.add_manifest(whole)
+    target.shelf.refresh()
+    transfer = Transfer(
+        target.store, target.shelf, whole, replace(network, ways=lambda: tuple(ways), paces=paces, received=received)
+    )
+    assert await run(transfer)
+    assert target.has(whole, files)
+    assert at[Way.CABLE] < 6 * CHUNK_BYTES < at[Way.NETWORK] and not at[Way.USED_CABLE], at
 
 
 async def test_a_chain_forwards_chunks_while_the_file_still_arrives(fleet: Fleet) -> None:
@@ -584,3 +612,22 @@ def test_worse_ways_wait_while_a_better_one_makes_progress() -> None:
     board.arrived("cable", work)
     assert board.take("lan", 0.4) is None
     assert board.take("lan", 0.4 + GRACE_SECONDS) is not None
+
+
+def test_the_network_waits_at_the_start_for_a_cable_that_is_being_connected() -> None:
+    from thunderfleet_agent.copies.board import GRACE_SECONDS, Ask, Board
+
+    data = content(13, 3 * CHUNK_BYTES)
+    board = Board([entry("model.safetensors", data)], lambda n: 0, 0.0)
+    board.expect("cable", Way.CABLE)
+    board.expect("lan", Way.NETWORK)
+    board.join("lan", "mac-1", Way.NETWORK, 0.0)
+    assert board.take("lan", 0.1) is None
+    # It cannot be connected.
+    board.leave("cable")
+    assert isinstance(board.take("lan", 0.2), Ask)
+    # When it is tried again, nothing waits for it.
+    board.expect("cable", Way.CABLE)
+    assert board.take("lan", GRACE_SECONDS + 0.1) is not None
+    board.join("cable", "mac-1", Way.CABLE, GRACE_SECONDS + 0.2)
+    assert board.take("lan", GRACE_SECONDS + 0.3) is None
