@@ -76,7 +76,9 @@ async def _serve(
             rounds.scan_soon,
             lambda: [use.model_path for use in publisher.groups if use.model_path],
         )
-    server = Server(settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts, dial_rounds.knows)
+    server = Server(
+        settings.host_ip, settings.node, metrics, rounds.trouble, known_peers.accepts, dial_rounds.knows, dial_rounds.greeted
+    )
     if rounds.keeper is not None:
         shelf = Shelf(rounds.keeper.store, settings.node)
         counters = Counters(metrics.received, metrics.wrong_bytes)

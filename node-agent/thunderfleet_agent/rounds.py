@@ -101,6 +101,8 @@ class Rounds:
         self._found: Profile | None = None
         self._ends: tuple[LinkReport, ...] = ()
         self._dial_now = asyncio.Event()
+        if dial_rounds is not None:
+            dial_rounds.wake = self._dial_now.set
         self.links: dict[str, str] = {}
         """The cable that was last seen at each interface."""
         self.sensors: SensorReader | None = None
@@ -324,7 +326,6 @@ class Rounds:
         self._host_ip = address
         if self._dial_rounds is not None:
             self._dial_rounds.host_ip = address
-            self._dial_now.set()
         if self.agent is not None:
             self.agent = self.agent.model_copy(update={"address": address})
         if self.move is not None:
@@ -336,6 +337,7 @@ class Rounds:
         self._damper.see(self._collector.facts, time.monotonic())
         looking = self._looked is None or time.monotonic() >= self._due()
         lost = self._lost_address()
+        before = self._host_ip
         if looking or lost:
             await self._publisher.look()
             await self._follow_address()
@@ -364,6 +366,9 @@ class Rounds:
             copies=self.keeper.copies if self.keeper else (),
         )
         wrote = await self._publisher.apply_profile(found)
+        if self._host_ip != before:
+            # Now that the profile shows the new address: a Mac that is dialled from it reads the profile.
+            self._dial_now.set()
         wanted = wanted_uuids(found.status)
         if wanted != self._wanted:
             self._wanted, looking, self._look_after = wanted, True, FIRST_LOOK_SECONDS

@@ -94,11 +94,12 @@ class Server:
         trouble: Callable[[], str | None],
         accepts: Callable[[str, str], Awaitable[bool]],
         knows: Callable[[str], bool] = lambda address: False,
+        greeted: Callable[[str, str], None] = lambda node, address: None,
     ) -> None:
         """``trouble`` says why this agent should be restarted; None if it works.
 
         ``accepts`` says whether the NodeProfile of a node shows a certificate with that SHA-256. ``knows``: whether an address
-        is one of another agent; places are reserved for those.
+        is one of another agent; places are reserved for those. ``greeted`` receives nodes that were accepted, and from where.
         """
         self._address = address
         self._node = node
@@ -106,6 +107,7 @@ class Server:
         self._trouble = trouble
         self._accepts = accepts
         self._knows = knows
+        self._greeted = greeted
         self._others: frozenset[str] = frozenset()
         self._agents: Endpoint | None = None
         self._status: Endpoint | None = None
@@ -151,8 +153,13 @@ class Server:
 
     async def _hello(self, request: web.Request) -> web.Response:
         """Tells a known agent the name of this node."""
-        _, refusal = await self._who(request)
-        return refusal or web.json_response({"node": self._node})
+        node, refusal = await self._who(request)
+        if refusal is not None:
+            return refusal
+        peer = request.transport.get_extra_info("peername") if request.transport else None
+        if peer:
+            self._greeted(node, str(peer[0]))
+        return web.json_response({"node": self._node})
 
     async def _who(self, request: web.Request) -> tuple[str, web.Response | None]:
         """The node that the peer claims, and a refusal if its NodeProfile does not show the peer's certificate."""

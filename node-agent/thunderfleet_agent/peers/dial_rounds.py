@@ -34,6 +34,8 @@ FIRST_TRIES = 6
 # The fleet is listed soon after the start, then less and less often.
 FIRST_LIST_SECONDS = 5.0
 LIST_SECONDS = 600.0
+# The profile of a Mac that dials from an address which its profile does not show is read at most this often.
+GREETED_SECONDS = 10.0
 
 
 class DialRounds:
@@ -60,6 +62,12 @@ class DialRounds:
         self._rounds = 0
         self._tries: dict[tuple[str, str], int] = {}
         self._problems: dict[tuple[str, str], str] = {}
+        self._greeted: dict[str, float] = {}
+        """When a known Mac last dialled from an unknown address (monotonic); no more entries than known Macs."""
+        self._moved: set[str] = set()
+        """Those of them whose profiles are still to be read."""
+        self.wake: Callable[[], None] = lambda: None
+        """Starts a round soon."""
 
     @property
     def facts(self) -> tuple[Reachability, ...]:
@@ -93,6 +101,18 @@ class DialRounds:
             for profile in profiles.values()
         )
 
+    def greeted(self, node: str, address: str) -> None:
+        """An agent that proved to be that of ``node`` has dialled from ``address``: the Mac may have got another one."""
+        now = time.monotonic()
+        known = [profiles[node] for profiles in (self._neighbors, self._members, self._others) if node in profiles]
+        if not known or any(address in dial_plan.addresses(profile) for profile in known):
+            return
+        if now - self._greeted.get(node, -GREETED_SECONDS) < GREETED_SECONDS:
+            return
+        self._greeted[node] = now
+        self._moved.add(node)
+        self.wake()
+
     async def round(self, own: NodeProfileStatus, links: Iterable[ThunderboltLinkSpec]) -> bool:
         """Dials every address that is due. Returns whether the facts changed."""
         if self._table is None:
@@ -118,15 +138,29 @@ class DialRounds:
             or target.key in suspects
             or self._tries.get(target.key, FIRST_TRIES + 1) <= FIRST_TRIES
         ]
+        outcomes = await self._dial_all(self._table, due, own)
+        failed = {outcome.target.node for outcome in outcomes if outcome.problem}
+        await self._read_again(failed)
+        # A Mac with another address is dialled there at once.
+        seen = {target.key for target in wanted}
+        wanted = dial_plan.targets(node, own, specs, self._neighbors, self._others.values(), self._members)
+        new = [target for target in wanted if target.node in failed and target.key not in seen]
+        if new:
+            self._table.keep(wanted)
+            await self._dial_all(self._table, new, own)
+        return self.facts != before
+
+    async def _dial_all(
+        self, table: ReachabilityTable, targets: Iterable[PeerAddress], own: NodeProfileStatus
+    ) -> list[DialOutcome]:
         limit = asyncio.Semaphore(CONCURRENT_DIALS)
-        outcomes = list(await asyncio.gather(*(self._dial(target, own, limit) for target in due)))
+        outcomes = list(await asyncio.gather(*(self._dial(target, own, limit) for target in targets)))
         now = datetime.now(UTC)
         for outcome in outcomes:
-            self._table.record(outcome, now)
+            table.record(outcome, now)
             self._log(outcome)
         self._dialled(outcomes)
-        await self._read_again({outcome.target.node for outcome in outcomes if outcome.problem})
-        return self.facts != before
+        return outcomes
 
     async def _dial(self, target: PeerAddress, own: NodeProfileStatus, limit: asyncio.Semaphore) -> DialOutcome:
         async with limit:
@@ -159,6 +193,9 @@ class DialRounds:
         self._members = {name: profile for name, profile in self._members.items() if name in members}
         await self._read_again(ends - set(self._neighbors), self._neighbors)
         await self._read_again(members - set(self._members), self._members)
+        moved, self._moved = self._moved, set()
+        await self._read_again(moved)
+        self._greeted = {name: when for name, when in self._greeted.items() if self._is_known(name)}
         if time.monotonic() < self._list_at:
             return
         await self._read_again(self._members)
@@ -175,6 +212,9 @@ class DialRounds:
         self._others = fresh
         live = {(name, fact.address) for name in fresh for fact in self.facts if fact.node == name}
         self._problems = {key: text for key, text in self._problems.items() if key[0] in fresh or key in live}
+
+    def _is_known(self, node: str) -> bool:
+        return any(node in profiles for profiles in (self._neighbors, self._members, self._others))
 
     async def _read_again(self, nodes: Iterable[str], into: dict[str, NodeProfile] | None = None) -> None:
         """Reads these nodes' profiles: a peer that did not answer may have a new address or certificate.

@@ -361,6 +361,86 @@ async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(
     assert {fact.address: fact.state.value for fact in rounds.facts} == dict.fromkeys(("127.0.0.1", "127.0.0.2"), "Unreachable")
 
 
+async def test_a_peer_with_another_address_is_dialled_there_in_the_same_round(
+    listening: Listening, make_identity: Any, kube: Any
+) -> None:
+    target, _, known = listening
+    mine = await make_identity("studio-1")
+    known["studio-1"] = mine.sha256
+
+    def theirs(address: str) -> NodeProfile:
+        lan = interface("en0", InterfaceKind.ETHERNET, (address, LAN))
+        return profile("studio-2", lan, ports={3: "en4"}, agent=agent(address, target.port, target.sha256))
+
+    own = profile(
+        "studio-1", interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)), interface("en2", TB), ports={1: "en2"}
+    ).status
+    # Nobody listens there.
+    kube.objects[f"{PROFILES}/studio-2"] = theirs("127.0.0.9").dump()
+    rounds = DialRounds(Publisher(kube, "studio-1"), "127.0.0.4", mine.client)
+    rounds.begin(())
+    await rounds.round(own, [CABLE])
+    assert list(rounds.facts) == []
+    kube.objects[f"{PROFILES}/studio-2"] = theirs("127.0.0.1").dump()
+    assert await rounds.round(own, [CABLE])
+    assert [(fact.address, fact.state.value) for fact in rounds.facts] == [("127.0.0.1", "Reachable")]
+
+
+async def test_a_mac_that_dials_from_an_unknown_address_is_read_again(
+    listening: Listening, make_identity: Any, kube: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so often, and only if it is known: others cost no request."""
+    target, made, known = listening
+    woken, read = list[str](), list[str]()
+    theirs = profile(
+        "studio-2",
+        interface("en0", InterfaceKind.ETHERNET, ("127.0.0.1", LAN)),
+        ports={3: "en4"},
+        agent=agent("127.0.0.1", target.port, target.sha256),
+    )
+    own = profile("studio-1", interface("en0", InterfaceKind.ETHERNET, ("127.0.0.4", LAN)), ports={1: "en2"}).status
+    kube.objects[f"{PROFILES}/studio-2"] = theirs.dump()
+    mine = await make_identity("studio-1")
+    known["studio-1"] = mine.sha256
+    publisher = Publisher(kube, "studio-1")
+    profile_of = publisher.profile_of
+
+    async def counted(node: str) -> NodeProfile | None:
+        read.append(node)
+        return await profile_of(node)
+
+    monkeypatch.setattr(publisher, "profile_of", counted)
+    rounds = DialRounds(publisher, "127.0.0.4", mine.client)
+    rounds.wake = lambda: woken.append("now")
+    rounds.begin(())
+
+    async def accepts(node: str, sha256: str) -> bool:
+        return sha256 == made.sha256
+
+    server = Server("127.0.0.4", "studio-1", Metrics(), lambda: None, accepts, greeted=rounds.greeted)
+    port, _ = await server.start(0, 0, mine.server)
+    here = PeerAddress("studio-1", "127.0.0.4", port, mine.sha256)
+    try:
+        await dial(here, "studio-2", made.client, "127.0.0.9")
+        assert woken == [], "it is not known yet"
+        await rounds.round(own, [CABLE])
+        read.clear()
+        await dial(here, "studio-2", made.client, "127.0.0.1")
+        assert woken == []
+        await dial(here, "studio-2", made.client, "127.0.0.9")
+        await dial(here, "studio-2", made.client, "127.0.0.8")
+        assert woken == ["now"]
+        stranger = await make_identity("studio-3")
+        with pytest.raises(DialError):
+            await dial(here, "studio-2", stranger.client, "127.0.0.9")
+        await rounds.round(own, [CABLE])
+        assert read == ["studio-2"]
+        await rounds.round(own, [CABLE])
+        assert read == ["studio-2"], "once"
+    finally:
+        await server.close()
+
+
 async def test_the_macs_of_a_group_are_read_by_name_and_dialled(listening: Listening, make_identity: Any, kube: Any) -> None:
     target, _, known = listening
     mine = await make_identity("studio-1")
