@@ -28,7 +28,8 @@ REST_SECONDS = 5.0
 UNREAD_VALUES = 100_000
 """Tokens, and alternatives to them, that wait for a slow reader; then its request is cancelled. About 40 MB."""
 FIRST_CAUSE_SECONDS = 1.0
-"""How long requests cut by a failure wait for its first cause: ranks that lose a peer often report before the peer itself."""
+"""How long requests cut by a failure wait for its first cause, when nothing is known of the rank that failed first: ranks that
+lose a peer often report before the peer itself."""
 
 
 class Unavailable(Exception):
@@ -272,11 +273,11 @@ class Service:
         self._turn = 0
         self._close()
 
-    def detach(self, why: str, *, settled: bool = True) -> None:
+    def detach(self, why: str, *, settled: bool = True, awaited: Callable[[], bool] = lambda: False) -> None:
         """The group is no longer Ready: running requests end with Unavailable and ``why``.
 
-        When not ``settled``, they end with the next ``detach``, which may know the first cause, at the latest after
-        FIRST_CAUSE_SECONDS.
+        When not ``settled``, they end with the next ``detach``, which may know the first cause. It is waited for in steps of
+        FIRST_CAUSE_SECONDS: one, and more of them while ``awaited`` returns true.
         """
         self._link = None
         self.private = False
@@ -287,7 +288,16 @@ class Service:
         if settled:
             self._end_streams()
         elif self._pending_end is None:
-            self._pending_end = asyncio.get_running_loop().call_later(FIRST_CAUSE_SECONDS, self._end_streams)
+            self._wait_for_cause(awaited)
+
+    def _wait_for_cause(self, awaited: Callable[[], bool]) -> None:
+        self._pending_end = asyncio.get_running_loop().call_later(FIRST_CAUSE_SECONDS, self._cause_is_late, awaited)
+
+    def _cause_is_late(self, awaited: Callable[[], bool]) -> None:
+        if awaited():
+            self._wait_for_cause(awaited)
+        else:
+            self._end_streams()
 
     def _end_streams(self) -> None:
         if self._pending_end is not None:

@@ -174,6 +174,17 @@ class StateMachine:
             rank for rank in range(self.size) if rank not in (self.present if self.phase is Phase.WAITING else self.done)
         )
 
+    @property
+    def awaits_cause(self) -> bool:
+        """Whether requests are cut by a failure of which only an echo is known, and its first cause may still be reported.
+
+        It may be any other rank whose supervisor is connected and has not confirmed yet that its rank has ended: the supervisor
+        reports the rank's own failure before that.
+        """
+        if not self.cut or self.cause is None or not self.cause.fault.echo:
+            return False
+        return bool(self.present - self.done - {self.cause.rank})
+
     def step(self, event: Event) -> tuple["StateMachine", list[Action]]:
         """The state after ``event``, and the actions to carry out, in order."""
         match event:
@@ -292,7 +303,7 @@ class StateMachine:
         }.get(self.phase, faults.Stage.SERVE)
 
     def _failed(self, cause: Cause) -> tuple["StateMachine", list[Action]]:
-        if self.phase is Phase.ENDING and self.cause is not None and not self.draining:
+        if self._hears:
             return self._heard(cause)
         if self.phase is Phase.CHECKING:
             state = replace(self, cause=cause, used=True, spent=self.spent + 1)
@@ -302,6 +313,11 @@ class StateMachine:
         if self.phase in RUNNING:
             return replace(self, cause=cause)._end()
         return self, []
+
+    @property
+    def _hears(self) -> bool:
+        """Whether the ranks are being ended after a failure of this attempt, and not just because the group stops."""
+        return self.phase is Phase.ENDING and self.cause is not None and (bool(self.cut) or not self.draining)
 
     def _heard(self, cause: Cause) -> tuple["StateMachine", list[Action]]:
         """A further report while the ranks are already being ended."""
@@ -324,7 +340,7 @@ class StateMachine:
             return state, timer
         if state.phase is Phase.ENDING:
             heard: list[Action] = []
-            if state.cause is not None and state.cause.fault.echo and not state.draining:
+            if state._hears and state.cause is not None and state.cause.fault.echo:
                 # The cause was only an echo of a lost peer: it was this one, together with its supervisor.
                 lost = Cause(rank, state.attempt, state.cause.stage, faults.supervisor_lost(why))
                 state, heard = state._heard(lost)
@@ -341,12 +357,15 @@ class StateMachine:
     def _end(self) -> tuple["StateMachine", list[Action]]:
         """Ends all ranks. Requests end first: no rank may answer them when others have ended."""
         first = self.cause.line if self.cause is not None else "the group was stopped"
-        unsure = self.phase is Phase.READY and self.cause is not None and self.cause.fault.echo
-        cut = "the group failed and is restarting" if self.phase is Phase.READY else ""
+        cut = {
+            Phase.READY: "the group failed and is restarting",
+            Phase.DRAINING: "the group failed while its deployment was being stopped or moved",
+        }.get(self.phase, "")
+        unsure = bool(cut) and self.cause is not None and self.cause.fault.echo
         unserve = {
             Phase.PROVING: f"the group failed and is restarting: {first}",
             Phase.READY: f"{cut}: {first}",
-            Phase.DRAINING: f"the group failed while its deployment was being stopped or moved: {first}",
+            Phase.DRAINING: f"{cut}: {first}",
             Phase.STOPPING: faults.GRACE_IS_OVER,
         }.get(self.phase)
         state, timer = self._enter(Phase.ENDING, self.limits.end_seconds)
@@ -473,10 +492,12 @@ class StateMachine:
             case Phase.STOPPING:
                 return self._end()
             case Phase.ENDING:
-                # A supervisor that is cut off ends its rank by itself before it joins again.
+                # A supervisor that is cut off ends its rank by itself before it joins again. Requests wait no longer: rank 0's
+                # own supervisor, which is never cut off, may be the one that is late.
                 state, timer = self._enter(Phase.ENDING, self.limits.end_seconds)
-                state = replace(state, done=self.done)
-                return state, [*(Cut(rank) for rank in range(self.size) if rank not in self.done), *timer]
+                state = replace(state, done=self.done, cut="")
+                tell = self._tell() if self.cause is not None and self.cause.fault.echo else []
+                return state, [*tell, *(Cut(rank) for rank in range(self.size) if rank not in self.done), *timer]
             case _:
                 return self, []
 

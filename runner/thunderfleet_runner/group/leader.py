@@ -323,7 +323,7 @@ class Leader:
             case events.Serve(attempt=attempt):
                 self._serve(attempt)
             case events.Unserve(why=why, settled=settled):
-                self._service().detach(why, settled=settled)
+                self._service().detach(why, settled=settled, awaited=lambda: self.machine.awaits_cause)
             case events.Admit(admit=admit):
                 self._admit(admit)
             case events.Cut(rank=rank):

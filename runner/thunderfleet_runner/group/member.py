@@ -24,7 +24,7 @@ from thunderfleet_runner.group import heartbeats, launch
 from thunderfleet_runner.group.kill_guard import KillGuard
 from thunderfleet_runner.group.slot import RankSlot
 from thunderfleet_runner.host import preflight, weightvalues, wired_memory
-from thunderfleet_runner.host.rankprocess import rank_command, resident_bytes
+from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
 from thunderfleet_runner.net import jaccl, peers
 from thunderfleet_runner.net.ports import NoFreePort, PortBlock
 from thunderfleet_runner.net.relay import NOT_YET, Relays, not_taken
@@ -86,7 +86,10 @@ class Member:
         self._block = PortBlock(self.entry.ring_ports)
         self._attempt = 0
         self._stage = Stage.PREFLIGHT
+        self._stopping = False
+        """Whether the rank was asked to exit: what it does then is no failure."""
         self._ending = False
+        """Whether the rank is being ended: what it does then follows from that, unless it had left by itself."""
         self._failed = False
         """Whether this attempt's failure is reported."""
         self._orders: asyncio.Queue[peers.Order | _Settle] = asyncio.Queue()
@@ -215,7 +218,8 @@ class Member:
         await self.slot.prepare()
 
     def _begin(self, attempt: int, stage: Stage) -> None:
-        self._attempt, self._stage, self._ending, self._failed = attempt, stage, False, False
+        self._attempt, self._stage = attempt, stage
+        self._stopping = self._ending = self._failed = False
         logs.always(attempt=attempt)
 
     async def _preflight(self, attempt: int) -> None:
@@ -349,7 +353,7 @@ class Member:
     async def _stop(self, attempt: int) -> None:
         process = self.slot.process
         if process is not None and attempt == self._attempt:
-            self._ending = True
+            self._stopping = True
             process.send(protocol.Stop())
             # The leader has the time limit: it sends End when this takes too long, and End must not wait behind this.
             waits = asyncio.create_task(process.wait())
@@ -382,7 +386,8 @@ class Member:
                 self._report(peers.RankReady(attempt=attempt, **ready.model_dump(exclude={"type"})))
             case protocol.Failed() as failed:
                 self._stage = Stage(failed.stage)
-                self._fail(self._corrupted(failed) if failed.corrupted else faults.from_text(self._stage, failed.text))
+                fault = self._corrupted(failed) if failed.corrupted else faults.from_text(self._stage, failed.text)
+                self._fail(fault, first=self.slot.process is not None and self.slot.process.by_itself)
             case protocol.Log(level=level, text=text):
                 logging.getLogger("rank").log(logging.getLevelNamesMapping()[level.upper()], "%s", text)
             case _:
@@ -409,17 +414,22 @@ class Member:
             self._stage = Stage.PROVE if planned > 1 and self.plan.verify is not Verify.NONE else Stage.LOAD
             self._report(peers.RankFormed(attempt=attempt, rank=rank, size=size, all_sum=all_sum))
 
-    def _exited(self, attempt: int, code: int, tail: str) -> None:
+    def _exited(self, attempt: int, process: RankProcess) -> None:
+        code = process.code
         self.heartbeats.stop()
         if code < 0 and self._stage in (Stage.PROVE, Stage.LOAD, Stage.CHECK, Stage.SERVE):
             self._kills.killed()
         log.info("attempt %d: rank %d exited (code %d)", attempt, self.rank, code)
-        if not self._ending:
-            self._fail(faults.from_exit(self._stage, code, tail, rdma=self.plan.backend is Backend.JACCL))
+        fault = faults.from_exit(self._stage, code, process.tail, rdma=self.plan.backend is Backend.JACCL)
+        self._fail(fault, first=process.by_itself)
 
-    def _fail(self, fault: Fault) -> None:
-        """Reports a failure of this attempt; only the first one, since the others follow from it."""
-        if self._failed or self._ending:
+    def _fail(self, fault: Fault, *, first: bool = False) -> None:
+        """Reports a failure of this attempt; only the first one, since the others follow from it.
+
+        ``first``: the rank failed before it was ended, though this is noticed later. Its peers may report the loss earlier, and
+        the leader then orders the end of all ranks; what they report is only an echo of this.
+        """
+        if self._failed or self._stopping or (self._ending and not first):
             return
         self._failed = True
         self._report(

@@ -32,8 +32,8 @@ class Spare:
 class RankSlot:
     """Starts, hands over and ends the processes of one rank.
 
-    ``on_message`` gets the attempt and the message; ``on_exit`` the attempt, the exit code and the end of the process's output.
-    Neither is called for a spare.
+    ``on_message`` gets the attempt and the message; ``on_exit`` the attempt and the process that has exited. Neither is called
+    for a spare.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RankSlot:
         command: list[str],
         pid_file: Path,
         on_message: Callable[[int, protocol.FromRank], None],
-        on_exit: Callable[[int, int, str], None],
+        on_exit: Callable[[int, RankProcess], None],
     ) -> None:
         self.pid_file = pid_file
         self.process: RankProcess | None = None
@@ -123,12 +123,13 @@ class RankSlot:
             elif spare.attempt is not None:
                 self._on_message(spare.attempt, message)
 
-        def exited(code: int) -> None:
+        def exited(_: int) -> None:
             spare.gone = True
             spare.up.set()
             if spare.attempt is not None:
+                assert spare.process is not None
                 self.process = None
-                self._on_exit(spare.attempt, code, spare.process.tail if spare.process is not None else "")
+                self._on_exit(spare.attempt, spare.process)
 
         spare.process = await RankProcess.start(self._command, pid_file=self.pid_file, on_message=received, on_exit=exited)
         return spare

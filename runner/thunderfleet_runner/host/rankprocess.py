@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -26,6 +27,8 @@ rank_log = logging.getLogger("rank")
 RANK_MODULE = "thunderfleet_runner.rank"
 """The module in the command line of every rank."""
 TAIL_LINES = 40
+LINE_BYTES = 1 << 16
+"""Longer lines of a rank's output are dropped."""
 PS_SECONDS = 5.0
 _LEVELS = {"WARNING": logging.WARNING, "ERROR": logging.ERROR, "CRITICAL": logging.ERROR}
 TERM_SECONDS = 2.0
@@ -68,20 +71,38 @@ def ignored_variables(base: Mapping[str, str]) -> list[str]:
     return sorted(name for name in base if name.startswith(("MLX_", "JACCL_")) and name not in _OF_ONE_PROCESS)
 
 
+class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
+    """Notices the end of a process at once: up to Python 3.12, ``Process.wait`` also waits until nothing holds its output."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=LINE_BYTES, loop=asyncio.get_running_loop())
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
 class RankProcess:
     """One started process.
 
     ``on_message`` gets its messages; ``on_exit`` its exit code, once, when it is reaped and its socket is read to the end.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, end: socket.socket, pid_file: Path) -> None:
-        self._process = process
+    def __init__(self, transport: asyncio.SubprocessTransport, exit_: _Exit, end: socket.socket, pid_file: Path) -> None:
+        self._process = asyncio.subprocess.Process(transport, exit_, asyncio.get_running_loop())
+        self._transport = transport
+        self._exit = exit_
         self._socket = end
         self._pid_file = pid_file
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._outgoing = bytearray()
         self._tasks: list[asyncio.Task[None]] = []
         self._gone = asyncio.Event()
+        self._ended = False
+        """Whether ``end`` signalled it before it had left."""
+        self._killed = False
+        """Whether ``end`` sent SIGKILL."""
         self.failed: protocol.Failed | None = None
         """Its Failed message, if it sent one."""
 
@@ -97,7 +118,8 @@ class RankProcess:
         """Starts ``command`` and listens to it. Raises OSError when it cannot be started."""
         ours, theirs = socket.socketpair()
         try:
-            process = await asyncio.create_subprocess_exec(
+            transport, exit_ = await asyncio.get_running_loop().subprocess_exec(
+                _Exit,
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -111,8 +133,8 @@ class RankProcess:
             raise
         finally:
             theirs.close()
-        _remember(pid_file, process.pid)
-        self = cls(process, ours, pid_file)
+        _remember(pid_file, transport.get_pid())
+        self = cls(transport, exit_, ours, pid_file)
         ours.setblocking(False)
         said = asyncio.create_task(self._listen(on_message), name="rank-socket")
         wrote = asyncio.create_task(self._pump(), name="rank-stderr")
@@ -128,6 +150,19 @@ class RankProcess:
     def tail(self) -> str:
         """The last lines of its output."""
         return "\n".join(self._tail)
+
+    @property
+    def code(self) -> int:
+        """Its exit code once it has exited; negative: the signal that ended it."""
+        return self._process.returncode or 0
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether ``end`` is not the reason for its exit: it had left before, or a SIGKILL that ``end`` did not send ended it.
+
+        False from ``end`` on until it has exited, unless it had left before.
+        """
+        return not self._ended or (self._process.returncode == -signal.SIGKILL and not self._killed)
 
     def send(self, message: protocol.ToRank) -> None:
         """Never blocks: unsent data waits in memory. Dropped when the process has exited."""
@@ -154,10 +189,12 @@ class RankProcess:
     async def end(self) -> None:
         """SIGTERM, then SIGKILL; returns when it is reaped."""
         if not self._gone.is_set():
+            self._ended = self._ended or not self._left()
             self.signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TERM_SECONDS):
                     await self._gone.wait()
+        self._killed = self._killed or not self._exit.exited.is_set()
         self.signal(signal.SIGKILL)
         await self._gone.wait()
 
@@ -166,6 +203,14 @@ class RankProcess:
         await self._gone.wait()
 
     # --- inside ---
+
+    def _left(self) -> bool:
+        """Whether it exits or has exited, which may not be noticed yet: first the system closes its sockets, also to peers."""
+        if self._exit.exited.is_set() or self._socket.fileno() < 0:
+            return True
+        hung_up = select.poll()
+        hung_up.register(self._socket, 0)
+        return any(events & select.POLLHUP for _, events in hung_up.poll(0))
 
     def _flush(self) -> None:
         loop = asyncio.get_running_loop()
@@ -211,7 +256,7 @@ class RankProcess:
             rank_log.log(_level(text), "[%d] %s", self._process.pid, text)
 
     async def _reap(self, said: "asyncio.Task[None]", wrote: "asyncio.Task[None]", on_exit: Callable[[int], None]) -> None:
-        code = await self._process.wait()
+        await self._exit.exited.wait()
         # Ends its children too; one that keeps the pipes open must not block the supervisor.
         self.signal(signal.SIGKILL)
         await asyncio.wait({said, wrote}, timeout=1.0)
@@ -221,9 +266,10 @@ class RankProcess:
         loop = asyncio.get_running_loop()
         loop.remove_writer(self._socket)
         self._socket.close()
+        self._transport.close()
         self._pid_file.unlink(missing_ok=True)
         self._gone.set()
-        on_exit(code)
+        on_exit(self.code)
 
 
 def _level(line: str) -> int:

@@ -380,6 +380,30 @@ def test_requests_cut_by_a_failure_end_with_its_first_cause() -> None:
     assert Unserve("the group failed and is restarting: rank 1: killed") in actions
 
 
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_first_cause_is_awaited_from_ranks_whose_supervisors_are_connected(draining: bool) -> None:
+    echo = Fault(FaultClass.RETRY, "PeerLost", "lost a peer", echo=True)
+    serving = formed()
+    if draining:
+        serving, _ = run(serving, Drain(for_good=True))
+    cut = (
+        "the group failed while its deployment was being stopped or moved" if draining else "the group failed and is restarting"
+    )
+    ending, actions = run(serving, RankFailed(0, 1, echo, faults.Stage.SERVE))
+    assert Unserve(f"{cut}: rank 0: lost a peer", settled=False) in actions
+    assert ending.awaits_cause
+    known, actions = run(ending, RankFailed(1, 1, RETRY, faults.Stage.SERVE))
+    assert not known.awaits_cause and actions == [Unserve(f"{cut}: rank 1: killed")]
+    # What reported the echo is not the cause; the other one would have said it before its end.
+    assert run(ending, RankEnded(0, 1))[0].awaits_cause
+    assert not run(ending, RankEnded(1, 1))[0].awaits_cause
+    assert not run(ending, Left(1, "closed"))[0].awaits_cause
+    # A rank that does not end has no more time than this.
+    late, actions = run(ending, Timer(ending.timer))
+    assert not late.awaits_cause and Unserve(f"{cut}: rank 0: lost a peer") in actions
+    assert not run(serving, RankFailed(1, 1, RETRY, faults.Stage.SERVE))[0].awaits_cause
+
+
 def test_backoff_grows_and_is_bounded() -> None:
     waits = [StateMachine(MACS[:2], Limits(9, 60), failures=count).backoff for count in range(1, 40)]
     assert waits == sorted(waits)

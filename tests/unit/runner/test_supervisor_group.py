@@ -17,6 +17,7 @@ from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_runner import protocol
+from thunderfleet_runner.api import service
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.group import events, heartbeats, stall
 from thunderfleet_runner.group.attempts import Phase
@@ -105,6 +106,36 @@ async def test_a_request_that_runs_when_a_rank_dies_ends_as_unavailable(make_gro
         async for _ in stream:
             pass
     await group.until_ready()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_a_killed_rank_is_the_cause_though_its_peer_fails_and_all_ranks_are_ended_before_it_is_noticed(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(service, "FIRST_CAUSE_SECONDS", 0.01)
+    group = make_group(2)
+    leader, other = group.start(0), group.start(1)
+    await group.until_ready()
+    answer = asyncio.create_task(_answer(leader, "long", 10_000_000))
+    await group.until(lambda: leader.service.running, "it runs")
+    waits: list[bool] = []
+    is_late = leader.service._cause_is_late
+    monkeypatch.setattr(leader.service, "_cause_is_late", lambda awaited: waits.append(awaited()) or is_late(awaited))
+    exits = other.member.slot.process._exit
+    noticed, late = exits.process_exited, asyncio.Event()
+    monkeypatch.setattr(exits, "process_exited", late.set)
+    os.kill(other.member.pid, number)
+    await asyncio.wait_for(late.wait(), 60)
+    await group.until(lambda: leader.state.failure is not None and other.member._ending, "rank 0's failure ends both")
+    assert leader.state.failure.rank == 0 and leader.role.machine.cause.fault.echo
+    await group.until(lambda: len(waits) > 3 or answer.done(), "the request waits")
+    assert all(waits) and not answer.done(), "rank 1's supervisor has yet to report"
+    noticed()
+    with pytest.raises(Unavailable, match=rf"rank 1: the rank was killed by {number.name}"):
+        await answer
+    await group.until_ready()
+    assert (leader.state.failure.rank, leader.state.failure.reason) == (1, "RankKilled")
+    assert len(leader.state.failure.echoes) == 1
 
 
 @pytest.mark.parametrize("fault", ["mute-1", "never-beats-1"])

@@ -10,6 +10,7 @@ from thunderfleet_crds.group import BenchmarkReport, GroupState
 from thunderfleet_crds.plan import BenchmarkPlan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
+from thunderfleet_runner.api import service as service_module
 from thunderfleet_runner.api.service import FIRST_CAUSE_SECONDS, GenerationFailed, Service, Unavailable, Vocabulary
 from thunderfleet_runner.api.upkeep import benchmark, canary
 
@@ -146,6 +147,19 @@ async def test_what_is_cut_does_not_wait_long_for_a_first_cause(service: Service
     service.attach(Link(), Vocabulary(64, True))
     with pytest.raises(Unavailable, match="again"):
         await running
+
+
+async def test_a_first_cause_is_waited_for_while_it_is_awaited(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "FIRST_CAUSE_SECONDS", 0.0)
+    asked = iter([True] * 20)
+    running = begin(service, "a")
+    await settle()
+    service.detach("rank 0: it lost a peer", settled=False, awaited=lambda: next(asked, False))
+    while next(asked, False):
+        assert not running.done()
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="rank 0: it lost a peer"):
+        await asyncio.wait_for(running, 60)
 
 
 async def test_one_requests_failure_is_its_own(service: Service) -> None:

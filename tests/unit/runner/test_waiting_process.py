@@ -105,6 +105,18 @@ async def test_a_real_rank_that_waits_knows_no_model_and_is_small(tmp_path: Path
     assert codes == [0]
 
 
+async def test_the_end_of_a_rank_is_noticed_though_a_program_that_it_started_holds_its_output(tmp_path: Path) -> None:
+    code = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=os.pipe()[0]); os.abort()"
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    await RankProcess.start(
+        [sys.executable, "-c", code],
+        pid_file=tmp_path / "rank.pid",
+        on_message=lambda _: None,
+        on_exit=codes.put_nowait,
+    )
+    assert await asyncio.wait_for(codes.get(), 60) == -signal.SIGABRT
+
+
 def test_a_waiting_rank_imports_only_the_standard_library_and_mlx() -> None:
     code = (
         "import sys\n"
