@@ -5,7 +5,7 @@ connection for an hour. This listener counts connections when it accepts them. A
 within a limit. When all places are taken, the connection that has been without a request longest is closed: among those that
 never sent one, of the client address that has most of them. So a client with a request gets in, however many silent connections
 another client opens and however fast. Places can be reserved for addresses that the program knows; connections from elsewhere
-never close one of those.
+never close one of those. What a client sends before the server knows its request is bounded too; see ``unclaimed``.
 """
 
 import asyncio
@@ -18,7 +18,9 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from aiohttp import StreamReader, web
+from aiohttp import web
+
+from thunderfleet_lib.unclaimed import HEAD_BYTES, Arrivals, Unclaimed
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,10 @@ DESCRIPTORS = 4096
 """Desired number of file descriptors of a listening process; launchd's default limit is 256."""
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACKLOG = 128
+_REFUSAL = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
+    b"the headers of the request are not complete after %d bytes; send smaller headers\n" % HEAD_BYTES
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Taker = Callable[[socket.socket, bool], Awaitable[None]]
@@ -62,10 +68,9 @@ class _Connection(asyncio.Protocol):
         self.served = False
         """Whether a request has been answered."""
         self.opening: asyncio.Task[None] | None = None
-        self._body: StreamReader | None = None
-        """Of the request that is being handled."""
-        self._early = 0
-        """Bytes that came after it."""
+        self._arrivals = Arrivals(listener.early_bytes)
+        self._refused = False
+        """Whether the headers were too large; what comes is not read any more."""
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._limit = asyncio.get_running_loop().call_later(FIRST_REQUEST_SECONDS, self.close)
@@ -83,13 +88,24 @@ class _Connection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def request_started(self, body: StreamReader | None = None) -> None:
-        self.busy, self._body, self._early = True, body, 0
+    def abort(self) -> None:
+        """Closes the connection at once."""
         self._limit.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def request_started(self, request: web.Request | None = None) -> None:
+        self.busy = True
+        self._limit.cancel()
+        if request is not None:
+            self._arrivals.request_started(_head_bytes(request), request.content)
+            self._bounded()
 
     def request_ended(self) -> None:
-        self.busy, self.served, self._body = False, True, None
+        self.busy, self.served = False, True
+        self._arrivals.request_ended()
         self._listener.became_idle(self)
+        self._bounded()
         self._limit = asyncio.get_running_loop().call_later(NEXT_REQUEST_SECONDS, self.close)
 
     def forget(self) -> None:
@@ -104,18 +120,39 @@ class _Connection(asyncio.Protocol):
         self.inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._comes_early(data):
-            assert self._transport is not None
-            self._transport.abort()
+        if self._refused:
             return
+        body = self._arrivals.unfinished_body
+        if body is None:
+            self._arrivals.received(data)
+            if self._bounded():
+                self.inner.data_received(data)
+            return
+        before = body.total_bytes
         self.inner.data_received(data)
+        self._arrivals.behind_body(len(data) - (body.total_bytes - before))
+        self._bounded()
 
-    def _comes_early(self, data: bytes) -> bool:
-        """Whether too much was sent after a request that is still being handled. aiohttp would hold all of it."""
-        if self._body is None or not self._body.is_eof():
+    def _bounded(self) -> bool:
+        """Closes connections that hold too much. Returns whether this one may go on."""
+        if self._arrivals.too_many and self.busy:
+            # The client does not wait for the response.
+            self.abort()
             return False
-        self._early += len(data)
-        return self._listener.early_bytes is not None and self._early > self._listener.early_bytes
+        if self._arrivals.too_many and not self._refused:
+            self._refuse()
+        return self._listener.holds(self, self._arrivals.unclaimed) and not self._refused
+
+    def _refuse(self) -> None:
+        """Answers headers that are too large. What still comes is dropped for a while: a reset could overtake the answer."""
+        assert self._transport is not None
+        self._refused = True
+        self._transport.write(_REFUSAL)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._transport.abort)
+        else:
+            self.close()
 
     def eof_received(self) -> bool | None:
         self.inner.eof_received()
@@ -157,18 +194,24 @@ class Listener:
         # Ordered by the time since which they are without a request.
         self._connections: dict[_Connection, None] = {}
         self._by_handler: dict[object, _Connection] = {}
+        self._unclaimed: Unclaimed[_Connection] = Unclaimed(known)
 
     @property
     def open(self) -> int:
         """Number of open connections."""
         return len(self._connections)
 
+    @property
+    def unclaimed(self) -> int:
+        """Bytes that clients have sent and that no request has claimed, as far as they count."""
+        return self._unclaimed.held
+
     @web.middleware
     async def track(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The middleware that marks the connection of a request as busy."""
         connection = self._by_handler.get(request.protocol)
         if connection is not None:
-            connection.request_started(request.content)
+            connection.request_started(request)
         try:
             return await handler(request)
         finally:
@@ -212,12 +255,25 @@ class Listener:
         self.remove(chosen)
         return True
 
+    def holds(self, connection: _Connection, unclaimed: int) -> bool:
+        """The connection holds so many bytes that no request has claimed. Returns False if it is closed for that."""
+        if connection not in self._connections:
+            return True
+        self._unclaimed.put(connection, connection.peer, unclaimed)
+        while (chosen := self._unclaimed.excess(connection.peer)) is not None:
+            chosen.abort()
+            self.remove(chosen)
+            if chosen is connection:
+                return False
+        return True
+
     def became_idle(self, connection: _Connection) -> None:
         self._connections[connection] = self._connections.pop(connection)
 
     def remove(self, connection: _Connection) -> None:
         self._connections.pop(connection, None)
         self._by_handler.pop(connection.inner, None)
+        self._unclaimed.put(connection, connection.peer, 0)
 
 
 class Site(web.BaseSite):
@@ -304,6 +360,12 @@ class Site(web.BaseSite):
             # A failed handshake is no error of this server.
             if not isinstance(error, OSError):
                 raise
+
+
+def _head_bytes(request: web.Request) -> int:
+    """What the headers of a request and its first line take on the connection."""
+    first = len(request.method) + len(str(request.rel_url)) + len("  HTTP/1.1\r\n\r\n")
+    return first + sum(len(name) + len(value) + len(": \r\n") for name, value in request.raw_headers)
 
 
 async def _first_byte(sock: socket.socket) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import socket
 
@@ -11,8 +12,10 @@ import pytest
 from aiohttp import web
 from thunderfleet_lib import listener
 from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.unclaimed import ADDRESS_BYTES, HEAD_BYTES
 
 from tests.support.connections import HeldConnections
+from tests.support.waiting import until_async
 
 
 class Server:
@@ -126,6 +129,68 @@ async def test_a_silent_connection_from_a_known_address_outlives_a_flood() -> No
         server.later.set()
         for task in waiting:
             (await task).release()
+
+
+UNFINISHED = b"GET /now HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: %s\r\n" % (number, b"a" * 6000) for number in range(10))
+
+
+async def test_unfinished_headers_of_one_address_are_bounded_and_keep_out_nobody() -> None:
+    count = 2 * ADDRESS_BYTES // len(UNFINISHED)
+    async with Server(2 * count) as server:
+        held = HeldConnections("127.0.0.1", server.port)
+        try:
+            for _ in range(count):
+                await held.open(1)
+                held.ends[-1][1].write(UNFINISHED)
+                await held.ends[-1][1].drain()
+            await until_async(lambda: server.listener.open < count and server.listener.unclaimed > ADDRESS_BYTES // 2)
+            assert server.listener.unclaimed <= ADDRESS_BYTES
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            held.ends.append((reader, writer))
+            # A client with the same address, whose headers come in parts.
+            for part in (UNFINISHED[:20_000], UNFINISHED[20_000:], b"Connection: close\r\n\r\n"):
+                writer.write(part)
+                await writer.drain()
+            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200")
+        finally:
+            held.drop()
+        await until_async(lambda: server.listener.unclaimed == 0)
+
+
+async def test_unfinished_headers_that_are_too_large_are_refused_with_a_sentence() -> None:
+    async with Server(4) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            writer.write(b"\r\n\r\n" + UNFINISHED)
+            await until_async(lambda: server.listener.unclaimed > 0)
+            writer.write(b"X: " + b"a" * HEAD_BYTES)
+            answer = await asyncio.wait_for(reader.read(), 60)
+            assert answer.startswith(b"HTTP/1.1 400 ") and b"send smaller headers" in answer
+        finally:
+            writer.transport.abort()
+
+
+async def test_requests_in_one_packet_are_bounded() -> None:
+    async with Server(4) as server:
+        server.listener.early_bytes = 1000
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            one = b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n"
+            writer.write(one * (1000 // len(one)))
+            await asyncio.wait_for(server.started.get(), 60)
+            writer.write(one * 2)
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+        finally:
+            writer.transport.abort()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            writer.write(one * (1000 // len(one) + 2))
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+        finally:
+            writer.transport.abort()
+        server.later.set()
 
 
 def test_a_listening_process_raises_its_limit_of_descriptors() -> None:

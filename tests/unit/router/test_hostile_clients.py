@@ -205,6 +205,14 @@ async def test_what_comes_before_the_response_is_bounded() -> None:
         assert len(a.requests) == 1
 
 
+async def test_requests_behind_a_body_in_one_packet_are_bounded() -> None:
+    async with gateways("a") as (a,), _held(a), serving(kit := Kit(Model(urls=[a.url], keys=KEYS))) as port:
+        one = _request(more=b"X-Large: " + b"a" * 8000 + b"\r\n")
+        async with _raw(port, _request() + one * (2 * listener.EARLY_BYTES // len(one))) as client:
+            assert await client.end() == b""
+            await until_async(lambda: kit.server.inside == 0 and kit.dispatcher.in_flight == 0)
+
+
 async def test_a_few_requests_may_be_sent_before_the_first_response() -> None:
     async with gateways("a") as (a,), serving(Kit(Model(urls=[a.url], keys=KEYS))) as port:
         async with _held(a), _raw(port, _request()) as client:
