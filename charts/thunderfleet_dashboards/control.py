@@ -238,10 +238,14 @@ PAGE = Page(
                 ),
                 Shown(
                     "Certificates expire in",
-                    "Time until a certificate of a kubelet expires. The kubelet renews it before that.",
+                    "Time until a certificate of a kubelet or a control plane expires. Kubelets renew theirs before that; "
+                    "those of the control plane of a Mac are renewed by `sudo thunderfleet init`.",
                     (
                         Query(
-                            latest(f"{KUBELET}_certificate_expiry_seconds", CLUSTER, "instance", "name") + " - time()",
+                            latest(f"{KUBELET}_certificate_expiry_seconds", CLUSTER, "instance", "name")
+                            + " - time() or "
+                            + latest("thunderfleet_control_plane_certificate_expiry_seconds", CLUSTER, "instance", "name")
+                            + " - time()",
                             "{{instance}} {{name}}",
                         ),
                     ),

@@ -47,6 +47,7 @@ from thunderfleet_kubelet.pods.decide.podspec import has_ended
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.serving.auth import Guard
+from thunderfleet_kubelet.serving.expiry import ControlPlaneCertificates
 from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_kubelet.serving.server import Server, server_context
 from thunderfleet_kubelet.timestamps import format_time
@@ -186,7 +187,9 @@ class Kubelet:
             machine_changed=self._machine_changed,
             images=self.images.listing,
         )
-        self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts)
+        folder = config.control_plane_certificates
+        plane = ControlPlaneCertificates(folder).read if folder is not None else None
+        self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts, plane)
         self.server = Server(
             self.pods.queries,
             Guard(identity.node_name, self.kube),

@@ -113,6 +113,9 @@ class Config(_Settings):
     api_servers_file: Path | None = None
     """The file in which the balancer of this Mac keeps the addresses of the API servers. The kubelet connects to the balancer,
     so it needs these addresses to find the interface that reaches the API servers. `thunderfleet init` and `join` set it."""
+    control_plane_certificates: Path | None = None
+    """The folder with the certificates of the control plane on this Mac. The kubelet exports when they expire.
+    `thunderfleet init` and `join` set it."""
     operating_system: Literal["darwin", "linux"] | None = None
     """The operating system that the Node reports. Default: ``darwin`` if the machine has ``sw_vers``. A local
     cluster on a Mac has Linux Nodes too."""

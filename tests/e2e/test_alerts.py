@@ -20,6 +20,8 @@ COMMAND_SECONDS = 240.0
 OBJECT = 'namespace="team",name="qwen"'
 OTHER = 'namespace="team",name="other"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
+PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
+LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
 RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
 OF_THE_CLUSTER = {"ThunderfleetOperatorWithoutLeader", "ThunderfleetBackupTooOld"}
@@ -71,6 +73,25 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ThunderfleetCableDown": (
         {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Unplugged"}': "0x180"},
         {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Connected"}': "1x180"},
+    ),
+    "ThunderfleetCableGone": (
+        {
+            f'{LINK}{{name="a.tb1--b.lan.tb2",type="Connected",reason="Connected"}}': "1x60 _x120",
+            f'{LINK}{{name="a.tb1--b.lan.tb2",type="Connected",reason="Unplugged"}}': "_x60 0 _x119",
+            'thunderfleet_mac_ready{node="a"}': "1x180",
+            'thunderfleet_mac_ready{node="b.lan"}': "1x180",
+        },
+        {
+            # A cable that is back, one of a Mac that is off, one of a Node that was deleted, and one that never connected.
+            'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb2",type="Connected",reason="Connected"}': "1x60 _x90 1x30",
+            'thunderfleet_thunderboltlink_condition{name="a.tb2--off.tb2",type="Connected",reason="Connected"}': "1x60 _x120",
+            'thunderfleet_thunderboltlink_condition{name="a.tb3--gone.tb2",type="Connected",reason="Connected"}': "1x60 _x120",
+            'thunderfleet_thunderboltlink_condition{name="a.tb4--b.tb4",type="Connected",reason="OneEnd"}': "0x60 _x120",
+            'thunderfleet_mac_ready{node="a"}': "1x180",
+            'thunderfleet_mac_ready{node="b"}': "1x180",
+            'thunderfleet_mac_ready{node="off"}': "1x60 0x120",
+            'thunderfleet_mac_ready{node="gone"}': "1x60 _x120",
+        },
     ),
     "ThunderfleetCableDegraded": (
         {'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Degraded"}': "1x180"},
@@ -156,6 +177,15 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'thunderfleet_control_plane_backup_timestamp_seconds{node="studio-2"}': "600x180",
         },
     ),
+    "ThunderfleetControlPlaneCertificateEnds": (
+        {
+            # Two certificates of one Mac: one alert.
+            f'{PLANE_EXPIRES}{{node="m1",name="apiserver"}}': "2500000x180",
+            f'{PLANE_EXPIRES}{{node="m1",name="etcd"}}': "2500001x180",
+            f'{PLANE_EXPIRES}{{node="m1",name="ca"}}': "300000000x180",
+        },
+        {f'{PLANE_EXPIRES}{{node="m1",name="apiserver"}}': "2700000x180"},
+    ),
     "ThunderfleetKubeletCertificateEnds": (
         {'thunderfleet_kubelet_certificate_expiry_seconds{instance="m1:10250",name="serving"}': "20000x180"},
         {'thunderfleet_kubelet_certificate_expiry_seconds{instance="m1:10250",name="serving"}': "200000x180"},
@@ -200,9 +230,10 @@ def test_alerts_and_their_cases_name_reasons_that_exist(rules: Path) -> None:
 
 
 def test_alerts_fire_for_their_problem_only(rules: Path, tmp_path: Path) -> None:
-    tests: list[Json] = []
+    alerts, paths = of(rules), list[str]()
     for name, (problem, quiet) in CASES.items():
-        severity = of(rules)[name]["labels"]["severity"]
+        tests: list[Json] = []
+        severity = alerts[name]["labels"]["severity"]
         firing = f'ALERTS{{alertname="{name}",alertstate="firing",severity="{severity}"}}'
         for series, expected in ((problem, 1), (quiet, 0)):
             found = f"count({firing}) or vector(0)"
@@ -215,12 +246,15 @@ def test_alerts_fire_for_their_problem_only(rules: Path, tmp_path: Path) -> None
                     "promql_expr_test": [{"expr": found, "eval_time": "180m", "exp_samples": samples}],
                 }
             )
-    path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+        # Each alert by itself: all of them in all tests would be evaluated where nobody looks at them.
+        own, path = tmp_path / f"{name}.rules.yaml", tmp_path / f"{name}.yaml"
+        own.write_text(yaml.safe_dump({"groups": [{"name": "thunderfleet", "rules": [alerts[name]]}]}))
+        path.write_text(yaml.safe_dump({"rule_files": [str(own)], "evaluation_interval": "1m", "tests": tests}))
+        paths.append(str(path))
     promtool = find_programs(lambda event: None, MONITORING) / "promtool"
     assert "SUCCESS" in run(str(promtool), "check", "rules", "--lint=all", str(rules))
-    run(str(promtool), "test", "rules", str(path))
-    assert len(tests) == 2 * len(CASES)
+    said = run(str(promtool), "test", "rules", *paths)
+    assert said.count("SUCCESS") == len(CASES), said
 
 
 @pytest.mark.parametrize("off", ["a", "b.lan"])
@@ -243,6 +277,81 @@ def test_cables_of_a_mac_that_is_off_do_not_hide_a_cable_that_was_pulled(rules: 
     test = {"interval": "1m", "input_series": inputs, "promql_expr_test": found}
     path = tmp_path / "test.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
+
+
+# What is seen of a fault with one cause, as series of an hour and three hours, and the one alert that must say so.
+INFO = 'thunderfleet_{program}_info{{instance="m1:{port}",node="m1"}}'
+SEEN_UNTIL = "1x60 _x120"
+ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
+    "a Mac is off": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x60 0x120",
+            INFO.format(program="agent", port=9440): SEEN_UNTIL,
+            INFO.format(program="kubelet", port=10250): SEEN_UNTIL,
+            'thunderfleet_build_info{instance="m1:9440",program="agent"}': SEEN_UNTIL,
+            'thunderfleet_build_info{instance="m1:10250",program="kubelet"}': SEEN_UNTIL,
+            'thunderfleet_build_info{instance="m1:20000",program="runner",node="m1"}': SEEN_UNTIL,
+            **{f'up{{instance="m1:{port}"}}': "1x60 0x120" for port in (9440, 10250, 20000)},
+        },
+        "ThunderfleetMacNotReady",
+    ),
+    "an agent has ended": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x180",
+            INFO.format(program="agent", port=9440): SEEN_UNTIL,
+            'thunderfleet_build_info{instance="m1:9440",program="agent"}': SEEN_UNTIL,
+            'up{instance="m1:9440"}': "1x60 0x120",
+        },
+        "ThunderfleetAgentMissing",
+    ),
+    "a cable flaps": (
+        {
+            'thunderfleet_thunderboltlink_condition{name="a.tb1--b.tb1",type="Connected",reason="Flapping"}': "0x180",
+            'thunderfleet_thunderboltlink_flapping{name="a.tb1--b.tb1"}': "1x180",
+        },
+        "ThunderfleetCableFlapping",
+    ),
+    "a kubelet cannot be scraped": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x180",
+            INFO.format(program="agent", port=9440): "1x180",
+            INFO.format(program="kubelet", port=10250): SEEN_UNTIL,
+            'thunderfleet_build_info{instance="m1:9440",program="agent"}': "1x180",
+            'thunderfleet_build_info{instance="m1:10250",program="kubelet"}': SEEN_UNTIL,
+            'up{instance="m1:9440"}': "1x180",
+            'up{instance="m1:10250"}': "1x60 0x120",
+        },
+        "ThunderfleetTargetDown",
+    ),
+    "RDMA of a Mac hangs, and the Mac is in quarantine for it": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x180",
+            'thunderfleet_agent_info{node="m1"}': "1x180",
+            'thunderfleet_mac_condition{node="m1",type="RDMAReady",reason="StackHung"}': "0x180",
+            'thunderfleet_mac_condition{node="m1",type="Quarantined",reason="StackHung"}': "1x180",
+        },
+        "ThunderfleetRDMAHung",
+    ),
+}
+
+
+def test_one_cause_has_one_alert(rules: Path, tmp_path: Path) -> None:
+    leading = {'thunderfleet_operator_leading{instance="operator"}': "1x180"}
+    firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    tests: list[Json] = []
+    for problem, (series, expected) in ONE_CAUSE.items():
+        samples = [{"labels": f'{{alertname="{expected}"}}', "value": 1}]
+        tests.append(
+            {
+                "name": problem,
+                "interval": "1m",
+                "input_series": [{"series": one, "values": values} for one, values in {**series, **leading}.items()],
+                "promql_expr_test": [{"expr": firing, "eval_time": "150m", "exp_samples": samples}],
+            }
+        )
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 

@@ -247,6 +247,17 @@ def test_the_operator_and_the_agent_run(macs: tuple[Mac, Mac]) -> None:
     until(ready, "operator and agent are ready")
 
 
+def test_the_kubelet_exports_when_the_certificates_of_the_control_plane_expire(macs: tuple[Mac, Mac]) -> None:
+    mac = macs[0]
+    text = mac.kubectl("get", "--raw", "/api/v1/nodes/studio-1/proxy/metrics")
+    name = "thunderfleet_control_plane_certificate_expiry_seconds"
+    found = dict(re.findall(rf'^{name}{{name="([\w-]+)",node="studio-1"}} (\S+)$', text, re.MULTILINE))
+    files = mac.run("find", "/var/lib/thunderfleet/control-plane/pki", "-name", "*.crt").split()
+    assert found.keys() == {Path(file).stem for file in files} > {"apiserver", "etcd", "ca"}
+    days = (float(found["apiserver"]) - datetime.now(UTC).timestamp()) / 86400
+    assert 360 < days < 366
+
+
 def test_nothing_that_runs_as_root_can_be_changed_by_others(macs: tuple[Mac, Mac]) -> None:
     """Every program that launchd starts, what it loads, and the folders above."""
     mac = macs[0]

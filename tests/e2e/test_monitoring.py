@@ -441,6 +441,12 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
         macs = len([machine for machine in machines.values() if machine.kind == "mac"])
         ready = f"count(thunderfleet_agent_info) == {macs} and count(thunderfleet_mac_ready) == {macs}"
         until(lambda: prometheus.value(ready), "operator and agents are scraped", SCRAPE_SECONDS)
+        linux = next(machine for machine in machines.values() if machine.kind == "linux")
+        linux.freeze_kubelet()
+        stack.callback(linux.thaw_kubelet)
+        kubelet = ("TargetDown", "kubelet")
+        until(lambda: not missing(kubelet), "the alert about the target fires", 60, describe=lambda: str(firing()))
+        linux.thaw_kubelet()
         huge = line.deploy("huge", nodes={"min": 9})
         stack.callback(line.forget, huge)
         machines[small].off()
@@ -454,14 +460,16 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
         stack.callback(line.kubectl, "annotate", "node", first, f"{ANNOTATION_BACKUP}-")
         expected = (
             ("MacNotReady", small),
-            ("TargetDown", "agent"),
             ("CableDown", cable),
+            ("CableGone", cable),
             ("RDMAHung", second),
             ("BackupTooOld", ""),
             ("ModelDeploymentUnplaceable", huge.name),
             ("ModelDeploymentNotReady", huge.name),
         )
         until(lambda: not missing(*expected), "all alerts fire", 240, describe=lambda: f"{missing(*expected)} of {firing()}")
+        named = {name for name, _ in firing()}
+        assert "ThunderfleetTargetDown" not in named, "the alert about the Mac that is off is the only one about its programs"
         line.kubectl("scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=0")
         stack.callback(line.kubectl, "scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=2")
         leader = ("OperatorWithoutLeader", "")
@@ -469,5 +477,5 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
         stack.close()
         machines[second].off()
         machines[second].on()
-        names = {f"Thunderfleet{name}" for name, _ in (*expected, leader)}
+        names = {f"Thunderfleet{name}" for name, _ in (*expected, kubelet, leader)}
         until(lambda: not names & {name for name, _ in firing()}, "all alerts end", 300, describe=lambda: str(firing()))

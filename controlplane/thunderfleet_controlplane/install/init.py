@@ -83,7 +83,7 @@ def install(
         _put(mac, daemon)
     put_balancer(mac, python, environment, own_servers(config), control_plane=True)
     kubelet = KubeletInstaller(layout, launchctl, python, environment)
-    kubelet.write_config(config.name, wanted.kubelet_config, wanted.thunderbolt_ports)
+    kubelet.write_config(config.name, wanted.kubelet_config, wanted.thunderbolt_ports, control_plane=True)
     started = f"{mac.shipped.version}-{programs}"
     asyncio.run(_make_cluster(mac, config, pki, kubelet, started, lambda: _put(mac, approver)))
     if wanted.chart:

@@ -56,7 +56,7 @@ def servers_of(line: JoinLine) -> tuple[ApiServer, ...]:
 def _install(mac: Mac, wanted: Wanted, name: str) -> None:
     mac.step("programs", "installing the programs")
     python, kubelet = _programs(mac)
-    kubelet.write_config(name, wanted.kubelet_config, wanted.thunderbolt_ports)
+    kubelet.write_config(name, wanted.kubelet_config, wanted.thunderbolt_ports, control_plane=False)
     servers, cluster = servers_of(wanted.line), Cluster(BALANCED, wanted.line.ca_hash)
     joined = kubelet.joined(name, cluster)
     if not joined:
@@ -86,7 +86,7 @@ def start_kubelet(mac: Mac, name: str) -> None:
     """Run the kubelet of this version on a Mac that has joined. Raises InstallError."""
     mac.step("programs", "installing the programs")
     python, kubelet = _programs(mac)
-    kubelet.write_config(name, None)
+    kubelet.write_config(name, None, control_plane=False)
     put_balancer(mac, python, python_environment(python), (), control_plane=False)
     _start(mac, kubelet, name)
 

@@ -31,6 +31,8 @@ PLIST_SECONDS = 60.0
 POLL_SECONDS = 0.2
 LEASE_SECONDS = 40.0
 """For how long the Lease of a kubelet that runs is valid."""
+CERTIFICATES = "controlPlaneCertificates"
+"""The kubelet's setting for the folder with the certificates of the control plane."""
 EXIT_SECONDS = 60.0
 """ExitTimeOut of the kubelet's property list."""
 
@@ -55,10 +57,11 @@ class KubeletInstaller:
     def _files(self) -> list[str]:
         return ["--root", str(self._layout.kubelet), "--config", str(self._layout.kubelet_config)]
 
-    def write_config(self, name: str, given: Path | None, thunderbolt_ports: str | None = None) -> None:
+    def write_config(self, name: str, given: Path | None, thunderbolt_ports: str | None = None, *, control_plane: bool) -> None:
         """Write the kubelet's configuration: the file ``given``, else the one from an earlier run, with the Node's name.
 
-        ``thunderbolt_ports``: the value of thunderboltPorts; None leaves it as it is.
+        ``thunderbolt_ports``: the value of thunderboltPorts; None leaves it as it is. ``control_plane``: whether this Mac has
+        one.
 
         Raises InstallError.
         """
@@ -77,6 +80,11 @@ class KubeletInstaller:
             )
         ports = {} if thunderbolt_ports is None else {"thunderboltPorts": thunderbolt_ports}
         content = {**content, **ports, "nodeName": name, "apiServersFile": str(self._layout.api_servers)}
+        if control_plane:
+            content[CERTIFICATES] = str(self._layout.pki.folder)
+        else:
+            # The file can come from a Mac that has a control plane.
+            content.pop(CERTIFICATES, None)
         make_folder(self._layout.data, 0o755)
         write(self._layout.kubelet_config, yaml.safe_dump(content, sort_keys=False).encode(), 0o644)
 

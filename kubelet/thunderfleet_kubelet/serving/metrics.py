@@ -1,6 +1,6 @@
 """The kubelet's Prometheus metrics, and ``/metrics/resource`` for ``kubectl top``."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
@@ -13,14 +13,26 @@ from thunderfleet_kubelet.serving.stats import text
 
 
 class Metrics:
-    """The metrics of ``/metrics``. ``api``: returns the number of (requests, writes) to the API server."""
+    """The metrics of ``/metrics``.
+
+    ``api``: returns the number of (requests, writes) to the API server. ``control_plane``: returns when each certificate of the
+    control plane on this machine expires, in seconds since the Unix epoch, by its name; None without a control plane.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, node_name: str, version: str, api: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        node_name: str,
+        version: str,
+        api: Callable[[], tuple[int, int]],
+        control_plane: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(ProcessMetrics("kubelet"))
         self._api = api
+        self._node_name = node_name
+        self._control_plane = control_plane
         self._counts = PodCounts(0, 0, 0)
         self._requests = Counter(
             "thunderfleet_kubelet_http_requests",
@@ -64,6 +76,15 @@ class Metrics:
         yield GaugeMetricFamily("thunderfleet_kubelet_pods", "Accepted pods that have not ended.", value=counts.pods)
         yield GaugeMetricFamily("thunderfleet_kubelet_containers", "Running containers.", value=counts.containers)
         yield CounterMetricFamily("thunderfleet_kubelet_container_restarts", "Container restarts.", value=counts.restarts)
+        expiry = GaugeMetricFamily(
+            "thunderfleet_control_plane_certificate_expiry_seconds",
+            "Time at which a certificate of the control plane on this Node expires, in seconds since the Unix epoch; absent on "
+            "a Node without one.",
+            labels=["node", "name"],
+        )
+        for name, when in (self._control_plane() if self._control_plane else {}).items():
+            expiry.add_metric([self._node_name, name], when)
+        yield expiry
 
 
 def resource_text(usage: Iterable[ContainerUsage]) -> bytes:

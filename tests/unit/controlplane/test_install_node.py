@@ -14,6 +14,7 @@ from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.cluster import until_node_ready
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
+from thunderfleet_kubelet import config
 from thunderfleet_lib import tls
 
 Json = dict[str, Any]
@@ -97,6 +98,17 @@ def test_a_kubelet_that_runs_already_need_not_renew_at_once(
     since = installer.start("1")
     assert (since >= before) == started
     assert before - since <= timedelta(seconds=kubelet.LEASE_SECONDS)
+
+
+def test_the_kubelet_of_a_control_plane_reads_its_certificates_and_no_other_does(tmp_path: Path) -> None:
+    layout = HostLayout("0.1.0", *(tmp_path / name for name in ("opt", "data", "logs", "daemons")))
+    launchctl: Any = None
+    installer = KubeletInstaller(layout, launchctl, tmp_path, {})
+    installer.write_config("studio-1", None, control_plane=True)
+    found = config.load(layout.kubelet_config)
+    assert found.control_plane_certificates == layout.pki.folder
+    installer.write_config("studio-1", None, control_plane=False)
+    assert config.load(layout.kubelet_config).control_plane_certificates is None
 
 
 def identity(folder: Path, valid: timedelta) -> None:

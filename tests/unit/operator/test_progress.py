@@ -16,7 +16,7 @@ from thunderfleet_operator.decide.status.deployment import build
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.placement import Unplaceable
 
-from tests.unit.operator.values import NOW, pod, report, view
+from tests.unit.operator.values import NOW, plan, pod, report, view
 
 FOUND = Resolution(True, "Found", "it is there")
 READY = report(GroupPhase.READY, RankPhase.SERVING, RankPhase.SERVING, readySince=NOW, message="serves")
@@ -114,6 +114,45 @@ def test_a_group_that_a_person_must_help_is_stalled(step: Step, class_: FaultCla
     status = after(None, [SERVES, replace(gone, view=replace(view(), index=1))])
     assert shown(status) == (("False", "NeedsAPerson", "True", "RDMADisabled") if stalled else WORKS)
     assert shown(after(status, [SERVES, LOADS])) == WORKS, "it starts again"
+
+
+def backing_off(before: ModelDeploymentStatus | None, class_: FaultClass = FaultClass.CONFIGURE) -> Outcome:
+    status = before.groups[0] if before is not None else None
+    gone = failed(class_).model_copy(update={"node": "b"})
+    return Outcome(replace(view(), status=status), NextStep(Step.BACK_OFF, gone, NOW + timedelta(seconds=300)), report(None))
+
+
+def starting(before: ModelDeploymentStatus, **more: Any) -> Outcome:
+    """A group that starts again, and knows why it failed before."""
+    return replace(LOADS, **{"view": replace(view(), status=before.groups[0]), **more})
+
+
+def test_restarts_do_not_end_stalled_before_the_group_serves() -> None:
+    """Each of them fails in the same way until a person has mended the fault; tools would see failure and progress in turn."""
+    first = status = after(None, [backing_off(None)])
+    since = [one.last_transition_time for one in status.conditions if one.type in ("Reconciling", "Stalled")]
+    stalled = ("False", "NeedsAPerson", "True", "RDMADisabled")
+    for restart in range(1, 4):
+        now = NOW + timedelta(seconds=300 * restart)
+        for message in ("rank 0: 10 %", "rank 0: 20 %"):
+            loads = report(GroupPhase.LOADING, RankPhase.LOADING, RankPhase.LOADING, message=message)
+            starts = after(status, [starting(status, report=loads)], now=now)
+            assert shown(starts) == stalled
+            told = next(one.message for one in starts.conditions if one.type == "Stalled")
+            assert told == "group 0 starts again after RDMADisabled: is off", "no progress, which would be written each time"
+            status = starts
+        status = after(status, [backing_off(status)], now=now)
+        assert shown(status) == stalled
+    assert [one.last_transition_time for one in status.conditions if one.type in ("Reconciling", "Stalled")] == since
+    serves = after(status, [replace(SERVES, view=replace(view(), status=status.groups[0]))])
+    assert shown(serves) == ("False", "Ready", *IDLE)
+    assert shown(after(serves, [starting(serves)])) == WORKS, "a later start has nothing to do with that failure"
+    # Without the fault that a person must mend, it is an ordinary start.
+    assert shown(after(first, [starting(first)], generation=4)) == WORKS, "the spec was changed"
+    elsewhere = starting(first, view=replace(view(made=plan(nodes=("a", "c"))), status=first.groups[0]))
+    assert shown(after(first, [elsewhere])) == WORKS, "it is not on that Mac any more"
+    retried = after(None, [backing_off(None, FaultClass.RETRY)])
+    assert shown(after(retried, [starting(retried)])) == WORKS
 
 
 def test_what_the_api_server_refuses_is_stalled() -> None:

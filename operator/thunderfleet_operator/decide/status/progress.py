@@ -1,7 +1,8 @@
 """The conditions Reconciling and Stalled, by which tools that know only generic conditions (kstatus) see whether to wait.
 
 At most one of them is True: Reconciling while the operator works on the spec, Stalled once a person must change something.
-Waits that can end by themselves, such as for a Mac that has room, are Reconciling first.
+Waits that can end by themselves, such as for a Mac that has room, are Reconciling first. A group that restarts while nobody is
+known to have mended its fault stays Stalled, so that the two do not alternate with each restart.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ NEEDS_A_PERSON = frozenset(
 )
 """What the hub or a server refuses until a person changes something."""
 NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nobody has to change anything")
+STARTS = frozenset(GroupPhase) - {GroupPhase.READY, GroupPhase.DRAINING, GroupPhase.GAVE_UP, GroupPhase.BACKING_OFF}
+"""Phases of a group before it serves."""
 SEE_STALLED = Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
 """Reconciling while Stalled is True."""
 
@@ -62,18 +65,36 @@ def _needs_a_person(failure: Failure | None) -> bool:
     return failure is not None and failure.class_ is FaultClass.CONFIGURE
 
 
-def _stuck(groups: Sequence[Group]) -> Verdict | None:
-    """Groups that do not start again before a person has changed something."""
-    found = [
-        group
-        for group in groups
-        if group.state is GroupPhase.GAVE_UP or (group.state is GroupPhase.BACKING_OFF and _needs_a_person(group.last_failure))
-    ]
+def _still_stalled(of: Progress) -> Condition | None:
+    """The condition Stalled, if it is True for the present spec."""
+    found = find_condition(of.deployment.status.conditions, ConditionType.STALLED)
+    same = found is not None and found.observed_generation == of.deployment.metadata.generation
+    return found if same and found is not None and found.status is ConditionStatus.TRUE else None
+
+
+def _tries_again(group: Group, before: Condition | None) -> bool:
+    """Whether a group that a person must help starts again in the same place, and has not yet served since."""
+    failure = group.last_failure
+    if before is None or failure is None or not _needs_a_person(failure) or group.state not in STARTS:
+        return False
+    there = failure.node is None or any(rank.node == failure.node for rank in group.ranks)
+    return there and before.reason == failure.reason
+
+
+def _stuck(of: Progress) -> Verdict | None:
+    """Groups that do not serve before a person has changed something."""
+    before, found = _still_stalled(of), list[tuple[Failure | None, str]]()
+    for group in of.groups:
+        failure = group.last_failure
+        if group.state is GroupPhase.GAVE_UP or (group.state is GroupPhase.BACKING_OFF and _needs_a_person(failure)):
+            found.append((failure, f"group {group.index}: {group.message}"))
+        elif failure is not None and _tries_again(group, before):
+            # Not the progress of the start, which would write the condition again and again.
+            found.append((failure, f"group {group.index} starts again after {failure.reason}: {failure.message}"))
     if not found:
         return None
-    failure = found[0].last_failure
-    reason = failure.reason if failure is not None else Reason.GAVE_UP
-    return Verdict(True, reason, joined(f"group {group.index}: {group.message}" for group in found))
+    failure = found[0][0]
+    return Verdict(True, failure.reason if failure is not None else Reason.GAVE_UP, joined(text for _, text in found))
 
 
 def _blocked(of: Progress) -> Verdict | None:
@@ -101,9 +122,7 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
         # Its ModelCache knows how long the fault has lasted.
         return Verdict(True, of.resolution.reason, of.resolution.message) if of.resolution.stalled else None
     before = of.deployment.status.conditions
-    stalled = find_condition(before, ConditionType.STALLED)
-    same = stalled is not None and stalled.observed_generation == of.deployment.metadata.generation
-    if not (same and stalled is not None and stalled.status is ConditionStatus.TRUE):
+    if _still_stalled(of) is None:
         since = max(
             _since(before, ConditionType.PLACED, ConditionStatus.FALSE, now),
             _since(before, ConditionType.RECONCILING, ConditionStatus.TRUE, now),
@@ -119,7 +138,7 @@ def stalled(of: Progress, now: datetime) -> Verdict:
     """Whether a person must change something."""
     if not of.wanted:
         return NOT_STALLED
-    return _stuck(of.groups) or _blocked(of) or _unplaced(of, now) or NOT_STALLED
+    return _stuck(of) or _blocked(of) or _unplaced(of, now) or NOT_STALLED
 
 
 def reconciling(of: Progress, *, stalled: bool) -> Verdict:
