@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.order import SLOW, group_of, turn
+from tests.support.waiting import NEAR_LIMIT
 
 # A shell starts background jobs with SIGINT ignored, and programs inherit that, so tests of Ctrl-C would never end. A
 # program that a test starts resets a handler to the default, but keeps SIG_IGN.
@@ -55,10 +56,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Reports the processor time of each phase of a test."""
+    """Reports the processor time of each phase of a test, and its waits that took more than half of their limit."""
     report = yield
     now = _cpu_seconds()
-    report.user_properties = [*report.user_properties, ("cpu", now - item.stash[_CPU])]
+    report.user_properties = [
+        *report.user_properties,
+        ("cpu", now - item.stash[_CPU]),
+        *(("wait", list(wait)) for wait in NEAR_LIMIT),
+    ]
+    NEAR_LIMIT.clear()
     item.stash[_CPU] = now
     return report
 
@@ -67,9 +73,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Appends a phase of a test to the file that THUNDERFLEET_TIMES names; tests/support/times.py prints the sums."""
     path = os.environ.get("THUNDERFLEET_TIMES")
     if path and "PYTEST_XDIST_WORKER" not in os.environ:
-        cpu = next((value for name, value in reversed(report.user_properties) if name == "cpu"), 0.0)
+        # Those of an earlier phase of the test come first.
+        last = max((at for at, (name, _) in enumerate(report.user_properties) if name == "cpu"), default=None)
+        found = report.user_properties[last:] if last is not None else [("cpu", 0.0)]
+        waits = [value for name, value in found if name == "wait"]
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([report.nodeid, report.duration, cpu]) + "\n")
+            file.write(json.dumps([report.nodeid, report.duration, found[0][1], waits]) + "\n")
 
 
 def _cpu_seconds() -> float:

@@ -19,9 +19,12 @@ from pathlib import Path
 VARIABLE = "THUNDERFLEET_TIMES"
 SHOWN_FILES = 12
 SHOWN_TESTS = 10
+SHOWN_WAITS = 15
 
 Row = tuple[str, float, float]
 """A row: name, wall-clock seconds, processor seconds."""
+Wait = tuple[str, str, float, float]
+"""A wait that took more than half of its limit: the test, what it waited for, its seconds, its limit."""
 
 
 def main(targets: list[str]) -> int:
@@ -39,7 +42,9 @@ def main(targets: list[str]) -> int:
             if status:
                 break
         phases = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    print("\n" + table(rows, _whole(phases)))
+    tests = _whole([(name, seconds, processor) for name, seconds, processor, _ in phases])
+    waits = [(name, *wait) for name, _, _, found in phases for wait in found]
+    print("\n" + table(rows, tests, waits))
     if status:
         print(f"make {rows[-1][0]} failed", file=sys.stderr)
     return status
@@ -65,8 +70,8 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def table(rows: list[Row], tests: list[Row]) -> str:
-    """Targets, the longest files of each folder of tests, and the longest tests."""
+def table(rows: list[Row], tests: list[Row], waits: list[Wait]) -> str:
+    """Targets, the longest files of each folder of tests, the longest tests, and the waits nearest to their limits."""
     wall: dict[str, float] = defaultdict(float)
     cpu: dict[str, float] = defaultdict(float)
     folders: dict[str, float] = defaultdict(float)
@@ -82,6 +87,11 @@ def table(rows: list[Row], tests: list[Row]) -> str:
         longest = sorted(wall.items(), key=lambda entry: -entry[1])[:SHOWN_FILES]
         parts.append(_part("longest files", [(name, seconds, cpu[name]) for name, seconds in longest]))
         parts.append(_part("longest tests", sorted(tests, key=lambda entry: -entry[1])[:SHOWN_TESTS]))
+    if waits:
+        nearest = sorted(waits, key=lambda wait: -wait[2] / wait[3])[:SHOWN_WAITS]
+        head = f"{'seconds':>9} {'limit':>8}  waits that took more than half of their limit: {len(waits)}"
+        lines = [f"{seconds:9.1f} {limit:8.0f}  {test}: {goal}" for test, goal, seconds, limit in nearest]
+        parts.append("\n".join([head, *lines]))
     return "\n\n".join(parts)
 
 

@@ -7,6 +7,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+Near = tuple[str, float, float]
+"""A wait that took more than half of its limit: its goal, its seconds, its limit."""
+NEAR_LIMIT: list[Near] = []
+"""Such waits of this process, until somebody takes them out. They are what fails first on a slower machine."""
+
 WAIT_SECONDS = 90.0
 """Limit of a wait for a cluster."""
 PAUSE_SECONDS = 0.2
@@ -15,6 +20,7 @@ LONGEST_PAUSE_SECONDS = 0.5
 ASYNC_WAIT_SECONDS = 60.0
 """Limit of a wait inside one process."""
 ASYNC_PAUSE_SECONDS = 0.02
+GOAL_CHARACTERS = 100
 
 
 class NotInTimeError(AssertionError):
@@ -34,6 +40,12 @@ class _Wait:
         self._describe = describe
         self._began = time.monotonic()
         self._deadline = self._began + seconds
+
+    def ended(self) -> None:
+        """The condition holds."""
+        took = time.monotonic() - self._began
+        if took > self._seconds / 2 > 0:
+            NEAR_LIMIT.append((self._goal[:GOAL_CHARACTERS], took, self._seconds))
 
     def pause(self, least: float) -> float:
         """Seconds until the next question: a tenth of the time waited so far, within limits."""
@@ -65,6 +77,7 @@ def until(
         error: Exception | None = None
         try:
             if found := holds():
+                wait.ended()
                 return found
         except retry_on as caught:
             error = caught
@@ -93,6 +106,7 @@ async def until_async(
             if isinstance(found, Awaitable):
                 found = await found
             if found:
+                wait.ended()
                 return
         except retry_on as caught:
             error = caught

@@ -9,7 +9,7 @@ def test_the_table_sums_by_folder_and_file_and_sorts_by_time() -> None:
         ("tests/unit/a/test_y.py::two", 3.0, 2.5),
         ("tests/e2e/test_z.py::z", 9.0, 1.0),
     ]
-    text = table([("lint", 4.0, 2.0), ("unit", 5.0, 6.0)], tests)
+    text = table([("lint", 4.0, 2.0), ("unit", 5.0, 6.0)], tests, [])
     parts = [part.splitlines() for part in text.split("\n\n")]
     assert [part[0].split("CPU  ")[1] for part in parts] == [
         "make",
@@ -28,4 +28,14 @@ def test_the_table_sums_by_folder_and_file_and_sorts_by_time() -> None:
 
 
 def test_without_tests_there_are_the_targets_alone() -> None:
-    assert table([("lint", 4.0, 2.0)], []).count("\n\n") == 0
+    assert table([("lint", 4.0, 2.0)], [], []).count("\n\n") == 0
+
+
+def test_the_waits_that_were_nearest_to_their_limits_come_first() -> None:
+    waits = [("tests/e2e/test_z.py::z", "Ready", 50.0, 90.0), ("tests/e2e/test_z.py::z", "gone", 9.0, 10.0)]
+    head, *lines = table([("e2e", 60.0, 2.0)], [], waits).split("\n\n")[-1].splitlines()
+    assert head.endswith("limit  waits that took more than half of their limit: 2")
+    assert [line.split() for line in lines] == [
+        ["9.0", "10", "tests/e2e/test_z.py::z:", "gone"],
+        ["50.0", "90", "tests/e2e/test_z.py::z:", "Ready"],
+    ]

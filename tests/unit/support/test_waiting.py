@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support import waiting
 from tests.support.waiting import NotInTimeError, until, until_async
 
 
@@ -38,3 +39,13 @@ async def test_a_condition_may_be_a_coroutine_function() -> None:
 async def test_an_asynchronous_wait_ends_at_its_limit_too() -> None:
     with pytest.raises(NotInTimeError, match="not within 0 s: never"):
         await until_async(lambda: False, "never", 0)
+
+
+def test_a_wait_near_its_limit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[waiting.Near]()
+    now = iter((0.0, 4.0, 0.0, 6.0))
+    monkeypatch.setattr(waiting, "NEAR_LIMIT", found)
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    for goal in ("early", "late"):
+        until(lambda: True, goal, 10)
+    assert found == [("late", 6.0, 10)]
