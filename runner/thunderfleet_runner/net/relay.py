@@ -125,14 +125,18 @@ class Relays:
             local.end(clean=False)
             return
         task = self._begin(self._accept(local), "relay-accept")
-        # A task that is cancelled before its first step runs no line of its own, so it could not close the connection.
-        task.add_done_callback(lambda done: local.end(clean=False) if done.cancelled() else None)
+        # Not in the task: one that is cancelled before its first step runs no line of its own, and nothing else would close the
+        # connection of a task that fails.
+        task.add_done_callback(lambda done: local.end(clean=False) if done.cancelled() or done.exception() else None)
 
     async def _accept(self, local: "_Local") -> None:
         """A connection to our port on loopback: accepted once, and only from our rank."""
         peer, here = local.writer.get_extra_info("peername"), local.writer.get_extra_info("sockname")
         pid = self._pid()
-        known = await asyncio.to_thread(owns, pid, peer, here) if pid is not None and not self._closed else False
+        # A client that has left by now has no address.
+        known: bool | None = False
+        if pid is not None and peer is not None and not self._closed:
+            known = await asyncio.to_thread(owns, pid, peer, here)
         if self._lost:
             local.end(clean=False)
             return

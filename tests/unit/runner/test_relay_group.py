@@ -226,6 +226,18 @@ async def test_a_rank_that_is_accepted_as_its_hop_breaks_notices_it(
         await asyncio.wait_for(hop.until_over(), 60)
 
 
+async def test_a_connection_whose_owner_cannot_be_looked_up_is_closed(
+    make_keys: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> bool:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio, "to_thread", fails)
+    async with Hop(make_keys(tmp_path)) as hop:
+        near = await hop.dial()
+        await closed(near[0])
+
+
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_connection_that_breaks_as_it_is_opened_ends_its_rank(
     make_keys: Callable[[Path], Path], tmp_path: Path, turns: int
