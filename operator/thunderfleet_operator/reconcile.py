@@ -79,6 +79,8 @@ class Reconciler:
         self._settling: dict[tuple[str, int], float] = {}
         """By ModelDeployment and group, since when (monotonic) its first placement waits for reports about a cable."""
         self._fleets = WeightsFleets()
+        self._counted: object = None
+        """The ModelDeployments whose groups the metrics count."""
         self._waiting: dict[str, datetime] = {}
         """Time at which a round began to wait for the planner, by ModelDeployment."""
         self.unplaced: set[str] = set()
@@ -211,8 +213,12 @@ class Reconciler:
         return deployment
 
     def _count_groups(self) -> None:
+        deployments = self._index.deployments
+        if deployments is self._counted:
+            return
+        self._counted = deployments
         counts = dict.fromkeys((stage.value for stage in GroupPhase), 0)
-        for deployment in self._index.deployments.values():
+        for deployment in deployments.values():
             for group in deployment.status.groups if deployment is not None else ():
                 counts[group.state.value] += 1
         for stage, count in counts.items():

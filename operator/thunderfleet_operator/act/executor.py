@@ -85,6 +85,8 @@ class Executor:
         self._settings = settings
         self._keys = keys
         self._secrets: set[str] = set()
+        self._pairs: dict[str, dict[int, tuple[Epoch, KeyPair | None]]] = {}
+        """The keys of placements, by ModelDeployment and group. Every round needs them, and deriving them costs a signature."""
         self._written: dict[tuple[str, str], tuple[str, float]] = {}
         """The Services and EndpointSlices that this process has written, and when, by ModelDeployment and kind."""
 
@@ -121,16 +123,24 @@ class Executor:
         """Polls every group that has a rank 0, also while its pods terminate: it reports when it has drained."""
         plans: dict[int, tuple[Plan, KeyPair]] = {}
         cables: dict[int, str] = {}
+        known, pairs = self._pairs.get(key, {}), dict[int, tuple[Epoch, KeyPair | None]]()
         for index, view in views.items():
-            pair = self._pair(view.epoch) if view.epoch is not None else None
+            pair = None
+            if view.epoch is not None:
+                # A placement that is read once more, as after a change of the operator's keys, is another value.
+                same = index in known and known[index][0] is view.epoch
+                pair = known[index][1] if same else self._pair(view.epoch)
+                pairs[index] = view.epoch, pair
             if view.plan is not None and pair is not None and any(pod.rank == 0 for pod in view.pods):
                 plans[index] = (view.plan, pair)
                 cables[index] = connections(view.plan, fleet)
+        self._pairs[key] = pairs
         self._groups.listen(key, plans, cables)
 
     def forget(self, key: str) -> None:
         """Stops polling the groups of a ModelDeployment that has been deleted."""
         self._groups.listen(key, {})
+        self._pairs.pop(key, None)
         self._drains.keep(key, frozenset())
         self._written = {name: written for name, written in self._written.items() if name[0] != key}
 

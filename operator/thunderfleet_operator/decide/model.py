@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.placement import Fleet, Mac, Request
-from thunderfleet_operator.placement.eligibility import other_revisions, wanted_model
+from thunderfleet_operator.placement.eligibility import other_revisions, wanted_model, wanted_models
 from thunderfleet_operator.placement.explain.explanation import NO_MACS
 
 LISTED = 8
@@ -42,17 +42,26 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     if request.uri is not None:
         advice = "it is fetched when all Macs have reported and one has a model store (chart value agent.modelStore)"
         return Resolution(False, Reason.MODEL_NOT_FOUND, f"{request.uri} is on no Mac yet; {advice}")
+    # By value, not by Mac: a round of each ModelDeployment asks, and Macs with the same models share them.
+    holders = [
+        (names, [model for model in wanted_models(models, request) if model.complete]) for models, names in fleet.holders
+    ]
+    complete = [(names, models) for names, models in holders if models]
+    on = sorted(name for names, _ in complete for name in names)
+    whys = [model.unsupported for _, models in complete for model in models]
+    if on and all(whys):
+        advice = "choose another model, or install an image with a newer mlx-lm"
+        return Resolution(False, Reason.MODEL_UNSUPPORTED, f"{what} is on {_names(on)}, but {whys[0]}; {advice}")
+    if on:
+        folders = sorted({model.path for _, models in complete for model in models})
+        return Resolution(True, Reason.FOUND, f"{what} is at {', '.join(folders[:3])} on {_names(on)}")
+    return _not_found(fleet, request, what)
+
+
+def _not_found(fleet: Fleet, request: Request, what: str) -> Resolution:
+    """Why no Mac has the whole model."""
     macs = sorted(fleet.macs.values(), key=lambda mac: mac.name)
     found = {mac.name: wanted_model(mac, request) for mac in macs}
-    complete = {name: [model for model in models if model.complete] for name, models in found.items()}
-    whole = [name for name, models in complete.items() if models]
-    whys = [model.unsupported for models in complete.values() for model in models]
-    if whole and all(whys):
-        advice = "choose another model, or install an image with a newer mlx-lm"
-        return Resolution(False, Reason.MODEL_UNSUPPORTED, f"{what} is on {_names(whole)}, but {whys[0]}; {advice}")
-    if whole:
-        folders = sorted({model.path for models in complete.values() for model in models})
-        return Resolution(True, Reason.FOUND, f"{what} is at {', '.join(folders[:3])} on {_names(whole)}")
     partial = [(name, model) for name, models in found.items() for model in models]
     if partial:
         texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]

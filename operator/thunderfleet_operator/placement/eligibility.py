@@ -45,11 +45,16 @@ def _by_key(tolerations: tuple[Toleration, ...]) -> Mapping[str | None, Sequence
 
 def wanted_model(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
     """The requested model on this Mac's disk: at most one folder by path, possibly several by repository."""
+    return wanted_models(mac.models, request)
+
+
+def wanted_models(models: Iterable[ModelFacts], request: Request) -> tuple[ModelFacts, ...]:
+    """The requested model among these."""
     if request.path is not None:
-        return tuple([model for model in mac.models if model.path == request.path])
+        return tuple([model for model in models if model.path == request.path])
     return tuple(
         model
-        for model in mac.models
+        for model in models
         if model.repository == request.repository
         and (request.revision in ("", "main") or model.revision is None or model.revision == request.revision)
     )

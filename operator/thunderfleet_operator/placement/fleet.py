@@ -372,6 +372,18 @@ class Fleet:
         """The memory bandwidths of all Macs in MB/s."""
         return frozenset([mac.memory_bandwidth for mac in self.macs.values()])
 
+    @cached_property
+    def holders(self) -> tuple[tuple[tuple[ModelFacts, ...], tuple[str, ...]], ...]:
+        """The models of Macs, and the names of the Macs that have exactly these, each in alphabetical order.
+
+        In the order of the first Mac of each. Most Macs of a fleet have the same models, as the same value.
+        """
+        found: dict[int, tuple[tuple[ModelFacts, ...], list[str]]] = {}
+        for name in sorted(self.macs):
+            models = self.macs[name].models
+            found.setdefault(id(models), (models, []))[1].append(name)
+        return tuple((models, tuple(names)) for models, names in found.values())
+
     def changed(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = (), gone: Collection[str] = ()) -> "Fleet":
         """This fleet with the given Macs and cables replaced or added by name, and without those named in ``gone``.
 
@@ -379,9 +391,10 @@ class Fleet:
         """
         made = Fleet()
         table = dict(self.macs)
-        same_macs = same_dials = not gone
+        same_macs = same_dials = same_models = not gone
         for mac in macs:
             old = table.get(mac.name)
+            same_models = same_models and old is not None and old.models is mac.models
             same_macs = same_macs and old is not None
             same_dials = same_dials and old is not None and old.dials == mac.dials
             table[mac.name] = mac
@@ -396,6 +409,8 @@ class Fleet:
             made._reached_by = self._reached_by
         if not new and not gone:
             made._rates = self._rates
+        if same_models and "holders" in self.__dict__:
+            made.__dict__["holders"] = self.holders
         return made
 
     def part(self, nodes: Iterable[str]) -> "Fleet":

@@ -327,3 +327,15 @@ def test_a_model_that_no_mlx_lm_of_the_fleet_runs_is_not_resolved() -> None:
     assert resolve(Fleet((old, Mac("b", "2", 1, models=(ModelFacts("/m"),)))), Request(path="/m")).found
     missing = Mac("b", "2", 1, models=(ModelFacts("/m", complete=False),))
     assert resolve(Fleet((old, missing)), Request(path="/m")).reason == "ModelUnsupported"
+
+
+def test_macs_with_other_models_are_named_in_order() -> None:
+    """Equal lists of models are one value on most Macs, and then the Macs are looked at together."""
+    shared = (ModelFacts("/m", unsupported="why not"),)
+    macs = [Mac(name, "1", 1, models=shared) for name in ("d", "b")]
+    other = Mac("c", "1", 1, models=(ModelFacts("/m", unsupported="another reason"), ModelFacts("/n")))
+    without = Mac("a", "1", 1, models=(ModelFacts("/n"),))
+    found = resolve(Fleet((*macs, other, without)), Request(path="/m"))
+    assert found.message.startswith("path /m is on b, c, d, but why not;")
+    mended = Mac("c", "1", 1, models=(ModelFacts("/m"),))
+    assert resolve(Fleet((*macs, mended, without)), Request(path="/m")).message == "path /m is at /m on b, c, d"

@@ -15,6 +15,7 @@ from thunderfleet_operator.placement import (
     Fleet,
     Kind,
     Mac,
+    ModelFacts,
     Request,
     Score,
     Taint,
@@ -293,6 +294,18 @@ def test_a_changed_fleet_carries_indexes_over_only_if_they_still_hold() -> None:
     silent = fleet.changed(macs=[mac("b")])
     assert silent.reached_by("a") == () and silent.parts(lan=False) is wired and silent.parts(lan=True) is not near
     assert fleet.changed(gone=["b"]).reached_by("a") == ()
+
+
+def test_who_has_which_models_is_known_until_a_mac_or_its_models_change() -> None:
+    same, other = (ModelFacts("/m"),), (ModelFacts("/n"),)
+    fleet = Fleet([Mac("b", "1", 1, models=same), Mac("c", "1", 1, models=other), Mac("a", "1", 1, models=same)])
+    assert fleet.holders == ((same, ("a", "b")), (other, ("c",)))
+    b = fleet.macs["b"]
+    assert fleet.changed([replace(b, free_bytes=0)]).holders is fleet.holders
+    assert fleet.changed([replace(b, models=other)]).holders == ((same, ("a",)), (other, ("b", "c")))
+    assert fleet.changed([Mac("d", "1", 1, models=same)]).holders == ((same, ("a", "b", "d")), (other, ("c",)))
+    assert fleet.changed(gone=["c"]).holders == ((same, ("a", "b")),)
+    assert Fleet().holders == ()
 
 
 def test_a_part_of_a_fleet_knows_what_the_whole_has_reached() -> None:

@@ -8,8 +8,10 @@ import pytest
 from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import Plan
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_operator.act import executor, keys
 from thunderfleet_operator.act.writer import NotLeading
 from thunderfleet_operator.decide.deployment import EPOCHS_TRIED
+from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
 
 from tests.unit.operator.world import World
@@ -107,6 +109,27 @@ async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
     # The derived Secret alone is created again, and exists.
     ((verb, path),) = world.writes[writes:]
     assert verb == "create" and path.startswith("/api/v1/namespaces/ns/secrets/md-0-e1-")
+
+
+async def test_the_keys_of_a_placement_are_derived_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round of a group needs them, and with many groups the signatures would be most of the operator's work."""
+    derived = []
+
+    def counted(master: bytes, plan: Plan) -> keys.KeyPair:
+        derived.append(plan.epoch)
+        return keys.group_keys(master, plan)
+
+    monkeypatch.setattr(executor, "group_keys", counted)
+    world.deploy()
+    await world.round()
+    pair = world.listened[0][1]
+    before = len(derived)
+    for _ in range(3):
+        await world.round()
+    assert len(derived) <= before + 1 and world.listened[0][1] == pair
+    world.keys = Keyring(b"n" * 32, *world.keys.keys)
+    await world.round()
+    assert world.listened[0][1] == pair, "the key that the placement was signed with is still there"
 
 
 async def test_a_restarted_operator_without_a_report_keeps_the_status(world: World) -> None:
