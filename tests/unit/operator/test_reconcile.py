@@ -113,7 +113,7 @@ async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
 
 async def test_the_keys_of_a_placement_are_derived_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round of a group needs them, and with many groups the signatures would be most of the operator's work."""
-    derived = []
+    derived: list[int] = []
 
     def counted(master: bytes, plan: Plan) -> keys.KeyPair:
         derived.append(plan.epoch)
