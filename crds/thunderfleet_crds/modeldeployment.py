@@ -462,7 +462,7 @@ class ModelDeploymentSpec(ApiModel):
     priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
         description="Name of the PriorityClass of the pods. A change applies to pods that are created later, and restarts no "
-        "group.",
+        "group. Models with autoscaling.minReplicas 0 that name the same class take turns also across namespaces.",
         json_schema_extra={
             "x-rule": "!self.startsWith('system-')",
             "x-message": "priorityClassName must not begin with system-: these classes are for components of a cluster, and "

@@ -130,13 +130,13 @@ class _Connection(asyncio.Protocol):
             return
         before = body.total_bytes
         self.inner.data_received(data)
-        self._arrivals.behind_body(len(data) - (body.total_bytes - before))
+        self._arrivals.of_body(len(data), body.total_bytes - before)
         self._bounded()
 
     def _bounded(self) -> bool:
         """Closes connections that hold too much. Returns whether this one may go on."""
-        if self._arrivals.too_many and self.busy:
-            # The client does not wait for the response.
+        if self._arrivals.too_many and (self.busy or self._arrivals.unfinished_body is not None):
+            # The client does not wait for the response, or a body has no end.
             self.abort()
             return False
         if self._arrivals.too_many and not self._refused:

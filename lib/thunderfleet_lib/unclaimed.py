@@ -102,6 +102,8 @@ class Arrivals:
     @property
     def too_many(self) -> bool:
         """Whether the connection must be closed."""
+        if self.unfinished_body is not None:
+            return self.unclaimed > HEAD_BYTES
         if self._busy:
             return self._early_bytes is not None and self.unclaimed > self._early_bytes
         return not self._carried and self.unclaimed > HEAD_BYTES
@@ -111,10 +113,18 @@ class Arrivals:
         """The body to which bytes that come now belong. It may go on after the response."""
         return self._body if self._body is not None and not self._body.is_eof() else None
 
-    def behind_body(self, size: int) -> None:
-        """So many of the bytes that ended a body were no part of it."""
-        if self.unfinished_body is None:
-            self._early(size)
+    def of_body(self, size: int, grown: int) -> None:
+        """While a body was unfinished, ``size`` bytes have come, of which ``grown`` belong to it.
+
+        The others are its framing, or what came behind it. Framing is held only as trailers, behind the last part of the body.
+        """
+        complete = self.unfinished_body is None
+        if grown or complete:
+            self.unclaimed = 0
+        if complete:
+            self._early(size - grown)
+        elif not grown:
+            self.unclaimed += size
 
     def received(self, data: bytes) -> None:
         """Bytes that belong to no body have come."""

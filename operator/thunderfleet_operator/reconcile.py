@@ -17,6 +17,7 @@ from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.decide.deployment import Decision, Settings, decide
+from thunderfleet_operator.decide.scaling.turns import take_turns
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.load import Candidate
@@ -177,13 +178,12 @@ class Reconciler:
         )
 
     def _candidates(self, key: str, deployment: ModelDeployment) -> tuple[Candidate, ...]:
-        """ModelDeployments of the same namespace that could make room for one that a request has woken."""
+        """ModelDeployments that could make room for one that a request has woken."""
         if not deployment.wakes or not deployment.wanted_groups:
             return ()
         found = []
         for name, other in self._index.deployments.items():
-            same = other is not None and other.metadata.namespace == deployment.metadata.namespace and name != key
-            if other is None or not same or not other.wakes or not other.wanted_groups:
+            if other is None or name == key or not other.wanted_groups or not take_turns(deployment, other):
                 continue
             views = groups_of(self._index, other).values()
             groups = [(v, self._groups.report(name, v.index, v.epoch.number if v.epoch else 0)) for v in views]

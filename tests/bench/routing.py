@@ -25,6 +25,9 @@ SPREAD_SECONDS = 0.5
 SEED = 2026
 """Of the conversations."""
 KILLED_CLIENTS = 40
+KILLED_PLACES = 8
+KILLED_TOKENS = 100
+"""More than are generated until the group is killed, also on a busy machine."""
 
 Say = Callable[[str], None]
 
@@ -39,7 +42,9 @@ class Answer:
     complete: bool
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int) -> Answer:
+async def _ask(
+    session: aiohttp.ClientSession, url: str, number: int, tokens: int, started: Callable[[], None] = lambda: None
+) -> Answer:
     began = time.monotonic()
     body = {"model": "tiny", "messages": [{"role": "user", "content": f"{number}"}], "stream": True, "max_tokens": tokens}
     first, text = None, b""
@@ -49,13 +54,14 @@ async def _ask(session: aiohttp.ClientSession, url: str, number: int, tokens: in
                 text += data
                 if first is None and b'data: {"choices"' in text:
                     first = time.monotonic() - began
+                    started()
     except aiohttp.ClientError:
         pass
     return Answer(first, time.monotonic() - began, text.count(b'"delta"'), text.rstrip().endswith(b"data: [DONE]"))
 
 
 async def _clients(
-    url: str, clients: int, tokens: int = TOKENS, each: int = 1, spread: float = 0.0
+    url: str, clients: int, tokens: int = TOKENS, each: int = 1, spread: float = 0.0, started: Callable[[], None] = lambda: None
 ) -> tuple[list[Answer], float]:
     """The answers of that many clients, each with some requests, and the seconds for all. They start within ``spread``."""
     connector = aiohttp.TCPConnector(limit=0)
@@ -63,7 +69,7 @@ async def _clients(
 
         async def client(number: int) -> list[Answer]:
             await asyncio.sleep(spread * number / clients)
-            return [await _ask(session, url, number, tokens) for _ in range(each)]
+            return [await _ask(session, url, number, tokens, started) for _ in range(each)]
 
         began = time.monotonic()
         found = await asyncio.gather(*(client(number) for number in range(clients)))
@@ -134,15 +140,17 @@ def _killed(say: Say) -> list[Figure]:
     """Requests without a complete answer when one of two groups is killed under them, among those not yet started."""
 
     async def kill(router: str, victim: int) -> list[Answer]:
-        asking = asyncio.create_task(_clients(router, KILLED_CLIENTS, 24))
-        # Two groups with 8 places each: some requests have started then, and others wait.
-        await asyncio.sleep(10 * STEP_SECONDS)
+        # Two groups with 8 places each: when more have started than one has, others of both wait.
+        started = asyncio.Semaphore(0)
+        asking = asyncio.create_task(_clients(router, KILLED_CLIENTS, KILLED_TOKENS, started=started.release))
+        for _ in range(KILLED_PLACES + 1):
+            await started.acquire()
         os.kill(victim, signal.SIGKILL)
         return (await asking)[0]
 
     with contextlib.ExitStack() as stack:
-        started = [stack.enter_context(simulated.running("gateway", "8", str(STEP_SECONDS))) for _ in range(2)]
-        router, _ = stack.enter_context(simulated.running("router", "8", *(url for url, _ in started)))
+        started = [stack.enter_context(simulated.running("gateway", str(KILLED_PLACES), str(STEP_SECONDS))) for _ in range(2)]
+        router, _ = stack.enter_context(simulated.running("router", str(KILLED_PLACES), *(url for url, _ in started)))
         answers = asyncio.run(kill(router, started[0][1]))
     lost = sum(not answer.tokens for answer in answers)
     cut = sum(bool(answer.tokens) and not answer.complete for answer in answers)

@@ -58,9 +58,26 @@ def test_requests_in_the_same_packet_as_the_end_of_a_body_count() -> None:
     arrivals.request_started(len(HEAD), body)
     assert arrivals.unfinished_body is body
     body.total_bytes = 90
-    arrivals.behind_body(0)
+    arrivals.of_body(30, 30)
     body.total_bytes = 100
-    arrivals.behind_body(EARLY + 1)
+    arrivals.of_body(10 + EARLY + 1, 10)
+    assert arrivals.too_many
+
+
+@pytest.mark.parametrize("early", [None, EARLY])
+def test_trailers_without_an_end_are_too_many_and_framing_is_not(early: int | None) -> None:
+    arrivals, body = Arrivals(early), Body(10 * HEAD_BYTES)
+    arrivals.received(HEAD)
+    arrivals.request_started(len(HEAD), body)
+    # In chunks of one byte, there is more framing than body.
+    for _ in range(HEAD_BYTES):
+        arrivals.of_body(3, 0)
+        body.total_bytes += 1
+        arrivals.of_body(3, 1)
+    assert not arrivals.too_many
+    arrivals.of_body(HEAD_BYTES, 0)
+    assert not arrivals.too_many
+    arrivals.of_body(1, 0)
     assert arrivals.too_many
 
 

@@ -585,11 +585,17 @@ async def test_the_least_recently_used_model_makes_room_for_one_that_is_asked_fo
 
 @pytest.mark.parametrize("case", ["another namespace", "must run", "no autoscaling"])
 async def test_only_models_of_the_namespace_that_a_request_can_wake_make_room(world: World, case: str) -> None:
-    world.deploy(autoscaling={"must run": SLEEPS | {"minReplicas": 1}, "no autoscaling": None}.get(case, SLEEPS))
+    autoscaling = {"must run": SLEEPS | {"minReplicas": 1}, "no autoscaling": None}.get(case, SLEEPS)
+    await _wake_another(world, {"autoscaling": autoscaling}, "elsewhere" if case == "another namespace" else "ns", {})
+    assert world.yielding == []
+
+
+async def _wake_another(world: World, first: dict[str, Any], namespace: str, second: dict[str, Any]) -> None:
+    """A ModelDeployment serves and has no requests, and a request wakes another one, for which there is no room."""
+    world.deploy(**first)
     await world.serve()
-    namespace = "elsewhere" if case == "another namespace" else "ns"
     other = {"metadata": {"name": "other", "namespace": namespace, "uid": "uid-other", "generation": 1}}
-    spec = {"model": {"repository": "org/tiny"}, "autoscaling": SLEEPS}
+    spec = {"model": {"repository": "org/tiny"}, "autoscaling": SLEEPS, **second}
     world.put(DEPLOYMENTS, {**other, "spec": spec, "status": {"autoscaling": {"replicas": 1}}})
     wake = Demand(namespace=namespace, deployment="other", uid="uid-other", waiting=1, wake=True)
     world.later(RESIDENCY_SECONDS + 1)
@@ -597,6 +603,28 @@ async def test_only_models_of_the_namespace_that_a_request_can_wake_make_room(wo
     world.say("Ready", 1, readySince="2026-01-01T00:00:00Z", inFlight=0, idleSeconds=30)
     world.scaling.reported(DemandReport(router="r", demands=(wake,)))
     await world.reconciler.deployment(f"{namespace}/other")
+
+
+async def test_models_of_several_namespaces_with_one_priority_take_turns(world: World) -> None:
+    shared = {"autoscaling": SLEEPS, "priorityClassName": "shared"}
+    await _wake_another(world, shared, "elsewhere", shared)
+    assert world.yielding == ["ns/md"]
+    await _rounds(world, 5, inFlight=0, idleSeconds=30)
+    assert world.md.wanted_groups == 0
+    said = "stopped to make room for a model of another namespace with the same priorityClassName (shared)"
+    assert world.md.status.autoscaling is not None and world.md.status.autoscaling.message == said
+    assert not any("elsewhere" in str(event.get("message")) for event in world.events)
+    await _stopped(world)
+    await world.reconciler.deployment("elsewhere/other")
+    assert [path for path in world.objects if "/elsewhere/" in path and "/pods/other-0-" in path]
+
+
+@pytest.mark.parametrize(("first", "second"), [("shared", None), (None, "shared"), ("shared", "other"), (None, None)])
+async def test_models_of_several_namespaces_without_one_priority_take_no_turns(
+    world: World, first: str | None, second: str | None
+) -> None:
+    spec = {"autoscaling": SLEEPS, "priorityClassName": first}
+    await _wake_another(world, spec, "elsewhere", {"priorityClassName": second})
     assert world.yielding == []
 
 

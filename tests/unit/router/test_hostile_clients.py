@@ -213,6 +213,17 @@ async def test_requests_behind_a_body_in_one_packet_are_bounded() -> None:
             await until_async(lambda: kit.server.inside == 0 and kit.dispatcher.in_flight == 0)
 
 
+async def test_trailers_without_an_end_close_the_connection() -> None:
+    async with gateways("a") as (a,), serving(kit := Kit(Model(urls=[a.url], keys=KEYS))) as port:
+        chunked = _request(b"", more=CHUNKED).replace(b"Content-Length: 0\r\n", b"")
+        async with _raw(port, chunked + b"2\r\n{}\r\n0\r\n") as client:
+            await until_async(lambda: kit.server.inside == 1)
+            client.writer.write(b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7000) for number in range(20)))
+            assert await client.end() == b""
+            await until_async(lambda: kit.server.inside == 0)
+        assert not a.requests
+
+
 async def test_a_few_requests_may_be_sent_before_the_first_response() -> None:
     async with gateways("a") as (a,), serving(Kit(Model(urls=[a.url], keys=KEYS))) as port:
         async with _held(a), _raw(port, _request()) as client:

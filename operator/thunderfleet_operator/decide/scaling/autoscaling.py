@@ -97,7 +97,7 @@ def _wish(deployment: ModelDeployment, current: int, idle: float, load: Load, si
     if spec is None:
         return None
     if signals.yields_to is not None and current:
-        return _Wish(0, f"stopped to make room for {signals.yields_to}")
+        return _Wish(0, f"stopped to make room for {_named(signals.yields_to, deployment)}")
     if not current:
         return _Wish(1, "a request arrived") if deployment.wakes and _woken(signals) else None
     after = spec.scale_to_zero_after_seconds
@@ -112,6 +112,13 @@ def _wish(deployment: ModelDeployment, current: int, idle: float, load: Load, si
         found = max(down, least)
         return _Wish(found, f"{found} of {current} groups have been enough for {DOWN_SECONDS:.0f} s")
     return None
+
+
+def _named(other: str, deployment: ModelDeployment) -> str:
+    # Who reads this status may not know the ModelDeployments of other namespaces.
+    if other.partition("/")[0] == deployment.metadata.namespace:
+        return other
+    return f"a model of another namespace with the same priorityClassName ({deployment.spec.priority_class_name})"
 
 
 def scale(

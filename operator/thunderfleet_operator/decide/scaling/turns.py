@@ -1,10 +1,15 @@
 """Turn-taking: which ModelDeployments are stopped so that one that was asked for has room.
 
-Only those of the same namespace that a request can start again (``minReplicas: 0``), that have no request in progress and have
-had their own turn; the one whose last request is the longest ago comes first. Nothing is stopped unless the room is enough.
+Only those that a request can start again (``minReplicas: 0``), that have no request in progress and have had their own turn;
+the one whose last request is the longest ago comes first. Nothing is stopped unless the room is enough.
+
+ModelDeployments of one namespace take turns. Those of several namespaces do so only if both name the same PriorityClass:
+without one, nobody has said that models of others may stop them.
 """
 
 from collections.abc import Callable, Sequence
+
+from thunderfleet_crds.modeldeployment import ModelDeployment
 
 from thunderfleet_operator.observe.load import Candidate
 
@@ -14,6 +19,15 @@ QUIET_SECONDS = 5.0
 """How long a model must have had no request."""
 MAX_CANDIDATES = 8
 """The most ModelDeployments that are stopped for one: each number takes a search for a placement."""
+
+
+def take_turns(one: ModelDeployment, other: ModelDeployment) -> bool:
+    """Whether one of them may be stopped to make room for the other."""
+    if not one.wakes or not other.wakes:
+        return False
+    if one.metadata.namespace == other.metadata.namespace:
+        return True
+    return one.spec.priority_class_name is not None and one.spec.priority_class_name == other.spec.priority_class_name
 
 
 def may_yield(one: Candidate) -> bool:
