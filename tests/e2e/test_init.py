@@ -249,7 +249,9 @@ def test_the_operator_and_the_agent_run(macs: tuple[Mac, Mac]) -> None:
 
 def test_the_kubelet_exports_when_the_certificates_of_the_control_plane_expire(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
-    text = mac.kubectl("get", "--raw", "/api/v1/nodes/studio-1/proxy/metrics")
+    path = "/api/v1/nodes/studio-1/proxy/metrics"
+    # The kubelet listens once its serving certificate is approved.
+    text = until(lambda: mac.kubectl("get", "--raw", path), "the kubelet answers", retry_on=(AssertionError,))
     name = "thunderfleet_control_plane_certificate_expiry_seconds"
     found = dict(re.findall(rf'^{name}{{name="([\w-]+)",node="studio-1"}} (\S+)$', text, re.MULTILINE))
     files = mac.run("find", "/var/lib/thunderfleet/control-plane/pki", "-name", "*.crt").split()

@@ -4,6 +4,7 @@ import json
 import select
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
 from typing import Any
@@ -139,15 +140,17 @@ def show_how_to_go_on(session: Session) -> None:
     cluster = session.cluster
     session.number += 1
     say(f"\n[{session.number}/{STEPS}] The cluster is still running. To use it:")
-    say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={cluster.tool('kubectl').parent}:$PATH")
+    # Where `thunderfleet` and its plugin of kubectl are, and kubectl: so commands of the documentation work as they are.
+    folders = f"{sysconfig.get_path('scripts')}:{cluster.tool('kubectl').parent}"
+    say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={folders}:$PATH")
     say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
     say("      kubectl get md,np,tbl,pods")
     address = serve_page(session)
     if address:
         say(f"      {address}    # a live page of this cluster: open it within 10 minutes, once")
-    say(f"      {sys.argv[0]} ui    # another page")
-    say(f"      {sys.argv[0]} local status --name {NAME}    # processes, addresses, logs")
-    say(f"      {sys.argv[0]} local down --name {NAME}      # stop it")
+    say("      thunderfleet ui    # another page")
+    say(f"      thunderfleet local status --name {NAME}    # processes, addresses, logs")
+    say(f"      thunderfleet local down --name {NAME}      # stop it")
 
 
 def serve_page(session: Session) -> str:
