@@ -120,7 +120,12 @@ async def test_a_killed_rank_is_the_cause_though_its_peer_fails_and_all_ranks_ar
     await group.until(lambda: leader.service.running, "it runs")
     waits: list[bool] = []
     is_late = leader.service._cause_is_late
-    monkeypatch.setattr(leader.service, "_cause_is_late", lambda awaited: waits.append(awaited()) or is_late(awaited))
+
+    def late_cause(awaited: Callable[[], bool]) -> None:
+        waits.append(awaited())
+        is_late(awaited)
+
+    monkeypatch.setattr(leader.service, "_cause_is_late", late_cause)
     exits = other.member.slot.process._exit
     noticed, late = exits.process_exited, asyncio.Event()
     monkeypatch.setattr(exits, "process_exited", late.set)
