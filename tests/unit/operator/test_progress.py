@@ -124,7 +124,8 @@ def backing_off(before: ModelDeploymentStatus | None, class_: FaultClass = Fault
 
 def starting(before: ModelDeploymentStatus, **more: Any) -> Outcome:
     """A group that starts again, and knows why it failed before."""
-    return replace(LOADS, **{"view": replace(view(), status=before.groups[0]), **more})
+    fields: dict[str, Any] = {"view": replace(view(), status=before.groups[0]), **more}
+    return replace(LOADS, **fields)
 
 
 def test_restarts_do_not_end_stalled_before_the_group_serves() -> None:
