@@ -18,11 +18,10 @@ SLEEPS = {"minReplicas": 0, "maxReplicas": 1, "scaleToZeroAfterSeconds": 3}
 ROUTERS = "app.kubernetes.io/component=router"
 
 
-def upgrade(line: Line, *values: str, wait: bool = True) -> None:
-    """``wait``: for the pods. A helm that is ended while it waits leaves an upgrade that blocks the next one."""
+def upgrade(line: Line, *values: str) -> None:
     line.cluster.helm(
         *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values"),
-        *("--set", ",".join(values), *(["--wait"] if wait else []), "--timeout", f"{INSTALL_SECONDS}s"),
+        *("--set", ",".join(values), "--wait", "--timeout", f"{INSTALL_SECONDS}s"),
         seconds=INSTALL_SECONDS + 30,
     )
 

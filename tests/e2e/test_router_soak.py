@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import pytest
 from thunderfleet_lib import tls
@@ -159,23 +158,6 @@ def router_pods(line: Line) -> dict[str, str]:
     }
 
 
-def until_replaced(line: Line, before: dict[str, str]) -> None:
-    """Until other pods than those of ``before`` are ready: those of Macs one after another, each in its own time."""
-    old = set(before.values())
-
-    def kept() -> set[str]:
-        return old & set(router_pods(line).values())
-
-    def replaced() -> bool:
-        return not kept() and len(router_pods(line)) == len(before)
-
-    for _ in before:
-        left = len(kept())
-        step = partial(lambda left: replaced() or len(kept()) < left, left)
-        until(step, f"the next of {left} routers is replaced", 300, describe=lambda: str(router_pods(line)))
-    until(replaced, "the last router is ready", 300, describe=lambda: str(router_pods(line)))
-
-
 def ranks(line: Line, deployment: Deployment) -> list[int]:
     return sorted(pid for mac in line.macs for pid in hunt(line, mac, f"{deployment.name}-", RANK, 0))
 
@@ -274,8 +256,11 @@ def test_routers_are_upgraded(world: World) -> None:
     line = world.line
     with world.load.during("routers are upgraded") as seen:
         before = router_pods(line)
-        upgrade(line, "router.logLevel=debug", wait=False)
-        until_replaced(line, before)
+        upgrade(line, "router.logLevel=debug")
+        until(
+            lambda: len(now := router_pods(line)) == len(before) and not set(now.values()) & set(before.values()),
+            "all routers are replaced", 300,
+        )  # fmt: skip
     assert not seen.refused
 
 
@@ -402,8 +387,11 @@ def test_all_routers_serve_https_with_a_certificate_that_changes(world: World) -
     authority, first = new_certificate(world)
     store_certificate(line, first)
     before = router_pods(line)
-    upgrade(line, f"router.tls.secretName={CERTIFICATE}", wait=False)
-    until_replaced(line, before)
+    upgrade(line, f"router.tls.secretName={CERTIFICATE}")
+    until(
+        lambda: len(now := router_pods(line)) == len(before) and not set(now.values()) & set(before.values()),
+        "all routers are replaced", 300,
+    )  # fmt: skip
     served.until(
         lambda: len(urls := world.urls) == len(before) and all(url.startswith("https://") for url in urls), "status has them"
     )
