@@ -25,8 +25,6 @@ NAME = "demo"
 COMMAND_SECONDS = 60
 READY_SECONDS = 180
 REQUEST_SECONDS = 60
-REFERENCE_SECONDS = 300
-"""For the process of mlx-lm, which imports all of it: a minute of a busy machine and more."""
 POLL_SECONDS = 0.3
 
 Json = dict[str, Any]
@@ -186,10 +184,10 @@ def _read_stream(lines: Iterable[bytes]) -> Answer:
 def reference(model: Path, prompt: str, tokens: int) -> list[int]:
     """Token IDs of one mlx-lm process."""
     command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(model), prompt, "--tokens", str(tokens)]
-    answer = BlockingHost().run(command, REFERENCE_SECONDS)
+    answer = BlockingHost().run(command, REQUEST_SECONDS)
     if isinstance(answer, Failure):
         if answer.kind is FailureKind.TIMED_OUT:
-            raise LocalClusterError(f"mlx-lm did not answer within {REFERENCE_SECONDS} s")
+            raise LocalClusterError(f"mlx-lm did not answer within {REQUEST_SECONDS} s")
         raise LocalClusterError(f"mlx-lm failed:\n{answer.error.strip() or answer}")
     ids: list[int] = json.loads(answer.text)
     return ids
