@@ -127,7 +127,14 @@ class Relays:
         task = self._begin(self._accept(local), "relay-accept")
         # Not in the task: one that is cancelled before its first step runs no line of its own, and nothing else would close the
         # connection of a task that fails.
-        task.add_done_callback(lambda done: local.end(clean=False) if done.cancelled() or done.exception() else None)
+        task.add_done_callback(lambda done: self._accepted(done, local))
+
+    def _accepted(self, done: "asyncio.Task[None]", local: "_Local") -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            log.error("closed a connection to the relay: internal error: %r", error)
+        if error is not None or done.cancelled():
+            local.end(clean=False)
 
     async def _accept(self, local: "_Local") -> None:
         """A connection to our port on loopback: accepted once, and only from our rank."""

@@ -227,7 +227,7 @@ async def test_a_rank_that_is_accepted_as_its_hop_breaks_notices_it(
 
 
 async def test_a_connection_whose_owner_cannot_be_looked_up_is_closed(
-    make_keys: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_keys: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fails(*_: object) -> bool:
         raise RuntimeError("can't start new thread")
@@ -236,6 +236,7 @@ async def test_a_connection_whose_owner_cannot_be_looked_up_is_closed(
     async with Hop(make_keys(tmp_path)) as hop:
         near = await hop.dial()
         await closed(near[0])
+    assert "can't start new thread" in caplog.text
 
 
 @pytest.mark.parametrize("turns", range(6))
