@@ -13,7 +13,7 @@ MOST_FILES = 100
 
 
 class ControlPlaneCertificates:
-    """The certificates in ``folder`` (``NAME.crt``, PEM). They are read anew each time, so a renewal shows at once."""
+    """The certificates in ``folder`` (``NAME.crt``, PEM). They are read at each call, so a renewal shows at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

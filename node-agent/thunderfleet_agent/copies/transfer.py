@@ -322,7 +322,7 @@ class Transfer:
         (log.warning if trouble.count == 1 else log.debug)("copy of %s: %s", self._manifest.repository, why)
 
     def _changed(self, way: Path) -> bool:
-        """Whether a group has begun to use this cable, or has left it: its limit and its turn are other ones now."""
+        """Whether a group started or stopped using this cable, so that another limit and another order apply."""
         return self._kinds.get(way.key, way.way) is not way.way
 
     def _quits(self, way: Path) -> bool:
