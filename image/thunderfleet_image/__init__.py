@@ -13,5 +13,5 @@ layout      an OCI image layout: layers, configuration, index
 lock        image/debian.lock: versions and hashes of Debian's packages
 recipe      what is in the image: packages, programs, user, environment
 tree        files of a layer, and the archive of them, always with the same bytes
-errors      what users can mend
+errors      errors that users can fix
 """
