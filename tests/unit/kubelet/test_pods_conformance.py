@@ -187,8 +187,8 @@ async def test_hooks_run_after_the_start_and_before_the_end(world: World, kind: 
 async def test_a_container_that_does_nothing_has_used_some_cpu_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """metrics-server skips the whole pod of a container whose CPU time is 0."""
     await world.boot()
-    monkeypatch.setattr(usage, "by_marker", lambda groups: {marker: (0.0, 4096) for marker in groups})
+    monkeypatch.setattr(usage, "by_marker", lambda groups: {marker: usage.Usage(0.0, 2048, 4096) for marker in groups})
     world.api.add_pod("idle", {"containers": [sh("sleep 3600")]})
     await world.phase("idle", "Running")
     (found,) = await world.managers[-1].queries.usage()
-    assert 0 < found.cpu_seconds < 0.01 and found.memory_bytes == 4096
+    assert 0 < found.cpu_seconds < 0.01 and (found.memory_bytes, found.resident_bytes, found.gpu_bytes) == (4096, 2048, None)
