@@ -317,6 +317,11 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
         linux.thaw_kubelet()
         huge = line.deploy("huge", nodes={"min": 9})
         stack.callback(line.forget, huge)
+        # It has a place, and its pods never start.
+        waiting = line.deploy("waiting", nodes={"min": 1, "max": 1})
+        stack.callback(line.forget, waiting)
+        line.cluster.component("kube-scheduler", "off")
+        stack.callback(line.cluster.component, "kube-scheduler", "on")
         machines[small].off()
         stack.callback(machines[small].on)
         line.cluster.cable("pull", f"{first}:1")
@@ -333,11 +338,13 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
             ("RDMAHung", second),
             ("BackupTooOld", ""),
             ("ModelDeploymentUnplaceable", huge.name),
-            ("ModelDeploymentNotReady", huge.name),
+            ("ModelDeploymentNotReady", waiting.name),
         )
         until(lambda: not missing(*expected), "all alerts fire", 240, describe=lambda: f"{missing(*expected)} of {firing()}")
         named = {name for name, _ in firing()}
         assert "ThunderfleetTargetDown" not in named, "the alert about the Mac that is off is the only one about its programs"
+        late = ("ThunderfleetModelDeploymentNotReady", huge.name)
+        assert late not in seen, "the alert about the place that is missing is the only one about this model"
         line.kubectl("scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=0")
         stack.callback(line.kubectl, "scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=2")
         leader = ("OperatorWithoutLeader", "")
