@@ -329,6 +329,14 @@ ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
         {NOT_READY: "600x180", f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="NoRoom"}}': "0x180"},
         "ThunderfleetModelDeploymentUnplaceable",
     ),
+    "the hub has limited the rate for hours, so a model has no place": (
+        {
+            NOT_READY: "600x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="ModelNotResolved"}}': "0x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="ModelResolved",reason="RateLimited"}}': "0x180",
+        },
+        "ThunderfleetModelDeploymentNotReady",
+    ),
     "a group keeps failing": (
         {NOT_READY: "8000x180", PEER_LOST: "8900x180", RESTARTS: "4x180"},
         "ThunderfleetGroupCrashLooping",
