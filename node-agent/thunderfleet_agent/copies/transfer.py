@@ -401,7 +401,7 @@ class Transfer:
         body, answer = connection.fetch(Request(Op.LIST, (work.blob,)), chunks.count(large.entry.size) * chunks.DIGEST_BYTES)
         found = None if answer.error else ChunkList(body)
         if found is not None and not found.fits(large.entry.size):
-            raise PeerFailed(f"{way}: sent a list of chunks of a wrong length for {large.entry.path}")
+            raise PeerFailed(f"{way}: sent a list of chunks with a wrong length for {large.entry.path}")
         with self._lock:
             if not self._board.listed(way.key, work.blob, found, time.monotonic()):
                 return
@@ -537,7 +537,10 @@ class Transfer:
         if right and list_ is not None:
             self._shelf.keep(self._manifest.repository, large.entry, list_)
         elif giver:
-            self._drop(giver, f"{large.entry.path} does not have its hash, although all chunks are as {giver} listed them")
+            self._drop(
+                giver,
+                f"{large.entry.path} does not have its hash, although all of its chunks have the hashes that {giver} listed",
+            )
 
     # --- small files ---------------------------------------------------------------------------------------------------
 
@@ -547,7 +550,7 @@ class Transfer:
         sizes = answer.sizes
         wanted = {entry.blob: size for entry, size in zip(work.entries, sizes, strict=False) if size >= 0}
         if len(sizes) != len(work.entries) or answer.size != sum(wanted.values()) or answer.size > CHUNK_BYTES:
-            raise PeerFailed(f"{way}: answered with other sizes than those of the files")
+            raise PeerFailed(f"{way}: answered with sizes that differ from those of the files")
         try:
             for entry in work.entries:
                 if entry.blob not in wanted:

@@ -490,7 +490,7 @@ def test_a_mac_with_a_part_needs_disk_for_the_rest_of_the_model(disk: int, copie
 def test_a_model_that_was_resolved_before_parts_says_how_to_get_them() -> None:
     _, weights = WeightsFleets().of("k", Fleet(), {}, cache({**RESOLVED, "files": 6, "model": SIZED}), Copies.SHARD)
     found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
-    assert "an earlier version has resolved it; delete the ModelCache" in found.message
+    assert "an earlier version of Thunderfleet resolved it; delete the ModelCache" in found.message
 
 
 def test_a_model_without_parts_is_fetched_whole_and_the_condition_says_why() -> None:

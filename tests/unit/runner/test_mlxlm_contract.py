@@ -256,7 +256,7 @@ def test_a_digest_that_differs_ends_the_rank_before_another_step() -> None:
     assert loop.read((_Sum(1, -1, 2 * mine), mine)) is True
     assert loop.read((_Sum(0, 0, 2 * mine), mine)) is False
     for flags in ((1, 0), (0, -1), (2, -2), (-1, 1)):
-        with pytest.raises(mlxlm.Diverged, match="was changed on its way"):
+        with pytest.raises(mlxlm.Diverged, match="was corrupted on its way"):
             loop.read((_Sum(*flags, 2 * mine), mine))
     other = _loop_of_two()
     other.digest(7, 43, 0)

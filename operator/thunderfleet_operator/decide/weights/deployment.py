@@ -21,8 +21,8 @@ from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.eligibility import wanted_model
 
 _UNKNOWN_PARTS = (
-    "which layers its files have is not known, because an earlier version has resolved it; delete the ModelCache to resolve it "
-    "again, files stay on the Macs"
+    "the layers in its files are not known, because an earlier version of Thunderfleet resolved it; delete the ModelCache "
+    "to resolve it again (the Macs keep the files)"
 )
 
 
