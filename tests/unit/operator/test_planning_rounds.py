@@ -279,3 +279,34 @@ async def test_the_first_poll_begins_the_round_that_was_put_off(
         assert again is None or again < 60
     finally:
         await groups.close()
+
+
+async def test_rounds_of_several_cables_run_at_once_but_never_two_of_one(world: World) -> None:
+    queue, running, most, twice = WorkQueue(), set[str](), 0, list[str]()
+    going = asyncio.Event()
+
+    async def link(name: str) -> None:
+        nonlocal most
+        twice.extend({name} & running)
+        running.add(name)
+        most = max(most, len(running))
+        await going.wait()
+        running.discard(name)
+
+    async def refill() -> None:
+        return
+
+    worker = Worker(queue, {LINKS.name: link}, world.metrics, lambda: True, refill, 3)
+    working = asyncio.create_task(worker.run())
+    try:
+        for name in ("one", "two", "three", "four"):
+            queue.add(f"{LINKS.name}/{name}")
+        await until_async(lambda: len(running) == 3, "as many rounds as may run")
+        queue.add(f"{LINKS.name}/one")
+        assert len(queue) == 2 and not worker.stuck
+        going.set()
+        await until_async(lambda: not len(queue) and not running, "all have had their rounds")
+        assert most == 3 and not twice
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
