@@ -23,8 +23,9 @@ WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Under the rules of macOS; see tests/darwin. A Mac has them anyway.
 DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
-# `make image`: PLATFORM=linux/amd64 builds for that platform only; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
+# `make image`: PLATFORM=darwin/arm64 builds for that platform only; MAC_PYTHON is the Python of Macs; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
 PLATFORM ?=
+MAC_PYTHON ?=
 export DEBIAN_MIRROR ?=
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
@@ -179,8 +180,8 @@ dist: programs ## Wheel and chart, into dist/
 	"$$($(BIN)/thunderfleet local programs)/helm" package charts/thunderfleet -d dist
 
 .PHONY: image
-image: install ## Image of operator and router for Linux nodes (amd64, arm64) into dist/image, without a container engine
-	$(BIN)/python -m thunderfleet_image build $(if $(PLATFORM),--platform $(PLATFORM))
+image: install ## Image for Linux nodes (amd64, arm64) and Macs into dist/image, without a container engine
+	$(BIN)/python -m thunderfleet_image build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(MAC_PYTHON),--mac-python $(MAC_PYTHON))
 
 .PHONY: image-lock
 image-lock: install ## Pin the versions of the image's Debian packages that are offered now
