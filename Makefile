@@ -7,12 +7,13 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 # `make bench JSON=FILE` also writes its results to FILE.
 JSON ?=
-# `make chaos`: SEED repeats a run, FAULTS is the number of faults. With RESULTS=FILE, the same SEED and FAULTS go on where the
-# last run stopped; a run begins no deployment after MINUTES.
+# `make chaos`: SEED repeats a run, FAULTS is the number of faults, LOOK how many seconds longer they may last until they are
+# seen. With RESULTS=FILE, the same SEED and FAULTS go on where the last run stopped; a run begins no deployment after MINUTES.
 SEED ?=
 FAULTS ?= 30
 RESULTS ?=
 MINUTES ?=
+LOOK ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
@@ -22,8 +23,9 @@ WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Under the rules of macOS; see tests/darwin. A Mac has them anyway.
 DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
-# `make image`: PLATFORM=linux/amd64 builds for that platform only; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
+# `make image`: PLATFORM=darwin/arm64 builds for that platform only; MAC_PYTHON is the Python of Macs; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
 PLATFORM ?=
+MAC_PYTHON ?=
 export DEBIAN_MIRROR ?=
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
@@ -146,8 +148,8 @@ mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N
 	$(BIN)/python -m tests.mutation --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
-chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N RESULTS=FILE)
-	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+chaos: programs prometheus ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N LOOK=SECONDS RESULTS=FILE)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LOOK),--look $(LOOK)) \
 	  $(if $(RESULTS),--results $(RESULTS))
 
 .PHONY: bench
@@ -178,8 +180,8 @@ dist: programs ## Wheel and chart, into dist/
 	"$$($(BIN)/thunderfleet local programs)/helm" package charts/thunderfleet -d dist
 
 .PHONY: image
-image: install ## Image of operator and router for Linux nodes (amd64, arm64) into dist/image, without a container engine
-	$(BIN)/python -m thunderfleet_image build $(if $(PLATFORM),--platform $(PLATFORM))
+image: install ## Image for Linux nodes (amd64, arm64) and Macs into dist/image, without a container engine
+	$(BIN)/python -m thunderfleet_image build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(MAC_PYTHON),--mac-python $(MAC_PYTHON))
 
 .PHONY: image-lock
 image-lock: install ## Pin the versions of the image's Debian packages that are offered now

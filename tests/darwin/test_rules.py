@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet.containers import leftovers
+from thunderfleet_kubelet.containers import leftovers, mac_memory
 from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.shim import processes
 
@@ -86,3 +86,10 @@ def test_the_usage_of_a_mac_is_what_its_kernel_says() -> None:
     user, system, _, nice = libsystem.TICKS
     pages = libsystem.PAGES["active"] + libsystem.PAGES["wired"] + libsystem.PAGES["compressor"]
     assert machine_usage() == ((user + system + nice) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def test_the_memory_of_a_process_is_its_footprint_and_the_gpu_has_a_part_of_it() -> None:
+    total, *gpu = libsystem.MEMORY.values()
+    assert mac_memory.charged(os.getpid()) == mac_memory.Charged(total, sum(gpu))
+    assert mac_memory.charged(2**30) is None, "no process has that number"
+    assert libsystem.NAMES == [], "every port was given back"

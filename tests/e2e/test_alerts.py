@@ -283,18 +283,67 @@ def test_cables_of_a_mac_that_is_off_do_not_hide_a_cable_that_was_pulled(rules: 
 # What is seen of a fault with one cause, as series of an hour and three hours, and the one alert that must say so.
 INFO = 'thunderfleet_{program}_info{{instance="m1:{port}",node="m1"}}'
 SEEN_UNTIL = "1x60 _x120"
+NOT_READY = f'thunderfleet_modeldeployment_not_ready_timestamp_seconds{{{OBJECT},instance="a"}}'
+RESTARTS = f"thunderfleet_modeldeployment_group_restarts{{{GROUP}}}"
+PEER_LOST = f'{FAILED}{{{GROUP},reason="PeerLost",node="m1",link=""}}'
+LEADING = 'thunderfleet_operator_leading{instance="operator"}'
+WITHOUT_LEADER = {LEADING: "1x60 0x120"}
+MAC_IS_OFF = {
+    INFO.format(program="agent", port=9440): SEEN_UNTIL,
+    INFO.format(program="kubelet", port=10250): SEEN_UNTIL,
+    'thunderfleet_build_info{instance="m1:9440",program="agent"}': SEEN_UNTIL,
+    'thunderfleet_build_info{instance="m1:10250",program="kubelet"}': SEEN_UNTIL,
+    'thunderfleet_build_info{instance="m1:20000",program="runner",node="m1"}': SEEN_UNTIL,
+    **{f'up{{instance="m1:{port}"}}': "1x60 0x120" for port in (9440, 10250, 20000)},
+}
 ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
-    "a Mac is off": (
-        {
-            'thunderfleet_mac_ready{node="m1"}': "1x60 0x120",
-            INFO.format(program="agent", port=9440): SEEN_UNTIL,
-            INFO.format(program="kubelet", port=10250): SEEN_UNTIL,
-            'thunderfleet_build_info{instance="m1:9440",program="agent"}': SEEN_UNTIL,
-            'thunderfleet_build_info{instance="m1:10250",program="kubelet"}': SEEN_UNTIL,
-            'thunderfleet_build_info{instance="m1:20000",program="runner",node="m1"}': SEEN_UNTIL,
-            **{f'up{{instance="m1:{port}"}}': "1x60 0x120" for port in (9440, 10250, 20000)},
-        },
+    "a Mac is off": ({'thunderfleet_mac_ready{node="m1"}': "1x60 0x120", **MAC_IS_OFF}, "ThunderfleetMacNotReady"),
+    # The second cause is that there is no leader.
+    "a Mac is off, then there is no leader": (
+        {'thunderfleet_mac_ready{node="m1"}': "1x40 0x20 _x120", **MAC_IS_OFF, **WITHOUT_LEADER},
         "ThunderfleetMacNotReady",
+    ),
+    "there is no leader, then a Mac is off": (
+        {'thunderfleet_mac_ready{node="m1"}': "1x60 _x120", **MAC_IS_OFF, **WITHOUT_LEADER},
+        "ThunderfleetTargetDown",
+    ),
+    "a Mac was off while another replica was the leader": (
+        {
+            'thunderfleet_mac_ready{node="m1",instance="b"}': "0x30 _x150",
+            'thunderfleet_mac_ready{node="m1",instance="a"}': "_x31 1x150",
+            INFO.format(program="agent", port=9440): SEEN_UNTIL,
+        },
+        "ThunderfleetAgentMissing",
+    ),
+    "a group has given up": (
+        {
+            NOT_READY: "600x180",
+            f'thunderfleet_modeldeployment_group_state{{{GROUP},state="GaveUp"}}': "1x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="GaveUp"}}': "0x180",
+            PEER_LOST: "8900x180",
+            RESTARTS: "10x180",
+        },
+        "ThunderfleetGroupGaveUp",
+    ),
+    "a group has no place": (
+        {NOT_READY: "600x180", f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="NoRoom"}}': "0x180"},
+        "ThunderfleetModelDeploymentUnplaceable",
+    ),
+    "the hub has limited the rate for hours, so a model has no place": (
+        {
+            NOT_READY: "600x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="ModelNotResolved"}}': "0x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="ModelResolved",reason="RateLimited"}}': "0x180",
+        },
+        "ThunderfleetModelDeploymentNotReady",
+    ),
+    "a group keeps failing": (
+        {NOT_READY: "8000x180", PEER_LOST: "8900x180", RESTARTS: "4x180"},
+        "ThunderfleetGroupCrashLooping",
+    ),
+    "a group has kept failing for so long that its model has not served for half an hour": (
+        {NOT_READY: "600x180", PEER_LOST: "8900x180", RESTARTS: "4x180"},
+        "ThunderfleetModelDeploymentNotReady",
     ),
     "an agent has ended": (
         {
@@ -337,16 +386,16 @@ ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
 
 
 def test_one_cause_has_one_alert(rules: Path, tmp_path: Path) -> None:
-    leading = {'thunderfleet_operator_leading{instance="operator"}': "1x180"}
     firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
     tests: list[Json] = []
     for problem, (series, expected) in ONE_CAUSE.items():
-        samples = [{"labels": f'{{alertname="{expected}"}}', "value": 1}]
+        also = ["ThunderfleetOperatorWithoutLeader"] * (WITHOUT_LEADER.items() <= series.items())
+        samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in (expected, *also)]
         tests.append(
             {
                 "name": problem,
                 "interval": "1m",
-                "input_series": [{"series": one, "values": values} for one, values in {**series, **leading}.items()],
+                "input_series": [{"series": one, "values": values} for one, values in {LEADING: "1x180", **series}.items()],
                 "promql_expr_test": [{"expr": firing, "eval_time": "150m", "exp_samples": samples}],
             }
         )

@@ -274,7 +274,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         endpoint_slice=_endpoint_slice(observed, settings.routers),
         routers=settings.routers,
         service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
-        resolution=resolution(observed.weights, found, deployment.spec.model.copies),
+        resolution=resolution(observed.weights, found, deployment.spec.model.copies, cache.coming),
         cache=cache.apply,
         avoids=names,
         questions=questions,

@@ -1,6 +1,6 @@
 """Steps of the node conformance tests of Kubernetes with real processes, for containers and for sidecars."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from thunderfleet_kubelet.containers import usage
 
+from tests.support import grpchealth
 from tests.support.pods import World, sh
 
 Json = dict[str, Any]
@@ -43,6 +44,12 @@ async def port() -> AsyncIterator[int]:
     await runner.cleanup()
 
 
+@pytest.fixture(scope="module")
+def grpc() -> Iterator[grpchealth.Server]:
+    with grpchealth.serving() as found:
+        yield found
+
+
 def add(world: World, kind: str, name: str, script: str, **more: Any) -> None:
     container = sh(script, **more)
     spec: Json = {"containers": [container], "restartPolicy": "Always"}
@@ -70,7 +77,9 @@ def results(world: World, name: str, probe: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: World, kind: str, port: int) -> None:
+async def test_liveness_and_startup_probes_restart_what_is_not_healthy(
+    world: World, kind: str, port: int, grpc: grpchealth.Server
+) -> None:
     await world.boot()
 
     def http(path: str) -> Json:
@@ -82,6 +91,8 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: Wo
         "bad": {"livenessProbe": {**http("/bad"), **QUICK}},
         "led": {"livenessProbe": {**http("/led"), **QUICK}},
         "slow": {"livenessProbe": {**SLOW, **QUICK, "timeoutSeconds": 1}},
+        "closed": {"livenessProbe": {"grpc": {"port": 1}, **QUICK}},
+        "not-serving": {"livenessProbe": {"grpc": {"port": grpc.port, "service": "sick"}, **QUICK}},
         "slow-failure": {"livenessProbe": {**SLOW_FAILURE, **QUICK, "timeoutSeconds": 1}},
         "not-started": {"startupProbe": {**FALSE, **QUICK}, "livenessProbe": {**TRUE, **QUICK}},
         "started": {"startupProbe": {**TRUE, **QUICK}, "livenessProbe": {**FALSE, **QUICK}},
@@ -91,6 +102,7 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: Wo
         "good": {"livenessProbe": {**http("/good"), **QUICK}},
         "away": {"livenessProbe": {**http("/away"), **QUICK}},
         "open": {"livenessProbe": {**tcp, **QUICK}},
+        "serving": {"livenessProbe": {"grpc": {"port": grpc.port}, **QUICK, "timeoutSeconds": 60}},
         "delayed": {"startupProbe": {**FALSE, **QUICK, "failureThreshold": 1000}, "livenessProbe": {**FALSE, **QUICK}},
     }
     for name, probes in {**restarted, **healthy}.items():
@@ -98,7 +110,7 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: Wo
     await until_all(world, restarted, lambda name: of(world, kind, name)["restartCount"] >= 1)
     await world.until(lambda: results(world, "delayed", "startup").get("failed", 0) >= 3, 60)
     assert results(world, "delayed", "liveness") == {}, "the startup probe holds it back"
-    lively = ("well", "good", "away", "open")
+    lively = ("well", "good", "away", "open", "serving")
     await until_all(world, lively, lambda name: results(world, name, "liveness").get("successful", 0) >= 3)
     assert [of(world, kind, name)["restartCount"] for name in healthy] == [0] * len(healthy)
 
@@ -175,8 +187,8 @@ async def test_hooks_run_after_the_start_and_before_the_end(world: World, kind: 
 async def test_a_container_that_does_nothing_has_used_some_cpu_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """metrics-server skips the whole pod of a container whose CPU time is 0."""
     await world.boot()
-    monkeypatch.setattr(usage, "by_marker", lambda groups: {marker: (0.0, 4096) for marker in groups})
+    monkeypatch.setattr(usage, "by_marker", lambda groups: {marker: usage.Usage(0.0, 2048, 4096) for marker in groups})
     world.api.add_pod("idle", {"containers": [sh("sleep 3600")]})
     await world.phase("idle", "Running")
     (found,) = await world.managers[-1].queries.usage()
-    assert 0 < found.cpu_seconds < 0.01 and found.memory_bytes == 4096
+    assert 0 < found.cpu_seconds < 0.01 and (found.memory_bytes, found.resident_bytes, found.gpu_bytes) == (4096, 2048, None)

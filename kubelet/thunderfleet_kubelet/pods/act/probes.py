@@ -1,4 +1,4 @@
-"""Runs one probe or lifecycle hook: exec, HTTP or TCP, with a time limit.
+"""Runs one probe or lifecycle hook: exec, HTTP, TCP or gRPC, with a time limit.
 
 The host is the pod's IP, which is the node's address, unless the action names another.
 """
@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from thunderfleet_kubelet.containers.exec_session import RunCommand
+from thunderfleet_kubelet.pods.act import grpc_health
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,12 @@ async def _run(action: Json, container: Json, host: str, run_command: RunCommand
     if action.get("tcpSocket"):
         return await _tcp(action["tcpSocket"], container, host, seconds)
     if action.get("grpc"):
-        return False, "gRPC probes are not supported on this node; use httpGet, tcpSocket or exec"
+        return await _grpc(action["grpc"], host, seconds)
     if action.get("sleep"):
         # A deletion may give less grace than the pod's spec, against which the API server validated the sleep.
         await asyncio.sleep(min(seconds, float(action["sleep"]["seconds"])))
         return True, ""
-    return False, "no handler; set exec, httpGet or tcpSocket"
+    return False, "no handler; set exec, httpGet, tcpSocket or grpc"
 
 
 async def _http(action: Json, container: Json, host: str, seconds: float) -> tuple[bool, str]:
@@ -120,4 +121,21 @@ async def _tcp(action: Json, container: Json, host: str, seconds: float) -> tupl
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+    return True, ""
+
+
+async def _grpc(action: Json, host: str, seconds: float) -> tuple[bool, str]:
+    port, service = int(action["port"]), str(action.get("service") or "")
+    shown = f"gRPC {host}:{port}"
+    try:
+        async with asyncio.timeout(seconds):
+            status = await grpc_health.check(host, port, service)
+    except TimeoutError:
+        return False, f"{shown}: timed out after {seconds:g} s"
+    except OSError as error:
+        return False, f"{shown}: {error.strerror or error}"
+    except grpc_health.NoAnswer as error:
+        return False, f"{shown}: {error}"
+    if status != grpc_health.STATUSES[grpc_health.SERVING]:
+        return False, f'{shown}: service unhealthy (responded with "{status}")'
     return True, ""
