@@ -1,5 +1,6 @@
 """The rules hold, in this process and in those that it starts. Only with ``-p tests.darwin.plugin``."""
 
+import asyncio
 import errno
 import os
 import select
@@ -54,6 +55,32 @@ def test_ps_hides_the_environment_of_apple_binaries_only() -> None:
 def test_poll_sees_a_hang_up_only_with_another_event_also_in_children(mask: int, seen: str) -> None:
     done = subprocess.run([sys.executable, "-c", HANGS, str(mask)], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.split() == [seen, "False"]
+
+
+async def test_an_event_loop_learns_of_data_in_a_named_pipe_and_not_of_its_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)
+    other, others_writer = os.pipe()
+    loop, seen, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop.add_reader(reader, seen.set)
+    loop.add_reader(other, ended.set)
+    try:
+        os.write(writer, b"x")
+        async with asyncio.timeout(20):
+            await seen.wait()
+        assert os.read(reader, 10) == b"x"
+        seen.clear()
+        os.close(writer)
+        os.close(others_writer)
+        # Both have ended before the loop looks again.
+        async with asyncio.timeout(20):
+            await ended.wait()
+        assert not seen.is_set() and os.read(reader, 10) == b""
+    finally:
+        for fd in (reader, other):
+            loop.remove_reader(fd)
+            os.close(fd)
 
 
 def test_loopback_addresses_do_not_exist_by_themselves() -> None:
