@@ -42,7 +42,7 @@ from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPR
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
-from thunderfleet_operator.worker import Worker
+from thunderfleet_operator.worker import Round, Worker
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Operator:
             self._scaling,
             lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
         )
-        rounds = {
+        rounds: dict[str, Round] = {
             DEPLOYMENTS.name: self.reconciler.deployment,
             NODEPROFILES.name: macs.round,
             REQUESTS.name: certificates.round,

@@ -64,7 +64,7 @@ def _sentence(step: Step) -> str:
     return f"{step.subject}: {step.text}"
 
 
-def _conditions(deployment: Json) -> Iterator[str]:
+def _conditions(deployment: Mapping[str, Any]) -> Iterator[str]:
     for kind, condition in facts.conditions(deployment).items():
         if of_condition(condition) in (Health.BAD, Health.DOUBTFUL):
             yield f"{kind} {condition.get('status')}: {facts.said(condition)}"
