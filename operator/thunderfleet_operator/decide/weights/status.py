@@ -26,7 +26,7 @@ ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
 LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
-"""A fault that a person may have to mend makes a ModelCache Stalled after this long."""
+"""A fault that a person may have to fix makes a ModelCache Stalled after this long."""
 FAULT_ATTEMPTS = 6
 """Pods that fail within that time. One that fails after hours of work says nothing about the next one."""
 WORKING = frozenset(
