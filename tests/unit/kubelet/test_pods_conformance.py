@@ -117,6 +117,9 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(
     lively = ("well", "good", "away", "open", "serving")
     await until_all(world, lively, lambda name: results(world, name, "liveness").get("successful", 0) >= 3)
     assert [of(world, kind, name)["restartCount"] for name in healthy] == [0] * len(healthy)
+    await world.until(lambda: "ProbeWarning" in world.api.reasons(), 60)
+    warned = {event["involvedObject"]["name"] for event in world.api.events if event["reason"] == "ProbeWarning"}
+    assert warned == {"away"}, "a redirect to another host is healthy, and perhaps not what was meant"
 
 
 @pytest.mark.parametrize("kind", KINDS)
