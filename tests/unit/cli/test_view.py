@@ -567,12 +567,12 @@ class ControlPlane(Server):
     def do_GET(self) -> None:
         if self.away:
             self.close_connection = True
-        elif self.path.startswith("/livez/etcd") and self.etcd:
-            self.say(200, {})
-        elif self.path.startswith("/livez/etcd"):
-            self.send_response(500)
+        elif self.path == "/livez":
+            self.send_response(200 if self.etcd else 500)
             self.end_headers()
-            self.wfile.write(b"internal server error: etcd failed: reason withheld")
+            self.wfile.write(
+                b"ok" if self.etcd else b"[+]ping ok\n[+]log ok\n[-]etcd failed: reason withheld\nlivez check failed"
+            )
         else:
             self.say(500, {"kind": "Status", "reason": "InternalError", "message": "something failed"})
 
