@@ -123,7 +123,7 @@ class Leader:
                 wait = 1.0
                 if error.transient and not self.leading():
                     # A holder rather tries to renew its Lease.
-                    self.silent = await silent_part(self._kube, REQUEST_SECONDS)
+                    self.silent = await silent_part(self._kube)
             else:
                 silenced, self.silent = "", None
             if self._led and not self.leading():
