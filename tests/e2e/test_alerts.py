@@ -25,6 +25,7 @@ PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
 LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
 RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
+PRESSURES = {"DiskPressure": 1, "MemoryPressure": 1, "PIDPressure": 0}
 OF_THE_CLUSTER = {"ThunderfleetControlPlaneSilent", "ThunderfleetOperatorWithoutLeader", "ThunderfleetBackupTooOld"}
 # Alert: series with the problem, and without it. They are evaluated after three hours; times in values are seconds since the
 # Unix epoch, at which promtool starts.
@@ -412,6 +413,18 @@ def test_one_cause_has_one_alert(rules: Path, tmp_path: Path) -> None:
         )
     path = tmp_path / "test.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
+
+
+def test_a_kubelet_that_ends_pods_because_its_disk_is_full_has_an_alert(rules: Path, tmp_path: Path) -> None:
+    series = {f'thunderfleet_mac_pressure{{node="m1",type="{kind}"}}': f"{full}x60" for kind, full in PRESSURES.items()}
+    firing = 'count by (alertname, node) (ALERTS{alertstate="firing",node="m1"})'
+    samples = [{"labels": '{alertname="ThunderfleetMacDiskFull",node="m1"}', "value": 1}]
+    inputs = [{"series": one, "values": values} for one, values in series.items()]
+    found = [{"expr": firing, "eval_time": "60m", "exp_samples": samples}]
+    test = {"interval": "1m", "input_series": inputs, "promql_expr_test": found}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 
