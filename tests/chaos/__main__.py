@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--long", action="store_true", help="let some faults outlast the 75 s that a silent Node is tolerated")
     found.add_argument("--plan", action="store_true", help="print the faults without injecting them")
     found.add_argument("--minutes", type=float, help="start no deployment after this many minutes")
+    found.add_argument("--kind", action="append", help="inject this fault, such as `kill etcd`, and no others (repeatable)")
     found.add_argument(
         "--look",
         type=float,
@@ -55,6 +56,7 @@ def main() -> int:
         return 2
     results = report.Results(options.results) if options.results else None
     try:
+        asked = [plan.named(options.kind)] if options.kind else None
         known = results.read() if results else []
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -66,7 +68,7 @@ def main() -> int:
     wanted = options.episode or range(options.faults)
     episodes = [
         episode
-        for episode in plan.first(seed, options.faults, options.long)
+        for episode in asked or plan.first(seed, options.faults, options.long)
         if episode.number in wanted and episode.number not in done
     ]
     if options.plan:

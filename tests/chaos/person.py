@@ -30,16 +30,20 @@ Json = dict[str, Any]
 
 LOOK_SECONDS = 2.0
 SCRAPE_SECONDS = 3
-# How long a problem must last in the expressions of alerts: people are not called for less, but faults here are shorter.
-PATIENCE = re.compile(r"> 600$|(?<=\(thunderfleet_modeldeployment_not_ready_timestamp_seconds\) )> \d+")
-PATIENCE_SECONDS = 15
+# How long a problem must last in the expressions of alerts, and how long here: people are not called for less, but faults here
+# are shorter. An agent without news publishes every minute.
+PATIENCE = {
+    re.compile(r"(?<=\(thunderfleet_modeldeployment_not_ready_timestamp_seconds\) )> \d+"): "> 15",
+    re.compile(r"(?<=\(thunderfleet_agent_published_timestamp_seconds\) )> \d+"): "> 150",
+}
 
 
 def impatient(rules: Json) -> Json:
     """The rules of the chart, without the time that a problem must last."""
     for rule in rules["groups"][0]["rules"]:
         rule.pop("for", None)
-        rule["expr"] = PATIENCE.sub(f"> {PATIENCE_SECONDS}", rule["expr"].strip())
+        for pattern, limit in PATIENCE.items():
+            rule["expr"] = pattern.sub(limit, rule["expr"])
     return rules
 
 
@@ -64,7 +68,7 @@ def _sentence(step: Step) -> str:
     return f"{step.subject}: {step.text}"
 
 
-def _conditions(deployment: Json) -> Iterator[str]:
+def _conditions(deployment: Mapping[str, Any]) -> Iterator[str]:
     for kind, condition in facts.conditions(deployment).items():
         if of_condition(condition) in (Health.BAD, Health.DOUBTFUL):
             yield f"{kind} {condition.get('status')}: {facts.said(condition)}"

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube, Part, silent_part
 from thunderfleet_view.components import CONTROLLER_MANAGER, OPERATOR, SCHEDULER
 
-PROBE_SECONDS = 5.0
+LEASE_SECONDS = 5.0
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
 SYSTEM = "kube-system"
 OPERATOR_LEASE = "thunderfleet-operator"
@@ -14,15 +14,11 @@ OPERATOR_LEASE = "thunderfleet-operator"
 
 async def trouble(kube: Kube) -> str:
     """Whether API server or etcd is the reason that requests fail, and what to do; "" if neither is, or if it is not known."""
-    try:
-        await kube.request("GET", "/livez/etcd", seconds=PROBE_SECONDS)
-    except ApiError as error:
-        if error.unanswered:
-            return f"the API server {kube.host} does not answer: check that it runs, and that this machine reaches it"
-        if error.status == 500:
-            return (
-                f"etcd does not answer the API server {kube.host}: check that etcd runs, and that its disk is fast and has room"
-            )
+    part = await silent_part(kube)
+    if part is Part.API_SERVER:
+        return f"the API server {kube.host} does not answer: check that it runs, and that this machine reaches it"
+    if part is Part.ETCD:
+        return f"etcd does not answer the API server {kube.host}: check that etcd runs, and that its disk is fast and has room"
     return ""
 
 
@@ -41,6 +37,6 @@ async def leases(kube: Kube, operators: Sequence[Json]) -> Mapping[str, Json]:
 
 async def _read(kube: Kube, path: str) -> Json | None:
     try:
-        return await kube.request("GET", path, seconds=PROBE_SECONDS)
+        return await kube.request("GET", path, seconds=LEASE_SECONDS)
     except ApiError:
         return None

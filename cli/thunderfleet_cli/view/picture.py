@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube
@@ -118,4 +118,5 @@ async def picture(connection: Connection, namespace: str | None, *, events: bool
         if "deployments" in unread:
             raise LocalClusterError(unread["deployments"])
         known = await leases(kube, found.get("operators", ()))
-    return replace(Picture(namespace=namespace, unread=unread, **found), leases=known)
+    about: dict[str, Any] = {**found, "leases": known}
+    return Picture(namespace=namespace, unread=unread, **about)

@@ -201,7 +201,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
     avoids = counted((link for known in links.values() for link in known), observed.fleet, observed.now)
     fleet = without(observed.fleet, avoids, observed.now)
     names = frozenset(link.name for link in avoids)
-    account = Account(fleet, observed.usage, observed.taken)
+    account = Account(fleet, observed.usage, observed.taken).reserving(observed.signals.reserved)
     quarantines: list[tuple[Failure, str]] = []
     groups: list[GroupDecision] = []
     questions: dict[int, Question] = {}

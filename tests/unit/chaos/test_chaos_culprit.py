@@ -5,7 +5,7 @@ from thunderfleet_crds.vocabulary import ConditionType
 
 from tests.chaos import culprit, plan
 from tests.chaos.culprit import Channel, Look, Names
-from tests.chaos.person import PATIENCE_SECONDS, impatient
+from tests.chaos.person import impatient
 from tests.chaos.plan import Action, Fault, Target
 
 
@@ -84,6 +84,6 @@ def test_rules_without_patience_ask_for_the_same_otherwise() -> None:
     quarantined = f'max by (node) (thunderfleet_mac_condition{{type="{ConditionType.QUARANTINED}"}}) == 1'
     rules = {"groups": [{"rules": [{"expr": ready, "for": "1m"}, {"expr": quarantined, "for": "1m"}]}]}
     assert impatient(rules)["groups"][0]["rules"] == [
-        {"expr": ready.replace("600", str(PATIENCE_SECONDS))},
+        {"expr": ready.replace("600", "15")},
         {"expr": quarantined},
     ]

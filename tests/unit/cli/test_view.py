@@ -48,6 +48,13 @@ def node(name: str, ready: str = "True", message: str = "posts", **labels: str) 
     return {"metadata": {"name": name, "labels": {"kubernetes.io/os": "darwin", **labels}}, "status": status}
 
 
+def full(name: str) -> Json:
+    """A Node whose disk is full."""
+    found = node(name)
+    found["status"]["conditions"] += conditions(DiskPressure=("True", "HasPressure", "nodefs.available is below 10%"))
+    return found
+
+
 def profile(name: str, links: tuple[str, ...] = (), quarantined: str = "False") -> Json:
     hardware = {"chip": "Apple M3 Ultra", "memoryBytes": 96 << 30, "gpuMemoryLimitBytes": 80 << 30}
     groups = [{"name": "default/chat-0", "epoch": 1, "links": list(links)}] if links else []
@@ -200,6 +207,11 @@ def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
         ),
         ({"nodes": [node("studio-1")]}, "Node studio-2", "there is no such Node"),
         ({"profiles": [profile("studio-1"), profile("studio-2", quarantined="True")]}, "Node studio-2", "RDMAHung"),
+        (
+            {"nodes": [node("studio-1"), full("studio-2")]},
+            "Node studio-2",
+            "DiskPressure: nodefs.available is below 10%: delete models or other files from its disk",
+        ),
         ({"operators": []}, "operator", "no pod of the operator is ready"),
     ],
 )
@@ -567,12 +579,12 @@ class ControlPlane(Server):
     def do_GET(self) -> None:
         if self.away:
             self.close_connection = True
-        elif self.path.startswith("/livez/etcd") and self.etcd:
-            self.say(200, {})
-        elif self.path.startswith("/livez/etcd"):
-            self.send_response(500)
+        elif self.path == "/livez":
+            self.send_response(200 if self.etcd else 500)
             self.end_headers()
-            self.wfile.write(b"internal server error: etcd failed: reason withheld")
+            self.wfile.write(
+                b"ok" if self.etcd else b"[+]ping ok\n[+]log ok\n[-]etcd failed: reason withheld\nlivez check failed"
+            )
         else:
             self.say(500, {"kind": "Status", "reason": "InternalError", "message": "something failed"})
 

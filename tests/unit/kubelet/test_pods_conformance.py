@@ -1,12 +1,16 @@
 """Steps of the node conformance tests of Kubernetes with real processes, for containers and for sidecars."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from thunderfleet_kubelet.containers import usage
+from thunderfleet_lib import tls
 
 from tests.support import grpchealth
 from tests.support.pods import World, sh
@@ -113,6 +117,9 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(
     lively = ("well", "good", "away", "open", "serving")
     await until_all(world, lively, lambda name: results(world, name, "liveness").get("successful", 0) >= 3)
     assert [of(world, kind, name)["restartCount"] for name in healthy] == [0] * len(healthy)
+    await world.until(lambda: "ProbeWarning" in world.api.reasons(), 60)
+    warned = {event["involvedObject"]["name"] for event in world.api.events if event["reason"] == "ProbeWarning"}
+    assert warned == {"away"}, "a redirect to another host is healthy, and perhaps not what was meant"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,6 +189,82 @@ async def test_hooks_run_after_the_start_and_before_the_end(world: World, kind: 
     log = world.folder("before").log("main", 0)
     world.api.delete_pod("before")
     await world.until(lambda: not log.exists() or "hook" in log.read_text(), 60)
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[tuple[dict[str, int], list[tuple[str, str]]]]:
+    """The ports of a server without and with TLS, and what it was asked for: scheme and path."""
+    asked: list[tuple[str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["X-Test"] == "v"
+        asked.append((request.scheme, request.path))
+        return web.Response()
+
+    # Nobody has signed it, as hooks do not verify.
+    key, name = tls.new_key(), tls.subject("server")
+    validity = tls.Validity(datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
+    certificate = tls.build_certificate(name, key.public_key(), tls.Issuer(name, key), validity)
+    (tmp_path / "server.pem").write_bytes(tls.certificate_pem(certificate) + tls.key_pem(key))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    for one in (None, context):
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=one).start()
+    ports = [address[1] for address in runner.addresses]
+    yield dict(zip(("http", "https"), ports, strict=True)), asked
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_hooks_ask_servers_with_and_without_tls(
+    world: World, kind: str, servers: tuple[dict[str, int], list[tuple[str, str]]]
+) -> None:
+    ports, asked = servers
+    await world.boot()
+    for scheme, port in ports.items():
+        where = {"host": "127.0.0.1", "port": port, "scheme": scheme.upper(), "httpHeaders": [{"name": "X-Test", "value": "v"}]}
+        hooks = {hook: {"httpGet": {**where, "path": f"/{hook}"}} for hook in ("postStart", "preStop")}
+        add(world, kind, scheme, RUNS, lifecycle=hooks)
+    await world.until(lambda: sorted(asked) == [(scheme, "/postStart") for scheme in ports], 60)
+    for scheme in ports:
+        await world.phase(scheme, "Running")
+        world.api.delete_pod(scheme, grace=120)
+    await world.until(lambda: not world.api.pods(), 60)
+    assert sorted(asked[2:]) == [(scheme, "/preStop") for scheme in ports]
+
+
+async def test_a_hook_that_sleeps_holds_no_pod_whose_container_has_ended(world: World) -> None:
+    await world.boot()
+    waits = "trap '' TERM; while [ ! -e $HOME/go ]; do sleep 0.05; done"
+    for name, seconds in (("long", 3600), ("none", 0)):
+        script = waits if seconds else RUNS
+        world.api.add_pod(name, {"containers": [sh(script, lifecycle={"preStop": {"sleep": {"seconds": seconds}}})]})
+        await world.phase(name, "Running")
+        world.api.delete_pod(name, grace=7200)
+    await world.until(lambda: list(world.api.pods()) == ["default/long"], 60)
+    (world.folder("long").sandbox("main", 0) / "go").touch()
+    await world.until(lambda: not world.api.pods(), 60)
+
+
+async def test_new_labels_change_nothing_that_runs(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("one", {"containers": [sh(RUNS)]})
+    before = await world.phase("one", "Running")
+    pod = world.api.pod("one")
+    world.api.put("/api/v1/namespaces/default/pods/one", {**pod, "metadata": {**pod["metadata"], "labels": {"time": "later"}}})
+
+    def known() -> list[Json]:
+        return [one["metadata"].get("labels") for one in world.managers[-1].queries.pods()]
+
+    await world.until(lambda: known() == [{"time": "later"}])
+    await world.managers[-1].stop(end_pods=False)
+    await world.boot()
+    await world.until(lambda: known() == [{"time": "later"}])
+    assert world.api.pod("one")["status"]["containerStatuses"] == before["containerStatuses"]
 
 
 async def test_a_container_that_does_nothing_has_used_some_cpu_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

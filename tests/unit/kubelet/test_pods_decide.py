@@ -252,6 +252,11 @@ def test_a_failed_probe_stops_with_its_own_grace() -> None:
     decision = decide(pod(container), seen(attempts={"a": (running(),)}, unhealthy={"a": "liveness probe failed"}))
     assert decision.stops == (Stop("a", 0, 3.0, "liveness probe failed"),)
     assert decide(pod(container), seen(attempts={"a": (exited(),)}, unhealthy={"a": "x"})).stops == ()
+    for probe, grace in (("livenessProbe", 3.0), ("startupProbe", 4.0)):
+        sidecar = {"name": "s", "restartPolicy": "Always", probe: {"terminationGracePeriodSeconds": grace}}
+        attempts = {"s": (running(),), "a": (running(),)}
+        decision = decide(pod(inits=(sidecar,)), seen(attempts=attempts, unhealthy={"s": "probe failed"}))
+        assert decision.stops == (Stop("s", 0, grace, "probe failed"),)
 
 
 def test_a_pod_that_finished_still_ends_its_sidecars() -> None:

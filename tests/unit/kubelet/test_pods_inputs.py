@@ -212,6 +212,7 @@ def test_environment_from_every_source() -> None:
         "env": [
             {"name": "ONE", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "ONE"}}},
             {"name": "NONE", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "NO", "optional": True}}},
+            {"name": "UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
             {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
             {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
@@ -228,7 +229,8 @@ def test_environment_from_every_source() -> None:
     env = build(container, sources)
     assert env["URL"] == "https://10.9.9.9:6443/p/$(LATER)"
     expected = {
-        "X_ONE": "1", "ONE": "1", "PW": "hush", "POD": "p", "APP": "a", "NODE": "node", "IPS": "10.1.1.1,10.1.1.2", "CPUS": "2",
+        "X_ONE": "1", "ONE": "1", "PW": "hush", "UID": "u", "POD": "p", "APP": "a", "NODE": "node",
+        "IPS": "10.1.1.1,10.1.1.2", "CPUS": "2",
         "MILLIS": "1500", "MIB": "5", "ALL": str(2**30), "LATER": "2", "LANG": "C", "HOME": "/sandbox", "HOSTNAME": "node",
         "TMPDIR": "/sandbox/tmp", "CONTAINER_SANDBOX_MOUNT_POINT": "/sandbox", "PYTHONPATH": "/mac/python",
         "PATH": "/mac/bin:/images/i/bin:/image/path",

@@ -27,7 +27,8 @@ def test_the_pinned_version_is_installed() -> None:
 IMPORTED = """
 import json, sys
 if sys.argv[1] == "ours":
-    from thunderfleet_runner.rank import mlxlm
+    # It imports more than a rank does, in another order.
+    import thunderfleet_runner.intake.tokenizer
 import transformers
 from transformers import AutoTokenizer
 from transformers.utils import import_utils

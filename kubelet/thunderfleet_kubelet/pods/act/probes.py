@@ -22,6 +22,8 @@ Json = dict[str, Any]
 BODY_BYTES = 10 * 1024
 REDIRECTS = 10
 """How many answers of one probe are read, as in Kubernetes."""
+REDIRECTED = "Probe terminated redirects, Response body: "
+"""How the output of an HTTP probe begins that succeeded with a redirect: what is healthy may be another server."""
 
 
 def port_number(port: object, container: Json) -> int:
@@ -85,7 +87,9 @@ async def _http(action: Json, container: Json, host: str, seconds: float) -> tup
                     text = (await answer.content.read(BODY_BYTES)).decode("utf-8", "replace")
                     following = _redirect(answer)
                     if following is None:
-                        if 200 <= answer.status < 400:
+                        if 300 <= answer.status < 400:
+                            return True, f"{REDIRECTED}{text.strip()[:200]}"
+                        if 200 <= answer.status < 300:
                             return True, ""
                         return False, f"HTTP probe failed with statuscode: {answer.status}: GET {url}: {text.strip()[:200]}"
                 url = following
