@@ -174,9 +174,9 @@ def test_values_that_follow_changes_are_those_of_all_objects(steps: list[tuple[s
     index = Index(cache, lambda: TRUSTING)
     for version, (what, name, ends, uid) in enumerate([*steps, ("read", "", "", "")], 1):
         if what == "put":
-            store.put(link(name, version, *ends, uid))
+            store.put(link(name, version, ends[0], ends[1], uid))
         elif what == "drop":
-            store.drop(link(name, version, *ends, uid))
+            store.drop(link(name, version, ends[0], ends[1], uid))
         elif what == "forget":
             store.forget(name, uid or f"uid-{name}")
         elif what == "keep":
