@@ -31,7 +31,7 @@ from thunderfleet_operator.decide.status.group import host_port
 from thunderfleet_operator.health import Health
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
-from thunderfleet_operator.observe.concerns import concerned, work_key
+from thunderfleet_operator.observe.concerns import FLEET, concerned, work_key
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.planning.planner import Planner
@@ -121,18 +121,19 @@ class Operator:
             time.monotonic,
             self._scaling,
             lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
+            lambda key, seconds: self.queue.add_after(work_key(DEPLOYMENTS, key), seconds),
         )
         rounds: dict[str, Round] = {
             DEPLOYMENTS.name: self.reconciler.deployment,
+            FLEET: self.reconciler.fleet,
             NODEPROFILES.name: macs.round,
             REQUESTS.name: certificates.round,
             CACHES.name: caches.round,
         }
+        cables: dict[str, Round] = {LINKS.name: links.round}
         self._workers = {
             "worker": Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill),
-            "cables": Worker(
-                self.cables, {LINKS.name: links.round}, self.metrics, self.leading, self.lists.refill, CABLES_AT_ONCE
-            ),
+            "cables": Worker(self.cables, cables, self.metrics, self.leading, self.lists.refill, CABLES_AT_ONCE),
         }
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None

@@ -16,9 +16,10 @@ from thunderfleet_lib.timestamps import age_seconds
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.group_client import GroupClient
-from thunderfleet_operator.decide.deployment import Decision, Settings, decide
+from thunderfleet_operator.decide.deployment import ADVICE_SECONDS, Decision, Settings, decide
 from thunderfleet_operator.decide.scaling.turns import take_turns
 from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.observe.concerns import Profiles, Reach, reach
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.load import Candidate
 from thunderfleet_operator.observe.observed import Advice, Observed
@@ -43,7 +44,8 @@ def _epoch(observed: Observed, group: int) -> int:
 class Reconciler:
     """``clock`` is UTC now, ``monotonic`` a clock in seconds.
 
-    ``yields`` is called with a ModelDeployment (``namespace/name``) that is to make room for another one.
+    ``yields`` is called with a ModelDeployment (``namespace/name``) that is to make room for another one, ``again`` with one
+    that a change of the fleet concerns, and the seconds until its round.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class Reconciler:
         monotonic: Callable[[], float],
         scaling: ScalingMemory | None = None,
         yields: Callable[[str], None] = lambda key: None,
+        again: Callable[[str, float], None] = lambda key, seconds: None,
     ) -> None:
         self._scaling = scaling if scaling is not None else ScalingMemory(monotonic)
         self._yields = yields
+        self._again = again
         self._steadiness = Steadiness()
         self._monotonic = monotonic
         self._index = index
@@ -84,6 +88,10 @@ class Reconciler:
         """Time at which a round began to wait for the planner, by ModelDeployment."""
         self.unplaced: set[str] = set()
         """ModelDeployments that wait for a place; a group that ends or a Mac that joins may make room."""
+        self._settled: set[str] = set()
+        """ModelDeployments whose last round found all groups serving and nothing to do."""
+        self._fleet: tuple[Fleet, Profiles] = Fleet(), {}
+        """What the last round of the fleet saw."""
 
     async def deployment(self, key: str) -> float | None:
         """One round. Seconds until the next although nothing may have changed."""
@@ -95,6 +103,7 @@ class Reconciler:
         if left > 0:
             # Put off, not waited for: all other rounds would wait too, seconds for each Mac that is off.
             return left
+        self._settled.discard(key)
         decision = await self._decide(key, deployment.wanted_groups)
         if decision is None:
             return None
@@ -113,8 +122,24 @@ class Reconciler:
             self.unplaced.add(key)
         else:
             self.unplaced.discard(key)
+        if decision.settled and not done.unplaced:
+            self._settled.add(key)
         self._count_groups()
         return done.recheck_seconds
+
+    async def fleet(self, _: str) -> None:
+        """A round of the fleet: begins rounds of the ModelDeployments that what has changed since the last one concerns."""
+        self._see_fleet()
+        (fleet, profiles), self._fleet = self._fleet, (self._index.fleet, self._index.profiles)
+        found = reach(fleet, self._index.fleet, profiles, self._index.profiles)
+        for key in self._index.deployments if found is not Reach.NOBODY else ():
+            settled = key in self._settled and found is not Reach.EVERYBODY
+            # A better place is looked for once in a while, however often the fleet changes.
+            self._again(key, ADVICE_SECONDS if settled else 0.0)
+
+    def _see_fleet(self) -> None:
+        """Remembers interruptions of cables. A fleet that no round sees is not remembered."""
+        self._steadiness = self._steadiness.with_fleet(self._index.fleet, self._monotonic())
 
     def _settle(self, key: str, decision: Decision) -> None:
         """Remembers since when groups wait for reports about a cable."""
@@ -163,7 +188,7 @@ class Reconciler:
             if about is not None:
                 fleet, avoids, epoch = about
                 advice[index] = Advice(fleet, avoids, epoch, now, text)
-        self._steadiness = self._steadiness.with_fleet(self._index.fleet, self._monotonic())
+        self._see_fleet()
         return observe_deployment(
             self._index,
             deployment,
@@ -210,6 +235,7 @@ class Reconciler:
             self._planner.forget(key)
             self._scaling.forget(key)
             self.unplaced.discard(key)
+            self._settled.discard(key)
             self._count_groups()
             return None
         return deployment

@@ -118,6 +118,15 @@ class GroupDecision:
     """Macs of its placement that still fetch the model. It has no pods until then."""
 
     @property
+    def settled(self) -> bool:
+        """Whether the group serves where it is, and nothing is to be done about it or waited for."""
+        open_ends = (
+            *(self.outdated, self.placement, self.unplaceable, self.planning, self.unknown, self.drain, self.waits),
+            *(self.delete, self.create, self.fetching, self.avoided, self.lost, self.next.failure, self.next.returns),
+        )
+        return self.next.step is Step.KEEP and ready(self.report) and lost_place(self.view) is None and not any(open_ends)
+
+    @property
     def plan(self) -> Plan | None:
         """The plan whose pods should exist; None if no pods should be created."""
         if self.placement is not None:
@@ -160,6 +169,11 @@ class Decision:
     def deployment(self) -> ModelDeployment:
         """The ModelDeployment."""
         return self.observed.deployment
+
+    @property
+    def settled(self) -> bool:
+        """Whether all groups serve and nothing is to be done: changes of Macs and cables of others allow better places only."""
+        return not self.ending and not self.quarantines and all(group.settled for group in self.groups)
 
     @property
     def nodes(self) -> frozenset[str]:

@@ -1,7 +1,14 @@
-"""Which keys to work on after an object has changed."""
+"""Which keys to work on after an object has changed.
 
-from collections.abc import Iterable, Iterator
+A change of a cable or of what an agent reports concerns the ModelDeployments on its Macs at once. Whom else it concerns depends
+on the whole fleet before and after it, which a round of the fleet compares: once for all changes that have arrived by then.
+"""
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from enum import IntEnum
+
+from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_lib.csr.names import NODE_PREFIX
 
 from thunderfleet_operator.observe.fetchpods import cache_key
@@ -11,6 +18,7 @@ from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
 from thunderfleet_operator.observe.plans import read_plan
 from thunderfleet_operator.observe.pods import ENDED, pod_node
 from thunderfleet_operator.observe.routers import router_state
+from thunderfleet_operator.placement import AddressKinds, Fleet, Mac
 from thunderfleet_operator.watch.cache import (
     CACHES,
     CONFIGMAPS,
@@ -22,6 +30,12 @@ from thunderfleet_operator.watch.cache import (
     REQUESTS,
     Collection,
 )
+
+FLEET = "fleet"
+FLEET_KEY = f"{FLEET}/all"
+"""The work queue's key of the round of the fleet."""
+
+Profiles = Mapping[str, NodeProfile | None]
 
 
 def work_key(collection: Collection, key: str) -> str:
@@ -48,13 +62,79 @@ def _only_heartbeat(before: Json | None, after: Json | None) -> bool:
     return before is not None and after is not None and read_node(before) == read_node(after)
 
 
-def _fleet_keys(index: Index, collection: Collection, key: str) -> Iterator[str]:
-    """A change of the fleet concerns every ModelDeployment, and before that a change of a Mac its own cables."""
+def _fleet_keys(index: Index, collection: Collection, key: str, macs: Iterable[str]) -> Iterator[str]:
+    """A change of a Mac concerns its cables first. A Node concerns every ModelDeployment: it is rarely anything but a fault."""
     if collection is not LINKS:
         yield from (work_key(LINKS, link.metadata.name) for link in index.links_of.get(key, ()))
-    yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
+    names = index.deployments if collection is NODES else deployments_on(index, macs)
+    yield from (work_key(DEPLOYMENTS, name) for name in names)
+    if collection is not NODES:
+        yield FLEET_KEY
     if collection is not LINKS:
         yield from (work_key(CACHES, name) for name in index.caches)
+
+
+def deployments_on(index: Index, macs: Iterable[str]) -> dict[str, None]:
+    """The ModelDeployments with a plan that names one of these Macs, or with a pod there."""
+    plans, running = index.plans_on, index.running_on
+    keys = (key for mac in macs for key in (*plans.get(mac, ()), *running.get(mac, ())))
+    return dict.fromkeys(f"{namespace}/{name}" for namespace, name, *_ in keys)
+
+
+# --- the fleet -------------------------------------------------------------------------------------------------------
+
+
+class Reach(IntEnum):
+    """Whom a change of the fleet concerns beside the ModelDeployments that use what has changed."""
+
+    NOBODY = 0
+    UNSETTLED = 1
+    """ModelDeployments that need a place, and later those that serve: they might have a better one."""
+    EVERYBODY = 2
+    """Also those that serve: what the fleet has of models, or what its benchmarks say, has changed."""
+
+
+def reach(before: Fleet, after: Fleet, profiles_before: Profiles, profiles: Profiles) -> Reach:
+    """Whom a change concerns. The profiles are those of the fleets: copies of models are in no fleet."""
+    if before is after and profiles_before is profiles:
+        return Reach.NOBODY
+    found = after.difference(before)
+    if any(name in before.macs for name in found.gone) or any(_widely(before.macs.get(mac.name), mac) for mac in found.macs):
+        return Reach.EVERYBODY
+    if found.macs or found.cables or found.gone or _copies_differ(profiles_before, profiles):
+        return Reach.UNSETTLED
+    return Reach.NOBODY
+
+
+def _widely(before: Mac | None, after: Mac) -> bool:
+    """Whether a change of a Mac concerns groups that serve on others. Only what is known to concern none is left out."""
+    return before is None or _for_all(before) != _for_all(after)
+
+
+def _for_all(mac: Mac) -> Mac:
+    return replace(
+        mac,
+        address=None,
+        free_bytes=0,
+        in_use=False,
+        labels={},
+        taints=(),
+        schedulable=True,
+        quarantine=None,
+        dials=None,
+        kinds=AddressKinds(),
+        store_bytes=0,
+    )
+
+
+def _copies_differ(before: Profiles, after: Profiles) -> bool:
+    if before is after:
+        return False
+    changed = ((before.get(name), profile) for name, profile in after.items() if before.get(name) is not profile)
+    return any((old.status.copies if old else ()) != (new.status.copies if new else ()) for old, new in changed)
+
+
+# --- other objects ---------------------------------------------------------------------------------------------------
 
 
 def _cache_keys(index: Index, collection: Collection, key: str, item: Json | None) -> Iterator[str]:
@@ -96,9 +176,10 @@ def concerned(
         yield work_key(REQUESTS, key)
     if collection in (DEPLOYMENTS, LINKS):
         yield work_key(collection, key)
-    yield from (work_key(NODEPROFILES, node) for node in macs_of(collection, key, item))
+    macs = macs_of(collection, key, item)
+    yield from (work_key(NODEPROFILES, node) for node in macs)
     if collection in (NODES, NODEPROFILES, LINKS):
-        yield from _fleet_keys(index, collection, key)
+        yield from _fleet_keys(index, collection, key, macs)
         return
     if _concerns_all(collection, before, after):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)

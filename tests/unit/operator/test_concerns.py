@@ -1,4 +1,4 @@
-"""Which keys a change puts on the queue."""
+"""Which keys a change puts on the queue, and that nobody misses what a filter leaves out."""
 
 import copy
 from typing import Any

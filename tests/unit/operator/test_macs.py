@@ -16,7 +16,7 @@ from thunderfleet_operator.decide import mac_usage
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.observe.concerns import macs_of
+from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned, macs_of
 from thunderfleet_operator.observe.observed import MacPlacement, ObservedMac
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 
@@ -155,7 +155,7 @@ async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: W
         assert macs_of(collection, "mini", None) == {"mini"}
 
 
-async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: World) -> None:
+async def test_a_profile_concerns_its_own_cables_its_deployments_and_the_fleet(world: World) -> None:
     world.deploy()
     configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
     kube: Any = world
@@ -169,8 +169,15 @@ async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: Wor
             found[node] |= keys
             for key in keys:
                 queue.done(key)
-    assert found["mini"] == {"modeldeployments/ns/md", "nodeprofiles/mini"}
-    assert found["studio-1"] == {"modeldeployments/ns/md", "nodeprofiles/studio-1", f"thunderboltlinks/{CABLE}"}
+    assert found["mini"] == {"nodeprofiles/mini", FLEET_KEY}
+    assert found["studio-1"] == {"nodeprofiles/studio-1", FLEET_KEY, f"thunderboltlinks/{CABLE}"}
+    await operator.reconciler.fleet("all")
+    assert [await operator.queue.get() for _ in range(len(operator.queue))] == ["modeldeployments/ns/md"], "it has no place yet"
+    operator.queue.done("modeldeployments/ns/md")
+    await world.round()
+    for node, more in (("studio-1", {"modeldeployments/ns/md", f"thunderboltlinks/{CABLE}"}), ("mini", set[str]())):
+        keys = set(concerned(operator._index, NODEPROFILES, node, None, world.cache[NODEPROFILES].items[node], []))
+        assert keys == {f"nodeprofiles/{node}", FLEET_KEY, *more}
 
 
 def jaccl(devices: list[list[str | None]]) -> Plan:
