@@ -16,8 +16,3 @@ shim         the process that owns one container and outlives the kubelet
 timestamps   times as the API writes them
 version      the version that the Node reports
 """
-
-from thunderfleet_lib import imports
-
-# Before any other module imports kubernetes.
-imports.without_synchronous_client()

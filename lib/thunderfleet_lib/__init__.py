@@ -9,7 +9,6 @@ gpu_memory  how much memory the GPU of a Mac may use
 helpformat  the format of ``--help``
 hostcmd     runs commands of this machine, with limits on time and output
 httpapi     requests to models over HTTP: errors of each dialect, bodies, headers of routers
-imports     leaves the synchronous client of kubernetes out
 interfaces  addresses of a Mac, from what `route` and `ifconfig` print
 jsonbounds  JSON from untrusted clients, bounded before it becomes objects
 kube        requests to the API server, list and watch

@@ -17,8 +17,3 @@ publish     writes to the API server
 derive      facts to profile, conditions and links; pure
 observe     commands of macOS, their parsers, and models on disk
 """
-
-from thunderfleet_lib import imports
-
-# Before any other module imports kubernetes.
-imports.without_synchronous_client()
