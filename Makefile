@@ -7,12 +7,13 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 # `make bench JSON=FILE` also writes its results to FILE.
 JSON ?=
-# `make chaos`: SEED repeats a run, FAULTS is the number of faults. With RESULTS=FILE, the same SEED and FAULTS go on where the
-# last run stopped; a run begins no deployment after MINUTES.
+# `make chaos`: SEED repeats a run, FAULTS is the number of faults, LOOK how many seconds longer they may last until they are
+# seen. With RESULTS=FILE, the same SEED and FAULTS go on where the last run stopped; a run begins no deployment after MINUTES.
 SEED ?=
 FAULTS ?= 30
 RESULTS ?=
 MINUTES ?=
+LOOK ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
@@ -147,8 +148,8 @@ mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N
 	$(BIN)/python -m tests.mutation --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
-chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N RESULTS=FILE)
-	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+chaos: programs prometheus ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N LOOK=SECONDS RESULTS=FILE)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LOOK),--look $(LOOK)) \
 	  $(if $(RESULTS),--results $(RESULTS))
 
 .PHONY: bench

@@ -15,5 +15,5 @@ lock        image/debian.lock: versions and hashes of Debian's packages
 recipe      what is in the image for Linux: packages, programs, user, environment
 mac         what is in the image for Macs
 tree        files of a layer, and the archive of them, always with the same bytes
-errors      what users can mend
+errors      errors that users can fix
 """

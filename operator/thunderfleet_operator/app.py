@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 from thunderfleet_crds.routing import DemandReport
-from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
 from thunderfleet_lib.listener import allow_descriptors
 
 from thunderfleet_operator.act.cache_controller import CacheController
@@ -42,11 +43,13 @@ from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPR
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
-from thunderfleet_operator.worker import Worker
+from thunderfleet_operator.worker import Round, Worker
 
 log = logging.getLogger(__name__)
 
 KEY_RETRY_SECONDS = 2.0
+CABLES_AT_ONCE = 8
+"""Rounds of cables at a time. Most of a round is the wait for the API server."""
 STOP_SECONDS = 10.0
 """How long kopf may take to stop."""
 
@@ -77,6 +80,8 @@ class Operator:
         self.metrics = Metrics()
         self.cache = Cache() if cache is None else cache
         self.queue = WorkQueue()
+        self.cables = WorkQueue()
+        """The queue of the rounds of cables."""
         self._keys = Keyring()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
         self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
@@ -117,22 +122,28 @@ class Operator:
             self._scaling,
             lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
         )
-        rounds = {
+        rounds: dict[str, Round] = {
             DEPLOYMENTS.name: self.reconciler.deployment,
-            LINKS.name: links.round,
             NODEPROFILES.name: macs.round,
             REQUESTS.name: certificates.round,
             CACHES.name: caches.round,
         }
-        self._worker = Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill)
+        self._workers = {
+            "worker": Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill),
+            "cables": Worker(
+                self.cables, {LINKS.name: links.round}, self.metrics, self.leading, self.lists.refill, CABLES_AT_ONCE
+            ),
+        }
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None
         self._demands: web.AppRunner | None = None
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()
         self._stop = asyncio.Event()
-        self.metrics.queue.set_function(lambda: len(self.queue))
+        self.metrics.queue.set_function(lambda: len(self.queue) + len(self.cables))
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
+        for part in Part:
+            self.metrics.silent.labels(part).set_function(partial(self._silent, part))
         self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
 
     def _objects(self) -> Objects:
@@ -153,7 +164,11 @@ class Operator:
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         """Puts what an object's change concerns on the queue."""
         for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced):
-            self.queue.add(concern)
+            self._enqueue(concern)
+
+    def _enqueue(self, key: str) -> None:
+        queue = self.cables if key.startswith(f"{LINKS.name}/") else self.queue
+        queue.add(key)
 
     def _reported(self, report: DemandReport) -> None:
         """A router has reported. Rounds of those that are not woken, or that run anyway, come by themselves."""
@@ -163,6 +178,9 @@ class Operator:
             found = self._index.deployments.get(key)
             if demand.wake and found is not None and found.wakes and not found.wanted_groups:
                 self.queue.add(work_key(DEPLOYMENTS, key))
+
+    def _silent(self, part: Part) -> float:
+        return float(self.leader.silent is part)
 
     def leading(self) -> bool:
         """Whether this replica may act: it is the leader and has read the keys since it became that."""
@@ -189,7 +207,7 @@ class Operator:
         """Puts every object of these collections on the queue."""
         for collection in collections:
             for key in self.cache[collection].items:
-                self.queue.add(work_key(collection, key))
+                self._enqueue(work_key(collection, key))
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -213,8 +231,8 @@ class Operator:
         parts = {
             "leader": self.leader.run,
             "planner": self.planner.run,
-            "worker": self._worker.run,
             "lists": self.lists.run,
+            **{name: worker.run for name, worker in self._workers.items()},
         }
         if self._configuration.settings.routers is not None:
             parts["publisher"] = self._publisher.run
@@ -229,7 +247,7 @@ class Operator:
         _on_signals(ended.set)
         health = Health(
             self.metrics,
-            stuck=lambda: self._worker.stuck,
+            stuck=lambda: any(worker.stuck for worker in self._workers.values()),
             synced=lambda: self._synced.is_set() and self._watching.is_set(),
             leading=self.leading,
         )

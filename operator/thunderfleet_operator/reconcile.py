@@ -31,8 +31,6 @@ from thunderfleet_operator.scaling import ScalingMemory
 
 log = logging.getLogger(__name__)
 
-FIRST_ANSWER_SECONDS = 5.0
-"""How long the first answers of a deployment's groups are waited for, such as after a restart of the operator."""
 PATIENCE_SECONDS = 1.0
 """How long a round waits for the planner to say where a group goes, before the other groups go on without it."""
 
@@ -89,7 +87,15 @@ class Reconciler:
 
     async def deployment(self, key: str) -> float | None:
         """One round. Seconds until the next although nothing may have changed."""
-        decision = await self._decide(key)
+        deployment = self._deployment(key)
+        if deployment is None:
+            return None
+        self._executor.listen(key, groups_of(self._index, deployment), self._index.fleet)
+        left = self._groups.first_answers_in(key)
+        if left > 0:
+            # Put off, not waited for: all other rounds would wait too, seconds for each Mac that is off.
+            return left
+        decision = await self._decide(key, deployment.wanted_groups)
         if decision is None:
             return None
         self._settle(key, decision)
@@ -98,7 +104,8 @@ class Reconciler:
             if left > 0:
                 return left
         self._waiting.pop(key, None)
-        for other in self._scaling.keep(key, decision.scaling):
+        placed = not any(group.planning or group.unplaceable is not None for group in decision.groups)
+        for other in self._scaling.keep(key, decision.scaling, decision.observed.candidates, placed=placed):
             self._yields(other)
         done = await self._executor.carry_out(key, decision)
         self._planner.keep(key, {group.view.index for group in decision.groups if group.placement is None})
@@ -127,16 +134,11 @@ class Reconciler:
         since = self._waiting.setdefault(key, self._clock())
         return max(0.0, PATIENCE_SECONDS - age_seconds(since, self._clock()))
 
-    async def _decide(self, key: str) -> Decision | None:
+    async def _decide(self, key: str, wanted_groups: int) -> Decision | None:
         """Decides, and again as long as the planner answers at once; None if there is nothing to do."""
-        deployment = self._deployment(key)
-        if deployment is None:
-            return None
-        self._executor.listen(key, groups_of(self._index, deployment), self._index.fleet)
-        await self._groups.first_answers(key, FIRST_ANSWER_SECONDS)
         decision: Decision | None = None
         # One group is placed at a time, and each place decides what is left for the next group.
-        for _ in range(deployment.wanted_groups + 1):
+        for _ in range(wanted_groups + 1):
             observed = self._observe(key)
             if observed is None:
                 return None

@@ -1,4 +1,8 @@
-"""The one worker: runs the rounds of the queue's keys one at a time, so that no two placements take the same room."""
+"""The workers: each runs the rounds of one queue's keys.
+
+One runs them one at a time, so that no two placements take the same room. Rounds of cables depend on no other rounds, and
+several run at once: a start of the operator writes about every cable.
+"""
 
 import asyncio
 import contextlib
@@ -26,7 +30,10 @@ Round = Callable[[str], Awaitable[float | None]]
 
 
 class Worker:
-    """``rounds``: by collection. ``leading``: whether this replica may act. ``refill``: lists everything once more."""
+    """``rounds``: by collection. ``leading``: whether this replica may act. ``refill``: lists everything once more.
+
+    ``at_once``: rounds of different keys at a time.
+    """
 
     def __init__(
         self,
@@ -35,6 +42,7 @@ class Worker:
         metrics: Metrics,
         leading: Callable[[], bool],
         refill: Callable[[], Awaitable[None]],
+        at_once: int = 1,
     ) -> None:
         self._queue = queue
         self._rounds = rounds
@@ -42,15 +50,22 @@ class Worker:
         self._leading = leading
         self._refill = refill
         self._failures: dict[str, int] = {}
-        self._busy_since: float | None = None
+        self._at_once = at_once
+        self._busy_since: dict[str, float] = {}
+        """By key, when its round began (monotonic)."""
 
     @property
     def stuck(self) -> bool:
         """Whether one round has run far beyond its limit."""
-        return self._busy_since is not None and time.monotonic() - self._busy_since > STUCK_SECONDS
+        return any(time.monotonic() - since > STUCK_SECONDS for since in self._busy_since.values())
 
     async def run(self) -> None:
         """Works until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._at_once):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
         while True:
             key = await self._queue.get()
             try:
@@ -66,7 +81,7 @@ class Worker:
             await self._timed(kind, key, name)
 
     async def _timed(self, kind: str, key: str, name: str) -> None:
-        started = self._busy_since = time.monotonic()
+        started = self._busy_since[key] = time.monotonic()
         try:
             async with asyncio.timeout(ROUND_SECONDS):
                 again = await self._rounds[kind](name)
@@ -81,7 +96,7 @@ class Worker:
             if again is not None:
                 self._queue.add_after(key, again)
         finally:
-            self._busy_since = None
+            self._busy_since.pop(key, None)
             self._metrics.duration.labels(kind).observe(time.monotonic() - started)
 
     async def _failed(self, kind: str, key: str, error: Exception) -> None:

@@ -249,7 +249,7 @@ class PodQueries:
             try:
                 await found.open(stdin=stdin)
             except attach.NotAttachable:
-                raise ContainerNotRunning(f"container {name} in pod {pod} ends") from None
+                raise ContainerNotRunning(f"container {name} in pod {pod} is terminating") from None
         return found
 
     def require_running(self, namespace: str, pod: str) -> None:

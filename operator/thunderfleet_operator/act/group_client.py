@@ -5,7 +5,6 @@ and a silence that lasts, puts the ModelDeployment on the work queue.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +25,8 @@ MOVED_SECONDS = 0.05
 BUSY_SECONDS = 1.0
 QUIET_SECONDS = 5.0
 ANSWER_SECONDS = 4.0
+FIRST_ANSWER_SECONDS = 5.0
+"""How long the first answer of a group counts as on its way, such as after a restart of the operator."""
 BODY_BYTES = 2**20
 """Maximum size of a state; that of 64 ranks is a tenth of it."""
 REMIND_SECONDS = 10.0
@@ -66,8 +67,9 @@ class _Poller:
         self.state: GroupState | None = None
         self.connections = ""
         """What identifies the connections of its cables."""
-        self.asked = asyncio.Event()
-        self._answered = self._phase_since = time.monotonic()
+        self.asked = False
+        """Whether it has been polled once, with or without an answer."""
+        self._started = self._answered = self._phase_since = time.monotonic()
         self._draining: asyncio.Task[None] | None = None
         self._accepted = False
         self._context = client_context(pair)
@@ -81,6 +83,11 @@ class _Poller:
         """The last state, and its age."""
         now = time.monotonic()
         return Report(self.state, now - self._answered, now - self._phase_since)
+
+    @property
+    def first_answer_seconds(self) -> float:
+        """Seconds until the first answer has taken too long to wait for."""
+        return self._started + FIRST_ANSWER_SECONDS - time.monotonic()
 
     def _url(self, path: str) -> str:
         leader = self.plan.ranks[0]
@@ -152,8 +159,7 @@ class _Poller:
             began = time.monotonic()
             state = await self._ask(seconds, known)
             now = time.monotonic()
-            first = not self.asked.is_set()
-            self.asked.set()
+            first, self.asked = not self.asked, True
             if state is not None:
                 back = now - self._answered > REMIND_SECONDS
                 self._answered = now
@@ -207,13 +213,13 @@ class GroupClient:
         if poller is not None and poller.plan.epoch == epoch:
             poller.drain()
 
-    async def first_answers(self, key: str, seconds: float) -> None:
-        """Waits until every group of the ModelDeployment has been polled once, whether it answered or not."""
-        waits = [poller.asked.wait() for known, poller in self._pollers.items() if known[0] == key]
-        if waits:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await asyncio.gather(*waits)
+    def first_answers_in(self, key: str) -> float:
+        """Seconds that the first answers of the ModelDeployment's groups are still worth waiting for; 0 or less: none.
+
+        The end of each first poll, with or without an answer, puts the ModelDeployment on the queue.
+        """
+        pollers = [poller for known, poller in self._pollers.items() if known[0] == key]
+        return max((poller.first_answer_seconds for poller in pollers if not poller.asked), default=0.0)
 
     def report(self, key: str, index: int, epoch: int) -> Report:
         """What rank 0 of this placement reported last; an empty report if it is not polled."""

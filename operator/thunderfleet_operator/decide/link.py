@@ -62,12 +62,13 @@ def _switch_uid(profile: NodeProfile | None, port: int) -> str | None:
 
 def _renamed_ends(observed: ObservedLink) -> Iterator[str]:
     """Ends whose Node is not Ready while a Ready Node has the same port: the Mac has been renamed since that report."""
-    ready = {name for name, node in observed.nodes.items() if node.ready}
     for end in observed.link.status.endpoints:
-        if end.node not in observed.nodes or end.node in ready:
+        node = observed.nodes.get(end.node)
+        if node is None or node.ready:
             continue
         uid = _switch_uid(observed.profiles.get(end.node), end.port)
-        if uid is not None and any(_switch_uid(observed.profiles.get(name), end.port) == uid for name in ready):
+        others = (name for name, other in observed.nodes.items() if other.ready) if uid is not None else ()
+        if any(_switch_uid(observed.profiles.get(name), end.port) == uid for name in others):
             yield end.node
 
 

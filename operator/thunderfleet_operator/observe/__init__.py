@@ -3,6 +3,7 @@
 observed  what one round knows
 reader    reads the index once for a round
 index     the values of all cached objects, kept from round to round
+linksof   the cables of each Mac
 concerns  which keys to work on after an object has changed
 fleet     Nodes, NodeProfiles and ThunderboltLinks as the planner's Fleet
 weights   the fleet with a model that is fetched

@@ -18,6 +18,7 @@ from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
 from thunderfleet_operator.observe.fetchpods import FetchPod, read_fetch_pod
 from thunderfleet_operator.observe.fleet import FleetBuilder
+from thunderfleet_operator.observe.linksof import LinksOf
 from thunderfleet_operator.observe.nodes import Node, read_node
 from thunderfleet_operator.observe.objects import DeploymentKey, Json, PlacementKey
 from thunderfleet_operator.observe.plans import Epoch, accepted, counts, newest_epochs, placement_key, read_epoch
@@ -42,6 +43,7 @@ from thunderfleet_operator.watch.cache import (
     Cache,
     Collection,
     Kept,
+    Store,
     unpacked,
 )
 
@@ -58,8 +60,10 @@ _PLANS = (CONFIGMAPS, DEPLOYMENTS)
 
 
 class _Kept(NamedTuple):
+    """``revision``: of the collection that the values of ``objects`` are of, or of the collections of a table."""
+
     revision: object
-    objects: Mapping[str, Kept]
+    objects: dict[str, Kept]
     value: Any
 
 
@@ -73,6 +77,19 @@ def _model(kind: type[M]) -> Callable[[Json], M | None]:
             return None
 
     return read
+
+
+def _followed(store: Store, known: _Kept, changes: Iterable[str], read: Callable[[Json], Any]) -> _Kept:
+    """The values after some changes, at the cost of these and of two shallow copies."""
+    items, values = dict(known.objects), dict(known.value)
+    for key in dict.fromkeys(changes):
+        item = store.items.kept.get(key)
+        if item is None:
+            items.pop(key, None)
+            values.pop(key, None)
+        elif items.get(key) is not item:
+            items[key], values[key] = item, read(unpacked(item))
+    return _Kept(store.revision, items, values)
 
 
 def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, tuple[T, ...]]:
@@ -91,6 +108,7 @@ class Index:
         self._kept: dict[str, _Kept] = {}
         self._kept_with: Keyring | None = None
         self._builder = FleetBuilder()
+        self._links_of = LinksOf()
         self._profile_reader = ProfileReader()
 
     def _follow_keys(self) -> None:
@@ -107,14 +125,18 @@ class Index:
         name = name or collection.name
         known = self._kept.get(name)
         if known is None or known.revision != store.revision:
-            objects, values = (known.objects, known.value) if known else ({}, {})
-            items = dict(store.items.kept)
-            made = {
-                # Objects are replaced in the cache, never modified.
-                key: values[key] if objects.get(key) is item else read(unpacked(item))
-                for key, item in items.items()
-            }
-            known = self._kept[name] = _Kept(store.revision, items, made)
+            changes = store.changed_since(known.revision) if known is not None and isinstance(known.revision, int) else None
+            if known is not None and changes is not None:
+                known = self._kept[name] = _followed(store, known, changes, read)
+            else:
+                objects, values = (known.objects, known.value) if known else ({}, {})
+                items = dict(store.items.kept)
+                made = {
+                    # Objects are replaced in the cache, never modified.
+                    key: values[key] if objects.get(key) is item else read(unpacked(item))
+                    for key, item in items.items()
+                }
+                known = self._kept[name] = _Kept(store.revision, items, made)
         return cast("Mapping[str, T]", known.value)
 
     async def warm(self) -> None:
@@ -314,16 +336,7 @@ class Index:
     @property
     def links_of(self) -> Mapping[str, tuple[ThunderboltLink, ...]]:
         """By Mac, the links that end there."""
-        return self._table(
-            "links of",
-            (LINKS,),
-            lambda: _grouped(
-                (node, link)
-                for link in self.links.values()
-                if link is not None
-                for node in dict.fromkeys((link.spec.a.node, link.spec.b.node))
-            ),
-        )
+        return self._table("links of", (LINKS,), lambda: self._links_of.of(self.links))
 
     @property
     def usage(self) -> Usage:

@@ -4,8 +4,10 @@ Each write returns the new object, which goes in at once: the operator always se
 one cluster are ordered, so an older object never replaces a newer one.
 """
 
+from collections import deque
 from collections.abc import Container, Iterator, MutableMapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from thunderfleet_crds.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.csr.names import REQUESTS as REQUESTS_PATH
@@ -65,6 +67,9 @@ REQUESTS = Collection(
 """Requests of kubelets for serving certificates."""
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, ENDPOINT_SLICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
 
+REMEMBERED = 512
+"""Changes of a collection whose keys are remembered, so that what is made from it follows without a look at all objects."""
+
 Kept = Packed | Json
 """An object in memory: packed, or as it is if it was put there by hand (``plan`` on files)."""
 
@@ -119,8 +124,10 @@ class Store:
     gone: dict[str, int] = field(default_factory=dict)
     """Versions at which objects were deleted, until the next list: an older event that is late must not bring them back."""
     revision: int = 0
-    """Increases with every change. A value made from the collection is valid while it stays the same."""
+    """Increases by one with every change. A value made from the collection is valid while it stays the same."""
     _lean: Lean = field(default_factory=Lean)
+    _changes: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """The keys of the last changes, the newest at the end."""
 
     def put(self, item: Json) -> bool:
         """Adds or replaces an object; False if it is not newer than the one that is known."""
@@ -129,8 +136,17 @@ class Store:
         if new <= _version(self.items.kept.get(key)) or new <= self.gone.get(key, -1):
             return False
         self.items.kept[key] = Packed.of(self._reduced(item))
-        self.revision += 1
+        self._changed(key)
         return True
+
+    def _changed(self, key: str) -> None:
+        self.revision += 1
+        self._changes.append(key)
+
+    def changed_since(self, revision: int) -> tuple[str, ...] | None:
+        """The keys of all changes after a revision, in their order; None if it is too long ago."""
+        count = self.revision - revision
+        return tuple(islice(self._changes, len(self._changes) - count, None)) if count <= len(self._changes) else None
 
     def _reduced(self, item: Json) -> Json:
         if self.collection is CONFIGMAPS:
@@ -145,7 +161,7 @@ class Store:
         if known is None or _uid(known) != item["metadata"].get("uid"):
             return False
         del self.items[key]
-        self.revision += 1
+        self._changed(key)
         return True
 
     def forget(self, key: str, uid: str) -> bool:
@@ -154,7 +170,7 @@ class Store:
         if known is None or _uid(known) != uid:
             return False
         del self.items[key]
-        self.revision += 1
+        self._changed(key)
         return True
 
     def keep(self, keys: Container[str], list_version: str) -> dict[str, Json]:
@@ -162,7 +178,8 @@ class Store:
         limit = int(list_version) if list_version.isdigit() else 0
         gone = [key for key, kept in self.items.kept.items() if key not in keys and _version(kept) <= limit]
         removed = {key: self.items.pop(key) for key in gone}
-        self.revision += bool(removed)
+        for key in removed:
+            self._changed(key)
         self.gone = {key: at for key, at in self.gone.items() if at > limit}
         return removed
 

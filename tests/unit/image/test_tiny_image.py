@@ -115,7 +115,7 @@ def test_a_script_of_a_mac_runs_our_packages_in_the_image_with_the_python_of_the
     wheel = make_wheel(tmp_path / "ours", "thunderfleet", "py3-none-any", {"thunderfleet_operator/cli.py": says})
     (tmp_path / "LICENSE").touch()
     # Not that of the tests, which finds the checkout before all other folders.
-    python = sys._base_executable
+    python: str = vars(sys)["_base_executable"]
     found = image(MAC, [mac_contents(tmp_path, wheel, python)], "1.0", "", "2020-02-02T00:00:00Z")
     layout.write(tmp_path / "image", [found], "1.0")
     (manifest,) = oci.manifests(tmp_path / "image", "darwin").values()

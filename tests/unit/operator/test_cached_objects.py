@@ -2,16 +2,19 @@
 
 import copy
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from thunderfleet_lib.kube import PAGE, Kube
 from thunderfleet_lib.kube.client import Page
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.nodes import read_node
 from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import NODEPROFILES, NODES, PODS, Cache, Store
+from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, REMEMBERED, Cache, Store
 from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
 
@@ -143,3 +146,70 @@ def test_kopf_lists_in_pages_and_holds_no_object_for_long() -> None:
     """It lists everything once more at its start, while the cache has it already."""
     found = kopf_watch.settings()
     assert found.watching.chunk_size == PAGE and found.queueing.idle_timeout <= 1
+
+
+def link(name: str, version: int, a: str, b: str, uid: str = "") -> dict[str, Any]:
+    spec = {"a": {"node": a, "port": 1}, "b": {"node": b, "port": 1}}
+    found = item(name, version, spec=spec)
+    found["metadata"]["uid"] = uid or f"uid-{name}"
+    return found
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "drop", "forget", "keep", "read", "read"]),
+        st.sampled_from("wxyz"),
+        st.sampled_from(["ab", "bc", "ca", "aa"]),
+        st.sampled_from(["", "another"]),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(1, 6))
+def test_values_that_follow_changes_are_those_of_all_objects(steps: list[tuple[str, str, str, str]], remembered: int) -> None:
+    cache = Cache()
+    store = cache[LINKS]
+    store._changes = deque(maxlen=remembered)
+    index = Index(cache, lambda: TRUSTING)
+    for version, (what, name, ends, uid) in enumerate([*steps, ("read", "", "", "")], 1):
+        if what == "put":
+            store.put(link(name, version, ends[0], ends[1], uid))
+        elif what == "drop":
+            store.drop(link(name, version, ends[0], ends[1], uid))
+        elif what == "forget":
+            store.forget(name, uid or f"uid-{name}")
+        elif what == "keep":
+            store.keep({name}, str(version))
+        else:
+            held, before = index.links_of, copy.copy(index.links_of)
+            fresh = Index(cache, lambda: TRUSTING)
+            assert index.links == fresh.links
+            assert {mac: {one.metadata.name: one for one in links} for mac, links in index.links_of.items()} == {
+                mac: {one.metadata.name: one for one in links} for mac, links in fresh.links_of.items()
+            }
+            assert all(len({one.metadata.name for one in links}) == len(links) > 0 for links in index.links_of.values())
+            assert held == before, "what was returned stays as it was"
+
+
+def test_a_change_reads_one_object_and_forgotten_changes_cost_a_look_at_all(monkeypatch: Any) -> None:
+    cache, reads = Cache(), list[str]()
+    store = cache[NODES]
+    index = Index(cache, lambda: TRUSTING)
+
+    def read(node: Any) -> Any:
+        reads.append(node["metadata"]["name"])
+        return read_node(node)
+
+    monkeypatch.setattr("thunderfleet_operator.observe.index.read_node", read)
+    for number in range(REMEMBERED):
+        store.put(item(f"n{number}"))
+    values = index.nodes
+    reads.clear()
+    store.put(item("n7", 2))
+    assert store.changed_since(store.revision - 1) == ("n7",) and store.changed_since(store.revision) == ()
+    assert index.nodes["n7"] is not values["n7"] and index.nodes["n8"] is values["n8"] and reads == ["n7"]
+    for number in range(REMEMBERED + 1):
+        store.put(item("n9", 10 + number))
+    assert store.changed_since(store.revision - REMEMBERED - 1) is None
+    assert index.nodes["n9"] is not values["n9"] and index.nodes["n8"] is values["n8"] and reads == ["n7", "n9"]

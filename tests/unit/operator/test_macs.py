@@ -163,9 +163,12 @@ async def test_a_profile_concerns_its_own_cables_and_every_deployment(world: Wor
     found = {}
     for node in ("studio-1", "mini"):
         operator.changed(NODEPROFILES, node, None, world.cache[NODEPROFILES].items[node])
-        found[node] = {await operator.queue.get() for _ in range(len(operator.queue))}
-        for key in found[node]:
-            operator.queue.done(key)
+        found[node] = set[str]()
+        for queue in (operator.queue, operator.cables):
+            keys = {await queue.get() for _ in range(len(queue))}
+            found[node] |= keys
+            for key in keys:
+                queue.done(key)
     assert found["mini"] == {"modeldeployments/ns/md", "nodeprofiles/mini"}
     assert found["studio-1"] == {"modeldeployments/ns/md", "nodeprofiles/studio-1", f"thunderboltlinks/{CABLE}"}
 

@@ -1,11 +1,17 @@
-"""Rounds while the planner is slow, hangs or fails: the rest of the operator goes on."""
+"""Rounds while the planner is slow, hangs or fails, or a leader is silent: the rest of the operator goes on."""
 
 import asyncio
+import socket
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.clock import Moment
+from thunderfleet_operator.act import group_client
+from thunderfleet_operator.act.group_client import GroupClient
+from thunderfleet_operator.act.keys import KeyPair
 from thunderfleet_operator.observe import index
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.placement import Unplaceable, WherePlaced
@@ -24,6 +30,7 @@ from tests.unit.operator.test_leader import Leases
 from tests.unit.operator.world import GIB, World
 
 CABLE = "studio-1.tb1--studio-2.tb1"
+OTHER = "ns/other"
 HANGS = ("-c", "import time; time.sleep(600)")
 
 
@@ -192,3 +199,114 @@ async def test_objects_are_read_in_parts_before_the_first_round(world: World, mo
     changed = warm.profiles["studio-1"]
     assert changed is not None and changed.status.models == ()
     assert warm.fleet.macs == Index(world.cache, lambda: world.keys).fleet.macs and set(warm.deployments) == {"ns/md"}
+
+
+class ElsewhereClient(GroupClient):
+    """Finds every leader at a port of this machine, instead of at the addresses of the world's Macs."""
+
+    def __init__(self, changed: Any, port: int) -> None:
+        super().__init__(changed, lambda: True)
+        self._port = port
+
+    def listen(self, key: str, plans: Mapping[int, tuple[Plan, KeyPair]], connections: Mapping[int, str] | None = None) -> None:
+        here = {"address": "127.0.0.1", "control_port": self._port}
+        moved = {
+            index: (plan.model_copy(update={"ranks": (plan.ranks[0].model_copy(update=here), *plan.ranks[1:])}), pair)
+            for index, (plan, pair) in plans.items()
+        }
+        super().listen(key, moved, connections)
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a leader whose Mac accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+async def test_a_silent_leader_holds_no_round_of_another_after_a_restart(
+    world: World, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_client, "ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(group_client, "FIRST_ANSWER_SECONDS", 600.0)
+    world.deploy()
+    await world.serve()
+    world.mac("big-1", "10.0.0.8", 64 * GIB)
+    known = world.cache[DEPLOYMENTS].items["ns/md"]
+    about = {"name": "other", "namespace": "ns", "uid": "uid-other", "generation": 1}
+    world.put(DEPLOYMENTS, {"metadata": about, "spec": known["spec"]})
+    queue = WorkQueue()
+    groups = ElsewhereClient(lambda key: queue.add(f"{DEPLOYMENTS.name}/{key}"), silent)
+    reconciler, before = world.restarted(groups), world.md.status
+
+    async def refill() -> None:
+        return
+
+    worker = Worker(queue, {DEPLOYMENTS.name: reconciler.deployment}, world.metrics, lambda: True, refill)
+    for key in ("ns/md", OTHER):
+        queue.add(f"{DEPLOYMENTS.name}/{key}")
+    working = asyncio.create_task(worker.run())
+    try:
+        await until_async(lambda: world.cache[DEPLOYMENTS].items[OTHER].get("status", {}).get("groups"), "the other is placed")
+        assert groups.first_answers_in("ns/md") > 0 and world.md.status == before, "its own round is put off"
+        monkeypatch.setattr(group_client, "FIRST_ANSWER_SECONDS", 0.0)
+        world.edit(suspend=True)
+        queue.add(f"{DEPLOYMENTS.name}/ns/md")
+        await until_async(lambda: world.md.status.observed_generation == 2, "it goes on without an answer")
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await groups.close()
+
+
+async def test_the_first_poll_begins_the_round_that_was_put_off(
+    world: World, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_client, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(group_client, "FIRST_ANSWER_SECONDS", 600.0)
+    world.deploy()
+    await world.serve()
+    changed: asyncio.Queue[str] = asyncio.Queue()
+    groups = ElsewhereClient(changed.put_nowait, silent)
+    reconciler = world.restarted(groups)
+    try:
+        left = await reconciler.deployment("ns/md")
+        assert left is not None and left > 60
+        async with asyncio.timeout(60):
+            assert await changed.get() == "ns/md"
+        assert groups.first_answers_in("ns/md") <= 0
+        again = await reconciler.deployment("ns/md")
+        assert again is None or again < 60
+    finally:
+        await groups.close()
+
+
+async def test_rounds_of_several_cables_run_at_once_but_never_two_of_one(world: World) -> None:
+    queue, running, most, twice = WorkQueue(), set[str](), 0, list[str]()
+    going = asyncio.Event()
+
+    async def link(name: str) -> None:
+        nonlocal most
+        twice.extend({name} & running)
+        running.add(name)
+        most = max(most, len(running))
+        await going.wait()
+        running.discard(name)
+
+    async def refill() -> None:
+        return
+
+    worker = Worker(queue, {LINKS.name: link}, world.metrics, lambda: True, refill, 3)
+    working = asyncio.create_task(worker.run())
+    try:
+        for name in ("one", "two", "three", "four"):
+            queue.add(f"{LINKS.name}/{name}")
+        await until_async(lambda: len(running) == 3, "as many rounds as may run")
+        queue.add(f"{LINKS.name}/one")
+        assert len(queue) == 2 and not worker.stuck
+        going.set()
+        await until_async(lambda: not len(queue) and not running, "all have had their rounds")
+        assert most == 3 and not twice
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)

@@ -95,16 +95,17 @@ class World:
         """Settings of routers; set it and call ``restarted``."""
         self.reconciler = self.restarted()
 
-    def restarted(self) -> Reconciler:
-        """A new operator process over the same API server."""
-        groups: Any = self
+    def restarted(self, client: Any = None) -> Reconciler:
+        """A new operator process over the same API server. ``client`` of the groups: in place of the reports kept here."""
+        kube: Any = self
+        groups: Any = client or self
         settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings(), self.routers)
         self.scaling = ScalingMemory(lambda: self.now.timestamp())
         self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
-        writer = Writer(groups, self.cache, self.metrics, lambda: self.is_leading, "operator-0", self.changed)
+        writer = Writer(kube, self.cache, self.metrics, lambda: self.is_leading, "operator-0", self.changed)
         self.links = LinkController(self.index, writer, lambda: self.now)
-        self.certificates = CertificateController(groups, self.index, writer, lambda: self.now)
+        self.certificates = CertificateController(kube, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
         drains = Drains(groups, lambda: self.now.timestamp())
         executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys)
@@ -249,8 +250,8 @@ class World:
         self.listened = dict(plans)
         self.connections = dict(connections or {})
 
-    async def first_answers(self, key: str, seconds: float) -> None:
-        return
+    def first_answers_in(self, key: str) -> float:
+        return 0.0
 
     def drain(self, key: str, index: int, epoch: int) -> None:
         self.drained.append((index, epoch))
