@@ -384,10 +384,11 @@ class Asked:
 
     def __init__(self, line: Line, url: str, deployment: Deployment, key: str) -> None:
         self.statuses: list[int] = []
+        bearer = {"Authorization": f"Bearer {key}"}
         body = {**chat("Where are you?", 4), "model": f"{deployment.namespace}/{deployment.name}"}
+        until(lambda: deployment.name in line.request(f"{url}/models", headers=bearer).body, "the router knows the key", 30)
 
         def wait() -> None:
-            bearer = {"Authorization": f"Bearer {key}"}
             self.statuses.append(line.request(f"{url}/chat/completions", body, bearer, WAITING_SECONDS).status)
 
         threading.Thread(target=wait, daemon=True).start()
