@@ -332,6 +332,13 @@ ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
             LEADING: "1x60 0x120",
             f'{PLANE_SILENT}{{instance="a",part="etcd"}}': "0x60 1x120",
             f'{PLANE_SILENT}{{instance="a",part="API server"}}': "0x180",
+            # What follows from it: nobody can publish, and nobody can say who may read the metrics of a kubelet.
+            'thunderfleet_agent_published_timestamp_seconds{instance="m1:9440"}': "0+60x60 3600x120",
+            'thunderfleet_mac_ready{node="m1"}': "1x60 _x120",
+            INFO.format(program="agent", port=9440): "1x180",
+            INFO.format(program="kubelet", port=10250): SEEN_UNTIL,
+            'thunderfleet_build_info{instance="m1:10250",program="kubelet"}': SEEN_UNTIL,
+            'up{instance="m1:10250"}': "1x60 0x120",
         },
         "ThunderfleetControlPlaneSilent",
     ),
