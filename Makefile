@@ -7,12 +7,13 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 # `make bench JSON=FILE` also writes its results to FILE.
 JSON ?=
-# `make chaos`: SEED repeats a run, FAULTS is the number of faults. With RESULTS=FILE, the same SEED and FAULTS go on where the
-# last run stopped; a run begins no deployment after MINUTES.
+# `make chaos`: SEED repeats a run, FAULTS is the number of faults, LOOK how many seconds longer they may last until they are
+# seen. With RESULTS=FILE, the same SEED and FAULTS go on where the last run stopped; a run begins no deployment after MINUTES.
 SEED ?=
 FAULTS ?= 30
 RESULTS ?=
 MINUTES ?=
+LOOK ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
@@ -22,8 +23,9 @@ WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Under the rules of macOS; see tests/darwin. A Mac has them anyway.
 DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
-# `make image`: PLATFORM=linux/amd64 builds for that platform only; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
+# `make image`: PLATFORM=darwin/arm64 builds for that platform only; MAC_PYTHON is the Python of Macs; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
 PLATFORM ?=
+MAC_PYTHON ?=
 export DEBIAN_MIRROR ?=
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
@@ -97,7 +99,9 @@ darwin-quick: install ## Those tests of `make darwin` that have failed there bef
 	$(DARWIN) -n 1 tests/darwin
 	$(DARWIN) -n 0 tests/unit/agent/test_streams.py tests/unit/kubelet/test_node_machine.py \
 	  tests/unit/localcluster/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/test_parent_death.py \
+	  tests/unit/runner/test_waiting_process.py::test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor \
 	  tests/unit/agent/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
+	  tests/unit/kubelet/test_pods_attach.py::test_input_output_and_errors_reach_the_client_without_waiting_for_a_whole_line \
 	  tests/unit/kubelet/test_pods_running.py::test_pod_ends_politely_when_deleted \
 	  tests/unit/kubelet/test_pods_running.py::test_whole_process_group_and_strays_end
 
@@ -146,8 +150,8 @@ mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N
 	$(BIN)/python -m tests.mutation --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
-chaos: programs ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N RESULTS=FILE)
-	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+chaos: programs prometheus ## Faults at every stage of a group's life (SEED=N FAULTS=N MINUTES=N LOOK=SECONDS RESULTS=FILE)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LOOK),--look $(LOOK)) \
 	  $(if $(RESULTS),--results $(RESULTS))
 
 .PHONY: bench
@@ -178,8 +182,8 @@ dist: programs ## Wheel and chart, into dist/
 	"$$($(BIN)/thunderfleet local programs)/helm" package charts/thunderfleet -d dist
 
 .PHONY: image
-image: install ## Image of operator and router for Linux nodes (amd64, arm64) into dist/image, without a container engine
-	$(BIN)/python -m thunderfleet_image build $(if $(PLATFORM),--platform $(PLATFORM))
+image: install ## Image for Linux nodes (amd64, arm64) and Macs into dist/image, without a container engine
+	$(BIN)/python -m thunderfleet_image build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(MAC_PYTHON),--mac-python $(MAC_PYTHON))
 
 .PHONY: image-lock
 image-lock: install ## Pin the versions of the image's Debian packages that are offered now

@@ -106,7 +106,7 @@ def reasons() -> str:
         "followed by a back-off also sets the condition `Degraded` and makes an Event, with the same reason. A `refusal` ",
         "means that rank 0 does not let another rank join; the reason is in the logs of both pods and in the message of the ",
         "group.\n\n",
-        "The condition `Stalled` has the reason of the failure or condition that a person must mend.\n\n",
+        "The condition `Stalled` has the reason of the failure or condition that needs a person to fix it.\n\n",
     ]
     parts.append("| reason | appears in | meaning | what to do |\n|---|---|---|---|\n")
     for reason in sorted(Reason, key=str.lower):

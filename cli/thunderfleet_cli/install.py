@@ -82,7 +82,7 @@ def add(commands: Parsers) -> None:
         )
     one(
         "upgrade",
-        "replace the installed version of this Mac by the one that runs this command",
+        "replace the installed version on this Mac with the one that runs this command",
         "Restart the LaunchDaemons of this Mac with the version that runs this command and, on the last Mac with a control "
         "plane, upgrade the chart. If the new version is not healthy in time, the former one is put back. Running groups keep "
         "the version that they have. Upgrade Macs with a control plane last. "
@@ -110,13 +110,13 @@ def add(commands: Parsers) -> None:
 
 
 def _add_token(commands: Parsers) -> None:
-    token = commands.add("token", "create lines with which other Macs join", call=COMMANDS["token"])
+    token = commands.add("token", "create the line with which another Mac joins", call=COMMANDS["token"])
     create = Parsers(token, "token_command").add(
         "create",
         "print a line for another Mac",
-        "Print the line for `thunderfleet join` on other Macs, valid for 24 hours. With --control-plane, it is for one Mac, is "
-        "valid for two hours, and gives that Mac the keys of the cluster; etcd of this Mac accepts other members from then on. "
-        "Example: `sudo thunderfleet token create --control-plane`",
+        "Print the line for `thunderfleet join` on other Macs, valid for 24 hours. With --control-plane, it is for one Mac, "
+        "is valid for two hours, and gives that Mac the keys of the cluster; from then on, the etcd of this Mac accepts "
+        "other members. Example: `sudo thunderfleet token create --control-plane`",
     )
     create.add_argument("--control-plane", action="store_true", help="for a Mac that gets a control plane too")
 
@@ -133,10 +133,10 @@ def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     backup.add_argument("--force", action="store_true", help="replace FILE if it exists")
     restore = one(
         "restore",
-        "replace the control plane of this Mac by the one in a backup",
-        "Replace the control plane of this Mac, if it has one, by that of a backup. Macs that had joined it need nothing, as "
-        "long as its address or its name is the same. The replaced control plane is kept until the restored one is Ready, and "
-        "is put back if that takes more than five minutes. Running it again completes an interrupted run. "
+        "replace the control plane of this Mac with the one in a backup",
+        "Replace the control plane of this Mac, if it has one, with that of a backup. Macs that had joined it find it "
+        "again, as long as its address or its name is the same. The replaced control plane is kept until the restored one "
+        "is Ready, and is put back if that takes more than five minutes. Running it again completes an interrupted run. "
         "Example: `sudo thunderfleet restore /Volumes/Backup/thunderfleet.backup`",
     )
     what = restore.add_mutually_exclusive_group(required=True)

@@ -21,23 +21,24 @@ class CopyState(ApiModel):
     )
     layers: Ranges | None = Field(
         default=None,
-        description="Layers whose files the Mac has in the folder for a part of the model, such as 0-13; unset if "
-        "there is no such folder.",
+        description="Layers of the part of the model that the Mac has, such as 0-13; unset if it has no part of it.",
     )
-    bytes: Int64 = Field(default=0, description="Size in bytes of the files of the model that the Mac is to have.")
-    bytes_done: Int64 = Field(default=0, description="Bytes that have arrived.")
-    bytes_per_second: Int64 | None = Field(default=None, description="Rate of the last seconds.")
+    bytes: Int64 = Field(default=0, description="Size of the model's files that the Mac needs, in bytes.")
+    bytes_done: Int64 = Field(default=0, description="Bytes of these files that have arrived.")
+    bytes_per_second: Int64 | None = Field(
+        default=None, description="Rate of arrival over the last seconds, in bytes per second."
+    )
     seconds_left: Int64 | None = Field(default=None, description="Estimated time until all bytes have arrived, in seconds.")
     source: CopySource | None = Field(
         default=None, description="Where the files come from: Hub, or Peer (another Mac). Kept after the copy is complete."
     )
     peer: Name | None = Field(
         default=None,
-        description="Name of the Node that most bytes come from, if source is Peer. Unset if the model was on the "
-        "disk before the agent started.",
+        description="Name of the Node that sends the most bytes, if source is Peer. Unset if the model was on the disk "
+        "before the agent started.",
     )
     link: Name | None = Field(
-        default=None, description="Name of the ThunderboltLink that carries them; unset if they come over the LAN."
+        default=None, description="Name of the ThunderboltLink that carries these bytes; unset if they come over the LAN."
     )
     reason: ReasonText | None = Field(
         default=None, description="Machine-readable reason in CamelCase, if the copy does not proceed."
@@ -60,8 +61,6 @@ class ModelCopy(CopyState):
     used_at: Time | None = Field(
         default=None,
         description="Time of the last use, accurate to one hour. Set only if nothing needs the model on this Mac: no "
-        "ModelCache "
-        "assigns it, no ModelDeployment names it, and no group serves it. Such models are removed when disk space is "
-        "needed, the "
-        "one with the earliest time first.",
+        "ModelCache assigns it, no ModelDeployment names it, and no group serves it. Such models are removed "
+        "when disk space is needed, the least recently used first.",
     )

@@ -84,11 +84,12 @@ class ModelCacheSpec(ApiModel):
     uri: FolderUri | None = Field(
         default=None,
         description="Folder on a server with the model's files and a file SHA256SUMS that lists them, such as "
-        "https://models.example.com/qwen3-8b-4bit/. The chart's value uris.hosts lists the hosts that may be asked.",
+        "https://models.example.com/qwen3-8b-4bit/. The chart's value uris.hosts lists the hosts from which Macs "
+        "may fetch models.",
     )
     sha256: Sha256 | None = Field(
         default=None,
-        description="SHA-256 of the file SHA256SUMS at the URI. Every file is verified by it, so the model never changes.",
+        description="SHA-256 of the file SHA256SUMS at the URI. All files are verified against it, so the model cannot change.",
     )
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
@@ -106,8 +107,8 @@ class ModelCacheSpec(ApiModel):
     )
     copies: Annotated[int, Field(ge=0, le=MAX_MACS)] | None = Field(
         default=None,
-        description="Number of Macs that keep the model, not less than its ModelDeployment needs. If unset: every "
-        "Mac that nodeSelector selects, or one Mac if that is empty.",
+        description="Number of Macs that keep the model; more keep it if its ModelDeployment needs more. If unset: every Mac "
+        "that nodeSelector selects, or one Mac if that is empty.",
     )
     node_selector: Annotated[Mapping[str, LabelValue], Field(max_length=32)] = Field(
         default={}, description="Labels of the Nodes that keep the model."
@@ -120,12 +121,12 @@ class QuantizedFrom(ApiModel):
     commit: Token = Field(description="Commit of the repository that the revision was resolved to.")
     manifest: Token = Field(description="SHA-256 of the manifest of the commit's files.")
     bytes: Int64 = Field(description="Size of these files in bytes.")
-    quantized_bytes: Int64 = Field(description="Size in bytes that the quantized weights will have.")
-    node: Name | None = Field(default=None, description="Name of the Node on which the pod quantizes it.")
+    quantized_bytes: Int64 = Field(description="Expected size of the quantized weights in bytes.")
+    node: Name | None = Field(default=None, description="Name of the Node on which the pod quantizes the repository.")
     mlx_lm: Word | None = Field(default=None, description="Version of mlx-lm that has quantized it.")
     lost_since: Time | None = Field(
         default=None,
-        description="Since when no Mac that is Ready has the quantized files. After a while they are made again.",
+        description="Time since which no Ready Mac has the quantized files. If that lasts, the repository is quantized again.",
     )
 
 
@@ -137,7 +138,8 @@ class Assignment(ApiModel):
         description="Hub for the one Mac on which a pod downloads the files, Peer for those that copy them from other Macs."
     )
     no_source_since: Time | None = Field(
-        default=None, description="Since when the Mac has not reached any Mac that has the model, although there is one."
+        default=None,
+        description="Time since which the Mac cannot connect to any Mac that has the model, although at least one has it.",
     )
     layers: Ranges | None = Field(
         default=None, description="Layers whose files the Mac needs, such as 0-13; unset if it needs no part of the model."
@@ -166,12 +168,12 @@ class ModelCacheStatus(ApiModel):
         default=None, description="The metadata.generation that the operator has observed."
     )
     resolved_from: Annotated[str, Field(max_length=512)] | None = Field(
-        default=None, description="What commit was resolved from: repository@revision, or a URI and a hash."
+        default=None, description="What the commit was resolved from: repository@revision, or a URI and a hash."
     )
     commit: Token | None = Field(
         default=None,
         description="Commit of the repository that the revision was resolved to. With spec.quantize, a hash of the quantized "
-        "files and of what they were made from; with spec.uri, spec.sha256.",
+        "files and their source; with spec.uri, the value of spec.sha256.",
     )
     quantized_from: QuantizedFrom | None = Field(
         default=None, description="The repository that is quantized, if spec.quantize is set."
@@ -197,11 +199,13 @@ class ModelCacheStatus(ApiModel):
         default=None, description="Name of the Secret whose token the hub has accepted; unset if none was needed."
     )
     assignments: Annotated[tuple[Assignment, ...], Field(max_length=MAX_MACS)] = Field(
-        default=(), description="Macs that are to have the model.", json_schema_extra={"x-list-keys": ["node"]}
+        default=(),
+        description="Macs that the operator has chosen to keep the model.",
+        json_schema_extra={"x-list-keys": ["node"]},
     )
     macs: Annotated[tuple[MacCopy, ...], Field(max_length=MAX_MACS)] = Field(
         default=(),
-        description="The model's files on each of these Macs. Written every 5 seconds at most.",
+        description="The model's files on each of these Macs. Updated at most every 5 seconds.",
         json_schema_extra={"x-list-keys": ["node"]},
     )
     download: Download | None = Field(default=None, description="The pods that read from the hub.")

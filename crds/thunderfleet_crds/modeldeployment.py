@@ -120,9 +120,10 @@ class ModelSource(ApiModel):
 
     repository: Name | None = Field(
         default=None,
-        description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for a "
-        "folder of this name below their model folders (a name without an owner is directly below one), and in Hugging Face "
-        "caches. If no Mac has it, it is fetched from the hub: see the ModelCache of the same name.",
+        description="Repository on the Hugging Face Hub, such as mlx-community/Qwen3-30B-A3B-4bit. The agents look for it in "
+        "Hugging Face caches and below their model folders, in a folder of this name: owner/name, or name alone. "
+        "If no Mac has it, it is fetched from the hub, and a ModelCache of the same name as the ModelDeployment "
+        "shows the progress.",
         json_schema_extra={
             "x-rule": "self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$')",
             "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-'",
@@ -130,8 +131,8 @@ class ModelSource(ApiModel):
     )
     path: Path | None = Field(
         default=None,
-        description="Absolute path of the model's directory on the nodes, below one of the agents' model folders (the chart's "
-        "value agent.modelFolders): agents find no others.",
+        description="Absolute path of the model's directory on the nodes, below one of the agents' model folders (the "
+        "chart's value agent.modelFolders). Agents do not look elsewhere.",
         json_schema_extra={
             "x-rule": "self.startsWith('/') && !self.contains('/../') && !self.endsWith('/..')",
             "x-message": "path must be the absolute path of a directory on the nodes, without '..'",
@@ -139,19 +140,21 @@ class ModelSource(ApiModel):
     )
     uri: FolderUri | None = Field(
         default=None,
-        description="Folder on a server with the model's files, such as https://models.example.com/qwen3-8b-4bit/, and with a "
-        "file SHA256SUMS that lists them as `sha256sum * > SHA256SUMS` writes it. The chart's value uris.hosts lists the hosts "
-        "that may be asked. The files are fetched as those of a repository: see the ModelCache of the same name.",
+        description="Folder on a server with the model's files, such as https://models.example.com/qwen3-8b-4bit/, and with "
+        "a file SHA256SUMS that lists them as `sha256sum * > SHA256SUMS` writes it. The chart's value uris.hosts "
+        "lists the hosts from which Macs may fetch models. A ModelCache of the same name as the ModelDeployment "
+        "shows the progress.",
     )
     sha256: Sha256 | None = Field(
         default=None,
-        description="SHA-256 of the file SHA256SUMS at the URI. Every file is verified by it, so the model never changes.",
+        description="SHA-256 of the file SHA256SUMS at the URI. All files are verified against it, so the model cannot change.",
     )
     revision: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="main",
-        description="Full hash of the commit (the folder below snapshots) that a copy in a Hugging Face cache must have; main "
-        "accepts every commit. The commit of other copies is not known, so they are always accepted. What is fetched from the "
-        "hub is the commit that a branch or tag has when it is resolved; it is kept until the spec changes.",
+        description="For a copy in a Hugging Face cache of a Mac: full hash of the commit that it must have (the name of its "
+        "folder below snapshots), or main to accept any commit. Copies elsewhere are always accepted, because "
+        "their commit is not known. For a download from the hub: branch, tag or full hash of a commit. It is "
+        "resolved to a commit once, and again when the spec changes.",
     )
     token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
@@ -165,11 +168,10 @@ class ModelSource(ApiModel):
     )
     copies: Copies = Field(
         default=Copies.WHOLE,
-        description="What each Mac of a group fetches: Whole (all files, so nothing is fetched when a new placement "
-        "moves layers) "
-        "or Shard (in a pipeline, only the files with the layers of its rank). All files are fetched with tensor "
-        "parallelism, on "
-        "one Mac, and if the files cannot be divided. A change applies to new placements.",
+        description="What each Mac of a group fetches: Whole (all files, so nothing is fetched when a new placement moves "
+        "layers) or Shard (in a pipeline, only the files with the layers of its rank). Shard also fetches all "
+        "files for tensor parallelism, for a group of one Mac, and if the files cannot be divided. A change "
+        "applies to new placements.",
     )
 
     @property
@@ -234,8 +236,9 @@ class Memory(ApiModel):
     )
     cached_tokens: Count | None = Field(
         default=None,
-        description="Capacity of the prompt cache in tokens. If unset, contextTokens, but at least 65536. With less than "
-        "contextTokens only the beginning of a long conversation is reused, or nothing of it.",
+        description="Capacity of the prompt cache in tokens. If unset, contextTokens, but at least 65536. If it is less than "
+        "contextTokens, only the beginning of a longer conversation is kept, or nothing if the model's cache "
+        "cannot be shortened.",
     )
     headroom_percent: Percent = Field(
         default=10, description="Safety margin in percent of everything that a rank reserves, including its weights."
@@ -273,12 +276,12 @@ class Server(ApiModel):
     aliases: Annotated[tuple[Alias, ...], Field(max_length=MAX_ALIASES)] = Field(
         default=(),
         description="Other names under which routers serve the model, such as gpt-4o. A ModelDeployment or repository of the "
-        "same name comes first. A caller with an API key sees only the aliases in the namespaces of the key, which come before "
-        "those of the chart's value router.aliases. Other callers see all, after those of router.aliases. A change restarts "
-        "no group.",
+        "same name takes precedence. A request with an API key can use only the aliases in the namespaces of its "
+        "key; they take precedence over the chart's value router.aliases. A request without a key can use all "
+        "aliases; router.aliases takes precedence over them. A change restarts no group.",
         json_schema_extra={
             "x-rule": "self.all(a, self.exists_one(b, b == a))",
-            "x-message": "server.aliases must be different from each other",
+            "x-message": "server.aliases must not contain duplicates",
         },
     )
     api_keys: Annotated[tuple[ApiKey, ...], Field(max_length=MAX_KEYS)] = Field(
@@ -336,8 +339,8 @@ class Recovery(ApiModel):
     failback: FailbackPolicy = Field(
         default=FailbackPolicy.WHEN_IDLE,
         description="Whether a group goes back to a better placement after it was moved because a cable failed, or because a "
-        "Mac got another address or name. WhenIdle: it goes back when no request is running and the cable has worked for 30 s; "
-        "this time doubles with each further interruption, up to 30 min. Never: it stays.",
+        "Mac got another address or name. WhenIdle: it goes back when no request is running and the cable has "
+        "worked for 30 s; each further interruption doubles this time, up to 30 min. Never: it stays.",
     )
 
 
@@ -383,15 +386,16 @@ class RuntimeSpec(ApiModel):
 
     fast_synch: FastSynch = Field(
         default=FastSynch.DISABLED,
-        description="Enabled sets MLX_METAL_FAST_SYNCH for groups with parallelism Tensor and transport JACCL: CPU and GPU "
-        "wait for each other a few microseconds instead of 150 to 180, several times in each layer. A GPU that waits in "
-        "this way can hang until its Mac is rebooted. Groups with another parallelism or transport run without it.",
+        description="Enabled sets MLX_METAL_FAST_SYNCH for groups with parallelism Tensor and transport JACCL: each "
+        "synchronization of CPU and GPU, of which every layer needs several, then takes a few microseconds "
+        "instead of 150 to 180. The GPU can hang in such a synchronization until its Mac is rebooted. Groups "
+        "with another parallelism or transport run without it.",
     )
     wired_limit: WiredLimit = Field(
         default=WiredLimit.AUTO,
-        description="Auto wires the memory that is reserved for a rank, so that macOS does not page it out. Unlimited sets no "
-        "wired limit, so macOS decides what it pages out: use it if a Mac restarts with kernel panics of IOGPU under load. "
-        "Models that nearly fill the memory are then much slower.",
+        description="Auto wires the memory that is reserved for a rank, so that macOS does not page it out. Unlimited sets "
+        "no wired limit, so macOS decides what it pages out: use it if a Mac restarts under load with kernel "
+        "panics that name IOGPU. Models that nearly fill the memory then become much slower.",
     )
     env: Annotated[tuple[EnvVar, ...], Field(max_length=len(RuntimeVariable))] = Field(
         default=(), description="Environment variables of MLX.", json_schema_extra={"x-list-keys": ["name"]}
@@ -420,9 +424,9 @@ class Autoscaling(ApiModel):
     max_replicas: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = Field(default=1, description="Maximum number of groups.")
     target_in_flight_requests: Annotated[int, Field(ge=1, le=100000)] | None = Field(
         default=None,
-        description="Number of requests in progress, those that wait included, that one group should have. If there "
-        "are more for 15 seconds, groups are added. If fewer groups are enough for 2 minutes, groups are removed when their "
-        "requests have ended. If unset, memory.concurrentRequests.",
+        description="Target number of requests for one group, running and waiting. If there are more for 15 seconds, groups "
+        "are added. If fewer groups are enough for 2 minutes, groups are removed when their requests have ended. "
+        "If unset, the value of memory.concurrentRequests.",
     )
     scale_to_zero_after_seconds: Annotated[int, Field(ge=1, le=2592000)] = Field(
         default=600, description="With minReplicas 0: time without a request after which the last group is stopped, in seconds."
@@ -452,21 +456,22 @@ class ModelDeploymentSpec(ApiModel):
     )
     autoscaling: Autoscaling | None = Field(
         default=None,
-        description="How the number of groups follows the requests. If unset, there are as many as replicas says. A change "
-        "restarts no group.",
+        description="How the number of groups follows the number of requests. If unset, replicas sets the number of groups. "
+        "A change restarts no group.",
     )
     suspend: bool = Field(
         default=False,
-        description="Stop all groups, when their requests have ended, until this is false again. No request starts them.",
+        description="If true, all groups are stopped when their requests have ended, and requests do not start them.",
     )
     priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
         description="Name of the PriorityClass of the pods. A change applies to pods that are created later, and restarts no "
-        "group. Models with autoscaling.minReplicas 0 that name the same class take turns also across namespaces.",
+        "group. Models with autoscaling.minReplicas 0 that name the same class can be stopped to make room for "
+        "each other, also across namespaces.",
         json_schema_extra={
             "x-rule": "!self.startsWith('system-')",
-            "x-message": "priorityClassName must not begin with system-: these classes are for components of a cluster, and "
-            "groups of other namespaces would be evicted for such pods",
+            "x-message": "priorityClassName must not begin with system-: these classes are for cluster components, and their "
+            "pods could preempt groups of other namespaces",
         },
     )
     pod_metadata: PodMetadata = Field(
@@ -492,15 +497,16 @@ class ModelDeploymentSpec(ApiModel):
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="How the ranks form a group.")
     verify: Verify = Field(
         default=Verify.FULL,
-        description="What a group checks. None: nothing. Quick: its connections; before the ranks load the model, they "
-        "exchange known values over each connection and compare every bit. Full: also the model. The ranks check products and "
-        "layers that they compute (reasons KernelWrong and SplitWrong), compare their logits (Diverged), and compare the "
-        "answer to a test prompt with earlier answers (OutputWrong). The group must also continue passages of 300, 2,600 and "
-        "9,000 tokens: the prompt is a passage, followed by a part of it, and the right answer is what follows that part in "
-        "the passage. Some models cannot do that, so a wrong answer is a failure (OutputWrong) only for a length that was "
-        "right before. Whenever the group forms, it is asked again for these lengths: for those up to 2,600, and for one "
-        "whose last answer was wrong, before it serves. Everything else is asked while it is idle. The condition Verified has "
-        "the result.",
+        description="What a group checks; the condition Verified has the result. None: nothing. Quick: before the ranks load "
+        "the model, they exchange known values over each connection and compare every bit. Full: as Quick, and "
+        "also the model. The ranks check products and layers that they compute (reasons KernelWrong and "
+        "SplitWrong), compare their logits (Diverged), and compare the answer to a test prompt with earlier "
+        "answers (OutputWrong). Full also tests long contexts with passages of 300, 2,600 and 9,000 tokens: the "
+        "prompt is a passage, followed by a part of it, and the right answer is the text that follows that part "
+        "in the passage. Some models cannot do that, so a wrong answer is a failure (OutputWrong) only for a "
+        "length that the same model has answered correctly before. Each time the group forms, these lengths are "
+        "tested again. Those up to 2,600, and any whose last answer was wrong, are tested before the group "
+        "serves; all others while it is idle.",
     )
     recovery: Recovery = Field(default=Recovery(), description="How the operator recovers a failed group.")
     benchmark: BenchmarkSpec = Field(
@@ -553,8 +559,7 @@ class Failure(ApiModel):
     node: Name | None = Field(default=None, description="Name of the Node that the failure occurred on.")
     link: Name | None = Field(
         default=None,
-        description="Name of the ThunderboltLink, if a cable that the group uses has a known fault, or changed data that it "
-        "carried.",
+        description="Name of the ThunderboltLink, if a cable that the group uses has a known fault, or has corrupted data.",
     )
     message: Message = Field(default="", description="Human-readable description of the failure and of what to do.")
     time: Time = Field(description="Time of the failure.")
@@ -584,7 +589,8 @@ class WeightsCopy(ApiModel):
 
     node: Name = Field(description="Node with the copy.")
     signature: Annotated[str, Field(max_length=128)] = Field(
-        description="SHA-256 of the names, sizes, times and inode numbers of the files. While it stays, so do the weights."
+        description="SHA-256 of the names, sizes, times and inode numbers of the files. If it is unchanged, the weights are "
+        "unchanged."
     )
     digest: Annotated[str, Field(max_length=128)] = Field(description="SHA-256 of the values of the weights.")
 
@@ -600,12 +606,12 @@ class RecordedAnswer(ApiModel):
         default=(), description="Token ids of the answer."
     )
     costs: Annotated[tuple[Count, ...], Field(max_length=MAX_RECORDED_TOKENS)] = Field(
-        default=(), description="Log probabilities of the tokens with the opposite sign, in thousandths."
+        default=(), description="Negative log probabilities of the tokens, in thousandths."
     )
     margins: Annotated[tuple[Count, ...], Field(max_length=MAX_RECORDED_TOKENS)] = Field(
         default=(),
-        description="By how much each token was likelier than the next likely one: difference of the log probabilities, in "
-        "thousandths.",
+        description="How much more likely each token was than the second most likely one: difference of the log "
+        "probabilities, in thousandths.",
     )
 
 
@@ -701,12 +707,12 @@ class Group(ApiModel):
     )
     proven_lengths: ProvenLengths | None = Field(
         default=None,
-        description="Lengths of the passages that the group has continued correctly with the present model. In later checks, a "
-        "wrong answer for one of these lengths is a failure.",
+        description="Lengths of the passages that the group has continued correctly with the current model. In later checks, "
+        "a wrong answer for one of these lengths is a failure.",
     )
     weights: Annotated[tuple[WeightsCopy, ...], Field(max_length=MAX_WEIGHTS_COPIES)] = Field(
         default=(),
-        description="Copies of the present model on Macs of the group, whose weights were hashed.",
+        description="Copies of the current model on Macs of the group whose weights have been hashed.",
         json_schema_extra={"x-list-keys": ["node"]},
     )
     recorded_answers: Annotated[tuple[RecordedAnswer, ...], Field(max_length=MAX_RECORDED_ANSWERS)] = Field(
@@ -723,14 +729,14 @@ class Group(ApiModel):
     last_failure: Failure | None = Field(default=None, description="Most recent failure of the group.")
     lost_place: LostPlace | None = Field(
         default=None,
-        description="Placement that the group had to leave because a cable failed, or because a Mac got another address or "
-        "name. Unset when the group has gone back to a placement that is as good.",
+        description="Placement that the group left because a cable failed, or because a Mac got another address or name. "
+        "Unset when the group has an equally good placement again.",
     )
     avoided_links: Annotated[tuple[AvoidedLink, ...], Field(max_length=MAX_AVOIDED_LINKS)] = Field(
         default=(),
-        description="Cables that changed data, as the check of a placement found. For 24 hours, or until they are unplugged "
-        "and plugged in again, no group of the ModelDeployment is placed on them, except after 5 minutes if there is no other "
-        "placement.",
+        description="Cables that corrupted data in the check of a placement. No group of the ModelDeployment is placed on "
+        "them for 24 hours, or until they are unplugged and plugged in again. If there is no other placement for "
+        "5 minutes, they are used again.",
         json_schema_extra={"x-list-keys": ["name"]},
     )
 
@@ -802,7 +808,7 @@ class AutoscalingStatus(ApiModel):
     )
     last_scale_time: Time | None = Field(default=None, description="Time at which the number of groups last changed.")
     last_request_time: Time | None = Field(
-        default=None, description="Time of the last request before the number of groups was last decreased, as far as known."
+        default=None, description="Time of the last known request before the number of groups was last decreased."
     )
     message: Message = Field(default="", description="Human-readable reason for the number of groups.")
 
@@ -825,8 +831,9 @@ class ModelDeploymentStatus(ApiModel):
     )
     endpoint: Url | None = Field(
         default=None,
-        description="URL of the OpenAI-compatible API: the chart's value router.externalURL, else that of a router; without "
-        "routers, that of the first Ready group. Unset while no group is Ready, unless a request would start one.",
+        description="URL of the OpenAI-compatible API: the chart's value router.externalURL if it is set, otherwise that of "
+        "a router; without routers, that of the first Ready group. Unset while no group is Ready and no request "
+        "can start one.",
     )
     endpoints: Annotated[tuple[RouterEndpoint, ...], Field(max_length=MAX_ENDPOINTS)] = Field(
         default=(),
@@ -834,7 +841,7 @@ class ModelDeploymentStatus(ApiModel):
         json_schema_extra={"x-list-keys": ["url"]},
     )
     autoscaling: AutoscalingStatus | None = Field(
-        default=None, description="What autoscaling has decided, if spec.autoscaling is set."
+        default=None, description="Decisions of autoscaling; unset if spec.autoscaling is unset."
     )
     model: Token | None = Field(default=None, description="Name of the model, for display.")
     commit: Token | None = Field(

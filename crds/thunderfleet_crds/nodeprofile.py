@@ -44,7 +44,7 @@ CONDITION_TYPES: Final = (
 
 MAX_REACHABILITY: Final = 64
 REFUSAL: Final = (
-    "Why sizes are not known: the error of mlx-lm if it cannot split the model this way, or how its dry run failed before "
+    "Why sizes are not known: the error of mlx-lm if it cannot split the model this way, or the error of the dry run before "
     "that; unset if they are known."
 )
 # A cable with a higher negotiated speed is Thunderbolt 5.
@@ -178,7 +178,7 @@ class RDMA(ApiModel):
     """RDMA over Thunderbolt."""
 
     enabled: bool | None = Field(
-        default=None, description="Whether RDMA is enabled (`rdma_ctl enable` in Recovery); unset if unknown."
+        default=None, description="Whether RDMA is enabled (with `rdma_ctl enable` in Recovery); unset if unknown."
     )
     state: ReasonText | None = Field(
         default=None, description="Reason of the condition RDMAReady, such as Ready or RDMADisabled, for display."
@@ -192,8 +192,8 @@ class Reachability(ApiModel):
     """Address of another Node to which the Mac's agent has tried to connect."""
 
     node: Name = Field(
-        description="Name of the Node. When the address has answered, it is certainly an address of this Node: the agent there "
-        "has the certificate that the Node's NodeProfile shows."
+        description="Name of the Node. An address that has answered is verified: the agent there has the certificate in the "
+        "NodeProfile of this Node."
     )
     address: Address = Field(description="IP address of the other Node.")
     interface: Word | None = Field(default=None, description="Network interface of this Mac that the connection uses.")
@@ -327,7 +327,7 @@ class ModelStore(ApiModel):
     """The folder in which the agent keeps models that it has fetched."""
 
     folder: Path = Field(description="Absolute path of the folder, a Hugging Face cache.")
-    free_bytes: Int64 = Field(default=0, description="Bytes that can still be written, rounded down.")
+    free_bytes: Int64 = Field(default=0, description="Free space for models in bytes, rounded down.")
     problem: Message | None = Field(default=None, description="Why the folder cannot be used.")
 
 
@@ -365,8 +365,8 @@ class GroupUse(ApiModel):
 class Panic(ApiModel):
     """The last kernel panic of the Mac."""
 
-    time: Time = Field(description="Time of its report.")
-    message: LongMessage = Field(default="", description="What the kernel reported, and what is known to help.")
+    time: Time = Field(description="Time of the panic report.")
+    message: LongMessage = Field(default="", description="What the kernel reported, and a known remedy if there is one.")
 
 
 class NodeProfileStatus(ApiModel):
@@ -400,7 +400,8 @@ class NodeProfileStatus(ApiModel):
         json_schema_extra={"x-list-keys": ["name"]},
     )
     quarantine: Quarantine | None = Field(
-        default=None, description="Set while the Mac is quarantined: a fault that only a reboot clears keeps all groups off it."
+        default=None,
+        description="Set while the Mac is quarantined: no group is placed on it, because of a fault that only a reboot clears.",
     )
     last_panic: Panic | None = Field(
         default=None, description="Last kernel panic of the Mac of which macOS has a report. Unset if there is none."

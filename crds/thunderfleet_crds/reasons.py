@@ -76,16 +76,17 @@ class Reason(StrEnum):
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
-        "A kubelet that runs as root takes it out, and `kubectl describe node` says why it has not. Otherwise run "
-        "`sudo thunderfleet doctor --fix` on the Mac: the port gets a network service of its own, which outlives a restart.",
+        "A kubelet that runs as root removes the port from the bridge; if it has not, `kubectl describe node` says why. "
+        "Without such a kubelet, run `sudo thunderfleet doctor --fix` on the Mac: it gives the port a network service of its "
+        "own, which persists after a restart.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.READY, FAILURE),
     )
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
         "The RDMA device is Active, but has no GID for an IPv4 address; or a port that a TCP ring uses has no address.",
-        "A kubelet that runs as root gives each end of a cable its address, and `kubectl describe node` says why it has not. "
-        "Otherwise set addresses of one network for the network services of both ports, such as `sudo networksetup -setmanual "
-        "SERVICE 10.0.0.1 255.255.255.252 ''` on one Mac and 10.0.0.2 on the other.",
+        "A kubelet that runs as root gives each end of a cable an address; if it has not, `kubectl describe node` says why. "
+        "Without such a kubelet, set addresses of one network for the network services of both ports, such as `sudo "
+        "networksetup -setmanual SERVICE 10.0.0.1 255.255.255.252 ''` on one Mac and 10.0.0.2 on the other.",
         (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
     )
     COMMAND_FAILED = (
@@ -255,7 +256,7 @@ class Reason(StrEnum):
     )
     MODEL_UNSUPPORTED = (
         "ModelUnsupported",
-        "The installed mlx-lm does not support the architecture of the model, or is known to run this model wrong.",
+        "The installed mlx-lm does not support the architecture of the model, or is known to compute wrong results with it.",
         "Use another model, or an image with a newer mlx-lm.",
         (On.MODEL_RESOLVED, On.READY, FAILURE),
     )
@@ -267,7 +268,7 @@ class Reason(StrEnum):
     )
     MODEL_DIFFERS = (
         "ModelDiffers",
-        "The Macs of the group have different versions of the model.",
+        "The Macs of the group have different files of the model.",
         "Download the same revision to every Mac.",
         (FAILURE, REFUSAL),
     )
@@ -361,26 +362,29 @@ class Reason(StrEnum):
     )
     HOST_NOT_ALLOWED = (
         "HostNotAllowed",
-        "Macs may not ask the host of the URI, or one that it redirects to, or the host has an address that they may not ask.",
+        (
+            "The chart's values do not allow Macs to fetch from the host of the URI, from a host that it redirects to, or "
+            "from its address."
+        ),
         "Add the host to the chart's value uris.hosts, and to uris.privateHosts if its addresses are private.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     MANIFEST_NOT_FOUND = (
         "ManifestNotFound",
-        "The folder at the URI has no file SHA256SUMS, or does not give it to everybody.",
+        "The folder at the URI has no file SHA256SUMS, or the server refuses to send it without authentication.",
         "Check the URI; write the file with `sha256sum * > SHA256SUMS` in the folder.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     MANIFEST_MISMATCH = (
         "ManifestMismatch",
-        "The file SHA256SUMS at the URI does not have the hash of the spec. Nothing of the folder is used.",
+        "The file SHA256SUMS at the URI does not have the hash of the spec. No file of the folder is used.",
         "Set sha256 to the hash in the message if the change is intended; otherwise restore the file.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     RATE_LIMITED = (
         "RateLimited",
         "The hub or the server of a URI answers 429: too many requests.",
-        "None: it is tried again at the time in the message. A token raises the limit.",
+        "None: the operator tries again at the time in the message. A token raises the limit.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     HUB_UNREACHABLE = (
@@ -392,31 +396,34 @@ class Reason(StrEnum):
     )
     HUB_FAILED = (
         "HubFailed",
-        "The hub answers with errors, or with what is not the hub's protocol; or the server of a URI does.",
-        "None if the hub is overloaded: it is tried again. Otherwise check the chart's value hub.endpoint.",
+        "The hub, or the server of a URI, answers with errors or with unexpected content.",
+        "None if the hub is overloaded: the operator tries again. Otherwise check the chart's value hub.endpoint.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     FILES_REFUSED = (
         "FilesRefused",
-        "The repository has no weights that mlx-lm loads, or files with names, sizes or a number that are not allowed.",
+        "The repository has no weights that mlx-lm can load, too many files, or a file whose name or size is not allowed.",
         "Use another repository, such as one of mlx-community.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
     COPY_FAILED = (
         "CopyFailed",
-        "A Mac cannot write what it fetches from other Macs.",
-        "Do what the message says; it is tried again every minute.",
+        "A Mac cannot save the files that it copies from other Macs.",
+        "Do what the message says; the agent tries again every minute.",
         (On.FETCHED,),
     )
     NO_SOURCE = (
         "NoSource",
         "No Mac that has the model can be reached.",
-        "Switch on a Mac that has it, or connect a cable; `kubectl describe np` of the waiting Mac shows whom it cannot reach.",
+        (
+            "Switch on a Mac that has it, or connect a cable; `kubectl describe np` of the waiting Mac shows which Macs it "
+            "cannot reach."
+        ),
         (On.FETCHED,),
     )
     WRONG_BYTES = (
         "WrongBytes",
-        "Bytes that arrived do not have the hash that the hub gives for the file. They are not used.",
+        "A file that arrived does not have the hash that the hub lists for it. It is not used.",
         "None: the file is fetched again. If the reason stays, check proxy and mirror, and the Mac's disk.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
@@ -434,7 +441,7 @@ class Reason(StrEnum):
     )
     DOWNLOAD_FAILED = (
         "DownloadFailed",
-        "A pod that reads from the hub failed in another way.",
+        "A pod that reads from the hub failed for another reason.",
         "Do what the message says; the pod's log has more. The operator tries again.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
@@ -469,8 +476,8 @@ class Reason(StrEnum):
     )
     ASLEEP = (
         "Asleep",
-        "Autoscaling has stopped the last group, because there was no request, or another model had its turn. A request to a "
-        "router starts it again.",
+        "Autoscaling has stopped the last group, because there was no request, or to make room for another model. A request "
+        "to a router starts it again.",
         "",
         (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY, On.RECONCILING),
     )
@@ -510,13 +517,13 @@ class Reason(StrEnum):
     )
     PLANNING_FAILED = (
         "PlanningFailed",
-        "The planner did not answer within its limits of time and memory, or it failed.",
+        "The planner failed, or reached its limit of time or memory.",
         "Limit the Macs with spec.nodes.selector and spec.nodes.max; the operator retries. The operator's log says more.",
         (On.PLACED, On.READY),
     )
     NO_PORTS_LEFT = (
         "NoPortsLeft",
-        "A Mac has no free port in the port range of the operator, or spec.server.port is in use there.",
+        "A Mac has too few free ports in the operator's port ranges, or spec.server.port is in use there.",
         "Widen `operator.ports` or `operator.ringPorts` in the chart's values, unset spec.server.port, or delete a "
         "ModelDeployment.",
         (On.PLACED, On.READY),
@@ -610,8 +617,8 @@ class Reason(StrEnum):
     )
     LENGTH_NOT_PROVED = (
         "LengthNotProved",
-        "In the check of its answers, a group does not continue a passage correctly. The same weights have never continued one "
-        "of that length, so it is not known whether the model can.",
+        "A group did not continue a passage correctly in the check of its answers. No group with these weights has ever "
+        "passed the check with a passage of that length, so it is not known whether the model can.",
         "Compare answers with those of a single Mac, if the model fits on one. spec.verify: Quick leaves out this check.",
         (On.VERIFIED,),
     )
@@ -679,8 +686,8 @@ class Reason(StrEnum):
     # Failures that the operator detects.
     EVICTED = (
         "Evicted",
-        "A pod was evicted, as `kubectl drain` does, or a queue that needs its quota. The group is placed again without "
-        "delay; the eviction does not count against recovery.maxRestarts.",
+        "A pod was evicted, for example by `kubectl drain`, or by a queue that reclaims its quota. The group is placed again "
+        "without delay; the eviction does not count against recovery.maxRestarts.",
         "None; run `kubectl uncordon NODE` when the Mac may be used again.",
         (FAILURE,),
     )
@@ -861,7 +868,7 @@ class Reason(StrEnum):
     WRONG_GROUP = ("WrongGroup", "The group that formed is not the planned one.", "Report a bug.", (FAILURE,))
     LINK_CORRUPTS = (
         "LinkCorrupts",
-        "In the check before the model is loaded, a rank received a value that is not the one that another rank sent.",
+        "In the check before the model is loaded, a rank received another value than was sent to it.",
         "Replace the cable in the message, or unplug it, wait ten seconds and plug it in again. Until then the group is placed "
         "without it, if that is possible. If the message names no cable, the Mac that received the value is avoided: check "
         "its other cables, or the LAN.",
@@ -869,22 +876,23 @@ class Reason(StrEnum):
     )
     OUTPUT_WRONG = (
         "OutputWrong",
-        "In the check of its answers, a group does not continue a passage correctly, although the same weights continued one "
-        "of that length before; or its answer to the test prompt is not the one that the same weights gave before.",
+        "A group did not continue a passage correctly in the check of its answers, although a group with the same weights "
+        "has done so for that length before; or its answer to the test prompt differs from an earlier answer with the same "
+        "weights.",
         "Check the files of the model and the cables of the group; the message says which token was wrong. Then delete the "
         "pods of the group. spec.verify: Quick leaves out this check.",
         (On.VERIFIED, FAILURE),
     )
     KERNEL_WRONG = (
         "KernelWrong",
-        "A Mac computes a product with a matrix of the model wrong.",
+        "A Mac computes wrong results for products with a matrix of the model.",
         "None at first: other Macs are used, if possible. Reboot the Mac in the message and update macOS; if this repeats, "
         "report a bug.",
         (On.VERIFIED, FAILURE),
     )
     SPLIT_WRONG = (
         "SplitWrong",
-        "Macs that divide a layer of the model among them compute other values together than one Mac with the whole layer.",
+        "Macs that share a layer of the model compute other values than one Mac with the whole layer.",
         "Set spec.parallelism to Pipeline, or change spec.nodes.min and spec.nodes.max. Report a bug.",
         (On.VERIFIED, FAILURE),
     )
@@ -1059,9 +1067,12 @@ class Reason(StrEnum):
     )
     ENVIRONMENT_DIFFERS = (
         "EnvironmentDiffers",
-        "A setting of MLX has another value on one Mac of the group than on another: the image or something that changes pods "
-        "sets it there.",
-        "Set the variable in the message in spec.runtime.env, which all ranks get, or remove it from that image or pod.",
+        "An environment variable of MLX differs between Macs of the group: an image sets it, or something that changes pods, "
+        "such as a webhook.",
+        (
+            "Set the variable in the message in spec.runtime.env, which all ranks get, or remove it from the image or the pod "
+            "that sets it."
+        ),
         (REFUSAL,),
     )
     NOT_LEADER = (

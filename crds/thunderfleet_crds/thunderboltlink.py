@@ -105,7 +105,8 @@ class ThunderboltLinkStatus(ApiModel):
     )
     speed: Word | None = Field(default=None, description="Negotiated speed, such as 80G, for display.")
     generation: Word | None = Field(
-        default=None, description="TB5 if the negotiated speed is above 40 Gb/s, otherwise TB4, for display."
+        default=None,
+        description="Generation of Thunderbolt: TB5 if the negotiated speed is above 40 Gb/s, otherwise TB4, for display.",
     )
     rdma: ReasonText | None = Field(default=None, description="Reason of the condition RDMAUsable, for display.")
     gbps: Word | None = Field(

@@ -1,7 +1,8 @@
-"""Builds the container image of operator and router, for Linux nodes, without a container daemon.
+"""Builds the container image: operator and router for Linux nodes, all programs of pods for Macs; without a container daemon.
 
-``make image`` runs it. Python comes from Debian's packages, which are unpacked and never run, so one machine builds for all
-platforms. Two builds of one commit have the same bytes. It is a tool of the repository and not part of the wheel.
+``make image`` runs it. For Linux, Python comes from Debian's packages, which are unpacked and never run, so one machine builds
+for all platforms; Macs have theirs. Two builds of one commit have the same bytes. It is a tool of the repository, not of the
+wheel.
 
 __main__    arguments
 build       from packages and wheels to a folder with the image
@@ -11,7 +12,8 @@ packages    the files of Python packages, from wheels with hashes
 sbom        the software bill of materials (CycloneDX)
 layout      an OCI image layout: layers, configuration, index
 lock        image/debian.lock: versions and hashes of Debian's packages
-recipe      what is in the image: packages, programs, user, environment
+recipe      what is in the image for Linux: packages, programs, user, environment
+mac         what is in the image for Macs
 tree        files of a layer, and the archive of them, always with the same bytes
-errors      what users can mend
+errors      errors that users can fix
 """

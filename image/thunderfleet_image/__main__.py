@@ -10,21 +10,23 @@ from pathlib import Path
 
 from thunderfleet_image.build import build, update_lock
 from thunderfleet_image.errors import ImageError
-from thunderfleet_image.recipe import MADE, PLATFORMS
+from thunderfleet_image.mac import PYTHON
+from thunderfleet_image.recipe import MAC, MADE, PLATFORMS
 
 GIT_SECONDS = 30.0
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="python -m thunderfleet_image", description="Build the image of operator and router.")
+    made = argparse.ArgumentParser(prog="python -m thunderfleet_image", description="Build the image for Linux nodes and Macs.")
     made.add_argument("--checkout", type=Path, default=Path.cwd(), help="folder of the repository (default: the current one)")
     made.add_argument("--cache", type=Path, default=cache(), help="folder for downloads (default: %(default)s)")
     commands = made.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="write an OCI image layout")
     building.add_argument("--out", type=Path, default=Path("dist/image"), help="its folder (default: %(default)s)")
-    names = [platform.name for platform in PLATFORMS]
+    names = [platform.name for platform in (*PLATFORMS, MAC)]
     building.add_argument("--platform", action="append", choices=names, help="only this one; more than once for several")
+    building.add_argument("--mac-python", default=PYTHON, metavar="PATH", help="the Python of Macs (default: %(default)s)")
     commands.add_parser("lock", help="write the versions of Debian's packages that are offered now into image/debian.lock")
     return made
 
@@ -52,11 +54,12 @@ def main() -> int:
         if given.command == "lock":
             print(f"image/debian.lock: {update_lock(given.checkout, given.cache)} packages")
             return 0
-        chosen = [platform for platform in PLATFORMS if not given.platform or platform.name in given.platform]
+        chosen = [platform for platform in (*PLATFORMS, MAC) if not given.platform or platform.name in given.platform]
         # The time of the commit, so that two builds of it have the same bytes.
         created = int(os.environ.get("SOURCE_DATE_EPOCH") or git(given.checkout, "log", "-1", "--format=%ct") or MADE)
         revision = git(given.checkout, "rev-parse", "HEAD")
-        print(f"{given.out} {build(given.checkout, given.cache, given.out, chosen, revision, created)}")
+        made = build(given.checkout, given.cache, given.out, chosen, revision, created, given.mac_python)
+        print(f"{given.out} {made}")
     except ImageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from thunderfleet_image import debian, layout, lock, packages, sbom
+from thunderfleet_image import debian, layout, lock, mac, packages, sbom
 from thunderfleet_image.apt import Apt
 from thunderfleet_image.errors import ImageError
 from thunderfleet_image.lock import Package
-from thunderfleet_image.recipe import DEBIAN, MADE, PLATFORMS, Platform, accounts, configuration, programs
+from thunderfleet_image.recipe import DEBIAN, MAC, MADE, PLATFORMS, Platform, accounts, configuration, programs
 from thunderfleet_image.tree import Tree, archive, compressed, file, with_parents
 
 LOCK = Path("image") / "debian.lock"
@@ -30,11 +30,20 @@ def update_lock(checkout: Path, cache: Path) -> int:
     return len(found)
 
 
-def build(checkout: Path, cache: Path, out: Path, chosen: Sequence[Platform], revision: str, created: int) -> str:
+def build(
+    checkout: Path,
+    cache: Path,
+    out: Path,
+    chosen: Sequence[Platform],
+    revision: str,
+    created: int,
+    mac_python: str = mac.PYTHON,
+) -> str:
     """Writes the image into ``out``, an OCI image layout, replacing one that is there; returns the digest of its index.
 
     Args:
         created: when the image was made, in seconds since 1970.
+        mac_python: the Python of Macs.
 
     Raises:
         ImageError: a package is missing or has another hash, or ``out`` is something else.
@@ -48,23 +57,44 @@ def build(checkout: Path, cache: Path, out: Path, chosen: Sequence[Platform], re
         work = Path(temporary)
         (work / "wheel").mkdir()
         wheel = packages.build_wheel(checkout, work / "wheel")
-        pinned = pinned_packages(lock.read((checkout / LOCK).read_text()), chosen)
-        debs = Apt(cache / "apt", [platform.architecture for platform in PLATFORMS]).download(pinned, cache / "debian")
+        debs = _debian(checkout, cache, [platform for platform in chosen if platform != MAC])
         images, version = [], wheel.name.split("-")[1]
         when = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for platform in chosen:
-            here = {
-                package: path for package, path in debs.items() if package.architecture in (platform.architecture, lock.ALL)
-            }
-            layers = contents(checkout, platform, here, wheel, version)
-            archives = [archive(layer, MADE) for layer in layers]
-            ids = [layout.digest(content) for content in archives]
-            config = configuration(platform, version, revision, when, ids)
-            images.append(layout.Image(platform, config, tuple(compressed(content) for content in archives)))
+            if platform == MAC:
+                layers = [mac_contents(checkout, wheel, mac_python)]
+            else:
+                here = {one: path for one, path in debs.items() if one.architecture in (platform.architecture, lock.ALL)}
+                layers = contents(checkout, platform, here, wheel, version)
+            images.append(image(platform, layers, version, revision, when))
         made = layout.write(work / "image", images, version)
         shutil.rmtree(out, ignore_errors=True)
         (work / "image").rename(out)
     return made
+
+
+def image(platform: Platform, layers: Sequence[Tree], version: str, revision: str, created: str) -> layout.Image:
+    """The image of these layers, lowest first. ``created``: RFC 3339 time."""
+    archives = [archive(layer, MADE) for layer in layers]
+    ids = [layout.digest(content) for content in archives]
+    if platform == MAC:
+        config = mac.configuration(version, revision, created, ids)
+    else:
+        config = configuration(platform, version, revision, created, ids)
+    return layout.Image(platform, config, tuple(compressed(content) for content in archives))
+
+
+def _debian(checkout: Path, cache: Path, chosen: Sequence[Platform]) -> dict[Package, Path]:
+    """Debian's packages for these platforms. Raises ImageError."""
+    if not chosen:
+        return {}
+    pinned = pinned_packages(lock.read((checkout / LOCK).read_text()), chosen)
+    return Apt(cache / "apt", [platform.architecture for platform in PLATFORMS]).download(pinned, cache / "debian")
+
+
+def mac_contents(checkout: Path, wheel: Path, python: str = mac.PYTHON) -> Tree:
+    """The layer of the image for Macs."""
+    return with_parents(mac.contents(packages.ours(wheel), (checkout / "LICENSE").read_bytes(), python), {})
 
 
 def pinned_packages(found: list[Package], chosen: Sequence[Platform]) -> list[Package]:

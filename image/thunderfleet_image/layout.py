@@ -45,7 +45,7 @@ def write(folder: Path, images: list[Image], tag: str) -> str:
             "config": _blob(blobs, CONFIG, _text(image.configuration)),
             "layers": [_blob(blobs, LAYER, layer) for layer in image.layers],
         }
-        platform = {"architecture": image.platform.architecture, "os": "linux"}
+        platform = {"architecture": image.platform.architecture, "os": image.platform.os}
         manifests.append(_blob(blobs, MANIFEST, _text(manifest)) | {"platform": platform})
     index = _blob(blobs, INDEX, _text({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}))
     top = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [index | {"annotations": {REFERENCE: tag}}]}

@@ -1,4 +1,4 @@
-"""What is in the image: packages, programs, user and environment."""
+"""What is in the image for Linux: packages, programs, user and environment."""
 
 from __future__ import annotations
 
@@ -55,13 +55,16 @@ class Platform:
 
     architecture: str
     machine: str
+    os: str = "linux"
 
     @property
     def name(self) -> str:
-        return f"linux/{self.architecture}"
+        return f"{self.os}/{self.architecture}"
 
 
 PLATFORMS = (Platform("amd64", "x86_64"), Platform("arm64", "aarch64"))
+"""Those of Linux."""
+MAC = Platform("arm64", "arm64", "darwin")
 
 
 def wheel_tags(platform: Platform) -> list[str]:
@@ -93,6 +96,17 @@ def programs() -> Tree:
     return made
 
 
+def description(text: str, version: str, revision: str) -> dict[str, str]:
+    """The labels of an image. ``revision``: of git; empty if it is unknown."""
+    labels = {
+        "org.opencontainers.image.title": "thunderfleet",
+        "org.opencontainers.image.description": text,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.version": version,
+    }
+    return labels | ({"org.opencontainers.image.revision": revision} if revision else {})
+
+
 def configuration(platform: Platform, version: str, revision: str, created: str, diff_ids: list[str]) -> Json:
     """The image configuration (OCI image specification 1.1). Pods name the program as their command.
 
@@ -100,17 +114,9 @@ def configuration(platform: Platform, version: str, revision: str, created: str,
         created: RFC 3339 time.
         diff_ids: digests of the layers before compression, lowest first.
     """
-    labels = {
-        "org.opencontainers.image.title": "thunderfleet",
-        "org.opencontainers.image.description": "Operator and router of Thunderfleet",
-        "org.opencontainers.image.licenses": "Apache-2.0",
-        "org.opencontainers.image.version": version,
-    }
-    if revision:
-        labels["org.opencontainers.image.revision"] = revision
     return {
         "architecture": platform.architecture,
-        "os": "linux",
+        "os": platform.os,
         "created": created,
         "config": {
             "User": f"{USER}:{USER}",
@@ -125,7 +131,7 @@ def configuration(platform: Platform, version: str, revision: str, created: str,
             ],
             "Cmd": ["thunderfleet-operator", "--help"],
             "WorkingDir": "/",
-            "Labels": labels,
+            "Labels": description("Operator and router of Thunderfleet", version, revision),
         },
         "rootfs": {"type": "layers", "diff_ids": diff_ids},
         "history": [

@@ -1,6 +1,7 @@
 """Code that several programs share and that is independent of the API's kinds.
 
 backoff     exponential back-off with limit and jitter
+clientparts  parts of the official Kubernetes client that are loaded when they are used
 clock       clocks that count sleep
 csr         certificate requests of kubelets: parser and rules
 discovery   the certificate authority of a server, by its hash
@@ -28,3 +29,7 @@ trees       removes trees of other users, shows the last lines of files
 tls         keys, certificates and signing requests
 unclaimed   what clients send before a request is known, counted by connection and address; pure
 """
+
+from thunderfleet_lib import clientparts
+
+__all__ = ["clientparts"]

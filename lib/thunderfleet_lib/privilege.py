@@ -43,7 +43,7 @@ def take_own_environment() -> None:
 
 
 def distrust(paths: Iterable[Path]) -> str | None:
-    """Why a user other than root could change what is at ``paths``, and the command that mends it; None if nobody can.
+    """Why a user other than root could change what is at ``paths``, and the command that fixes it; None if nobody can.
 
     Looks at each path, at the folders above, and at what links lead to. A path that does not exist is as safe as its folder.
     """

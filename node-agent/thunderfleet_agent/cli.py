@@ -77,19 +77,19 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--interval",
         type=_seconds,
-        default=10.0,
+        default=10,
         metavar="SECONDS",
         help="interval between observations of network interfaces and RDMA",
     )
     run.add_argument(
         "--thunderbolt-interval",
         type=_seconds,
-        default=30.0,
+        default=30,
         metavar="SECONDS",
         help="interval between observations of Thunderbolt ports",
     )
     run.add_argument(
-        "--models-interval", type=_seconds, default=60.0, metavar="SECONDS", help="interval between scans of the model folders"
+        "--models-interval", type=_seconds, default=60, metavar="SECONDS", help="interval between scans of the model folders"
     )
     run.add_argument(
         "--model-store",
@@ -102,21 +102,23 @@ def _parser() -> argparse.ArgumentParser:
         type=_rate,
         default=62.5e6,
         metavar="BYTES",
-        help="bytes per second that are fetched from other Macs over networks at most; free cables have no limit",
+        help="maximum rate of copies from other Macs over networks, in bytes per second; cables that no group uses have no "
+        "limit",
     )
     run.add_argument(
         "--copy-used-cable-rate",
         type=_rate,
         default=25e6,
         metavar="BYTES",
-        help="bytes per second that are fetched over cables that a group uses at most",
+        help="maximum rate of copies from other Macs over cables that a group uses, in bytes per second",
     )
     run.add_argument(
         "--reach-interval",
         type=_seconds,
-        default=20.0,
+        default=20,
         metavar="SECONDS",
-        help="interval between connection attempts to agents of Macs with a cable to this one; to others, six times as long",
+        help="interval between connection attempts to agents of Macs with a cable to this one; for other Macs, it is six "
+        "times as long",
     )
     run.add_argument(
         "--state-folder",
@@ -154,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--test",
         action="store_true",
-        help="only show that each cable to PEER works: connect over it, and let two processes add numbers (only with link)",
+        help="only test that each cable to PEER works: connect over it, and add numbers with one process on each Mac (only "
+        "with link)",
     )
     measure.add_argument("--host-ip", default=os.environ.get("HOST_IP"), metavar="IP", help="address of this Mac ($HOST_IP)")
     measure.add_argument("--state-folder", default="/state", metavar="PATH", help="state folder of the running agent")

@@ -60,7 +60,7 @@ class Metrics:
         )
         self._changes = Counter(
             "thunderfleet_thunderboltlink_changes",
-            "How often this Mac's end of a cable lost or got its carrier.",
+            "Number of times that this Mac's end of a cable lost or got its carrier.",
             ["name", "node"],
             registry=self.registry,
         )
@@ -80,7 +80,7 @@ class Metrics:
         )
         self._wrong = Counter(
             f"{prefix}_copy_wrong_bytes",
-            "Transfers in which another Mac sent wrong bytes, by its node, and was dropped.",
+            "Transfers that ended because another Mac sent wrong bytes, by the node of that Mac.",
             ["node"],
             registry=self.registry,
         )
@@ -208,7 +208,7 @@ class _Sensed:
         info = GaugeMetricFamily("thunderfleet_agent_info", "1; the node of the agent.", labels=["node"])
         info.add_metric([self._node], 1.0)
         yield info
-        text = "When the sensors and the counters of cables were read, in seconds since 1970."
+        text = "Time at which the sensors and the counters of cables were read, in seconds since the Unix epoch."
         read = GaugeMetricFamily("thunderfleet_agent_sensors_read_timestamp_seconds", text, labels=["node"])
         if reading.at is not None:
             read.add_metric([self._node], reading.at)

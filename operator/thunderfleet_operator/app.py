@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 from thunderfleet_crds.routing import DemandReport
-from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
 from thunderfleet_lib.listener import allow_descriptors
 
 from thunderfleet_operator.act.cache_controller import CacheController
@@ -142,6 +143,8 @@ class Operator:
         self._stop = asyncio.Event()
         self.metrics.queue.set_function(lambda: len(self.queue) + len(self.cables))
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
+        for part in Part:
+            self.metrics.silent.labels(part).set_function(partial(self._silent, part))
         self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
 
     def _objects(self) -> Objects:
@@ -176,6 +179,9 @@ class Operator:
             found = self._index.deployments.get(key)
             if demand.wake and found is not None and found.wakes and not found.wanted_groups:
                 self.queue.add(work_key(DEPLOYMENTS, key))
+
+    def _silent(self, part: Part) -> float:
+        return float(self.leader.silent is part)
 
     def leading(self) -> bool:
         """Whether this replica may act: it is the leader and has read the keys since it became that."""

@@ -71,7 +71,12 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--router-tls", action="store_true", help="routers serve HTTPS")
     run.add_argument("--router-url", default=None, help="URL under which clients outside of the cluster reach the routers")
-    run.add_argument("--demand-port", type=_port, default=9402, help="port of --host for reports of routers, with TLS")
+    run.add_argument(
+        "--demand-port",
+        type=_port,
+        default=9402,
+        help="port on the address of --host at which routers report requests that wait, with TLS",
+    )
     run.add_argument(
         "--hub",
         choices=("enabled", "disabled"),
@@ -81,8 +86,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--hub-endpoint", default="", metavar="URL", help="URL of the hub or of a mirror (default: the public hub)"
     )
-    run.add_argument("--hub-proxy", default="", metavar="URL", help="proxy by which Macs reach the hub")
-    run.add_argument("--hub-no-proxy", default="", metavar="HOSTS", help="hosts that are reached without it, with commas")
+    run.add_argument("--hub-proxy", default="", metavar="URL", help="URL of the proxy through which Macs reach the hub")
+    run.add_argument(
+        "--hub-no-proxy", default="", metavar="HOSTS", help="hosts that are reached without the proxy, separated by commas"
+    )
     run.add_argument(
         "--uri-host",
         action="append",
@@ -95,13 +102,13 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="HOST[:PORT]",
-        help="one of these hosts that may have private addresses; may be repeated",
+        help="host of --uri-host that may have private addresses; may be repeated",
     )
     run.add_argument(
         "--uri-certificate-authorities",
         default="",
         metavar="PEM",
-        help="certificates of authorities that these hosts may use besides those that the Macs trust",
+        help="certificates of authorities that the hosts of --uri-host may use in addition to those that Macs trust",
     )
     run.add_argument(
         "--namespace",

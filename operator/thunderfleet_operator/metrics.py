@@ -39,6 +39,12 @@ class Metrics:
         self.leading = Gauge(
             "thunderfleet_operator_leading", "1 if this replica is the leader, else 0.", registry=self.registry
         )
+        self.silent = Gauge(
+            "thunderfleet_operator_control_plane_silent",
+            "1 if this replica neither leads nor sees who does because the part of the control plane does not answer; else 0.",
+            ["part"],
+            registry=self.registry,
+        )
         self.placements = Counter(
             "thunderfleet_operator_placements", "Placements made, by transport.", ["transport"], registry=self.registry
         )

@@ -196,6 +196,12 @@ def _backups(nodes: Iterable[Node]) -> Iterator[GaugeMetricFamily]:
 def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapping[str, int]) -> Iterator[GaugeMetricFamily]:
     conditions = _family("mac_condition", f"{CONDITION}.", "node", "type", "reason")
     ready = _family("mac_ready", "1 if the Node is Ready, else 0.", "node")
+    pressure = _family(
+        "mac_pressure",
+        "1 while the kubelet ends pods because the Mac has this pressure, such as DiskPressure, else 0.",
+        "node",
+        "type",
+    )
     limit = _family("mac_gpu_memory_limit_bytes", "Memory that the GPU of the Mac may use.", "node")
     used = _family("mac_gpu_memory_reserved_bytes", "GPU memory that groups have reserved on the Mac.", "node")
     groups = _family("mac_groups", "Groups that are placed on the Mac.", "node")
@@ -205,6 +211,8 @@ def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapp
     for node in nodes:
         if node.mac:
             ready.add_metric([node.name], float(node.ready))
+            for kind, holds in node.pressures:
+                pressure.add_metric([node.name, kind], float(holds))
     for profile in profiles:
         name, status = profile.metadata.name, profile.status
         _conditions(conditions, (name,), status.conditions)
@@ -214,4 +222,4 @@ def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapp
         groups.add_metric([name], len(status.groups))
         if status.last_panic is not None:
             panic.add_metric([name], status.last_panic.time.timestamp())
-    yield from (conditions, ready, limit, used, groups, panic)
+    yield from (conditions, ready, pressure, limit, used, groups, panic)

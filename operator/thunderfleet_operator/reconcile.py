@@ -113,7 +113,8 @@ class Reconciler:
             if left > 0:
                 return left
         self._waiting.pop(key, None)
-        for other in self._scaling.keep(key, decision.scaling):
+        placed = not any(group.planning or group.unplaceable is not None for group in decision.groups)
+        for other in self._scaling.keep(key, decision.scaling, decision.observed.candidates, placed=placed):
             self._yields(other)
         done = await self._executor.carry_out(key, decision)
         self._planner.keep(key, {group.view.index for group in decision.groups if group.placement is None})

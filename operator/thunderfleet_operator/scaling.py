@@ -1,11 +1,13 @@
 """What autoscaling remembers from round to round: requests, turns, and reports of routers. Only in memory."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.routing import DemandReport
 
-from thunderfleet_operator.decide.lifecycle import ready
+from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS, ready
 from thunderfleet_operator.decide.scaling.autoscaling import WAKE_SECONDS, Scaling, idle_seconds, in_flight
 from thunderfleet_operator.observe.demands import Demands, Key
 from thunderfleet_operator.observe.load import Candidate, Load, Signals
@@ -13,6 +15,17 @@ from thunderfleet_operator.observe.plans import GroupView, Report
 
 TURN_SECONDS = 30.0
 """How long a ModelDeployment that is to make room for another one tries to."""
+KEPT_SECONDS = TURN_SECONDS + DRAIN_SECONDS
+"""How long its room is kept for the other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A ModelDeployment makes room for another one (``to``). ``plans``: what is kept free for that one."""
+
+    to: str
+    since: float
+    plans: tuple[Plan, ...] = ()
 
 
 def demand_key(deployment: ModelDeployment) -> Key:
@@ -28,7 +41,7 @@ class ScalingMemory:
         self._clock = clock
         self._loads: dict[str, Load] = {}
         self._alive: dict[str, float] = {}
-        self._turns: dict[str, tuple[str, float]] = {}
+        self._turns: dict[str, _Turn] = {}
         self._demands = Demands()
 
     def reported(self, report: DemandReport) -> None:
@@ -42,29 +55,41 @@ class ScalingMemory:
         since = self._alive.setdefault(key, now)
         if asked.wake_seconds is not None and asked.wake_seconds < WAKE_SECONDS:
             since = self._alive[key] = max(since, now - asked.wake_seconds)
-        to, until = self._turns.get(key, ("", 0.0))
+        self._turns = {other: turn for other, turn in self._turns.items() if now < turn.since + KEPT_SECONDS}
+        turn = self._turns.get(key)
         return Signals(
             load=self._loads.get(key, Load()),
             asked=asked,
             now=now,
             alive_seconds=now - since,
-            yields_to=to if now < until else None,
+            yields_to=turn.to if turn is not None and now < turn.since + TURN_SECONDS else None,
+            reserved=tuple(plan for other in self._turns.values() if other.to != key for plan in other.plans),
         )
 
-    def keep(self, key: str, scaling: Scaling | None) -> tuple[str, ...]:
-        """Remembers a decision. The ModelDeployments that are to make room, to be decided soon."""
+    def keep(
+        self, key: str, scaling: Scaling | None, candidates: Iterable[Candidate] = (), *, placed: bool = False
+    ) -> tuple[str, ...]:
+        """Remembers a decision. The ModelDeployments that are to make room, to be decided soon.
+
+        ``candidates``: those that it was decided among. Their room is kept until ``placed``: whether all groups have a place.
+        """
+        if placed:
+            self._turns = {o: replace(turn, plans=()) if turn.to == key else turn for o, turn in self._turns.items()}
         if scaling is None:
             self._loads.pop(key, None)
             return ()
         self._loads[key] = scaling.load
+        plans = {one.name: one.plans for one in candidates}
         for other in scaling.yields:
-            self._turns[other] = (key, self._clock() + TURN_SECONDS)
+            self._turns[other] = _Turn(key, self._clock(), plans.get(other, ()))
         return scaling.yields
 
     def forget(self, key: str) -> None:
         """A ModelDeployment has been deleted."""
-        for memory in (self._loads, self._alive, self._turns):
-            memory.pop(key, None)
+        self._loads.pop(key, None)
+        self._alive.pop(key, None)
+        # What it left free is still kept, unless it was to have the turn.
+        self._turns = {other: turn for other, turn in self._turns.items() if turn.to != key}
 
     def candidate(self, key: str, deployment: ModelDeployment, groups: Iterable[tuple[GroupView, Report]]) -> Candidate:
         """A ModelDeployment that could make room for another one."""
@@ -82,4 +107,5 @@ class ScalingMemory:
             in_flight=sum(known) + signals.asked.waiting if len(known) == len(counts) else None,
             idle_seconds=min(idle, default=0.0),
             ready_seconds=min((report.phase_seconds if ready(report) else 0.0 for _, report in reports), default=0.0),
+            plans=tuple(view.plan for view, _ in reports if view.plan is not None),
         )

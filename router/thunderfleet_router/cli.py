@@ -57,15 +57,27 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--aliases", type=mounted, metavar="FILE", help="JSON file that maps aliases to namespace/name of ModelDeployments"
     )
-    serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin of web pages; * for all")
-    serve.add_argument("--page", action="store_true", help="serve the live page too")
+    serve.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin of web pages that may send requests, or * for all; may be repeated",
+    )
+    serve.add_argument("--page", action="store_true", help="also serve the live page")
     serve.add_argument(
         "--page-host", action="append", default=[], metavar="NAME",
         help="name or URL under which the page is served, in addition to IP addresses and $NODE_NAME; may be repeated",
     )  # fmt: skip
-    serve.add_argument("--anonymous-wake", action="store_true", help="let requests without an API key wake models")
-    serve.add_argument("--hold-seconds", type=float, default=300.0, help="how long a request waits for a group at most")
-    serve.add_argument("--drain-seconds", type=float, default=30.0, help="how long requests may continue after SIGTERM")
+    serve.add_argument(
+        "--anonymous-wake", action="store_true", help="let requests without an API key start models that have no groups"
+    )
+    serve.add_argument(
+        "--hold-seconds", type=float, default=300, help="maximum time that a request waits for a group, in seconds"
+    )
+    serve.add_argument(
+        "--drain-seconds", type=float, default=30, help="maximum time that requests continue after SIGTERM, in seconds"
+    )
     return parser
 
 

@@ -260,7 +260,7 @@ def stalled(seconds: float, stage: Stage) -> Fault:
 def link_corrupts(where: str, what: str, peer: int | None = None) -> Fault:
     """Data arrived changed: answers of this group would be wrong."""
     check = "if a cable carried it, replace that cable, or unplug it, wait ten seconds and plug it in again"
-    text = f"data was changed on the way {where}: {what}; {check}"
+    text = f"data was corrupted on the way {where}: {what}; {check}"
     return Fault(FaultClass.REPLAN, Reason.LINK_CORRUPTS, text, peer=peer)
 
 

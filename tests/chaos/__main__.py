@@ -14,6 +14,7 @@ from pathlib import Path
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.chaos import fleet, plan, report
+from tests.chaos.person import watching
 from tests.chaos.run import Runner
 from tests.support.waiting import NotInTimeError
 
@@ -29,6 +30,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--long", action="store_true", help="let some faults outlast the 75 s that a silent Node is tolerated")
     found.add_argument("--plan", action="store_true", help="print the faults without injecting them")
     found.add_argument("--minutes", type=float, help="start no deployment after this many minutes")
+    found.add_argument("--kind", action="append", help="inject this fault, such as `kill etcd`, and no others (repeatable)")
+    found.add_argument(
+        "--look",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="let faults last up to this much longer, until `why` and an alert have named what was hit",
+    )
     found.add_argument(
         "--results",
         type=Path,
@@ -47,6 +56,7 @@ def main() -> int:
         return 2
     results = report.Results(options.results) if options.results else None
     try:
+        asked = [plan.named(options.kind)] if options.kind else None
         known = results.read() if results else []
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -58,7 +68,7 @@ def main() -> int:
     wanted = options.episode or range(options.faults)
     episodes = [
         episode
-        for episode in plan.first(seed, options.faults, options.long)
+        for episode in asked or plan.first(seed, options.faults, options.long)
         if episode.number in wanted and episode.number not in done
     ]
     if options.plan:
@@ -74,7 +84,7 @@ def main() -> int:
         if results:
             results.append(episode)
 
-    code = _inject(seed, episodes, keep, math.inf if options.minutes is None else 60 * options.minutes)
+    code = _inject(seed, episodes, keep, options)
     print(report.table(known + records))
     print(again)
     nothing = bool(episodes) and not any(record.injected for record in records)
@@ -88,17 +98,20 @@ def _print_plan(episodes: Iterable[plan.Episode]) -> None:
 
 
 def _inject(
-    seed: int, episodes: Iterable[plan.Episode], keep: Callable[[Sequence[report.Record]], None], seconds: float
+    seed: int,
+    episodes: Iterable[plan.Episode],
+    keep: Callable[[Sequence[report.Record]], None],
+    options: argparse.Namespace,
 ) -> int:
-    """Runs the episodes, starting none after ``seconds``; ``keep`` takes the records of each. Returns the exit status."""
-    began = time.monotonic()
+    """Runs the episodes, starting none after --minutes; ``keep`` takes the records of each. Returns the exit status."""
+    began, seconds = time.monotonic(), math.inf if options.minutes is None else 60 * options.minutes
     try:
         for _, group in groupby(episodes, key=lambda episode: episode.fleet):
             same = list(group)
             if time.monotonic() - began >= seconds:
                 break
-            with fleet.cluster(same[0].macs) as line:
-                runner = Runner(line, lambda text: print(text, flush=True))
+            with fleet.cluster(same[0].macs) as line, watching(line) as prometheus:
+                runner = Runner(line, lambda text: print(text, flush=True), prometheus, options.look)
                 remaining = (episode for episode in same if time.monotonic() - began < seconds)
                 for records in runner.run(seed, remaining):
                     keep(records)

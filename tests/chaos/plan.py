@@ -5,7 +5,7 @@ deployment takes one card for its start, one for when it serves and one for its 
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count, islice
@@ -286,6 +286,18 @@ def episodes(seed: int, long: bool = False) -> Iterator[Episode]:
         shape = shapes[macs].deal()
         steps = tuple(_step(*deck.deal(), shape.ranks, long, chance) for deck in decks)
         yield Episode(number, macs, shape, steps)
+
+
+def named(kinds: Sequence[str]) -> Episode:
+    """Faults by their names, one after the other, while a deployment on three Macs serves streams. Raises ValueError."""
+    known = {str(fault): fault for fault in FAULTS}
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ValueError(f"there is no fault {unknown[0]!r}; there are: {', '.join(sorted(known))}")
+    steps = [
+        Step(Stage.STREAMS, (_blow(known[kind], 1),), STATE_SECONDS[0] if known[kind].action in STATES else SECONDS[-1])
+        for kind in kinds
+    ]
+    return Episode(0, 3, Shape(2, "Ring"), tuple(steps))
 
 
 def first(seed: int, faults: int, long: bool = False) -> list[Episode]:

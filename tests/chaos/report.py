@@ -8,13 +8,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.chaos import culprit
 from tests.chaos.clients import Outcome
+from tests.chaos.culprit import Look, Names
 from tests.chaos.plan import Action, Blow, Fault, Stage, Step, Target
 
 Json = dict[str, Any]
 
 FILE_LIMIT = 64 << 20
-"""Bytes of a file of results; a fault takes about 1 KiB."""
+"""Bytes of a file of results; a fault takes some KiB."""
 
 
 @dataclass
@@ -43,6 +45,10 @@ class Record:
     errors: Counter[str] = field(default_factory=Counter)
     """Messages of error events in streams."""
     violations: list[str] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    """What a person saw from the fault until the recovery."""
+    names: list[Names] = field(default_factory=list)
+    """For each fault: who names it."""
 
     @property
     def where(self) -> str:
@@ -62,7 +68,10 @@ class Record:
         text = f"{self.where}: {self.macs} Macs, {self.shape}: {self.plan} [{self.observed}]: {self.end}"
         text += f"; {asked}" * bool(asked) + f"; {self.writes:.1f} writes/s"
         errors = [f"{count} x {what}" for what, count in self.errors.items()]
-        return "\n    ".join([text, *errors, *self.violations, *([self.explained] if self.explained else [])])
+        named = [
+            f"{one.fault}{' (nothing to see)' * (not one.symptom)} named by {one.after or 'nothing'}" for one in self.names
+        ]
+        return "\n    ".join([text, *errors, *named, *self.violations, *([self.explained] if self.explained else [])])
 
     def as_json(self) -> Json:
         blows = [
@@ -71,7 +80,8 @@ class Record:
         ]
         counts = {"clients": dict(self.clients), "others": dict(self.others), "errors": dict(self.errors)}
         plan = {"stage": self.plan.stage.value, "blows": blows, "seconds": self.plan.seconds}
-        return {**vars(self), **counts, "plan": plan}
+        seen = {"looks": [look.as_json() for look in self.looks], "names": [vars(one) for one in self.names]}
+        return {**vars(self), **counts, **seen, "plan": plan}
 
     @classmethod
     def read(cls, found: Json) -> "Record":
@@ -80,7 +90,9 @@ class Record:
         blows = [Blow(Fault(Action(blow["action"]), Target(blow["target"])), blow["rank"]) for blow in plan["blows"]]
         step = Step(Stage(plan["stage"]), tuple(blows), plan["seconds"])
         counts = {name: Counter[str](found[name]) for name in ("clients", "others", "errors")}
-        return cls(**{**found, **counts, "plan": step})
+        looks = [Look.read(look) for look in found.get("looks", [])]
+        seen = {"looks": looks, "names": [Names(**one) for one in found.get("names", [])]}
+        return cls(**{**found, **counts, **seen, "plan": step})
 
 
 @dataclass(frozen=True)
@@ -171,6 +183,7 @@ def table(records: Sequence[Record]) -> str:
     lines.append(f"clients: {asked or 'none'}; {found['wholePercent']} % whole")
     lines.append(f"clients of the other deployment: {other or 'none'}")
     lines.append(f"writes of our programs per second: {found['writes']} (median over the faults of the median second)")
+    lines.append(culprit.table(one for record in records for one in record.names))
     for record in records:
         if record.violations:
             lines.append(f"VIOLATION at {record.where} ({record.macs} Macs, {record.shape}; {record.plan}):")

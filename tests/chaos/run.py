@@ -8,20 +8,24 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.chaos import checks, faults, judge, stages
+from tests.chaos import checks, culprit, faults, judge, stages
 from tests.chaos.clients import Clients, Outcome, Question
+from tests.chaos.culprit import Channel, Culprit
 from tests.chaos.looks import Bystander, Eye, Writes
+from tests.chaos.person import Person
 from tests.chaos.plan import START, Action, Episode, Stage, Step, Target
 from tests.chaos.report import Record
 from tests.chaos.stages import Passed, Subject, wait_for
 from tests.support.api import Api
 from tests.support.line import CHILDREN, MANAGED, MODEL, QUICK, Deployment, Line, condition
+from tests.support.prometheusserver import Prometheus
 from tests.support.waiting import NotInTimeError
 
 RECOVER_SECONDS = 300.0
@@ -30,6 +34,7 @@ NOTICE_SECONDS = 120.0
 SETTLE_SECONDS = 120.0
 GONE_SECONDS = 180.0
 REFERENCE_SECONDS = 180.0
+WATCH_SECONDS = 0.5
 STEADY_ANSWERS, STEADY_SECONDS = 12, 120.0
 """Whole answers that the clients still get after the group serves again, and the limit for that."""
 PROMPTS = (
@@ -63,10 +68,16 @@ def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question
 
 @dataclass
 class Runner:
-    """Runs episodes on one fleet. ``say`` is called with a line per step."""
+    """Runs episodes on one fleet. ``say`` is called with a line per step.
+
+    ``prometheus``: has the alerts that a person sees. ``look``: a fault that is undone lasts until ``why`` and an alert have
+    named what was hit, but at most this many seconds longer than planned.
+    """
 
     line: Line
     say: Callable[[str], None]
+    prometheus: Prometheus | None = None
+    look: float = 0.0
     bystander: Bystander = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,15 +155,19 @@ class Runner:
         before = self.bystander.look()
         others.start(streaming=0, whole=1)
         asked = len(clients.results)
-        hits = self._inject(subject, step, leader)
-        record.injected = bool(hits)
-        clients.long = False
-        try:
-            self._survive(subject, step, record, hits, clients)
-        except (NotInTimeError, LocalClusterError) as error:
-            record.violations.append(f"after the fault: {error}")
-        finally:
-            record.violations += clients.stop() + others.stop()
+        with Person(self.line, subject.deployment.namespace, subject.deployment.name, self.prometheus) as person:
+            hits, culprits = self._inject(subject, step, leader)
+            record.injected = bool(hits)
+            clients.long = False
+            try:
+                self._survive(subject, step, record, hits, clients, partial(self._looked, person, culprits))
+            except (NotInTimeError, LocalClusterError) as error:
+                record.violations.append(f"after the fault: {error}")
+            finally:
+                record.violations += clients.stop() + others.stop()
+        person.look_back()
+        noticed = any(result.outcome is not Outcome.WHOLE for result in clients.results[asked:])
+        record.looks, record.names = person.seen, culprit.names(culprits, person.seen, noticed)
         record.clients, record.others = clients.counts(), others.counts()
         judge.answers(clients.results, step, record)
         judge.update(clients.results[asked:], step, record)
@@ -164,33 +179,53 @@ class Runner:
         record.violations += sorted(subject.eye.mixtures)
         subject.eye.mixtures.clear()
 
-    def _inject(self, subject: Subject, step: Step, leader: faults.Leader) -> list[faults.Hit]:
+    def _inject(self, subject: Subject, step: Step, leader: faults.Leader) -> tuple[list[faults.Hit], list[Culprit]]:
         hits: list[faults.Hit] = []
-        nodes = subject.nodes
+        culprits: list[Culprit] = []
+        nodes, pods = subject.nodes, subject.pods()
         try:
             for blow in step.blows:
                 neighbor = nodes[(blow.rank + 1) % len(nodes)]
                 at = faults.Place(self.line, subject.deployment.name, nodes[blow.rank], neighbor, leader)
                 if hit := faults.inject(blow.fault, at):
                     hits.append(hit)
+                    pod = pods.get(at.node, "")
+                    if found := culprit.culprit(blow.fault, at.node, neighbor, blow.rank, pod):
+                        culprits.append(found)
         except BaseException:
             _undo(hits)
             raise
-        return hits
+        return hits, culprits
 
-    def _survive(self, subject: Subject, step: Step, record: Record, hits: Sequence[faults.Hit], clients: Clients) -> None:
+    def _looked(self, person: Person, culprits: Sequence[Culprit]) -> None:
+        """Lets a fault last until a person has read everywhere what was hit."""
+        deadline = time.monotonic() + self.look
+        while time.monotonic() < deadline and not person.knows(culprits, (Channel.WHY, Channel.ALERT)):
+            threading.Event().wait(WATCH_SECONDS)
+
+    def _survive(
+        self,
+        subject: Subject,
+        step: Step,
+        record: Record,
+        hits: Sequence[faults.Hit],
+        clients: Clients,
+        looked: Callable[[], None],
+    ) -> None:
         """Waits until the fault is over and the deployment is well again, or gone."""
         if step.does(Action.LOSE):
-            self._lost(subject, step, record, hits, clients)
+            self._lost(subject, step, record, hits, clients, looked)
             return
-        began = self._outlast(subject, step, hits, clients)
+        began = self._outlast(subject, step, hits, clients, looked)
         if step.stage is Stage.DRAINING:
             self._gone(subject, record, began)
         else:
             self._recovered(subject, record, began)
             self._steady(clients, record)
 
-    def _outlast(self, subject: Subject, step: Step, hits: Sequence[faults.Hit], clients: Clients) -> float:
+    def _outlast(
+        self, subject: Subject, step: Step, hits: Sequence[faults.Hit], clients: Clients, looked: Callable[[], None]
+    ) -> float:
         """Waits for the duration of the fault, then undoes it. Returns when (monotonic seconds) recovery can start."""
         began = time.monotonic()
         try:
@@ -200,12 +235,21 @@ class Runner:
             if any(hit.undo for hit in hits) and not step.does(Action.UPDATE):
                 # The length of the fault, not a wait.
                 threading.Event().wait(step.seconds)
+                looked()
         finally:
             if _undo(hits):
                 began = time.monotonic()
         return began
 
-    def _lost(self, subject: Subject, step: Step, record: Record, hits: Sequence[faults.Hit], clients: Clients) -> None:
+    def _lost(
+        self,
+        subject: Subject,
+        step: Step,
+        record: Record,
+        hits: Sequence[faults.Hit],
+        clients: Clients,
+        looked: Callable[[], None],
+    ) -> None:
         """What is lost comes back only when the deployment serves without it, or says in status what is missing."""
         began = time.monotonic()
         try:
@@ -216,6 +260,7 @@ class Runner:
                 away = hits[0].machine
                 wait_for(lambda: not self._ready(away), f"the Node {away} is not Ready", NOTICE_SECONDS)
             self._placed_or_explained(subject, record, hits, began)
+            looked()
         finally:
             _undo(hits)
         if not record.recovered and record.explained:

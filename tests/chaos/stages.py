@@ -99,6 +99,11 @@ class Subject:
         found = self._of_epoch("configmaps", int(self.group.get("epoch") or 0))
         return json.loads(found["data"]["plan.json"]) if found else None
 
+    def pods(self) -> dict[str, str]:
+        """The name of the pod on each Node."""
+        items = self.api.items(f"/api/v1/namespaces/{self.deployment.namespace}/pods?labelSelector={MANAGED}")
+        return {str(pod["spec"].get("nodeName")): str(pod["metadata"]["name"]) for pod in items}
+
     def door(self) -> GroupDoor:
         """Rank 0's control port in this epoch."""
 

@@ -1,13 +1,15 @@
 """The rules of macOS for one Python process."""
 
-import asyncio
 import errno
+import fcntl
 import functools
 import os
 import resource
 import select
 import selectors
 import socket
+import sys
+import termios
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +31,8 @@ _real_poll = select.poll
 _real_setsockopt = socket.socket.setsockopt
 # By name, because type checkers for macOS do not know it.
 _selector: Any = vars(selectors)["EpollSelector"]
-_real_register, _real_unregister = _selector.register, _selector.unregister
+_real_register, _real_modify, _real_select = _selector.register, _selector.modify, _selector.select
+_IN, _EDGE = (int(vars(select)[f"EPOLL{name}"]) for name in ("IN", "ET"))
 
 
 @functools.cache
@@ -113,34 +116,33 @@ def _apply_select() -> None:
 
 
 def _apply_named_pipes() -> None:
-    """An event loop, which uses kqueue on macOS, does not learn of the end of a named pipe's last writer.
-
-    Nothing is reported of named pipes at all here, since none of our programs writes to one.
-    """
-    silent: dict[tuple[int, int], selectors.SelectorKey] = {}
+    """An event loop, which uses kqueue on macOS, learns of data in a named pipe, but not of the end of its last writer."""
 
     def register(self: Any, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-        if not kqueue.is_named_pipe(number):
-            return cast(selectors.SelectorKey, _real_register(self, fileobj, events, data))
-        return silent.setdefault((id(self), number), selectors.SelectorKey(fileobj, number, events, data))
+        return _without_end(self, cast(selectors.SelectorKey, _real_register(self, fileobj, events, data)))
 
-    def unregister(self: Any, fileobj: Any) -> selectors.SelectorKey:
-        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-        key = silent.pop((id(self), number), None)
-        if key is None:
-            key = cast(selectors.SelectorKey, _real_unregister(self, fileobj))
-        return key
+    def modify(self: Any, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return _without_end(self, cast(selectors.SelectorKey, _real_modify(self, fileobj, events, data)))
 
-    def remove_reader(self: Any, fd: Any) -> bool:
-        number = fd if isinstance(fd, int) else fd.fileno()
-        if silent.pop((id(self._selector), number), None) is not None:
-            return True
-        return bool(_real_remove_reader(self, fd))
+    def select_(self: Any, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return [(key, events) for key, events in _real_select(self, timeout) if not _at_its_end(key)]
 
-    _real_remove_reader = asyncio.SelectorEventLoop.remove_reader
-    _replace(_selector, register=register, unregister=unregister)
-    _replace(asyncio.SelectorEventLoop, remove_reader=remove_reader)
+    _replace(_selector, register=register, modify=modify, select=select_)
+
+
+def _reads_named_pipe(key: selectors.SelectorKey) -> bool:
+    return key.events == selectors.EVENT_READ and kqueue.is_named_pipe(key.fd)
+
+
+def _without_end(selector: Any, key: selectors.SelectorKey) -> selectors.SelectorKey:
+    """The end of a named pipe wakes the selector once instead of all the time; ``_at_its_end`` leaves that out."""
+    if _reads_named_pipe(key):
+        selector._selector.modify(key.fd, _IN | _EDGE)
+    return key
+
+
+def _at_its_end(key: selectors.SelectorKey) -> bool:
+    return _reads_named_pipe(key) and not int.from_bytes(fcntl.ioctl(key.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _limited(function: Callable[..., Any]) -> Callable[..., Any]:

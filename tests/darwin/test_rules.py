@@ -1,5 +1,6 @@
 """The rules hold, in this process and in those that it starts. Only with ``-p tests.darwin.plugin``."""
 
+import asyncio
 import errno
 import os
 import select
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet.containers import leftovers
+from thunderfleet_kubelet.containers import leftovers, mac_memory
 from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.shim import processes
 
@@ -56,6 +57,32 @@ def test_poll_sees_a_hang_up_only_with_another_event_also_in_children(mask: int,
     assert done.stdout.split() == [seen, "False"]
 
 
+async def test_an_event_loop_learns_of_data_in_a_named_pipe_and_not_of_its_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)
+    other, others_writer = os.pipe()
+    loop, seen, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop.add_reader(reader, seen.set)
+    loop.add_reader(other, ended.set)
+    try:
+        os.write(writer, b"x")
+        async with asyncio.timeout(20):
+            await seen.wait()
+        assert os.read(reader, 10) == b"x"
+        seen.clear()
+        os.close(writer)
+        os.close(others_writer)
+        # Both have ended before the loop looks again.
+        async with asyncio.timeout(20):
+            await ended.wait()
+        assert not seen.is_set() and os.read(reader, 10) == b""
+    finally:
+        for fd in (reader, other):
+            loop.remove_reader(fd)
+            os.close(fd)
+
+
 def test_loopback_addresses_do_not_exist_by_themselves() -> None:
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as sock:
@@ -86,3 +113,10 @@ def test_the_usage_of_a_mac_is_what_its_kernel_says() -> None:
     user, system, _, nice = libsystem.TICKS
     pages = libsystem.PAGES["active"] + libsystem.PAGES["wired"] + libsystem.PAGES["compressor"]
     assert machine_usage() == ((user + system + nice) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def test_the_memory_of_a_process_is_its_footprint_and_the_gpu_has_a_part_of_it() -> None:
+    total, *gpu = libsystem.MEMORY.values()
+    assert mac_memory.charged(os.getpid()) == mac_memory.Charged(total, sum(gpu))
+    assert mac_memory.charged(2**30) is None, "no process has that number"
+    assert libsystem.NAMES == [], "every port was given back"

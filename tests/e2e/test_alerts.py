@@ -21,10 +21,12 @@ OBJECT = 'namespace="team",name="qwen"'
 OTHER = 'namespace="team",name="other"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
+PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
 LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
 RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
-OF_THE_CLUSTER = {"ThunderfleetOperatorWithoutLeader", "ThunderfleetBackupTooOld"}
+PRESSURES = {"DiskPressure": 1, "MemoryPressure": 1, "PIDPressure": 0}
+OF_THE_CLUSTER = {"ThunderfleetControlPlaneSilent", "ThunderfleetOperatorWithoutLeader", "ThunderfleetBackupTooOld"}
 # Alert: series with the problem, and without it. They are evaluated after three hours; times in values are seconds since the
 # Unix epoch, at which promtool starts.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -100,6 +102,16 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ThunderfleetCableFlapping": (
         {'thunderfleet_thunderboltlink_flapping{name="a.tb1--b.tb1"}': "1x180"},
         {'thunderfleet_thunderboltlink_flapping{name="a.tb1--b.tb1"}': "0x180"},
+    ),
+    "ThunderfleetControlPlaneSilent": (
+        {
+            f'{PLANE_SILENT}{{instance="a",part="etcd"}}': "0x20 1x160",
+            f'{PLANE_SILENT}{{instance="b",part="etcd"}}': "0x20 1x160",
+        },
+        {
+            f'{PLANE_SILENT}{{instance="a",part="API server"}}': "1x180",
+            f'{PLANE_SILENT}{{instance="b",part="API server"}}': "0x180",
+        },
     ),
     "ThunderfleetOperatorWithoutLeader": (
         {'thunderfleet_operator_leading{instance="a"}': "1x20 0x160", 'thunderfleet_operator_leading{instance="b"}': "0x180"},
@@ -283,18 +295,75 @@ def test_cables_of_a_mac_that_is_off_do_not_hide_a_cable_that_was_pulled(rules: 
 # What is seen of a fault with one cause, as series of an hour and three hours, and the one alert that must say so.
 INFO = 'thunderfleet_{program}_info{{instance="m1:{port}",node="m1"}}'
 SEEN_UNTIL = "1x60 _x120"
+NOT_READY = f'thunderfleet_modeldeployment_not_ready_timestamp_seconds{{{OBJECT},instance="a"}}'
+RESTARTS = f"thunderfleet_modeldeployment_group_restarts{{{GROUP}}}"
+PEER_LOST = f'{FAILED}{{{GROUP},reason="PeerLost",node="m1",link=""}}'
+LEADING = 'thunderfleet_operator_leading{instance="operator"}'
+WITHOUT_LEADER = {LEADING: "1x60 0x120"}
+MAC_IS_OFF = {
+    INFO.format(program="agent", port=9440): SEEN_UNTIL,
+    INFO.format(program="kubelet", port=10250): SEEN_UNTIL,
+    'thunderfleet_build_info{instance="m1:9440",program="agent"}': SEEN_UNTIL,
+    'thunderfleet_build_info{instance="m1:10250",program="kubelet"}': SEEN_UNTIL,
+    'thunderfleet_build_info{instance="m1:20000",program="runner",node="m1"}': SEEN_UNTIL,
+    **{f'up{{instance="m1:{port}"}}': "1x60 0x120" for port in (9440, 10250, 20000)},
+}
 ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
-    "a Mac is off": (
-        {
-            'thunderfleet_mac_ready{node="m1"}': "1x60 0x120",
-            INFO.format(program="agent", port=9440): SEEN_UNTIL,
-            INFO.format(program="kubelet", port=10250): SEEN_UNTIL,
-            'thunderfleet_build_info{instance="m1:9440",program="agent"}': SEEN_UNTIL,
-            'thunderfleet_build_info{instance="m1:10250",program="kubelet"}': SEEN_UNTIL,
-            'thunderfleet_build_info{instance="m1:20000",program="runner",node="m1"}': SEEN_UNTIL,
-            **{f'up{{instance="m1:{port}"}}': "1x60 0x120" for port in (9440, 10250, 20000)},
-        },
+    "a Mac is off": ({'thunderfleet_mac_ready{node="m1"}': "1x60 0x120", **MAC_IS_OFF}, "ThunderfleetMacNotReady"),
+    # The second cause is that there is no leader.
+    "a Mac is off, then there is no leader": (
+        {'thunderfleet_mac_ready{node="m1"}': "1x40 0x20 _x120", **MAC_IS_OFF, **WITHOUT_LEADER},
         "ThunderfleetMacNotReady",
+    ),
+    "there is no leader, then a Mac is off": (
+        {'thunderfleet_mac_ready{node="m1"}': "1x60 _x120", **MAC_IS_OFF, **WITHOUT_LEADER},
+        "ThunderfleetTargetDown",
+    ),
+    "a Mac was off while another replica was the leader": (
+        {
+            'thunderfleet_mac_ready{node="m1",instance="b"}': "0x30 _x150",
+            'thunderfleet_mac_ready{node="m1",instance="a"}': "_x31 1x150",
+            INFO.format(program="agent", port=9440): SEEN_UNTIL,
+        },
+        "ThunderfleetAgentMissing",
+    ),
+    "etcd does not answer": (
+        {
+            LEADING: "1x60 0x120",
+            f'{PLANE_SILENT}{{instance="a",part="etcd"}}': "0x60 1x120",
+            f'{PLANE_SILENT}{{instance="a",part="API server"}}': "0x180",
+        },
+        "ThunderfleetControlPlaneSilent",
+    ),
+    "a group has given up": (
+        {
+            NOT_READY: "600x180",
+            f'thunderfleet_modeldeployment_group_state{{{GROUP},state="GaveUp"}}': "1x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="GaveUp"}}': "0x180",
+            PEER_LOST: "8900x180",
+            RESTARTS: "10x180",
+        },
+        "ThunderfleetGroupGaveUp",
+    ),
+    "a group has no place": (
+        {NOT_READY: "600x180", f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="NoRoom"}}': "0x180"},
+        "ThunderfleetModelDeploymentUnplaceable",
+    ),
+    "the hub has limited the rate for hours, so a model has no place": (
+        {
+            NOT_READY: "600x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="Placed",reason="ModelNotResolved"}}': "0x180",
+            f'thunderfleet_modeldeployment_condition{{{OBJECT},type="ModelResolved",reason="RateLimited"}}': "0x180",
+        },
+        "ThunderfleetModelDeploymentNotReady",
+    ),
+    "a group keeps failing": (
+        {NOT_READY: "8000x180", PEER_LOST: "8900x180", RESTARTS: "4x180"},
+        "ThunderfleetGroupCrashLooping",
+    ),
+    "a group has kept failing for so long that its model has not served for half an hour": (
+        {NOT_READY: "600x180", PEER_LOST: "8900x180", RESTARTS: "4x180"},
+        "ThunderfleetModelDeploymentNotReady",
     ),
     "an agent has ended": (
         {
@@ -337,21 +406,33 @@ ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
 
 
 def test_one_cause_has_one_alert(rules: Path, tmp_path: Path) -> None:
-    leading = {'thunderfleet_operator_leading{instance="operator"}': "1x180"}
     firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
     tests: list[Json] = []
     for problem, (series, expected) in ONE_CAUSE.items():
-        samples = [{"labels": f'{{alertname="{expected}"}}', "value": 1}]
+        also = ["ThunderfleetOperatorWithoutLeader"] * ("no leader" in problem)
+        samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in (expected, *also)]
         tests.append(
             {
                 "name": problem,
                 "interval": "1m",
-                "input_series": [{"series": one, "values": values} for one, values in {**series, **leading}.items()],
+                "input_series": [{"series": one, "values": values} for one, values in {LEADING: "1x180", **series}.items()],
                 "promql_expr_test": [{"expr": firing, "eval_time": "150m", "exp_samples": samples}],
             }
         )
     path = tmp_path / "test.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
+
+
+def test_a_kubelet_that_ends_pods_because_its_disk_is_full_has_an_alert(rules: Path, tmp_path: Path) -> None:
+    series = {f'thunderfleet_mac_pressure{{node="m1",type="{kind}"}}': f"{full}x60" for kind, full in PRESSURES.items()}
+    firing = 'count by (alertname, node) (ALERTS{alertstate="firing",node="m1"})'
+    samples = [{"labels": '{alertname="ThunderfleetMacDiskFull",node="m1"}', "value": 1}]
+    inputs = [{"series": one, "values": values} for one, values in series.items()]
+    found = [{"expr": firing, "eval_time": "60m", "exp_samples": samples}]
+    test = {"interval": "1m", "input_series": inputs, "promql_expr_test": found}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 

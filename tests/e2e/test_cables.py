@@ -216,7 +216,7 @@ def test_a_cable_that_changes_a_bit_is_left_until_it_is_plugged_in_again(
         assert (failure["reason"], failure["link"]) == ("LinkCorrupts", LINK), failure
         one, other = macs if failure["node"] == macs[1] else macs[::-1]
         found = re.search(
-            r"data was changed on the way from rank \d \((.+?)\) to rank \d \((.+?)\): message of ", failure["message"]
+            r"data was corrupted on the way from rank \d \((.+?)\) to rank \d \((.+?)\): message of ", failure["message"]
         )
         assert found is not None and found.groups() == (one, other), failure
         served.until(served.is_ready, "it serves over the LAN")

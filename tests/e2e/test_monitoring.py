@@ -4,14 +4,10 @@ Prometheus is the real program, with the rights of a service account. It finds i
 a longer test, with the configuration that the real prometheus-operator generates from the chart's PodMonitors.
 """
 
-import base64
 import contextlib
 import json
 import re
-import shlex
-import subprocess
-import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ from thunderfleet_localcluster.programs import find_programs
 
 from tests.support import prometheusoperator
 from tests.support.line import PROMETHEUS_PORT, Deployment, Line
+from tests.support.prometheusserver import STACK_PAGES, Prometheus, access, kubelets, promtool, scraping, started
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -32,7 +29,6 @@ CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
 RELEASE = "thunderfleet"
 """Pods have its name in a label that monitors select."""
-COMMAND_SECONDS = 60.0
 SCRAPE_SECONDS = 120.0
 # Panels that are empty while nothing is wrong, or where a part is not in use: the router, and powermetrics.
 QUIET = {
@@ -67,8 +63,6 @@ MEASURED = {
     "Thunderfleet / ModelDeployment: Benchmark",
 }
 
-STACK_PAGES = ("/metrics/cadvisor", "/metrics/probes")
-"""What kube-prometheus-stack scrapes of each kubelet beside ``/metrics``."""
 # As its rules select the CPU time and memory of containers.
 STACK_QUERIES = (
     'sum by (node, namespace, pod, container) (irate(container_cpu_usage_seconds_total{metrics_path="/metrics/cadvisor", '
@@ -78,44 +72,11 @@ STACK_QUERIES = (
     'sum by (probe_type, result) (prober_probe_total{metrics_path="/metrics/probes", container="agent", result="successful"})',
 )
 
-RIGHTS = """
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: prometheus, namespace: default}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: prometheus}
-rules:
-  - {apiGroups: [""], resources: [pods, nodes], verbs: [get, list, watch]}
-  - {apiGroups: [""], resources: [nodes/metrics], verbs: [get]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: prometheus}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: prometheus}
-subjects: [{kind: ServiceAccount, name: prometheus, namespace: default}]
-"""
-
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The folder with prometheus and promtool."""
     return find_programs(lambda event: None, MONITORING)
-
-
-def promtool(programs: Path, *arguments: str, text: str | None = None) -> str:
-    """Runs promtool, which must find nothing wrong."""
-    done = subprocess.run(
-        [str(programs / "promtool"), *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -125,48 +86,6 @@ def rules(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("rules") / "rules.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(done.stdout)["spec"]))
     return path
-
-
-Configure = Callable[[str, Path], Json]
-"""The configuration of Prometheus, from the URL of the API server and the folder with ``token`` and ``ca.crt``."""
-
-
-def kubelets(api: Json) -> Json:
-    """The job for kubelets, which have no PodMonitor because they run in no pod."""
-    client = {"scheme": "https", "authorization": api["authorization"], "tls_config": api["tls_config"]}
-    return {"job_name": "kubelets", "kubernetes_sd_configs": [{"role": "node", **api}], **client}
-
-
-def access(server: str, folder: Path) -> Json:
-    """How Prometheus reaches the API server."""
-    token, ca = str(folder / "token"), str(folder / "ca.crt")
-    return {"api_server": server, "authorization": {"credentials_file": token}, "tls_config": {"ca_file": ca}}
-
-
-def scraping(server: str, folder: Path, rules: Path) -> Json:
-    """A configuration as people write it: pods by annotation, kubelets by node."""
-    api = access(server, folder)
-    annotation = "__meta_kubernetes_pod_annotation_prometheus_io"
-    pods = [
-        {"source_labels": [f"{annotation}_scrape"], "action": "keep", "regex": "true"},
-        {
-            "source_labels": ["__meta_kubernetes_pod_ip", f"{annotation}_port"],
-            "separator": ":",
-            "target_label": "__address__",
-        },
-    ]
-    # The label by which the rules and dashboards of kube-prometheus-stack choose among the targets of one kubelet.
-    path = {"source_labels": ["__metrics_path__"], "target_label": "metrics_path"}
-    stack = {**kubelets(api), "honor_labels": True, "scrape_interval": "3s", "relabel_configs": [path]}
-    return {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(rules)],
-        "scrape_configs": [
-            {"job_name": "pods", "kubernetes_sd_configs": [{"role": "pod", **api}], "relabel_configs": pods},
-            kubelets(api),
-            *({**stack, "job_name": page, "metrics_path": page} for page in STACK_PAGES),
-        ],
-    }
 
 
 def generated(line: Line, server: str, folder: Path) -> Json:
@@ -208,29 +127,6 @@ def filled(expression: str) -> str:
     return re.sub(r"\$(?:cluster|namespace|deployment|node)\b", ".*", expression.replace("$__rate_interval", "1m"))
 
 
-class Prometheus:
-    """A running Prometheus and its API."""
-
-    def __init__(self, line: Line, url: str) -> None:
-        self.line = line
-        self.url = url
-
-    def get(self, path: str, **query: str) -> Any:
-        answer = self.line.request(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}")
-        assert answer.status == 200, f"{path} {query}: {answer.body}"
-        return answer.json["data"]
-
-    def answers(self) -> bool:
-        try:
-            return bool(self.line.request(f"{self.url}/-/ready", seconds=5).status == 200)
-        except OSError:
-            return False
-
-    def value(self, expression: str) -> list[Json]:
-        found: list[Json] = self.get("query", query=expression)["result"]
-        return found
-
-
 @pytest.fixture(scope="module")
 def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     def configure(server: str, folder: Path) -> Json:
@@ -238,34 +134,6 @@ def prometheus(line: Line, programs: Path, rules: Path, tmp_path_factory: pytest
 
     with started(line, programs, configure, tmp_path_factory.mktemp("prometheus"), PROMETHEUS_PORT) as found:
         yield found
-
-
-@contextlib.contextmanager
-def started(line: Line, programs: Path, configure: Configure, folder: Path, port: int) -> Iterator[Prometheus]:
-    """A Prometheus on a Linux machine of the fleet."""
-    machine = next(entry for entry in line.cluster.machines.values() if entry.kind == "linux")
-    line.kubectl("apply", "-f", "-", text=RIGHTS)
-    token = line.kubectl("create", "token", "prometheus", "-n", "default", "--duration=1h").strip()
-    info = line.json("get", "configmap", "cluster-info", "-n", "kube-public")["data"]["kubeconfig"]
-    cluster = yaml.safe_load(info)["clusters"][0]["cluster"]
-    (folder / "token").write_text(token)
-    (folder / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
-    configuration = folder / "prometheus.yaml"
-    configuration.write_text(yaml.safe_dump(configure(cluster["server"], folder)))
-    promtool(programs, "check", "config", str(configuration))
-    command = [
-        *(str(programs / "prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"),
-        *(f"--web.listen-address={machine.address}:{port}", "--log.level=warn"),
-    ]
-    log, pid = folder / "log", folder / "pid"
-    started = machine.run(["sh", "-c", f"{shlex.join(command)} >{log} 2>&1 & echo $! >{pid}"])
-    assert started.returncode == 0, started.stderr
-    found = Prometheus(line, f"http://{machine.address}:{port}")
-    try:
-        until(found.answers, "Prometheus answers", describe=lambda: log.read_text())
-        yield found
-    finally:
-        machine.run(["kill", pid.read_text().strip()])
 
 
 def test_the_alert_about_requests_names_the_deployment(programs: Path, rules: Path, tmp_path: Path) -> None:
@@ -449,6 +317,11 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
         linux.thaw_kubelet()
         huge = line.deploy("huge", nodes={"min": 9})
         stack.callback(line.forget, huge)
+        # It has a place, and its pods never start.
+        waiting = line.deploy("waiting", nodes={"min": 1, "max": 1})
+        stack.callback(line.forget, waiting)
+        line.cluster.component("kube-scheduler", "off")
+        stack.callback(line.cluster.component, "kube-scheduler", "on")
         machines[small].off()
         stack.callback(machines[small].on)
         line.cluster.cable("pull", f"{first}:1")
@@ -465,11 +338,13 @@ def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Pat
             ("RDMAHung", second),
             ("BackupTooOld", ""),
             ("ModelDeploymentUnplaceable", huge.name),
-            ("ModelDeploymentNotReady", huge.name),
+            ("ModelDeploymentNotReady", waiting.name),
         )
         until(lambda: not missing(*expected), "all alerts fire", 240, describe=lambda: f"{missing(*expected)} of {firing()}")
         named = {name for name, _ in firing()}
         assert "ThunderfleetTargetDown" not in named, "the alert about the Mac that is off is the only one about its programs"
+        late = ("ThunderfleetModelDeploymentNotReady", huge.name)
+        assert late not in seen, "the alert about the place that is missing is the only one about this model"
         line.kubectl("scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=0")
         stack.callback(line.kubectl, "scale", "deployment", "thunderfleet-operator", "-n", SYSTEM, "--replicas=2")
         leader = ("OperatorWithoutLeader", "")

@@ -16,14 +16,15 @@ from thunderfleet_lib import tls
 
 from tests.chaos.faults import KILL, RANK, hunt
 from tests.e2e.test_router import ROUTERS, SLEEPS, ask, asleep, pods, routers, store_keys, upgrade
-from tests.support.line import SYSTEM, Answer, Deployment, Line, chat, on_fleet
+from tests.support.line import SYSTEM, Answer, Deployment, Line, chat, condition, on_fleet
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak
 
 MACS = tuple(f"mini-{number}" for number in range(1, 7))
+LARGE, SMALL = "model: Mac Studio (M3 Ultra), memory: 96 GB", "model: Mac mini (M4), memory: 24 GB"
 FLEET = "machines:\n  - {name: linux-1, kind: linux}\n" + "".join(
-    f"  - {{name: {name}, model: Mac Studio (M3 Ultra), memory: 96 GB}}\n" for name in MACS
+    f"  - {{name: {name}, {SMALL if name == MACS[-1] else LARGE}}}\n" for name in MACS
 )
 ONE_MAC = {"nodes": {"min": 1, "max": 1}, "benchmark": {"promptTokens": 2, "generationTokens": 1}}
 PROMPTS = ("Where are you?", "What is a cable?", "Count to ten.")
@@ -33,6 +34,13 @@ SETTLE_REQUESTS = 8
 """Answers that clients must get after a fault before the next one."""
 CERTIFICATE = "router-certificate"
 """Name of the Secret."""
+CLASS = "idle-models"
+"""Name of the PriorityClass of models that take turns."""
+MOST = {"contextTokens": 2048, "cachedTokens": 9_000_000}
+"""More than half of the last Mac: a KiB a token."""
+STAYS = {"minReplicas": 0, "maxReplicas": 1, "scaleToZeroAfterSeconds": 3600}
+TURN_SECONDS = 240
+"""A model serves for 60 s before it makes room."""
 
 
 @pytest.fixture(scope="module")
@@ -366,6 +374,56 @@ def test_a_model_is_deleted_under_its_clients(world: World) -> None:
         stop.set()
         client.join(150)
         assert set(statuses) <= {200, 401, 404, 503}, statuses
+    assert not seen.refused and not seen.unreachable
+
+
+class Asked:
+    """A request that waits, in a thread."""
+
+    def __init__(self, line: Line, url: str, deployment: Deployment, key: str) -> None:
+        self.statuses: list[int] = []
+        name = f"{deployment.namespace}/{deployment.name}"
+        self._thread = threading.Thread(target=lambda: self.statuses.append(ask(line, url, name, key).status), daemon=True)
+        self._thread.start()
+
+
+def test_models_without_room_for_both_take_turns(world: World) -> None:
+    """Of two namespaces, because both name one PriorityClass. A third model of no class takes no turn."""
+    line, urls = world.line, world.urls
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": CLASS}, "value": 0}
+    line.kubectl("apply", "-f", "-", text=json.dumps(kind))
+    place = {"nodes": {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": MACS[-1]}}, "memory": MOST}
+    spec = {**ONE_MAC, **place, "autoscaling": STAYS, "server": {"apiKeySecret": "keys"}}
+
+    def full(deployment: Deployment) -> None:
+        store_keys(deployment, ci="sk-turns")
+        deployment.until_condition("Placed", "False", "NoRoom")
+
+    def ready_seconds(deployment: Deployment) -> float:
+        since = datetime.fromisoformat(condition(deployment.get(), "Ready")["lastTransitionTime"])
+        return (datetime.now(UTC) - since).total_seconds()
+
+    with world.load.during("models take turns") as seen:
+        one = line.deploy("one", **spec, priorityClassName=CLASS)
+        store_keys(one, ci="sk-turns")
+        one.until_ready()
+        two, third = line.deploy("two", **spec, priorityClassName=CLASS), line.deploy("third", **spec)
+        full(two)
+        full(third)
+        wanted, never = Asked(line, urls[0], two, "sk-turns"), Asked(line, urls[1], third, "sk-turns")
+        # Requests for the first one, on another router, until its time is over.
+        while ready_seconds(one) < 75:
+            assert ask(line, urls[2], f"{one.namespace}/{one.name}", "sk-turns").status == 200
+        assert not wanted.statuses and one.group()["epoch"] == 1, "a model with requests makes no room"
+        until(lambda: wanted.statuses, "the second model answers", TURN_SECONDS, describe=two.conditions)
+        assert wanted.statuses == [200] and asleep(one)
+        back = Asked(line, urls[0], one, "sk-turns")
+        until(lambda: back.statuses, "the first one has its turn again", TURN_SECONDS, describe=one.conditions)
+        assert back.statuses == [200] and asleep(two)
+        assert not never.statuses and condition(third.get(), "Placed")["status"] == "False"
+        for deployment in (third, one, two):
+            line.forget(deployment)
+        line.kubectl("delete", "priorityclass", CLASS)
     assert not seen.refused and not seen.unreachable
 
 

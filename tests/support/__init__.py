@@ -35,7 +35,9 @@ order        which worker runs which file, and in which order
 csr          certificate requests of kubelets
 distribution  CNCF distribution, built from its Go module and filled over its API
 go           the Go modules of programs that only tests need
+grpchealth   a server with gRPC's health service
 gomodules    builds these programs, and has files of Go modules
+prometheusserver  a real Prometheus in a fleet, and its API
 prometheusoperator  the kinds of prometheus-operator, and the configuration that it generates
 registry     an OCI registry that can lie, cut and slow down
 oci          an OCI image layout, read as a container runtime reads it

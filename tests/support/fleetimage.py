@@ -8,14 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from thunderfleet_image import mac
+
 from tests.support.registry import Entry, Layer, Registry, folder
 
 PACKAGES = ("crds", "lib", "view", "operator", "agent", "runner", "router")
-PROGRAMS = ("operator", "agent", "runner", "router")
-SCRIPT = """#!/bin/sh
-export PYTHONPATH="${{0%/*}}/../packages${{PYTHONPATH:+:$PYTHONPATH}}"
-exec {python} -P -c 'import sys; from thunderfleet_{program}.cli import main; sys.exit(main())' "$@"
-"""
 
 
 def _code(installation: Path) -> Layer:
@@ -31,9 +28,8 @@ def _code(installation: Path) -> Layer:
         for path in sorted(Path(scratch).rglob("*")):
             name = f"packages/{path.relative_to(scratch)}"
             entries.append(folder(name) if path.is_dir() else Entry(name, path.read_bytes()))
-    for program in PROGRAMS:
-        text = SCRIPT.format(python=python, program=program)
-        entries.append(Entry(f"bin/thunderfleet-{program}", text.encode(), mode=0o755))
+    # Those of `make image`.
+    entries += [Entry(path, script.content, mode=script.mode) for path, script in mac.scripts(str(python)).items()]
     return Layer.of(*entries)
 
 

@@ -21,12 +21,16 @@ def blob(layout: Path, descriptor: Json) -> bytes:
     return content
 
 
-def manifests(layout: Path) -> dict[str, Json]:
-    """The manifests of the image by architecture."""
+def manifests(layout: Path, system: str = "linux") -> dict[str, Json]:
+    """The manifests of the images for a system by architecture."""
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     (top,) = json.loads((layout / "index.json").read_text())["manifests"]
     index = json.loads(blob(layout, top))
-    return {one["platform"]["architecture"]: json.loads(blob(layout, one)) for one in index["manifests"]}
+    return {
+        one["platform"]["architecture"]: json.loads(blob(layout, one))
+        for one in index["manifests"]
+        if one["platform"]["os"] == system
+    }
 
 
 def configuration(layout: Path, manifest: Json) -> Json:

@@ -4,6 +4,7 @@ facts     what the objects say, in the words that the other modules need
 follow    what a ModelDeployment waits for
 problems  what is wrong with a ModelDeployment, a Mac or a cable, in a sentence
 health    whether something is a fault, work in progress or well
+components  whether scheduler, controller manager and operator work
 why       the way from a ModelDeployment to the first cause of its state
 fleet     the Macs, cables and models of the page, kept current object by object
 details   conditions and causes, for what somebody has selected

@@ -22,7 +22,8 @@ class Picture:
     """The objects of a cluster at one moment.
 
     ``deployments``, ``pods`` and ``events`` are those of ``namespace``; None: of all namespaces. ``operators``: the operator's
-    pods. ``unread``: why a kind could not be read, by its plural name; its objects are then missing here.
+    pods. ``leases``: of components of the control plane, as far as they could be read. ``unread``: why a kind could not be
+    read, by its plural name; its objects are then missing here.
     """
 
     namespace: str | None = None
@@ -33,6 +34,7 @@ class Picture:
     pods: Sequence[Json] = ()
     operators: Sequence[Json] = ()
     events: Sequence[Json] = ()
+    leases: Mapping[str, Json] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
 
 

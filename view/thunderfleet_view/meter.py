@@ -79,7 +79,7 @@ class Meter:
         if any(found):
             # An agent's pod may have been replaced.
             self._listed = None
-        self._feed.meter(self._directed(ends), "" if agents or not chosen else "no agent's pod is known")
+        self._feed.meter(self._directed(ends), "" if agents or not chosen else "no pod of an agent was found")
         return len(asked)
 
     def _ends(self) -> dict[str, tuple[str, str]]:

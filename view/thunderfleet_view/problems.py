@@ -1,6 +1,7 @@
 """What is wrong with a ModelDeployment, a Mac or a cable, in a sentence. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
@@ -11,6 +12,13 @@ from thunderfleet_view.follow import waiting_for
 
 WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
 """Reasons that are not problems: models run over TCP on such Macs and cables."""
+
+RELIEF: Final[Mapping[str, str]] = {
+    "DiskPressure": "delete models or other files from its disk",
+    "MemoryPressure": "end programs that use its memory",
+    "PIDPressure": "end programs that start many processes",
+}
+"""Conditions of Nodes under which the kubelet ends pods and starts none, and what helps."""
 
 
 def macs(picture: Picture) -> Sequence[tuple[Json, Json | None]]:
@@ -34,6 +42,8 @@ def mac_problem(node: Json, profile: Json | None) -> str:
         text = f"NotReady: {facts.said(ready).rstrip('.') or 'the kubelet has not reported yet'}"
         # A kubelet that reports False says itself what is wrong.
         return text if ready.get("status") == "False" else f"{text}: check that the Mac is on and that its kubelet runs"
+    if pressure := _pressure(node):
+        return pressure
     if profile is None:
         return "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there"
     found = facts.conditions(profile)
@@ -46,6 +56,12 @@ def mac_problem(node: Json, profile: Json | None) -> str:
     if (node.get("spec") or {}).get("unschedulable"):
         return f"cordoned: `kubectl uncordon {facts.name(node)}` allows new pods"
     return ""
+
+
+def _pressure(node: Json) -> str:
+    """Why the kubelet ends pods; "" if it does not."""
+    found = [(kind, one) for kind, one in facts.conditions(node).items() if kind in RELIEF and one.get("status") == "True"]
+    return "; ".join(f"{kind}: {facts.plain(one.get('message') or '')}: {RELIEF[kind]}" for kind, one in found)
 
 
 def cable_problem(link: Json) -> str:

@@ -137,15 +137,15 @@ def _fault_commands(commands: Parsers) -> None:
     jaccl.add_argument(
         "points",
         metavar="JSON",
-        help='list of failures, such as [{"at": "rtr", "errno": 96}]; [] removes all. Keys: at (the point of '
-        "failure), errno, device (only this RDMA device), attempts (a list: only these attempts of the group), delaySeconds "
-        "(wait this long first), hang (true: never return), fail (false: only wait). "
-        f"Points that fail or wait: {', '.join(POINTS)}. Points that change data: wire and values. wire changes what arrives "
-        "over the cable after so many bytes: flipAfterBytes changes a bit, loseAfterBytes loses the rest, swapAfterBytes swaps "
-        "two parts, repeatAfterBytes repeats one; set one of these keys. values makes results of collectives wrong that have "
-        "more bytes than aboveBytes and fewer than belowBytes; set both keys. It changes their sign, or, with how: stale, "
-        "gives the result of the previous collective; with aboveValue, only values above that number; with peer, only messages "
-        "of that rank, and what all ranks send",
+        help='list of failures, such as [{"at": "rtr", "errno": 96}]; [] removes all. Keys: at (the point of failure), '
+        "errno, device (only this RDMA device), attempts (a list: only these attempts of the group), delaySeconds "
+        "(wait this long first), hang (true: never return), fail (false: only wait). Points that fail or wait: "
+        f"{', '.join(POINTS)}. Points that change data: wire and values. wire changes the data of the cable after a "
+        "number of bytes: flipAfterBytes flips a bit, loseAfterBytes loses the rest, swapAfterBytes swaps two parts, "
+        "repeatAfterBytes repeats one; set one of these keys. values changes the results of collectives with more "
+        "than aboveBytes and fewer than belowBytes bytes; set both keys. It changes their sign or, with how: stale, "
+        "returns the result of the previous collective; with aboveValue, it changes only values above that number; "
+        "with peer, only messages of that rank and of collectives of all ranks",
     )
     rdma = commands.add("rdma", "turn a Mac's RDMA on or off, or make its stack hang until the Mac is switched off and on")
     rdma.add_argument(

@@ -11,7 +11,7 @@ from thunderfleet_cli.parsers import Parsers
 
 def add(commands: Parsers) -> None:
     """Adds ``model`` with its commands."""
-    top = commands.add("model", "fetch models from the hub or from a URI to the Macs' disks, list and remove them")
+    top = commands.add("model", "fetch models from the hub or from a URI to the disks of Macs, and list and remove them")
     parsers = Parsers(top, "model_command")
     fetch = parsers.add(
         "pull",
@@ -46,7 +46,9 @@ def add(commands: Parsers) -> None:
     )
     fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
     fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")
-    fetch.add_argument("--timeout", type=float, default=86400.0, metavar="SECONDS", help="how long to wait")
+    fetch.add_argument(
+        "--timeout", type=float, default=86400, metavar="SECONDS", help="maximum time to wait until the Macs have the model"
+    )
     shown = parsers.add(
         "list",
         "list models, and which Macs have them",
@@ -55,11 +57,11 @@ def add(commands: Parsers) -> None:
         "Models with the status Unreferenced are removed when disk space is needed. Example: `thunderfleet model list -A`",
         call=list_models,
     )
-    shown.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
+    shown.add_argument("-A", "--all-namespaces", action="store_true", help="list all namespaces")
     shown.add_argument("-o", "--output", choices=("table", "json"), default="table", help="output format")
     gone = parsers.add(
         "remove",
-        "no longer keep a model",
+        "delete a ModelCache, so that Macs may delete its files",
         "Delete a ModelCache. Macs remove the files when they need the disk space for other models. "
         "Example: `thunderfleet model remove mlx-community/Qwen3-30B-A3B-4bit`",
         call=remove,

@@ -165,7 +165,7 @@ def _check_owner(cache: Json) -> None:
     owner = next((one for one in cache["metadata"].get("ownerReferences") or [] if one.get("controller")), None)
     if owner is not None:
         raise LocalClusterError(
-            f"ModelDeployment {owner['name']} uses ModelCache {cache['metadata']['name']}; delete the ModelDeployment",
+            f"ModelDeployment {owner['name']} uses ModelCache {cache['metadata']['name']}; delete the ModelDeployment first",
             usage=True,
         )
 

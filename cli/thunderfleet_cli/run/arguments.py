@@ -12,11 +12,10 @@ def add(commands: Parsers) -> None:
         "run",
         "serve a model in any cluster, and chat with it",
         "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
-        "afterwards. A MODEL that is in no model folder of the Macs (the chart's value agent.modelFolders) is fetched from the "
-        "Hugging Face Hub, unless the chart's value hub.enabled is false. If the model requires an API key, set "
-        "$THUNDERFLEET_API_KEY. Exit code 3: the model cannot be placed now, or a group has failed and does not restart any "
-        "more. "
-        "Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
+        "afterwards. A MODEL that is in no model folder of the Macs (the chart's value agent.modelFolders) is fetched from "
+        "the Hugging Face Hub, unless the chart's value hub.enabled is false. If the model requires an API key, set "
+        "$THUNDERFLEET_API_KEY. Exit code 3: the model cannot be placed now, or a group has failed and is not restarted any "
+        "more. Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
         call=run,
     )
     parser.add_argument(
@@ -37,7 +36,7 @@ def add(commands: Parsers) -> None:
     )
     parser.add_argument("-n", "--namespace", help="namespace of the ModelDeployment (default: that of the context)")
     parser.add_argument(
-        "--timeout", type=_seconds, default=1800, metavar="SECONDS", help="how long to wait until the model serves"
+        "--timeout", type=_seconds, default=1800, metavar="SECONDS", help="maximum time to wait until the model serves"
     )
     parser.add_argument(
         "--kubeconfig",

@@ -42,21 +42,20 @@ def add(commands: Parsers) -> None:
     _view(
         commands,
         "cables",
-        "list the cables that groups need and those that Macs see",
-        "List the cables: which Macs see them, what they can do, which groups need them. Faulty cables that groups need come "
-        "first. Example: `thunderfleet cables`",
+        "list the cables that groups need and those that Macs detect",
+        "List the cables: which Macs detect them, their speed and RDMA, and which groups need them. Faulty cables that "
+        "groups need come first. Example: `thunderfleet cables`",
         command.show_cables,
     )
     _view(
         commands,
         "top",
-        "show what Macs and groups use",
-        "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments reserve on it: those of all "
-        "namespaces, or, without the right to list them, those of one. CPU and memory need metrics-server. Example: "
-        "`thunderfleet top`",
+        "show the CPU and memory that Macs and ModelDeployments use",
+        "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments reserve on it: in all "
+        "namespaces, or in one if you may not list all. CPU and memory need metrics-server. Example: `thunderfleet top`",
         command.show_top,
-        namespace="namespace to count without the right to list all (default: that of the context)",
-        every="count all namespaces, or fail without the right to list them",
+        namespace="namespace to count if you may not list all (default: that of the context)",
+        every="count all namespaces; fail if you may not list them",
     )
     events = _view(
         commands,
@@ -76,7 +75,9 @@ def add(commands: Parsers) -> None:
         command.show_logs,
     )
     logs.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
-    logs.add_argument("--tail", type=_lines, default=200, metavar="LINES", help=f"last lines of each rank, at most {MAX_TAIL}")
+    logs.add_argument(
+        "--tail", type=_lines, default=200, metavar="LINES", help=f"number of last lines of each rank, at most {MAX_TAIL}"
+    )
     logs.add_argument("-f", "--follow", action="store_true", help="continue until the ranks end, or Ctrl-C")
     _plan(commands)
     page = _view(

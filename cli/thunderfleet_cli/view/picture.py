@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube
@@ -9,6 +10,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
 
 from thunderfleet_cli.connection import Connection
+from thunderfleet_cli.view.control_plane import leases, trouble
 
 SECONDS = 30.0
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"
@@ -84,15 +86,26 @@ async def read_lists(
 ) -> tuple[Mapping[str, Sequence[Json]], Mapping[str, str]]:
     """Lists by kind, and why others could not be read. Raises LocalClusterError if nothing could, or too slowly."""
     async with await connection.kube() as kube:
-        try:
-            async with asyncio.timeout(SECONDS):
-                answers = await asyncio.gather(*(_read(kube, kind, namespace) for kind in kinds))
-        except TimeoutError:
-            raise LocalClusterError(f"{kube.host} did not answer within {SECONDS:g} s") from None
+        return await _lists(kube, kinds, namespace)
+
+
+async def _lists(
+    kube: Kube, kinds: Sequence[str], namespace: str | None
+) -> tuple[Mapping[str, Sequence[Json]], Mapping[str, str]]:
+    try:
+        async with asyncio.timeout(SECONDS):
+            answers = await asyncio.gather(*(_read(kube, kind, namespace) for kind in kinds))
+    except TimeoutError:
+        said = await trouble(kube) or f"the API server {kube.host} did not answer within {SECONDS:g} s"
+        raise LocalClusterError(said) from None
     found = {kind: answer for kind, answer in zip(kinds, answers, strict=True) if not isinstance(answer, ApiError)}
     errors = {kind: answer for kind, answer in zip(kinds, answers, strict=True) if isinstance(answer, ApiError)}
     unread = {kind: why_unread(kind, namespace, error) for kind, error in errors.items()}
-    if errors and (not found or any(error.unanswered for error in errors.values())):
+    failed = [error for error in errors.values() if error.transient]
+    if failed and (not found or any(error.unanswered for error in failed)):
+        said = await trouble(kube)
+        raise LocalClusterError(f"{said}; {next(iter(unread.values()))}" if said else next(iter(unread.values())))
+    if errors and not found:
         raise LocalClusterError(next(iter(unread.values())))
     return found, unread
 
@@ -100,7 +113,10 @@ async def read_lists(
 async def picture(connection: Connection, namespace: str | None, *, events: bool = False) -> Picture:
     """The objects of the cluster. ``namespace``: None for all. Raises LocalClusterError."""
     kinds = (*CLUSTER, "deployments", "pods", *(("events",) if events else ()))
-    found, unread = await read_lists(connection, kinds, namespace)
-    if "deployments" in unread:
-        raise LocalClusterError(unread["deployments"])
-    return Picture(namespace=namespace, unread=unread, **found)
+    async with await connection.kube() as kube:
+        found, unread = await _lists(kube, kinds, namespace)
+        if "deployments" in unread:
+            raise LocalClusterError(unread["deployments"])
+        known = await leases(kube, found.get("operators", ()))
+    about: dict[str, Any] = {**found, "leases": known}
+    return Picture(namespace=namespace, unread=unread, **about)

@@ -55,7 +55,9 @@ def _at(text: str) -> ApiServer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; launchd starts it."""
-    parser = argparse.ArgumentParser(prog="thunderfleet-balancer", description="Lead this Mac to an API server that works.")
+    parser = argparse.ArgumentParser(
+        prog="thunderfleet-balancer", description="Forward connections of this Mac to an API server that works."
+    )
     parser.add_argument("--listen", type=_at, required=True, help="address and port to listen on")
     parser.add_argument("--servers", type=Path, required=True, help="list of API servers, which is kept up to date")
     parser.add_argument("--identity", type=Path, required=True, help="folder of the kubelet's certificate")

@@ -13,5 +13,6 @@ logs            reads container logs
 termination     termination messages
 leftovers       ends processes by user, deletes what containers wrote
 usage           CPU and memory of containers
+mac_memory      what macOS charges a process for
 errors          why a container cannot be created
 """

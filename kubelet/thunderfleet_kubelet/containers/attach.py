@@ -19,7 +19,7 @@ OPEN_SECONDS = 10.0
 """How long a shim may take to open the pipes."""
 LOOK_SECONDS = 0.02
 LIVE_SECONDS = 1.0
-"""How often it is checked whether the container still runs."""
+"""How often it is checked whether the container still runs, and whether its output has ended."""
 READ_BYTES = 65536
 
 
@@ -39,8 +39,7 @@ class Attached:
         self.tty = bool(spec.get("tty"))
         self.has_stdin = bool(spec.get("stdin"))
         self._once = bool(spec.get("stdinOnce")) and not self.tty
-        self._transports: list[asyncio.BaseTransport] = []
-        self._readers: dict[str, asyncio.StreamReader] = {}
+        self._outputs: dict[str, _Output] = {}
         self.stdin = _Input(self)
         self._ended = asyncio.Event()
 
@@ -59,7 +58,7 @@ class Attached:
             await self._until_open([path for path, _ in pipes.values()])
             for stream in list(pipes):
                 _, fd = pipes.pop(stream)
-                await self._read(stream, fd)
+                self._outputs[stream] = _Output(fd)
         except BaseException:
             for path, fd in pipes.values():
                 os.close(fd)
@@ -79,13 +78,6 @@ class Attached:
         except TimeoutError:
             raise NotAttachable from None
 
-    async def _read(self, stream: str, fd: int) -> None:
-        reader = asyncio.StreamReader(limit=READ_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(fd, "rb", 0))
-        self._transports.append(transport)
-        self._readers[stream] = reader
-
     def nudge(self) -> None:
         """Makes the shim look."""
         if self._live():
@@ -103,8 +95,8 @@ class Attached:
         return self._chunks("stderr")
 
     async def _chunks(self, stream: str) -> AsyncIterator[bytes]:
-        reader = self._readers.get(stream)
-        while reader is not None and (data := await reader.read(READ_BYTES)):
+        output = self._outputs.get(stream)
+        while output is not None and (data := await output.read()):
             yield data
         if stream == "stdout":
             self._ended.set()
@@ -134,8 +126,50 @@ class Attached:
     async def kill(self) -> None:
         """Disconnects. The container keeps running."""
         await self.stdin.close()
-        for transport in self._transports:
-            transport.close()
+        for output in self._outputs.values():
+            output.close()
+
+
+class _Output:
+    """A stream of the program, from a named pipe whose other end the shim has.
+
+    macOS reports data in a named pipe, but not that its last writer has closed it. So it is read now and then without a report.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._ready = asyncio.Event()
+
+    async def read(self) -> bytes:
+        """What has arrived, at least a byte; empty at the end, and after ``close``."""
+        while self._fd >= 0:
+            try:
+                return os.read(self._fd, READ_BYTES)
+            except BlockingIOError:
+                await self._wait()
+            except OSError:
+                break
+        return b""
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready.clear()
+        loop.add_reader(self._fd, self._ready.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LIVE_SECONDS):
+                    await self._ready.wait()
+        finally:
+            if self._fd >= 0:
+                loop.remove_reader(self._fd)
+
+    def close(self) -> None:
+        """Ends ``read``."""
+        if self._fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            self._ready.set()
 
 
 class _Input:

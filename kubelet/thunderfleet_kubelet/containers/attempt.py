@@ -32,6 +32,8 @@ class Attempt:
     grace_exceeded: bool = False
     container_id: str = ""
     image_id: str = ""
+    image: str = ""
+    """The name of its image in the pod's spec; empty if an older kubelet started it."""
     pid: int = 0
     """The main process, which leads the attempt's process group; 0 unless it runs."""
 

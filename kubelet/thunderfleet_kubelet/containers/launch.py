@@ -33,6 +33,8 @@ class Launch:
     image_id: str
     log_bytes: int
     log_files: int
+    image: str = ""
+    """The image's name in the pod's spec."""
     own_user: int | None = None
     """A user that only this container of the pod has while it runs, and no other pod."""
     message_path: str = "/dev/termination-log"
@@ -95,6 +97,7 @@ def prepare(folder: PodFolder, container: str, launch: Launch) -> None:
         "backoff": launch.start.backoff,
         "containerId": folder.container_id(container, number),
         "imageId": launch.image_id,
+        "image": launch.image,
         "message": str(message.relative_to(sandbox)) if message is not None else "",
         "messageFromLog": launch.message_from_log,
         "stdin": launch.stdin,

@@ -112,6 +112,7 @@ class ContainerRuntime:
             "backoff": float(spec.get("backoff") or 0.0),
             "container_id": str(spec.get("containerId") or ""),
             "image_id": str(spec.get("imageId") or ""),
+            "image": str(spec.get("image") or ""),
             "stopping": (attempt / "stop").exists(),
         }
         if ended is None:

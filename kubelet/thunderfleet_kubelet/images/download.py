@@ -119,7 +119,7 @@ class Downloads:
         if digest.hexdigest() != blob.digest.partition(":")[2]:
             os.unlink(part)
             progress(-blob.size)
-            raise PullError(f"the registry sent other content than {blob.digest}")
+            raise PullError(f"the registry sent content that does not have the digest {blob.digest}")
         os.replace(part, self.file(blob))
 
     async def _receive(self, registry: Registry, blob: Blob, part: Path, offset: int, progress: Progress) -> Hash:

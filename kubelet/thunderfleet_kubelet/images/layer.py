@@ -66,7 +66,7 @@ class Layer:
     def seek(self, position: int) -> int:
         """Reads on to ``position``."""
         if position < self._position:
-            raise UnpackError("the archive refers to what was before")
+            raise UnpackError("the archive contains a reference to an earlier position; build the image again")
         while self._position < position:
             if not self._take(min(MAX_READ, position - self._position)):
                 break

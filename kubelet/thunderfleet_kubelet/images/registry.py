@@ -54,7 +54,7 @@ class Registry:
         wanted = target if target.startswith("sha256:") else claimed
         # Other algorithms than ours cannot be compared.
         if wanted.startswith("sha256:") and wanted != found:
-            raise PullError(f"{self._requests.origin.host} sends a manifest with digest {found} as {wanted}")
+            raise PullError(f"{self._requests.origin.host} sends a manifest with digest {found} instead of {wanted}")
         return content, media, found
 
     async def small(self, blob: Blob) -> bytes:
@@ -62,9 +62,9 @@ class Registry:
         async with within(SMALL_SECONDS, f"{self._requests.origin.host}: no configuration"), self.part(blob, 0) as part:
             content = await read(part.response, min(MAX_SMALL, blob.size))
         if len(content) < blob.size:
-            raise Transient(f"{self._requests.origin.host} sends {len(content)} of {blob.size} bytes")
+            raise Transient(f"{self._requests.origin.host} sends only {len(content)} of {blob.size} bytes")
         if digest_of(content) != blob.digest:
-            raise PullError(f"{self._requests.origin.host} sends other content than {blob.digest}")
+            raise PullError(f"{self._requests.origin.host} sends content that does not have the digest {blob.digest}")
         return content
 
     @contextlib.asynccontextmanager
@@ -84,7 +84,7 @@ class Registry:
     def _start(self, response: aiohttp.ClientResponse, blob: Blob, offset: int) -> int:
         match = _RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
         if match is None or int(match[1]) != offset or match[3] not in ("*", str(blob.size)):
-            raise NotContinued(f"{self._requests.origin.host} sends another range of {blob.digest} than it was asked for")
+            raise NotContinued(f"{self._requests.origin.host} sends another range of {blob.digest} than requested")
         return offset
 
     async def _check(self, response: aiohttp.ClientResponse, what: str) -> None:

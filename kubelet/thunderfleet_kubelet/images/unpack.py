@@ -80,7 +80,7 @@ class Tree:
             self.fresh.add(path)
             return path
         if os.path.lexists(path):
-            raise UnpackError(f"{part!r} is not a folder, and something is to be in it")
+            raise UnpackError(f"{part!r} is not a folder, although the image has files in it")
         # It has no entry of its own, and links lead from one deep folder to another.
         self.count()
         if path.count("/") - self.root.count("/") > MAX_DEPTH:
@@ -215,10 +215,10 @@ def _parts(name: str) -> tuple[str, ...]:
 
 def _check(member: tarfile.TarInfo) -> None:
     if not (member.isreg() or member.issym() or member.islnk()):
-        kind = "device" if member.ischr() or member.isblk() else "pipe" if member.isfifo() else "thing of an unknown kind"
-        raise UnpackError(f"{member.name!r} is a {kind}; images may have folders, files and links")
+        kind = "device" if member.ischr() or member.isblk() else "pipe" if member.isfifo() else "entry of an unknown type"
+        raise UnpackError(f"{member.name!r} is a {kind}; images may contain only folders, files and links")
     if member.sparse is not None or member.size < 0:
-        raise UnpackError(f"{member.name!r} is a sparse file")
+        raise UnpackError(f"{member.name!r} is a sparse file, which is not supported")
     if member.isreg() and member.mode & SPECIAL:
         raise UnpackError(f"{member.name!r} is setuid or setgid; remove the bit in the image")
 

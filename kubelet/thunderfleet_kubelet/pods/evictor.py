@@ -4,13 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
-from thunderfleet_kubelet import disk
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.decide import eviction
 from thunderfleet_kubelet.pods.decide.eviction import Usage
-from thunderfleet_kubelet.pods.decide.podspec import all_containers, is_critical
+from thunderfleet_kubelet.pods.decide.podspec import is_critical
+from thunderfleet_kubelet.pods.disk_usage import MEASUREMENTS, measure
 from thunderfleet_kubelet.pods.worker import PodWorker
 from thunderfleet_kubelet.pressure import DiskState, Met
 
@@ -24,9 +23,6 @@ LIMITS_SECONDS = 30.0
 
 END_SECONDS = 30.0
 """How long the next eviction waits for the space of the last one, beyond its grace period."""
-
-MEASUREMENTS = 4
-"""How many pods are measured at once."""
 
 NodeEvent = Callable[[str, str], None]
 
@@ -147,22 +143,3 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause: Callable[[], float
             # Pods must be managed though the disk is not.
             log.exception("cannot measure disk usage; retrying in %g s", pause())
         await asyncio.sleep(pause())
-
-
-async def measure(worker: PodWorker) -> Usage:
-    """What the pod uses now."""
-    folder = worker.folder
-    volumes = {str(one["name"]): folder.empty(str(one["name"])) for one in worker.pod["spec"].get("volumes") or []}
-    containers: dict[str, list[Path]] = {
-        str(one["name"]): [folder.path / "containers" / one["name"] / "sandbox", folder.path / "logs" / one["name"]]
-        for one in all_containers(worker.pod)
-    }
-    try:
-        found = await disk.used([*volumes.values(), *(path for paths in containers.values() for path in paths)])
-    except OSError as error:
-        log.warning("%s: cannot measure disk usage: %s", worker.key, error)
-        return Usage(unknown=True)
-    return Usage(
-        {name: found[path] for name, path in volumes.items() if path in found},
-        {name: sum(found.get(path, 0) for path in paths) for name, paths in containers.items()},
-    )

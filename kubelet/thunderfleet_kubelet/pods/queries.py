@@ -12,7 +12,9 @@ from thunderfleet_kubelet.containers import attach, exec_session, listeners, log
 from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.disk import file_system
+from thunderfleet_kubelet.pods.decide.eviction import Usage as DiskFigures
 from thunderfleet_kubelet.pods.decide.podspec import NO_EPHEMERAL, all_containers, ephemeral_containers, main_containers
+from thunderfleet_kubelet.pods.disk_usage import DiskUsage
 from thunderfleet_kubelet.pods.worker import PodWorker
 from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_kubelet.shim import processes
@@ -69,7 +71,11 @@ class PortRefused(PodLookupError):
 
 @dataclass(frozen=True)
 class ContainerUsage:
-    """What a running container uses. ``cpu_seconds``: the sum over its live processes."""
+    """What a running container uses, summed over its live processes.
+
+    ``memory_bytes``: what the system charges them for. ``resident_bytes``: what is in memory; on macOS without the GPU's.
+    ``gpu_bytes``: of ``memory_bytes``, the GPU's; None where the system does not say.
+    """
 
     namespace: str
     pod: str
@@ -82,6 +88,8 @@ class ContainerUsage:
     """The pod's."""
     image: str = ""
     id: str = ""
+    resident_bytes: int = 0
+    gpu_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,11 @@ class PodQueries:
         self._node_name = node_name
         self._folder = folder
         self._workers = workers
+        self._disk = DiskUsage()
+
+    async def disk_usage(self) -> Mapping[str, DiskFigures]:
+        """What the pods that have not ended use of the disk, by uid, at most a minute old; some may be missing."""
+        return await self._disk.read(worker for worker in self._workers.values() if worker.active)
 
     def pods(self) -> list[Json]:
         """The accepted pods that have not ended, with their newest status."""
@@ -131,12 +144,13 @@ class PodQueries:
         result = []
         for marker, (worker, name, attempt) in running.items():
             namespace, _, pod = worker.key.partition("/")
-            cpu, memory = sums.get(marker, (0.0, 0))
-            cpu = max(cpu, LEAST_CPU_SECONDS)
+            found = sums.get(marker, usage.Usage())
+            cpu = max(found.cpu_seconds, LEAST_CPU_SECONDS)
             started = datetime.fromtimestamp(attempt.started_at or 0.0, UTC)
             spec = next((item for item in all_containers(worker.pod) if item["name"] == name), {})
-            more = {"uid": worker.uid, "image": str(spec.get("image") or ""), "id": attempt.container_id}
-            result.append(ContainerUsage(namespace, pod, name, cpu, memory, started, sampled, **more))
+            image = str(spec.get("image") or "")
+            more = (worker.uid, image, attempt.container_id, found.resident, found.gpu)
+            result.append(ContainerUsage(namespace, pod, name, cpu, found.memory, started, sampled, *more))
         return result
 
     def probe_results(self) -> list[ProbeResult]:
@@ -235,7 +249,7 @@ class PodQueries:
             try:
                 await found.open(stdin=stdin)
             except attach.NotAttachable:
-                raise ContainerNotRunning(f"container {name} in pod {pod} ends") from None
+                raise ContainerNotRunning(f"container {name} in pod {pod} is terminating") from None
         return found
 
     def require_running(self, namespace: str, pod: str) -> None:

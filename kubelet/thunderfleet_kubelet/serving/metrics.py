@@ -88,7 +88,7 @@ class Metrics:
 
 
 def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
-    """``/metrics/resource`` for metrics-server. Memory is the resident memory; macOS has no working set."""
+    """``/metrics/resource`` for metrics-server. Memory is what the system charges the processes for, the GPU's included."""
     labels = ["container", "namespace", "pod"]
     cpu = CounterMetricFamily("container_cpu_usage_seconds", "CPU time of the container in seconds", labels=labels)
     memory = GaugeMetricFamily("container_memory_working_set_bytes", "Memory of the container in bytes", labels=labels)

@@ -161,8 +161,9 @@ class Server:
         return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
 
     async def _summary(self, request: web.Request) -> web.Response:
-        usage, disk = await self.pods.usage(), self.pods.file_system()
-        return web.json_response(stats.summary(self.guard.node_name, usage, machine_usage(), disk, datetime.now(UTC)))
+        usage, used, disk = await self.pods.usage(), await self.pods.disk_usage(), self.pods.file_system()
+        found = stats.summary(self.guard.node_name, usage, machine_usage(), disk, used, datetime.now(UTC))
+        return web.json_response(found)
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         options, previous = log_options(request.query, datetime.now(UTC))

@@ -1,6 +1,7 @@
 """Access to the API server.
 
 client     requests, typed errors, paged lists, watch connections
+control_plane  which part of the control plane does not answer
 execution  runs a command in a container
 plugin     credential plugins of kubeconfigs, with a time limit
 reflector  list and watch: a local cache of one collection
@@ -17,6 +18,7 @@ from thunderfleet_lib.kube.client import (
     ApiError,
     Kube,
 )
+from thunderfleet_lib.kube.control_plane import Part, silent_part
 from thunderfleet_lib.kube.names import Json, key_of, name_of
 from thunderfleet_lib.kube.reflector import Reflector
 
@@ -30,7 +32,9 @@ __all__ = [
     "ApiError",
     "Json",
     "Kube",
+    "Part",
     "Reflector",
     "key_of",
     "name_of",
+    "silent_part",
 ]

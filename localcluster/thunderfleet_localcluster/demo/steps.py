@@ -63,7 +63,7 @@ def play(session: Session, keep: bool) -> None:
         with session.step("Install the chart"):
             install_chart(session)
     else:
-        with session.step("Three recorded Macs, which run nothing of ours yet"):
+        with session.step("Three recorded Macs, without Thunderfleet"):
             start_macs(session)
         with session.step("Make one a control plane, and the others its nodes: LaunchDaemons on each"):
             init_and_join(session)

@@ -76,6 +76,8 @@ class MachinePool:
             config["addresses"] = [str(machine.lan.ip)]
             # Where this machine is a Mac, it finds the commands of one.
             config["operatingSystem"] = "linux"
+            if machine.name == self._watches_certificates():
+                config["controlPlaneCertificates"] = str(self.folder.control_plane / "pki")
         if machine.machine.kind == "mac":
             # A fleet file says which ports are in a bridge.
             config["thunderboltPorts"] = "Unmanaged"
@@ -83,6 +85,15 @@ class MachinePool:
             if machine.machine.jaccl == "recorded":
                 config["pythonPath"] = [str(jaccl.python_folder(home / "bin"))]
         return config
+
+    def _watches_certificates(self) -> str | None:
+        """The machine whose kubelet exports when the certificates of the control plane expire: the first that is no Mac.
+
+        None if the control plane is on a Mac, whose own kubelet does so.
+        """
+        if self.spec.control_plane_mac is not None:
+            return None
+        return next((machine.name for machine in self.plan.machines if machine.machine.kind != "mac"), None)
 
     def _write_commands(self) -> None:
         now = self.faults.layout(self.plan)

@@ -2,6 +2,8 @@
 
 controller  starts and stops transfers as they are wanted, and reports them
 transfer    fetches one model over several connections at once
+arriving    a large file that arrives: chunks on disk, hash of the whole
+failures    which ways and Macs are not used for a while; pure
 connection  one connection to another agent
 tls         TLS of a client that reads much
 server      answers other agents, one thread per connection

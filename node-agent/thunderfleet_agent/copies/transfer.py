@@ -8,9 +8,7 @@ every file has its name.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
 import logging
 import os
 import random
@@ -19,19 +17,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import BinaryIO
+from dataclasses import dataclass
 
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.modelstore import hashing
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
-from thunderfleet_lib.modelstore.store import BlobWriter, Busy, Store
+from thunderfleet_lib.modelstore.store import Busy, Store
 
-from thunderfleet_agent.copies import chunks, wire
+from thunderfleet_agent.copies import arriving, chunks, wire
+from thunderfleet_agent.copies.arriving import OpenFile
 from thunderfleet_agent.copies.board import Ask, Board, Chunk, Files, GetList, Work
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
 from thunderfleet_agent.copies.connection import BLOCK_BYTES, Arrived, Connection, PeerFailed, connect
+from thunderfleet_agent.copies.failures import Failures
 from thunderfleet_agent.copies.pace import Pace
 from thunderfleet_agent.copies.paths import Path, Way
 from thunderfleet_agent.copies.rates import From, Rates, seconds_left
@@ -47,11 +45,8 @@ IDLE_SECONDS = 0.1
 # New ways are looked for this often.
 TURN_SECONDS = 0.5
 JOIN_SECONDS = 30.0
-# A Mac that sent wrong bytes is asked again after this time: its file may have been replaced.
-DROP_SECONDS = 600.0
 # Bytes are counted, and the rate is limited, in steps of this size.
 STEP_BYTES = 64 * 1024
-RETRY = Backoff(0.5, 15.0)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -74,36 +69,6 @@ class Progress:
     waits_for: str
     checking: bool
     most: From | None = None
-
-
-@dataclass
-class Trouble:
-    """The failures of one way since it last worked."""
-
-    count: int = 0
-    again: float = 0.0
-    last: str = ""
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A node that sent wrong bytes: what was wrong, and until when nothing is fetched from it (monotonic)."""
-
-    why: str
-    until: float
-
-
-@dataclass
-class OpenFile:
-    """A large file that arrives. ``hasher`` and ``hashed``: the chunks from its start that went into the hash."""
-
-    writer: BlobWriter
-    file: BinaryIO
-    close: contextlib.ExitStack
-    hasher: hashing.Hash
-    hashed: int = 0
-    users: int = field(default=0)
-    """Connections that write to it."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +105,7 @@ class Transfer:
         # Replaced, never changed.
         self._kinds: Mapping[str, Way] = {}
         self._connections: dict[str, Connection] = {}
-        self._trouble: dict[str, Trouble] = {}
-        self._dropped: dict[str, Dropped] = {}
+        self._failures = Failures()
         self._started = False
 
     def stop(self) -> None:
@@ -279,12 +243,8 @@ class Transfer:
         for way in ways:
             with self._lock:
                 running = self._threads.get(way.key)
-                trouble = self._trouble.setdefault(way.key, Trouble())
-                dropped = self._dropped.get(way.to.node)
-                if dropped is not None and now >= dropped.until:
-                    del self._dropped[way.to.node]
-                    dropped = None
-                if dropped or now < trouble.again or (running is not None and running.is_alive()):
+                usable = self._failures.usable(way.key, way.to.node, now)
+                if not usable or (running is not None and running.is_alive()):
                     continue
                 thread = threading.Thread(target=self._guard, args=(lambda way=way: self._work(way),), daemon=True)
                 thread.name = "copy-fetch"
@@ -316,17 +276,15 @@ class Transfer:
         if self._quits(way):
             return
         with self._lock:
-            trouble = self._trouble[way.key]
-            trouble.count, trouble.last = trouble.count + 1, why
-            trouble.again = time.monotonic() + RETRY.seconds(trouble.count)
-        (log.warning if trouble.count == 1 else log.debug)("copy of %s: %s", self._manifest.repository, why)
+            first = self._failures.failed(way.key, why, time.monotonic())
+        (log.warning if first else log.debug)("copy of %s: %s", self._manifest.repository, why)
 
     def _changed(self, way: Path) -> bool:
         """Whether a group started or stopped using this cable, so that another limit and another order apply."""
         return self._kinds.get(way.key, way.way) is not way.way
 
     def _quits(self, way: Path) -> bool:
-        return self._stop.is_set() or self._over or self._failure is not None or way.to.node in self._dropped
+        return self._stop.is_set() or self._over or self._failure is not None or self._failures.is_dropped(way.to.node)
 
     def _fetch(self, way: Path, connection: Connection) -> None:
         block, flying, arrived = memoryview(bytearray(BLOCK_BYTES)), deque[Chunk](), self._counter(way)
@@ -401,11 +359,11 @@ class Transfer:
         body, answer = connection.fetch(Request(Op.LIST, (work.blob,)), chunks.count(large.entry.size) * chunks.DIGEST_BYTES)
         found = None if answer.error else ChunkList(body)
         if found is not None and not found.fits(large.entry.size):
-            raise PeerFailed(f"{way}: sent a list of chunks of a wrong length for {large.entry.path}")
+            raise PeerFailed(f"{way}: sent a list of chunks with a wrong length for {large.entry.path}")
         with self._lock:
             if not self._board.listed(way.key, work.blob, found, time.monotonic()):
                 return
-        self._trouble[way.key].count = 0
+            self._failures.worked(way.key)
         self._open_file(work.blob)
 
     def _open_file(self, blob: str) -> None:
@@ -416,16 +374,11 @@ class Transfer:
                 return
             opened = self._files.get(blob)
         if opened is None:
-            stack = contextlib.ExitStack()
-            writer = stack.enter_context(self._store.writer(self._manifest.repository, large.entry))
-            file = stack.enter_context(writer.open())
-            if writer.size > large.entry.size:
-                file.truncate(large.entry.size)
-            opened = OpenFile(writer, file, stack, hashing.start(large.entry))
+            opened = arriving.open_file(self._store, self._manifest.repository, large.entry)
             with self._lock:
                 self._files[blob] = opened
-        opened.hasher, opened.hashed = hashing.start(large.entry), 0
-        have = _intact(opened.file.fileno(), large.entry, large.list, self._quits_any)
+        opened.restart()
+        have = arriving.intact(opened.file.fileno(), large.entry, large.list, self._quits_any)
         with self._lock:
             self._board.found_on_disk(blob, have)
             self._shelf.begin(Partial(large.entry, opened.writer.path, large.list, large.giver, large.have))
@@ -465,7 +418,7 @@ class Transfer:
             self._lock.notify_all()
             if right:
                 self._board.arrived(way.key, chunk)
-                self._trouble[way.key].count = 0
+                self._failures.worked(way.key)
                 return
             node, listed = self._board.wrong(way.key, chunk)
             if listed:
@@ -479,7 +432,7 @@ class Transfer:
         log.error("copy of %s: %s; nothing is fetched from it for a while", self._manifest.repository, why)
         self._network.wrong(node)
         with self._lock:
-            self._dropped[node] = Dropped(why, time.monotonic() + DROP_SECONDS)
+            self._failures.drop(node, why, time.monotonic())
             doomed = [connection for connection in self._connections.values() if connection.way.to.node == node]
             self._lock.notify_all()
         for connection in doomed:
@@ -505,8 +458,7 @@ class Transfer:
             blob, opened, index = found
             large = self._board.large[blob]
             if index < chunks.count(large.entry.size):
-                _hash_chunk(opened, large.entry, index, buffer)
-                opened.hashed = index + 1
+                opened.hash_chunk(index, buffer)
             else:
                 self._finish_file(blob, opened)
 
@@ -537,7 +489,10 @@ class Transfer:
         if right and list_ is not None:
             self._shelf.keep(self._manifest.repository, large.entry, list_)
         elif giver:
-            self._drop(giver, f"{large.entry.path} does not have its hash, although all chunks are as {giver} listed them")
+            self._drop(
+                giver,
+                f"{large.entry.path} does not have its hash, although all of its chunks have the hashes that {giver} listed",
+            )
 
     # --- small files ---------------------------------------------------------------------------------------------------
 
@@ -547,7 +502,7 @@ class Transfer:
         sizes = answer.sizes
         wanted = {entry.blob: size for entry, size in zip(work.entries, sizes, strict=False) if size >= 0}
         if len(sizes) != len(work.entries) or answer.size != sum(wanted.values()) or answer.size > CHUNK_BYTES:
-            raise PeerFailed(f"{way}: answered with other sizes than those of the files")
+            raise PeerFailed(f"{way}: answered with sizes that differ from those of the files")
         try:
             for entry in work.entries:
                 if entry.blob not in wanted:
@@ -584,48 +539,7 @@ class Transfer:
 
     def _waits_for(self) -> str:
         """Called with the lock held."""
-        parts = [dropped.why for dropped in self._dropped.values()]
-        parts += sorted({one.last for one in self._trouble.values() if one.count and one.last})
-        return "; ".join([self._board.waits_for(), *parts][:4])
-
-
-def _intact(descriptor: int, entry: FileEntry, found: ChunkList, quits: Callable[[], bool]) -> list[int]:
-    """The chunks on disk that have their hashes."""
-    intact, size = [], os.fstat(descriptor).st_size
-    block = memoryview(bytearray(BLOCK_BYTES))
-    for index in range(chunks.count(entry.size)):
-        at, count = index * CHUNK_BYTES, chunks.length(index, entry.size)
-        if at + count > size or quits():
-            break
-        if _is_hole(descriptor, at, count):
-            continue
-        hasher, left = hashlib.sha256(), count
-        while left and (read := os.preadv(descriptor, [block[: min(left, BLOCK_BYTES)]], at)):
-            hasher.update(block[:read])
-            at, left = at + read, left - read
-        if hasher.digest() == found.digest(index):
-            intact.append(index)
-    return intact
-
-
-def _is_hole(descriptor: int, at: int, count: int) -> bool:
-    """Whether nothing was written there. False where the file system cannot say."""
-    try:
-        return os.lseek(descriptor, at, os.SEEK_DATA) >= at + count
-    except OSError as error:
-        return error.errno == errno.ENXIO
-
-
-def _hash_chunk(opened: OpenFile, entry: FileEntry, index: int, buffer: memoryview) -> None:
-    at = index * CHUNK_BYTES
-    end = at + chunks.length(index, entry.size)
-    while at < end:
-        read = os.preadv(opened.file.fileno(), [buffer[: min(len(buffer), end - at)]], at)
-        if read == 0:
-            # Another program truncated the file, so the check of its hash will fail.
-            return
-        opened.hasher.update(buffer[:read])
-        at += read
+        return "; ".join([self._board.waits_for(), *self._failures.texts()][:4])
 
 
 __all__ = ["Busy", "Network", "Progress", "Transfer", "TransferFailed"]

@@ -1,6 +1,6 @@
 """The running account of one round: what is taken grows with each group that is placed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -12,6 +12,9 @@ from thunderfleet_operator.observe.fleet import occupied
 from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
+
+RESERVED = ""
+"""The uid of plans whose room is reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,17 @@ class Account:
     def placed(self, group: GroupKey, plan: Plan) -> "Account":
         """The account after a group has been placed."""
         usage = self.usage.placed(group, plan)
+        taken = usage.taken()
+        return Account(occupied(self.fleet, self.taken, taken), usage, taken)
+
+    def reserving(self, plans: Iterable[Plan]) -> "Account":
+        """The account in which the room of these plans is taken as well, whatever has become of their pods."""
+        usage = self.usage
+        for number, plan in enumerate(plans):
+            # Under a key of their own, so that no pod stands for a rank: a pod that ends leaves its room to nobody else.
+            usage = usage.placed((RESERVED, number), plan.model_copy(update={"uid": RESERVED}))
+        if usage is self.usage:
+            return self
         taken = usage.taken()
         return Account(occupied(self.fleet, self.taken, taken), usage, taken)
 

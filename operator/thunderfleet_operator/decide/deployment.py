@@ -215,7 +215,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
     avoids = counted((link for known in links.values() for link in known), observed.fleet, observed.now)
     fleet = without(observed.fleet, avoids, observed.now)
     names = frozenset(link.name for link in avoids)
-    account = Account(fleet, observed.usage, observed.taken)
+    account = Account(fleet, observed.usage, observed.taken).reserving(observed.signals.reserved)
     quarantines: list[tuple[Failure, str]] = []
     groups: list[GroupDecision] = []
     questions: dict[int, Question] = {}
@@ -288,7 +288,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
         endpoint_slice=_endpoint_slice(observed, settings.routers),
         routers=settings.routers,
         service_taken=observed.service is not None and not observed.service.orphan and not _own_service(observed),
-        resolution=resolution(observed.weights, found, deployment.spec.model.copies),
+        resolution=resolution(observed.weights, found, deployment.spec.model.copies, cache.coming),
         cache=cache.apply,
         avoids=names,
         questions=questions,

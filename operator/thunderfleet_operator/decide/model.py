@@ -31,7 +31,8 @@ def _folders(mac: Mac) -> str:
     return f"{mac.name} has {count} in {', '.join(parents[:3])}" if parents else f"{mac.name} has no models"
 
 
-def _names(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
 
@@ -51,10 +52,10 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     whys = [model.unsupported for _, models in complete for model in models]
     if on and all(whys):
         advice = "choose another model, or install an image with a newer mlx-lm"
-        return Resolution(False, Reason.MODEL_UNSUPPORTED, f"{what} is on {_names(on)}, but {whys[0]}; {advice}")
+        return Resolution(False, Reason.MODEL_UNSUPPORTED, f"{what} is on {listed(on)}, but {whys[0]}; {advice}")
     if on:
         folders = sorted({model.path for _, models in complete for model in models})
-        return Resolution(True, Reason.FOUND, f"{what} is at {', '.join(folders[:3])} on {_names(on)}")
+        return Resolution(True, Reason.FOUND, f"{what} is at {', '.join(folders[:3])} on {listed(on)}")
     return _not_found(fleet, request, what)
 
 
@@ -66,14 +67,14 @@ def _not_found(fleet: Fleet, request: Request, what: str) -> Resolution:
     if partial:
         texts = [f"{name}: {model.path}: {model.problem or 'files are missing'}" for name, model in partial]
         return Resolution(
-            False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac; download it again: {_names(texts)}"
+            False, Reason.MODEL_INCOMPLETE, f"{what} is not complete on any Mac; download it again: {listed(texts)}"
         )
     if not macs:
         return Resolution(False, Reason.NO_MACS, NO_MACS)
     others = {model.revision for mac in macs for model in other_revisions(mac, request)}
     if others:
-        commits = _names(sorted(str(commit) for commit in others))
-        holders = _names([mac.name for mac in macs if other_revisions(mac, request)])
+        commits = listed(sorted(str(commit) for commit in others))
+        holders = listed([mac.name for mac in macs if other_revisions(mac, request)])
         there = f"commit{'' if len(others) == 1 else 's'} {commits} on {holders}"
         return Resolution(
             False,
@@ -81,7 +82,7 @@ def _not_found(fleet: Fleet, request: Request, what: str) -> Resolution:
             f"commit {request.revision} of {what} was not found on any Mac; found: {there}. Set "
             "spec.model.revision to the full hash of a commit that was found, or to main for any commit",
         )
-    looked = _names([_folders(mac) for mac in macs])
+    looked = listed([_folders(mac) for mac in macs])
     where = f"to {request.repository} below" if request.repository else "there; the path must be below"
     advice = f"copy it {where} a folder of the chart's value agent.modelFolders"
     return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found on any Mac: {looked}; {advice}")

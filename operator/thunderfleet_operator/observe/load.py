@@ -7,6 +7,8 @@ monotonic, in seconds.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from thunderfleet_crds.plan import Plan
+
 BUCKET_SECONDS = 2.0
 """Samples that are closer together count as one: their lowest and their highest value."""
 
@@ -87,6 +89,8 @@ class Signals:
     """Whether there are routers, which wake it when a request comes."""
     yields_to: str | None = None
     """The ModelDeployment (``namespace/name``) that is to have its turn."""
+    reserved: tuple[Plan, ...] = ()
+    """Plans whose room is kept for another ModelDeployment that is to have its turn."""
 
 
 NO_SIGNALS = Signals()
@@ -106,3 +110,5 @@ class Candidate:
     idle_seconds: float
     ready_seconds: float
     """Since when all of its groups serve."""
+    plans: tuple[Plan, ...] = ()
+    """Of its groups."""

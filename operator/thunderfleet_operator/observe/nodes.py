@@ -43,6 +43,8 @@ class Node:
     created: datetime | None = None
     saved: datetime | None = None
     """When `thunderfleet backup` last saved its control plane."""
+    pressures: tuple[tuple[str, bool], ...] = ()
+    """Its conditions under which the kubelet ends pods, such as DiskPressure, and whether each holds."""
 
     @property
     def mac(self) -> bool:
@@ -118,6 +120,12 @@ def _saved(metadata: Json) -> datetime | None:
     return None
 
 
+def _pressures(item: Json) -> tuple[tuple[str, bool], ...]:
+    conditions = (item.get("status") or {}).get("conditions") or []
+    kinds = [(str(one.get("type")), one.get("status") == "True") for one in conditions]
+    return tuple(sorted((kind, holds) for kind, holds in kinds if kind.endswith("Pressure")))
+
+
 def read_node(item: Json) -> Node:
     """The value of a Node object."""
     return Node(
@@ -136,4 +144,5 @@ def read_node(item: Json) -> Node:
         control_plane=is_control_plane(item),
         created=parse_time(item["metadata"].get("creationTimestamp")),
         saved=_saved(item["metadata"]),
+        pressures=_pressures(item),
     )

@@ -2,8 +2,9 @@
 
 A Mac must be Ready, schedulable and profiled, match the selector, have only tolerated taints, and hold the complete model.
 
-To add a rule, add its fact to ``fleet.Mac``, which ``observe.fleet`` makes from Node and NodeProfile, its message here, and how
-hard it is to change in ``explain.obstacles``, which orders the near misses. A rule about several Macs belongs to ``cohorts``,
+To add a rule, add its fact to ``fleet.Mac``, which ``observe.fleet`` makes from Node and NodeProfile, and its message here.
+Then add how hard it is to change to ``explain.obstacles``, which orders the near misses, and the fact of a Mac that follows the
+rule to ``explain.changed.fixed``: without it, no near miss names such a Mac. A rule about several Macs belongs to ``cohorts``,
 one about links to ``graph.hops``, a preference to ``score``.
 """
 

@@ -201,7 +201,7 @@ def _faster(choice: Choice, kept: Candidate, speed: float, running: Score, reque
     found = choice.candidate
     if request.policy is not None and choice.speed >= threshold(found, kept, request.policy) * speed:
         nodes = ", ".join(found.nodes)
-        here = f"{speed:.3g} tokens/s where the group is now"
+        here = f"{speed:.3g} tokens/s on the current Macs"
         return f"{nodes}; predicted {choice.speed:.3g} tokens/s there, {here} (policy {request.policy})"
     text = _scores_better(found, running) if choice.speed * ALIKE > speed else None
     return text or _scores_better(kept, running)

@@ -96,7 +96,7 @@ class Changes:
     """What turns a near miss into a placement: all of it together, and nothing else."""
 
     macs: tuple[str, ...] = ()
-    """Macs that must be mended or joined. Their files, software and ports are then like those of the others."""
+    """Macs that must be fixed or joined. Their files, software and ports are then like those of the others."""
     free_bytes: tuple[tuple[str, int], ...] = ()
     """By Mac that has too little free memory, what it needs."""
     hops: tuple[tuple[str, str], ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from thunderfleet_lib.clock import Moment
-from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube, Part, silent_part
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ class Leader:
         self._looked = now()
         self._led = False
         self.writes = 0
+        self.silent: Part | None = None
+        """The part of the control plane because of which this replica does not lead, or does not see who leads."""
 
     def leading(self) -> bool:
         """Whether this replica may act right now."""
@@ -119,8 +121,11 @@ class Leader:
                     log.warning("cannot take or renew Lease %s/%s: %s", self._namespace, LEASE_NAME, error)
                     silenced = error.reason
                 wait = 1.0
+                if error.transient and not self.leading():
+                    # A holder rather tries to renew its Lease.
+                    self.silent = await silent_part(self._kube)
             else:
-                silenced = ""
+                silenced, self.silent = "", None
             if self._led and not self.leading():
                 log.warning("%s stops acting: its Lease has not been renewed for %.0f s", self.identity, STOP_AFTER_SECONDS)
                 self._led = False

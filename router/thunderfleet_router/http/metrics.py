@@ -34,13 +34,15 @@ class RouterMetrics:
         self.tokens = counter("tokens", "Tokens of prompts and answers, by ModelDeployment.", "model")
         self.retries = counter("retries", "Requests that were sent to another group because the first one failed.")
         self.group_failures = counter("group_failures", "Requests that were in flight when a group failed.")
-        self.suspects = counter("suspects_refused", "Requests that were refused because they were in flight at two failures.")
+        self.suspects = counter(
+            "suspects_refused", "Requests that were refused because they were in flight at two failures of groups."
+        )
         self.limited = counter("limited", "Requests that a key's limit refused, by limit.", "limit")
         self.reports = counter("demand_reports", "Reports of demand to the operator, by result: ok, refused, failed.", "result")
         self.first = histogram(
             "time_to_first_byte_seconds", "Seconds from the arrival of a request to the first byte of its answer."
         )
-        self.waited = histogram("wait_seconds", "Seconds that requests waited in the router for a seat at a group.")
+        self.waited = histogram("wait_seconds", "Seconds that requests waited in the router until a group had room for them.")
         gauge("requests_in_flight", "Requests that were sent to groups.", in_flight)
         gauge("requests_waiting", "Requests that wait in the router.", waiting)
         gauge("api_connected", "1 while the router can reach the API server.", lambda: float(connected()))

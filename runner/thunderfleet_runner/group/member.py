@@ -280,7 +280,7 @@ class Member:
         await asyncio.to_thread(self._weights.save, found)
         if found[0] != self._loads:
             log.warning(
-                "the weight files in %s were replaced while the group serves; it keeps the earlier ones until it restarts",
+                "the weight files in %s were replaced while the group serves; it uses the earlier ones until it restarts",
                 self.plan.model_path,
             )
             return

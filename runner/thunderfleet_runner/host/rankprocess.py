@@ -209,7 +209,8 @@ class RankProcess:
         if self._exit.exited.is_set() or self._socket.fileno() < 0:
             return True
         hung_up = select.poll()
-        hung_up.register(self._socket, 0)
+        # Without an event that is asked for, macOS reports no hang-up.
+        hung_up.register(self._socket, select.POLLIN)
         return any(events & select.POLLHUP for _, events in hung_up.poll(0))
 
     def _flush(self) -> None:

@@ -106,7 +106,7 @@ class Hub:
                     files.append(_file(entry))
             why = selection.problem(entry.path for entry in files)
             if why is not None:
-                raise InvalidManifest(f"commit {commit} is no model for mlx-lm: {why}")
+                raise InvalidManifest(f"commit {commit} is not a model for mlx-lm: {why}")
             return Manifest(self.repository, commit, tuple(files))
 
     def fetch(self, commit: str, entry: FileEntry, file: BinaryIO, path: Path) -> None:
@@ -116,7 +116,7 @@ class Hub:
             about = get_hf_file_metadata(url, token=self.token or False, timeout=TIMEOUT_SECONDS, endpoint=self.endpoint)
             if about.size is not None and about.size != entry.size:
                 raise HubFault(
-                    Reason.WRONG_BYTES, f"{self.endpoint} has {about.size} bytes of {entry.path}, and listed {entry.size}"
+                    Reason.WRONG_BYTES, f"{self.endpoint} has {about.size} bytes of {entry.path}, but lists {entry.size}"
                 )
             # The token is for the hub alone, not for where it redirects to.
             same = httpx2.URL(about.location).host == httpx2.URL(url).host

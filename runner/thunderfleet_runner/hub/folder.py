@@ -68,7 +68,7 @@ class Folder:
             listed = {name: digest for name, digest in sums.parse(self._list).items() if selection.belongs(name)}
             why = selection.problem(listed)
             if why is not None:
-                raise InvalidManifest(f"it is no model for mlx-lm: {why}")
+                raise InvalidManifest(f"it is not a model for mlx-lm: {why}")
             files = tuple(FileEntry(name, self._size(name), sha256=digest) for name, digest in sorted(listed.items()))
             return Manifest(self.repository, commit, files, sums=self._list.decode())
         except (InvalidSums, InvalidManifest) as error:
@@ -92,7 +92,8 @@ class Folder:
             if reply.size is not None and start + reply.size != entry.size:
                 raise HubFault(
                     Reason.WRONG_BYTES,
-                    f"{self.endpoint} has {start + reply.size} bytes of {entry.path}, and {entry.size} when it was resolved",
+                    f"{self.endpoint} has {start + reply.size} bytes of {entry.path}; it had {entry.size} when the model "
+                    "was resolved",
                 )
             for block in reply.blocks(entry.size - start + 1):
                 start += len(block)

@@ -73,7 +73,7 @@ class Network:
         try:
             parts, host = urlsplit(url), host_of(url)
         except ValueError:
-            raise HubFault(Reason.HUB_FAILED, f"a redirect leads to {url[:200]!r}, which is no URL") from None
+            raise HubFault(Reason.HUB_FAILED, f"a redirect leads to {url[:200]!r}, which is not a URL") from None
         if parts.scheme != "https" or parts.username is not None or parts.password is not None:
             raise HubFault(
                 Reason.HOST_NOT_ALLOWED, f"a redirect leads to {_plain(url)}: only https URLs without a user are followed"
@@ -150,7 +150,7 @@ class Network:
                 context.load_verify_locations(cadata=self.authorities)
             except (ssl.SSLError, ValueError) as error:
                 raise HubFault(
-                    Reason.HUB_UNREACHABLE, f"the chart's value uris.certificateAuthorities is no PEM: {error}"
+                    Reason.HUB_UNREACHABLE, f"the chart's value uris.certificateAuthorities is not valid PEM: {error}"
                 ) from None
         return context
 
@@ -236,8 +236,8 @@ def faults(url: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLCertVerificationError as error:
-        text = f"the certificate of {host_of(url)} is not accepted: {error.verify_message}"
-        advice = "put its authority into the chart's value uris.certificateAuthorities if it is a private one"
+        text = f"the certificate of {host_of(url)} is not trusted: {error.verify_message}"
+        advice = "if a private authority signed it, add that to the chart's value uris.certificateAuthorities"
         raise HubFault(Reason.HUB_UNREACHABLE, f"{text}; {advice}") from error
     except (OSError, http.client.HTTPException) as error:
         said = " ".join(str(error).split())[:300] or type(error).__name__
@@ -249,11 +249,11 @@ def refusal(text: str, *, private: bool) -> str | None:
     try:
         address = _inner(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
-        return "which is no IP address"
+        return "which is not an IP address"
     if address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved:
-        return "which is no address of another machine's server: it may never be asked"
+        return "which is not an address of another machine, so it is never allowed"
     if not address.is_global or address in _CARRIER:
-        return None if private else "which is private: add the host to the chart's value uris.privateHosts if that is intended"
+        return None if private else "which is private: if that is intended, add the host to the chart's value uris.privateHosts"
     return None
 
 

@@ -219,7 +219,7 @@ class Relays:
                         why = _answer(error)
                         if error.status == TAKEN and cut:
                             # The peer accepted the request whose response did not arrive.
-                            raise RelayLost(f"it ended as it was opened ({cut})") from error
+                            raise RelayLost(f"the connection ended while it was opened ({cut})") from error
                         if error.status != NOT_YET:
                             raise RelayRefused(f"{where} refused the relay: {why}") from error
                     except (aiohttp.ClientError, OSError, AssertionError) as error:

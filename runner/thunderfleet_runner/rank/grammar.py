@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import numpy
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, gbnf_to_lark, hf
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, gbnf_to_lark
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 Kind = Literal["json", "regex", "grammar", "choice"]
@@ -48,6 +48,9 @@ class Formats:
     def make(self) -> LLTokenizer:
         """The table of tokens. Holds the interpreter while it is made. Raises Unusable for an unknown kind of tokenizer."""
         if self._tokens is None:
+            # It imports transformers, which takes long unless mlxlm.importing is imported first.
+            from llguidance import hf
+
             inner, ends = self._tokenizer._tokenizer, sorted(map(int, self._tokenizer.eos_token_ids))
             try:
                 self._tokens = hf.from_tokenizer(inner, eos_token=ends)

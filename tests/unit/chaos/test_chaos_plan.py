@@ -85,6 +85,17 @@ def test_episodes_of_one_cluster_have_one_fleet() -> None:
     assert len(sizes) == -(-len(found) // EPISODES_PER_FLEET)
 
 
+def test_faults_by_name_hit_one_deployment_that_serves() -> None:
+    found = plan.named(["kill etcd", "kill intake"])
+    assert [(step.stage, [str(blow) for blow in step.blows]) for step in found.steps] == [
+        (Stage.STREAMS, ["kill etcd (rank 1)"]),
+        (Stage.STREAMS, ["kill intake (rank 0)"]),
+    ]
+    assert plan.named([str(fault) for fault in plan.FAULTS]).steps
+    with pytest.raises(ValueError, match="there is no fault 'kill all'"):
+        plan.named(["kill all"])
+
+
 def test_long_faults_only_when_asked_for() -> None:
     long = [step for episode in plan.first(5, 300, long=True) for step in episode.steps if step.seconds == LONG_SECONDS]
     assert long

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +46,13 @@ def node(name: str, ready: str = "True", message: str = "posts", **labels: str) 
     ready_condition = conditions(Ready=(ready, "KubeletReady", message))
     status = {"conditions": ready_condition, "capacity": {"cpu": "24"}}
     return {"metadata": {"name": name, "labels": {"kubernetes.io/os": "darwin", **labels}}, "status": status}
+
+
+def full(name: str) -> Json:
+    """A Node whose disk is full."""
+    found = node(name)
+    found["status"]["conditions"] += conditions(DiskPressure=("True", "HasPressure", "nodefs.available is below 10%"))
+    return found
 
 
 def profile(name: str, links: tuple[str, ...] = (), quarantined: str = "False") -> Json:
@@ -200,6 +207,11 @@ def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
         ),
         ({"nodes": [node("studio-1")]}, "Node studio-2", "there is no such Node"),
         ({"profiles": [profile("studio-1"), profile("studio-2", quarantined="True")]}, "Node studio-2", "RDMAHung"),
+        (
+            {"nodes": [node("studio-1"), full("studio-2")]},
+            "Node studio-2",
+            "DiskPressure: nodefs.available is below 10%: delete models or other files from its disk",
+        ),
         ({"operators": []}, "operator", "no pod of the operator is ready"),
     ],
 )
@@ -523,3 +535,79 @@ def test_a_plan_gets_the_fleet_and_the_model_whatever_its_name(monkeypatch: pyte
     assert main(["plan", name]) == 0
     assert [item["kind"] for item in found["--fleet"]["items"]] == ["Node", "ModelDeployment"]
     assert found["--deployment"]["metadata"]["name"] == name
+
+
+# --- the control plane -------------------------------------------------------------------------------------------------------
+
+
+def lease(seconds: float) -> Json:
+    """Renewed so many seconds ago."""
+    return {"spec": {"renewTime": (NOW - timedelta(seconds=seconds)).isoformat()}}
+
+
+WORKING = {"kube-scheduler": lease(1), "kube-controller-manager": lease(2), "operator": lease(3)}
+
+
+@pytest.mark.parametrize("component", WORKING)
+def test_a_component_that_no_longer_renews_its_lease_is_named(component: str) -> None:
+    broken = deployment("False", "Pending", "pods start")
+    waiting = pod(1)
+    del waiting["spec"]["nodeName"]
+    parts: Json = {"deployments": [broken], "pods": [pod(0), waiting]}
+    found = why.why(picture(**parts, leases={**WORKING, component: lease(40)}), broken)
+    assert found.cause is not None and found.cause.subject == component
+    assert "has not renewed its Lease for 39 s" in found.cause.text or "for 38 s" in found.cause.text
+    for leases in (WORKING, {component: lease(40)}, {**WORKING, component: lease(20)}, {**WORKING, component: {}}):
+        found = why.why(picture(**parts, leases=leases), broken)
+        assert not [step for step in found.steps if "Lease" in step.text]
+
+
+@pytest.mark.parametrize("component", ["kube-scheduler", "kube-controller-manager"])
+def test_a_component_for_which_nothing_waits_is_not_the_cause(component: str) -> None:
+    broken = deployment("False", "BackingOff", "restarts", FAILURE)
+    found = why.why(picture(deployments=[broken], leases={**WORKING, component: lease(40)}), broken)
+    assert found.cause is not None and found.cause.subject.startswith("last failure")
+    assert [step.subject for step in found.steps if "Lease" in step.text] == [component]
+
+
+class ControlPlane(Server):
+    """An API server without etcd, or (``etcd``) one that fails for another reason; ``away``: it closes every connection."""
+
+    etcd = False
+    away = False
+
+    def do_GET(self) -> None:
+        if self.away:
+            self.close_connection = True
+        elif self.path == "/livez":
+            self.send_response(200 if self.etcd else 500)
+            self.end_headers()
+            self.wfile.write(
+                b"ok" if self.etcd else b"[+]ping ok\n[+]log ok\n[-]etcd failed: reason withheld\nlivez check failed"
+            )
+        else:
+            self.say(500, {"kind": "Status", "reason": "InternalError", "message": "something failed"})
+
+
+@pytest.mark.parametrize(
+    ("etcd", "away", "said"),
+    [
+        (False, False, "etcd does not answer the API server"),
+        (True, False, "cannot list nodes: something failed"),
+        (False, True, "the API server http://127.0.0.1"),
+    ],
+)
+def test_the_part_of_the_control_plane_that_does_not_answer_is_named(
+    kubeconfig: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    etcd: bool,
+    away: bool,
+    said: str,
+) -> None:
+    for name, value in {"do_GET": ControlPlane.do_GET, "etcd": etcd, "away": away}.items():
+        monkeypatch.setattr(Server, name, value, raising=False)
+    for command in (["why", "chat"], ["status"]):
+        assert main([*command, "--kubeconfig", kubeconfig]) == 1
+        text = capsys.readouterr().err
+        assert said in text and ("etcd does not" in text) == (not etcd and not away)

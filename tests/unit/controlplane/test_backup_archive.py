@@ -177,7 +177,7 @@ HOSTILE: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "an end that is not the last": (lambda lines: [*lines, part(archive.KUBELET)], "is damaged"),
     "no number of the format": (
         lambda lines: [lines[0] | {"formatVersion": True}, *lines[1:]],
-        "does not say the version of its format",
+        "has no version of its format",
     ),
     "a large file": (
         lambda lines: [lines[0], part("pki/ca.crt", b"x" * (archive.FILE_BYTES + 1)), *lines[2:]],
@@ -200,7 +200,7 @@ def test_a_hostile_file_is_refused(saved: Path, tmp_path: Path, case: str) -> No
 
 def test_something_after_the_end_is_refused(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes() + gzip.compress(b"more"))
-    with pytest.raises(InstallError, match="something follows its end"):
+    with pytest.raises(InstallError, match="it has data after its end"):
         check(saved)
 
 

@@ -19,6 +19,7 @@ PROGRAMS = (
     "localcluster",
     "node-agent",
     "operator",
+    "router",
     "runner",
     "tests/support",
     "view",

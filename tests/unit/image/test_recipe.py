@@ -10,6 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from thunderfleet_image import mac
 from thunderfleet_image.apt import Apt, chosen
 from thunderfleet_image.build import LOCK, build, pinned_packages
 from thunderfleet_image.errors import ImageError
@@ -55,7 +56,7 @@ def test_the_image_has_what_its_programs_import_in_the_tested_versions() -> None
 
 def test_every_program_of_the_image_is_a_script_of_the_wheel() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    for name, target in PROGRAMS.items():
+    for name, target in (PROGRAMS | mac.PROGRAMS).items():
         assert f'{name} = "{target}"' in text
 
 

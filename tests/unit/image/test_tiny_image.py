@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_image import layout
-from thunderfleet_image.build import SBOM, contents
+from thunderfleet_image import layout, mac, packages
+from thunderfleet_image.build import LOCK, SBOM, contents, image, mac_contents
+from thunderfleet_image.build import build as build_image
 from thunderfleet_image.errors import ImageError
-from thunderfleet_image.recipe import MADE, PLATFORMS, SITE_PACKAGES, USER, Platform, configuration
-from thunderfleet_image.tree import Tree, archive, compressed
+from thunderfleet_image.recipe import MAC, MADE, PLATFORMS, SITE_PACKAGES, USER, Platform
 
 from tests.support import oci
-from tests.unit.image.conftest import Tiny
+from tests.unit.image.conftest import SECONDS, Tiny, make_wheel
 
 Json = dict[str, Any]
 
 
-def image(layers: list[Tree], platform: Platform) -> layout.Image:
-    archives = [archive(layer, MADE) for layer in layers]
-    config = configuration(platform, "1.0", "abc", "2020-02-02T00:00:00Z", [layout.digest(one) for one in archives])
-    return layout.Image(platform, config, tuple(compressed(one) for one in archives))
-
-
 def build(tiny: Tiny, folder: Path) -> str:
-    images = [image(contents(tiny.checkout, one, tiny.debs, tiny.wheel, "1.0"), one) for one in PLATFORMS]
+    layers = {one: contents(tiny.checkout, one, tiny.debs, tiny.wheel, "1.0") for one in PLATFORMS}
+    layers[MAC] = [mac_contents(tiny.checkout, tiny.wheel)]
+    images = [image(platform, found, "1.0", "abc", "2020-02-02T00:00:00Z") for platform, found in layers.items()]
     return layout.write(folder, images, "1.0")
 
 
@@ -79,6 +78,54 @@ def test_the_file_system_is_what_the_recipe_says(tiny: Tiny, tmp_path: Path) -> 
     assert (root / "usr/bin/thunderfleet-operator").read_text().startswith("#!/usr/bin/python3.13\n")
     assert os.access(root / "usr/bin/thunderfleet-operator", os.X_OK)
     assert (root / "usr/bin/python3").readlink() == Path("python3.13")
+
+
+def test_the_image_for_macs_has_our_packages_and_scripts_that_start_the_python_of_the_mac(tiny: Tiny, tmp_path: Path) -> None:
+    build(tiny, tmp_path / "image")
+    (manifest,) = oci.manifests(tmp_path / "image", "darwin").values()
+    config = oci.configuration(tmp_path / "image", manifest)
+    assert (config["os"], config["architecture"]) == ("darwin", "arm64")
+    root = tmp_path / "root"
+    oci.unpack(tmp_path / "image", manifest, root)
+    assert sorted(path.name for path in (root / "bin").iterdir()) == sorted(mac.PROGRAMS)
+    assert {path.name for path in (root / "packages").iterdir()} == {"thunderfleet_operator", "thunderfleet-1.0.dist-info"}
+    text = (root / "bin/thunderfleet-operator").read_text()
+    assert f"exec {mac.PYTHON} " in text and "from thunderfleet_operator.cli import main" in text
+    assert {member.mtime for layer in manifest["layers"] for member in oci.members(tmp_path / "image", layer)} == {MADE}
+
+
+def test_an_image_for_macs_alone_needs_no_packages_of_debian(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ours(checkout: Path, folder: Path) -> Path:
+        return Path(shutil.copy(tiny.wheel, folder))
+
+    monkeypatch.setattr(packages, "build_wheel", ours)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    (tiny.checkout / LOCK).touch()
+    build_image(tiny.checkout, tmp_path / "cache", tmp_path / "out", [MAC], "abc", MADE, "/opt/python")
+    assert oci.manifests(tmp_path / "out") == {}
+    (manifest,) = oci.manifests(tmp_path / "out", "darwin").values()
+    oci.unpack(tmp_path / "out", manifest, tmp_path / "root")
+    assert "exec /opt/python " in (tmp_path / "root/bin/thunderfleet-agent").read_text()
+
+
+def test_a_script_of_a_mac_runs_our_packages_in_the_image_with_the_python_of_the_mac(tmp_path: Path) -> None:
+    says = "import sys\n\ndef main():\n    print(__file__, *sys.argv[1:])\n    return 7\n"
+    wheel = make_wheel(tmp_path / "ours", "thunderfleet", "py3-none-any", {"thunderfleet_operator/cli.py": says})
+    (tmp_path / "LICENSE").touch()
+    # Not that of the tests, which finds the checkout before all other folders.
+    python: str = vars(sys)["_base_executable"]
+    found = image(MAC, [mac_contents(tmp_path, wheel, python)], "1.0", "", "2020-02-02T00:00:00Z")
+    layout.write(tmp_path / "image", [found], "1.0")
+    (manifest,) = oci.manifests(tmp_path / "image", "darwin").values()
+    root = tmp_path / "root"
+    oci.unpack(tmp_path / "image", manifest, root)
+    command = [str(root / "bin/thunderfleet-operator"), "run", "a b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, cwd="/")
+    program, _, words = done.stdout.partition(" ")
+    assert Path(program).resolve() == (root / "packages/thunderfleet_operator/cli.py").resolve(), done.stderr
+    assert (done.returncode, words, done.stderr) == (7, "run a b\n", "")
 
 
 def test_the_bill_names_every_package(tiny: Tiny, arm: Platform) -> None:

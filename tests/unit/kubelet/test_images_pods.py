@@ -147,6 +147,37 @@ async def test_always_follows_a_tag_that_moves_and_fetches_nothing_otherwise(nod
     assert (await node.world.log("four")).strip() == "new"
 
 
+@pytest.mark.parametrize("policy", ["Always", "Never"])
+async def test_a_new_image_of_a_running_pod_replaces_its_container(node: Node, policy: str) -> None:
+    """``kubectl set image``: whatever the policy says about containers that end by themselves."""
+    stays = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+    digests = [
+        node.registry.simple("app", tag, script("x", f"echo {tag}; {stays}"), config={"Cmd": ["/x"]}) for tag in ("old", "new")
+    ]
+    await node.world.boot()
+    node.run("one", "app:old", restartPolicy=policy)
+
+    def status() -> Json:
+        return dict(node.world.api.pod("one")["status"]["containerStatuses"][0])
+
+    await node.world.until(lambda: "running" in status()["state"])
+    assert (status()["image"], status()["imageID"]) == (node.name("app:old"), node.name(f"app@{digests[0]}"))
+    pod = copy.deepcopy(node.world.api.pod("one"))
+    pod["spec"]["containers"][0]["image"] = node.name("app:new")
+    node.world.api.put("/api/v1/namespaces/default/pods/one", pod)
+    await node.world.until(lambda: status()["restartCount"] == 1 and "running" in status()["state"], 60)
+    assert (status()["image"], status()["imageID"]) == (node.name("app:new"), node.name(f"app@{digests[1]}"))
+    assert status()["lastState"]["terminated"]["exitCode"] == 0
+    log = node.world.folder("one").log("main", 1)
+    await node.world.until(lambda: log.exists() and log.read_text().endswith("new\n"))
+    assert node.messages("Killing") == ["Stopping container main: its image was changed, it will be restarted"]
+    # The next kubelet leaves it as it is.
+    await node.world.managers[-1].stop(end_pods=False)
+    await node.world.boot()
+    await node.world.until(lambda: node.world.managers[-1].queries.counts().containers == 1)
+    assert status()["restartCount"] == 1 and len(node.messages("Killing")) == 1
+
+
 async def test_never_and_names_without_a_registry_are_not_pulled(node: Node) -> None:
     node.registry.simple("app", "1", script("x", "echo x"), config={"Cmd": ["/x"]})
     await node.world.boot()

@@ -45,6 +45,9 @@ async def test_input_output_and_errors_reach_the_client_without_waiting_for_a_wh
     assert await until_seen(client.stderr, b"one!\n") == b"one!\n"
     await client.stdin.close()
     assert (await until_seen(client.stdout, b"over\n")).endswith(b"over\n"), "stdinOnce: the input ends with its first client"
+    async with asyncio.timeout(SECONDS):
+        rest = [data for stream in (client.stdout, client.stderr) async for data in stream]
+    assert rest == [], "the output ends with the program"
     assert await client.wait() == 0
     await client.kill()
     await world.phase("talks", "Succeeded")

@@ -1,13 +1,18 @@
 """Steps of the node conformance tests of Kubernetes with real processes, for containers and for sidecars."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from thunderfleet_kubelet.containers import usage
+from thunderfleet_lib import tls
 
+from tests.support import grpchealth
 from tests.support.pods import World, sh
 
 Json = dict[str, Any]
@@ -43,6 +48,12 @@ async def port() -> AsyncIterator[int]:
     await runner.cleanup()
 
 
+@pytest.fixture(scope="module")
+def grpc() -> Iterator[grpchealth.Server]:
+    with grpchealth.serving() as found:
+        yield found
+
+
 def add(world: World, kind: str, name: str, script: str, **more: Any) -> None:
     container = sh(script, **more)
     spec: Json = {"containers": [container], "restartPolicy": "Always"}
@@ -70,7 +81,9 @@ def results(world: World, name: str, probe: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: World, kind: str, port: int) -> None:
+async def test_liveness_and_startup_probes_restart_what_is_not_healthy(
+    world: World, kind: str, port: int, grpc: grpchealth.Server
+) -> None:
     await world.boot()
 
     def http(path: str) -> Json:
@@ -82,6 +95,8 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: Wo
         "bad": {"livenessProbe": {**http("/bad"), **QUICK}},
         "led": {"livenessProbe": {**http("/led"), **QUICK}},
         "slow": {"livenessProbe": {**SLOW, **QUICK, "timeoutSeconds": 1}},
+        "closed": {"livenessProbe": {"grpc": {"port": 1}, **QUICK}},
+        "not-serving": {"livenessProbe": {"grpc": {"port": grpc.port, "service": "sick"}, **QUICK}},
         "slow-failure": {"livenessProbe": {**SLOW_FAILURE, **QUICK, "timeoutSeconds": 1}},
         "not-started": {"startupProbe": {**FALSE, **QUICK}, "livenessProbe": {**TRUE, **QUICK}},
         "started": {"startupProbe": {**TRUE, **QUICK}, "livenessProbe": {**FALSE, **QUICK}},
@@ -91,6 +106,7 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: Wo
         "good": {"livenessProbe": {**http("/good"), **QUICK}},
         "away": {"livenessProbe": {**http("/away"), **QUICK}},
         "open": {"livenessProbe": {**tcp, **QUICK}},
+        "serving": {"livenessProbe": {"grpc": {"port": grpc.port}, **QUICK, "timeoutSeconds": 60}},
         "delayed": {"startupProbe": {**FALSE, **QUICK, "failureThreshold": 1000}, "livenessProbe": {**FALSE, **QUICK}},
     }
     for name, probes in {**restarted, **healthy}.items():
@@ -98,9 +114,12 @@ async def test_liveness_and_startup_probes_restart_what_is_not_healthy(world: Wo
     await until_all(world, restarted, lambda name: of(world, kind, name)["restartCount"] >= 1)
     await world.until(lambda: results(world, "delayed", "startup").get("failed", 0) >= 3, 60)
     assert results(world, "delayed", "liveness") == {}, "the startup probe holds it back"
-    lively = ("well", "good", "away", "open")
+    lively = ("well", "good", "away", "open", "serving")
     await until_all(world, lively, lambda name: results(world, name, "liveness").get("successful", 0) >= 3)
     assert [of(world, kind, name)["restartCount"] for name in healthy] == [0] * len(healthy)
+    await world.until(lambda: "ProbeWarning" in world.api.reasons(), 60)
+    warned = {event["involvedObject"]["name"] for event in world.api.events if event["reason"] == "ProbeWarning"}
+    assert warned == {"away"}, "a redirect to another host is healthy, and perhaps not what was meant"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,11 +191,87 @@ async def test_hooks_run_after_the_start_and_before_the_end(world: World, kind: 
     await world.until(lambda: not log.exists() or "hook" in log.read_text(), 60)
 
 
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[tuple[dict[str, int], list[tuple[str, str]]]]:
+    """The ports of a server without and with TLS, and what it was asked for: scheme and path."""
+    asked: list[tuple[str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["X-Test"] == "v"
+        asked.append((request.scheme, request.path))
+        return web.Response()
+
+    # Nobody has signed it, as hooks do not verify.
+    key, name = tls.new_key(), tls.subject("server")
+    validity = tls.Validity(datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
+    certificate = tls.build_certificate(name, key.public_key(), tls.Issuer(name, key), validity)
+    (tmp_path / "server.pem").write_bytes(tls.certificate_pem(certificate) + tls.key_pem(key))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    for one in (None, context):
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=one).start()
+    ports = [address[1] for address in runner.addresses]
+    yield dict(zip(("http", "https"), ports, strict=True)), asked
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_hooks_ask_servers_with_and_without_tls(
+    world: World, kind: str, servers: tuple[dict[str, int], list[tuple[str, str]]]
+) -> None:
+    ports, asked = servers
+    await world.boot()
+    for scheme, port in ports.items():
+        where = {"host": "127.0.0.1", "port": port, "scheme": scheme.upper(), "httpHeaders": [{"name": "X-Test", "value": "v"}]}
+        hooks = {hook: {"httpGet": {**where, "path": f"/{hook}"}} for hook in ("postStart", "preStop")}
+        add(world, kind, scheme, RUNS, lifecycle=hooks)
+    await world.until(lambda: sorted(asked) == [(scheme, "/postStart") for scheme in ports], 60)
+    for scheme in ports:
+        await world.phase(scheme, "Running")
+        world.api.delete_pod(scheme, grace=120)
+    await world.until(lambda: not world.api.pods(), 60)
+    assert sorted(asked[2:]) == [(scheme, "/preStop") for scheme in ports]
+
+
+async def test_a_hook_that_sleeps_holds_no_pod_whose_container_has_ended(world: World) -> None:
+    await world.boot()
+    waits = "trap '' TERM; while [ ! -e $HOME/go ]; do sleep 0.05; done"
+    for name, seconds in (("long", 3600), ("none", 0)):
+        script = waits if seconds else RUNS
+        world.api.add_pod(name, {"containers": [sh(script, lifecycle={"preStop": {"sleep": {"seconds": seconds}}})]})
+        await world.phase(name, "Running")
+        world.api.delete_pod(name, grace=7200)
+    await world.until(lambda: list(world.api.pods()) == ["default/long"], 60)
+    (world.folder("long").sandbox("main", 0) / "go").touch()
+    await world.until(lambda: not world.api.pods(), 60)
+
+
+async def test_new_labels_change_nothing_that_runs(world: World) -> None:
+    await world.boot()
+    world.api.add_pod("one", {"containers": [sh(RUNS)]})
+    before = await world.phase("one", "Running")
+    pod = world.api.pod("one")
+    world.api.put("/api/v1/namespaces/default/pods/one", {**pod, "metadata": {**pod["metadata"], "labels": {"time": "later"}}})
+
+    def known() -> list[Json]:
+        return [one["metadata"].get("labels") for one in world.managers[-1].queries.pods()]
+
+    await world.until(lambda: known() == [{"time": "later"}])
+    await world.managers[-1].stop(end_pods=False)
+    await world.boot()
+    await world.until(lambda: known() == [{"time": "later"}])
+    assert world.api.pod("one")["status"]["containerStatuses"] == before["containerStatuses"]
+
+
 async def test_a_container_that_does_nothing_has_used_some_cpu_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """metrics-server skips the whole pod of a container whose CPU time is 0."""
     await world.boot()
-    monkeypatch.setattr(usage, "by_marker", lambda groups: {marker: (0.0, 4096) for marker in groups})
+    monkeypatch.setattr(usage, "by_marker", lambda groups: {marker: usage.Usage(0.0, 2048, 4096) for marker in groups})
     world.api.add_pod("idle", {"containers": [sh("sleep 3600")]})
     await world.phase("idle", "Running")
     (found,) = await world.managers[-1].queries.usage()
-    assert 0 < found.cpu_seconds < 0.01 and found.memory_bytes == 4096
+    assert 0 < found.cpu_seconds < 0.01 and (found.memory_bytes, found.resident_bytes, found.gpu_bytes) == (4096, 2048, None)

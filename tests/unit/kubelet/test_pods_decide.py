@@ -159,6 +159,39 @@ def test_an_attempt_without_times() -> None:
     assert [Attempt(0, "starting").live, Attempt(0, "running").live, Attempt(0, "exited").live] == [True, True, False]
 
 
+def test_another_image_begins_without_a_back_off() -> None:
+    last = exited(1, number=2, finished=NOW, backoff=40.0, image="i:1")
+    same = decide(pod({"name": "a", "image": "i:1"}), seen(NOW + 1, attempts={"a": (last,)}))
+    assert (same.starts, same.backing_off) == ((), ("a",))
+    other = pod({"name": "a", "image": "i:2"})
+    assert decide(other, seen(NOW + 1, attempts={"a": (last,)})).starts == (Start("a", 3, 0.0),)
+    # An older kubelet did not record the image.
+    assert decide(other, seen(NOW + 1, attempts={"a": (replace(last, image=""),)})).backing_off == ("a",)
+
+
+@pytest.mark.parametrize("policy", ["Always", "OnFailure", "Never"])
+def test_another_image_replaces_a_live_container_only(policy: str) -> None:
+    item = pod({"name": "a", "image": "i:2"}, restartPolicy=policy, terminationGracePeriodSeconds=7)
+    (stop,) = decide(item, seen(attempts={"a": (running(image="i:1"),)})).stops
+    assert (stop.container, stop.number, stop.grace) == ("a", 0, 7.0)
+    assert decide(item, seen(attempts={"a": (running(image="i:2"),)})).stops == ()
+    # It was stopped for its image; one that ended by itself is what its policy says.
+    for code in (0, 143):
+        stopped = exited(code, image="i:1", stopping=True)
+        assert decide(item, seen(attempts={"a": (stopped,)})).starts == (Start("a", 1, 0.0),)
+        by_itself = decide(item, seen(attempts={"a": (replace(stopped, stopping=False),)}))
+        assert bool(by_itself.starts) == podspec.restarts(policy, code)
+    deleted = {**item, "metadata": {**item["metadata"], **DELETED}}
+    assert decide(deleted, seen(attempts={"a": (exited(image="i:1", stopping=True),)})).starts == ()
+
+
+def test_another_image_replaces_a_sidecar_and_no_init_container() -> None:
+    sidecar, init = {"name": "s", "image": "i:2", "restartPolicy": "Always"}, {"name": "i", "image": "i:2"}
+    item = pod(inits=(init, sidecar))
+    attempts = {"i": (exited(image="i:1"),), "s": (running(image="i:1"),), "a": (running(),)}
+    assert [stop.container for stop in decide(item, seen(attempts=attempts)).stops] == ["s"]
+
+
 def test_back_off_is_over_at_its_end_and_not_before() -> None:
     last = exited(1, number=2, finished=NOW, backoff=40.0)
     held = decide(pod(), seen(NOW + 39.9, attempts={"a": (last,)}))
@@ -219,6 +252,11 @@ def test_a_failed_probe_stops_with_its_own_grace() -> None:
     decision = decide(pod(container), seen(attempts={"a": (running(),)}, unhealthy={"a": "liveness probe failed"}))
     assert decision.stops == (Stop("a", 0, 3.0, "liveness probe failed"),)
     assert decide(pod(container), seen(attempts={"a": (exited(),)}, unhealthy={"a": "x"})).stops == ()
+    for probe, grace in (("livenessProbe", 3.0), ("startupProbe", 4.0)):
+        sidecar = {"name": "s", "restartPolicy": "Always", probe: {"terminationGracePeriodSeconds": grace}}
+        attempts = {"s": (running(),), "a": (running(),)}
+        decision = decide(pod(inits=(sidecar,)), seen(attempts=attempts, unhealthy={"s": "probe failed"}))
+        assert decision.stops == (Stop("s", 0, grace, "probe failed"),)
 
 
 def test_a_pod_that_finished_still_ends_its_sidecars() -> None:

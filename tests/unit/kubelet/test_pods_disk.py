@@ -1,8 +1,9 @@
 """A full disk: thresholds, the order of evictions, and a node on a small file system of its own."""
 
+import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from thunderfleet_kubelet import disk, pressure
 from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.disk import DiskWatch
-from thunderfleet_kubelet.pods import evictor
+from thunderfleet_kubelet.pods import disk_usage, evictor
 from thunderfleet_kubelet.pods.decide import admission, eviction
 from thunderfleet_kubelet.pods.decide.eviction import Usage, over_limit, quantity
 from thunderfleet_kubelet.pressure import FileSystem, Met
@@ -226,6 +227,42 @@ async def test_a_measurement_counts_the_rest_when_something_is_deleted_meanwhile
     script.chmod(0o755)
     monkeypatch.setattr(disk, "_HOST", Host((tmp_path,)))
     assert await disk.used([tmp_path]) == {tmp_path: 8192}
+
+
+async def test_statistics_have_what_each_pod_uses_and_measure_it_once_a_minute(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.boot()
+    write = 'dd if=/dev/urandom of="$HOME/{}" bs=64k count={}; '
+    script = write.format("e/f", 32) + write.format("g", 16) + "echo wrote; sleep 600"
+    world.api.add_pod("writes", {**SHARED, "containers": [sh(script, **MOUNT)]})
+    log = world.folder("writes").log("main", 0)
+    await world.until(lambda: log.exists() and "wrote" in log.read_text(), 60)
+    uid = world.api.pod("writes")["metadata"]["uid"]
+    queries = world.managers[-1].queries
+    used = (await queries.disk_usage())[uid]
+    assert 32 * 64 * 1024 <= used.volumes["e"] < 40 * 64 * 1024
+    assert 16 * 64 * 1024 <= used.containers["main"] - used.logs["main"] < 20 * 64 * 1024
+    assert 0 < used.logs["main"] < 64 * 1024
+
+    async def never(paths: object) -> Mapping[Path, int]:
+        raise AssertionError("measured twice in a minute")
+
+    monkeypatch.setattr(disk, "used", never)
+    assert (await queries.disk_usage())[uid] == used
+
+    gate = asyncio.Event()
+
+    async def slow(paths: Iterable[Path]) -> Mapping[Path, int]:
+        await gate.wait()
+        return {}
+
+    # What takes too long is what it was.
+    monkeypatch.setattr(disk, "used", slow)
+    monkeypatch.setattr(disk_usage, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(disk_usage, "ANSWER_SECONDS", 0.1)
+    assert (await queries.disk_usage())[uid] == used
+    gate.set()
 
 
 # A node on a small file system

@@ -1,6 +1,7 @@
 """The inputs of a container: user, environment, command line, volumes; and admission."""
 
 import base64
+import ctypes
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_kubelet.containers import usage
+from thunderfleet_kubelet.containers import mac_memory, usage
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
 from thunderfleet_kubelet.containers.inputs import environment, images, user, volume_content, volumes
 from thunderfleet_kubelet.containers.inputs.environment import expand
@@ -211,6 +212,7 @@ def test_environment_from_every_source() -> None:
         "env": [
             {"name": "ONE", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "ONE"}}},
             {"name": "NONE", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "NO", "optional": True}}},
+            {"name": "UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
             {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
             {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
@@ -227,7 +229,8 @@ def test_environment_from_every_source() -> None:
     env = build(container, sources)
     assert env["URL"] == "https://10.9.9.9:6443/p/$(LATER)"
     expected = {
-        "X_ONE": "1", "ONE": "1", "PW": "hush", "POD": "p", "APP": "a", "NODE": "node", "IPS": "10.1.1.1,10.1.1.2", "CPUS": "2",
+        "X_ONE": "1", "ONE": "1", "PW": "hush", "UID": "u", "POD": "p", "APP": "a", "NODE": "node",
+        "IPS": "10.1.1.1,10.1.1.2", "CPUS": "2",
         "MILLIS": "1500", "MIB": "5", "ALL": str(2**30), "LATER": "2", "LANG": "C", "HOME": "/sandbox", "HOSTNAME": "node",
         "TMPDIR": "/sandbox/tmp", "CONTAINER_SANDBOX_MOUNT_POINT": "/sandbox", "PYTHONPATH": "/mac/python",
         "PATH": "/mac/bin:/images/i/bin:/image/path",
@@ -528,8 +531,28 @@ def test_usage_from_what_ps_says() -> None:
         "  106     1   104    512 1-00:00:01 other CONTAINER_SANDBOX_MOUNT_POINT=/r/b\n"
         "  107     1   107   9999   0:09.00 other CONTAINER_SANDBOX_MOUNT_POINT=/r/c\n"
     )
-    found = usage.parse_ps(text, {"/r/a": 101, "/r/b": 104})
-    assert found == {"/r/a": (63.75, 7168 * 1024), "/r/b": (86401.5, 768 * 1024)}
+    sums: dict[str, tuple[float, int]] = {}
+    for marker, seconds, size in usage.parse_ps(text, {"/r/a": 101, "/r/b": 104}).values():
+        before = sums.get(marker, (0.0, 0))
+        sums[marker] = (before[0] + seconds, before[1] + size)
+    assert sums == {"/r/a": (63.75, 7168 * 1024), "/r/b": (86401.5, 768 * 1024)}
+
+
+def test_the_gpu_memory_of_a_container_is_what_is_known_of_its_processes() -> None:
+    one, other = usage.Usage(1.0, 10, 20, 5), usage.Usage(0.5, 1, 2)
+    assert one + other == other + one == usage.Usage(1.5, 11, 22, 5)
+    assert (one + one).gpu == 10
+    assert (other + other).gpu is None, "unknown is not none"
+    assert (one + usage.Usage(gpu=0)).gpu == 5
+
+
+def test_the_structure_of_the_kernel_is_that_of_its_third_revision() -> None:
+    """Offsets of mach/task_info.h."""
+    info = mac_memory.TaskVmInfo
+    assert (ctypes.sizeof(info), info.phys_footprint.offset, info.ledger_phys_footprint_peak.offset) == (336, 144, 168)
+    assert info.ledger_tag_media_footprint.offset == 240
+    assert (info.ledger_tag_graphics_footprint.offset, info.ledger_tag_graphics_footprint_compressed.offset) == (272, 280)
+    assert info.ledger_tag_neural_footprint.offset == 304
 
 
 @pytest.mark.parametrize(

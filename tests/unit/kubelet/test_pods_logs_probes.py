@@ -226,7 +226,6 @@ async def test_tcp_and_exec_probes(port: int) -> None:
     assert not good
     assert "127.0.0.1:1" in said
     assert await ask({"exec": {"command": ["x"]}}) == (False, "command 'x' was not found")
-    assert "gRPC probes are not supported" in (await ask({"grpc": {"port": 1}}))[1]
 
 
 async def _no_exec(command: list[str], seconds: float) -> tuple[int, str]:

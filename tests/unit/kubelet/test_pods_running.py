@@ -270,7 +270,7 @@ async def test_exec_in_the_container(world: World) -> None:
         await queries.exec("default", "shell", "other", ["true"], stdin=False, tty=False)
     used = await manager.queries.usage()
     assert [(item.pod, item.container) for item in used] == [("shell", "main")]
-    assert used[0].memory_bytes > 0
+    assert used[0].memory_bytes > 0 and used[0].resident_bytes > 0
 
 
 async def test_secrets_tokens_and_config_maps_are_mounted(world: World) -> None:

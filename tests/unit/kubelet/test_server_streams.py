@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_kubelet.containers.exec_session import Session
 from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.pods.decide import eviction
 from thunderfleet_kubelet.pods.queries import (
     ContainerNotRunning,
     ContainerUsage,
@@ -157,7 +158,13 @@ class Pods:
         return PodCounts(pods=1, containers=2, restarts=3)
 
     async def usage(self) -> list[ContainerUsage]:
-        return [ContainerUsage("default", "p", name, 1.5, 1024, NOW, NOW, "u1", "i:1", f"id-{name}") for name in ("a", "b")]
+        return [
+            ContainerUsage("default", "p", name, 1.5, 1024, NOW, NOW, "u1", "i:1", f"id-{name}", resident, gpu)
+            for name, resident, gpu in (("a", 300, 900), ("b", 1024, None))
+        ]
+
+    async def disk_usage(self) -> dict[str, eviction.Usage]:
+        return {"u1": eviction.Usage({"scratch": 40}, {"a": 9, "b": 5}, {"a": 2, "b": 5})}
 
     def probe_results(self) -> list[ProbeResult]:
         return [ProbeResult("default", "p", "u1", "a", "liveness", "failed", 2)]
@@ -582,6 +589,9 @@ async def test_figures_that_prometheus_stacks_read(served: Served) -> None:
     assert (cpu.value, cpu.labels) == (1.5, labels)
     for name in ("container_memory_working_set_bytes", "container_memory_rss"):
         assert found[name, "b"].value == 1024
+    assert found["container_memory_rss", "a"].value == 300
+    gpu = {name: sample for name, sample in found.items() if name[0] == "container_accelerator_memory_used_bytes"}
+    assert {name[1]: sample.value for name, sample in gpu.items()} == {"a": 900}, "b's is unknown"
     _, text = await served.get("/metrics/probes")
     (sample,) = [one for family in text_string_to_metric_families(text) for one in family.samples]
     assert (sample.name, sample.value, sample.labels["probe_type"], sample.labels["result"]) == (
@@ -608,6 +618,12 @@ async def test_the_summary_has_node_pods_and_containers(served: Served) -> None:
     assert pod["podRef"] == {"name": "p", "namespace": "default", "uid": "u1"}
     assert pod["cpu"]["usageCoreNanoSeconds"] == 3 * 10**9
     assert [one["memory"]["workingSetBytes"] for one in pod["containers"]] == [1024, 1024]
+    assert [one["memory"]["rssBytes"] for one in pod["containers"]] == [300, 1024]
+    assert [one.get("accelerators") for one in pod["containers"]] == [[{"make": "apple", "id": "0", "memoryUsed": 900}], None]
+    sizes = [(one["rootfs"]["usedBytes"], one["logs"]["usedBytes"]) for one in pod["containers"]]
+    assert sizes == [(7, 2), (0, 5)]
+    assert pod["ephemeral-storage"]["usedBytes"] == 54
+    assert [(one["name"], one["usedBytes"], one["capacityBytes"]) for one in pod["volume"]] == [("scratch", 40, 100)]
 
 
 async def test_the_kind_of_a_stranger_path_does_not_grow_the_figures(served: Served) -> None:

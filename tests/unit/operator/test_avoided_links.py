@@ -20,7 +20,7 @@ from tests.unit.operator.test_cables import CABLE, cable, group, join_lan, linke
 from tests.unit.operator.values import NODES, NOW, plan, report, view
 from tests.unit.operator.world import GIB, World
 
-SAID = "data was changed on the way from rank 1 (b) to rank 0 (a): message of 4096 bytes, round 1: value 7 is 1 instead of 2"
+SAID = "data was corrupted on the way from rank 1 (b) to rank 0 (a): message of 4096 bytes, round 1: value 7 is 1 instead of 2"
 DAY = timedelta(seconds=FORGOTTEN_SECONDS)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_lib.clock import Moment, since_boot
-from thunderfleet_lib.kube import ApiError
+from thunderfleet_lib.kube import ApiError, Part
 from thunderfleet_operator.watch import leader as election
 from thunderfleet_operator.watch.leader import DURATION_SECONDS, JUMP_SECONDS, STOP_AFTER_SECONDS, Leader
 
@@ -24,8 +24,12 @@ class Leases:
         self.lease: dict[str, Any] | None = None
         self.version = 0
         self.away = False
+        self.without_etcd = False
 
     async def request(self, method: str, path: str, *, body: Any = None, seconds: float = 0) -> dict[str, Any]:
+        if self.without_etcd and not self.away:
+            etcd = "[+]ping ok\n[-]etcd failed: reason withheld\nlivez check failed"
+            raise ApiError(500, "HTTP500", etcd if path == "/livez" else "etcdserver: request timed out")
         if self.away:
             raise ApiError(0, "Unanswered", "no answer")
         if method == "GET":
@@ -152,3 +156,28 @@ def test_time_since_boot_advances() -> None:
     first = since_boot()
     assert since_boot() >= first > 0
     assert Moment.now().elapsed(Moment(since_boot() - 5, 2 * YEAR)) >= 5
+
+
+async def test_the_part_of_the_control_plane_that_does_not_answer_is_known_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(election, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(election, "STANDBY_SECONDS", 0.01)
+    machine, leases = Machine(), Leases()
+    one = replica(leases, "one", machine)
+
+    def knows(part: Part) -> bool:
+        return one.silent is part
+
+    running = asyncio.create_task(one.run())
+    try:
+        await until_async(one.leading)
+        for etcd, away, part in ((True, False, Part.ETCD), (True, True, Part.API_SERVER)):
+            leases.without_etcd, leases.away = etcd, away
+            machine.passes(STOP_AFTER_SECONDS)
+            await until_async(partial(knows, part))
+            leases.without_etcd = leases.away = False
+            await until_async(lambda: one.leading() and one.silent is None)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -93,6 +93,8 @@ GROUP = {**OF, "group": "0"}
         ("thunderboltlink_flapping", {"name": LINK}, 1),
         ("mac_condition", {"node": "studio-1", "type": "Quarantined", "reason": "StackHung"}, 1),
         ("mac_ready", {"node": "studio-1"}, 1),
+        ("mac_pressure", {"node": "studio-1", "type": "DiskPressure"}, 1),
+        ("mac_pressure", {"node": "studio-1", "type": "PIDPressure"}, 0),
         ("mac_gpu_memory_limit_bytes", {"node": "studio-1"}, 1000),
         ("mac_gpu_memory_reserved_bytes", {"node": "studio-1"}, 100),
         ("mac_groups", {"node": "studio-1"}, 1),
@@ -102,7 +104,14 @@ GROUP = {**OF, "group": "0"}
 )
 def test_each_object_is_shown(metric: str, labels: dict[str, str], value: float) -> None:
     saved = datetime.fromtimestamp(SECONDS, UTC)
-    mac = Node("studio-1", ready=True, labels={"kubernetes.io/os": "darwin"}, ours=True, control_plane=True, saved=saved)
+    pressed = [
+        condition("DiskPressure", "True", "Full"),
+        condition("PIDPressure", "Unknown", "?"),
+        condition("Ready", "True", ""),
+    ]
+    pressures = read_node({"metadata": {"name": "studio-1"}, "status": {"conditions": pressed}}).pressures
+    own: Json = {"labels": {"kubernetes.io/os": "darwin"}, "ours": True, "control_plane": True}
+    mac = Node("studio-1", ready=True, saved=saved, pressures=pressures, **own)
     objects = Objects([deployment()], [link()], [profile()], [mac])
     assert registry(objects).get_sample_value(f"thunderfleet_{metric}", labels) == value
 

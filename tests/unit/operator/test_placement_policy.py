@@ -162,7 +162,7 @@ def test_a_group_that_runs_is_not_moved() -> None:
     found = plan(fleet, request)
     assert isinstance(found, Placement) and found.kept and found.nodes == ("b",)
     text = better(fleet, request)
-    assert text is not None and "tokens/s there, 14.7 tokens/s where the group is now (policy Fastest)" in text
+    assert text is not None and "tokens/s there, 14.7 tokens/s on the current Macs (policy Fastest)" in text
     assert better(fleet, replace(request, policy=FEWEST, max_nodes=2)) is None, "less than twice as fast"
 
 

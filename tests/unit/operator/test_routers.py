@@ -619,6 +619,39 @@ async def test_models_of_several_namespaces_with_one_priority_take_turns(world: 
     assert [path for path in world.objects if "/elsewhere/" in path and "/pods/other-0-" in path]
 
 
+async def test_the_room_that_is_made_is_kept_for_the_model_that_was_asked_for(world: World) -> None:
+    shared = {"autoscaling": SLEEPS, "priorityClassName": "shared"}
+    third = {"metadata": {"name": "third", "namespace": "third", "uid": "uid-third", "generation": 1}}
+    world.put(DEPLOYMENTS, {**third, "spec": {"model": {"repository": "org/tiny"}}})
+    await _wake_another(world, shared, "elsewhere", shared)
+    await _rounds(world, 5, inFlight=0, idleSeconds=30)
+    await world.round()
+    world.later(DRAIN_SECONDS)
+    await world.round()
+    world.end_pods()
+    await world.round()
+    assert not world.pods()
+
+    def placed(name: str) -> bool:
+        return any(f"/pods/{name}-0-" in path for path in world.objects)
+
+    await world.reconciler.deployment("third/third")
+    assert not placed("third")
+    await world.reconciler.deployment("elsewhere/other")
+    assert placed("other")
+    # Once that one has its place, what is left is free for all.
+    assert world.scaling.signals("third/third", world.md).reserved == ()
+
+
+async def test_room_is_not_kept_for_a_model_that_is_deleted(world: World) -> None:
+    shared = {"autoscaling": SLEEPS, "priorityClassName": "shared"}
+    await _wake_another(world, shared, "elsewhere", shared)
+    assert world.scaling.signals("third/third", world.md).reserved
+    world.scaling.forget("elsewhere/other")
+    assert world.scaling.signals("third/third", world.md).reserved == ()
+    assert world.scaling.signals("ns/md", world.md).yields_to is None
+
+
 @pytest.mark.parametrize(("first", "second"), [("shared", None), (None, "shared"), ("shared", "other"), (None, None)])
 async def test_models_of_several_namespaces_without_one_priority_take_no_turns(
     world: World, first: str | None, second: str | None

@@ -14,6 +14,7 @@ from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.copies import ModelCopy
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
+from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import (
     Agent,
     Interface,
@@ -37,7 +38,7 @@ from thunderfleet_operator.decide.model import Resolution
 from thunderfleet_operator.decide.weights import cache as decisions
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
-from thunderfleet_operator.decide.weights.deployment import resolution
+from thunderfleet_operator.decide.weights.deployment import needed, resolution
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod
 from thunderfleet_operator.decide.weights.uplink import uplink_mbps
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
@@ -490,7 +491,7 @@ def test_a_mac_with_a_part_needs_disk_for_the_rest_of_the_model(disk: int, copie
 def test_a_model_that_was_resolved_before_parts_says_how_to_get_them() -> None:
     _, weights = WeightsFleets().of("k", Fleet(), {}, cache({**RESOLVED, "files": 6, "model": SIZED}), Copies.SHARD)
     found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
-    assert "an earlier version has resolved it; delete the ModelCache" in found.message
+    assert "an earlier version of Thunderfleet resolved it; delete the ModelCache" in found.message
 
 
 def test_a_model_without_parts_is_fetched_whole_and_the_condition_says_why() -> None:
@@ -525,6 +526,30 @@ def test_paths_of_a_store() -> None:
 )
 def test_what_is_no_result_is_none(text: str) -> None:
     assert FetchResult.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    ("macs", "enabled", "said"),
+    [
+        ((Mac("a", "1", 1, store=STORE),), True, "ModelCache tiny was created; no Mac has the model, so it is fetched"),
+        ((Mac("a", "1", 1, store=STORE), Mac("b", "2", 1, profiled=False)), True, "it is fetched if b reports none either"),
+        ((Mac("a", "1", 1), Mac("b", "2", 1, profiled=False)), True, "it is fetched if a, b report none either"),
+        ((Mac("a", "1", 1, store=STORE),), False, "copy it"),
+        ((Mac("a", "1", 1, ready=False, store=STORE),), True, "copy it"),
+        ((Mac("a", "1", 1),), True, "copy it"),
+    ],
+)
+def test_nobody_is_asked_to_copy_a_model_that_will_be_fetched(macs: tuple[Mac, ...], enabled: bool, said: str) -> None:
+    metadata = {"name": "tiny", "namespace": "ns", "uid": UID, "generation": 1}
+    deployment = ModelDeployment.load({"metadata": metadata, "spec": {"model": {"repository": "o/n"}}})
+    without = Resolution(False, Reason.MODEL_NOT_FOUND, "copy it")
+    hub = HubSettings("https://hub.example", enabled=enabled)
+    found = needed(deployment, Fleet(macs), Weights(), hub, found=False, unplaced=True, taken=False)
+    shown = resolution(Weights(), without, coming=found.coming)
+    assert said in shown.message
+    assert shown.reason == (Reason.MODEL_NOT_FOUND if said == "copy it" else Reason.RESOLVING)
+    there = Resolution(True, Reason.FOUND, "at /models")
+    assert resolution(Weights(), there, coming=found.coming) == there
 
 
 class Refusing:

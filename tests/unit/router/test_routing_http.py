@@ -17,6 +17,7 @@ from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
+from thunderfleet_lib.listener import Listener
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance, suspects
 from thunderfleet_router.decide.catalog import build
@@ -24,6 +25,7 @@ from thunderfleet_router.http import exchange, reply, server, upstream
 from thunderfleet_router.http.exchange import Settings
 from thunderfleet_router.http.server import POSTS
 from thunderfleet_runner.api.http.admission import Admission
+from thunderfleet_runner.api.http.gateway import Gateway as GroupGateway
 from thunderfleet_runner.api.http.turns import place_of
 
 from tests.support.router import Client, Kit, bearer, client_of
@@ -49,6 +51,14 @@ def _held(gateway: Gateway) -> asyncio.Event:
 
     gateway.behaves = hold
     return free
+
+
+def test_the_router_passes_on_every_path_of_a_gateway_that_takes_a_body() -> None:
+    # Without a group: only its paths are needed.
+    bare = GroupGateway.__new__(GroupGateway)
+    bare.listener = Listener(1)
+    paths = {route.resource.canonical for route in bare.app().router.routes() if route.method == "POST" and route.resource}
+    assert paths == set(POSTS)
 
 
 async def _abort(request: web.Request, body: bytes) -> web.StreamResponse:

@@ -252,7 +252,7 @@ async def test_a_cable_that_changes_a_bit_is_named_before_the_model_is_loaded(ma
     leader = await group.start()
     failure = await group.until_failed(leader)
     assert (failure.rank, failure.node, failure.fault, failure.reason) == (2, "studio-2", FaultClass.REPLAN, "LinkCorrupts")
-    assert "data was changed on the way from rank 1 (studio-1) to rank 2 (studio-2): " in failure.message
+    assert "data was corrupted on the way from rank 1 (studio-1) to rank 2 (studio-2): " in failure.message
     assert " is " in failure.message and " instead of " in failure.message
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
 
@@ -277,7 +277,7 @@ async def test_the_cable_of_a_ring_that_changes_only_some_values_or_sizes_is_nam
     await group.group.until(lambda: leader.state.phase is GroupPhase.GAVE_UP, "another placement is asked for", SECONDS)
     failure = leader.state.failure
     assert (failure.rank, failure.node, failure.reason, failure.peer) == (2, "studio-2", "LinkCorrupts", 1)
-    assert "data was changed on the way from rank 1 (studio-1) to rank 2 (studio-2): message of " in failure.message
+    assert "data was corrupted on the way from rank 1 (studio-1) to rank 2 (studio-2): message of " in failure.message
     assert not leader.state.ranks[0].loaded_bytes, "before the model is loaded"
 
 

@@ -281,7 +281,7 @@ async def test_a_response_that_does_not_arrive_is_a_lost_relay(
         near, far = hop.ranks
         await closed(near)
         await closed(far)
-        assert [fault.reason for fault in hop.said if "as it was opened" in fault.message] == ["RelayLost"]
+        assert [fault.reason for fault in hop.said if "while it was opened" in fault.message] == ["RelayLost"]
         assert {fault.reason for fault in hop.said} == {"RelayLost"}
 
 

@@ -284,9 +284,9 @@ def test_a_certificate_of_an_unknown_authority_or_for_another_name_is_refused(se
     assert "uris.certificateAuthorities" in unknown.message
     other = replace(server.network, hosts=("other.example.com",))
     named = fails(replace(server.serve(FILES), uri="https://other.example.com/folders/tiny/", network=other).commit)
-    assert "certificate of other.example.com is not accepted" in named.message
+    assert "certificate of other.example.com is not trusted" in named.message
     broken = replace(server.network, authorities="-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----")
-    assert "is no PEM" in fails(replace(server.serve(FILES), network=broken).commit).message
+    assert "is not valid PEM" in fails(replace(server.serve(FILES), network=broken).commit).message
 
 
 # --- redirects -----------------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def redirect(to: str, path: str = LIST, times: int = 1) -> Fault:
         (f"https://user:word@{HOST}/{LIST}", Reason.HOST_NOT_ALLOWED, "without a user"),
         ("file:///etc/passwd", Reason.HOST_NOT_ALLOWED, "only https"),
         ("https://cdn.example.com/x", Reason.HOST_NOT_ALLOWED, "from cdn.example.com: add it"),
-        (f"https://{HOST}:x/", Reason.HUB_FAILED, "is no URL"),
+        (f"https://{HOST}:x/", Reason.HUB_FAILED, "is not a URL"),
         ("", Reason.HUB_FAILED, "without saying where to"),
     ],
 )

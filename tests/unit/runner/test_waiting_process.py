@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_runner import framing
 from thunderfleet_runner.host import memory
 from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
 
@@ -128,3 +129,19 @@ def test_a_waiting_rank_imports_only_the_standard_library_and_mlx() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "['mlx', 'thunderfleet_runner']"
+
+
+async def test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    os.mkfifo(closed)
+    words = f"import os, signal; os.close(int(os.environ[{framing.FD_VARIABLE!r}])); open({str(closed)!r}, 'w'); signal.pause()"
+    process = await RankProcess.start(
+        [sys.executable, "-c", words],
+        pid_file=tmp_path / "pid",
+        on_message=lambda message: None,
+        on_exit=lambda code: None,
+    )
+    # The event loop does not run meanwhile, so nothing but the channel itself shows that it is closed.
+    closed.read_bytes()
+    await process.end()
+    assert process.by_itself

@@ -92,7 +92,7 @@ class Chat:
                 async with asyncio.timeout(WRITE_SECONDS):
                     await response.write_eof()
             except OSError as error:
-                log.info("a browser does not take an answer of %s: %s", endpoint, error or "it does not read")
+                log.info("a browser stopped reading an answer of %s: %s", endpoint, error or "it does not read")
                 if request.transport is not None:
                     request.transport.abort()
             return response

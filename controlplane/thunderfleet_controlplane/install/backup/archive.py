@@ -199,7 +199,7 @@ def _about(source: Path, lines: _Lines) -> About:
     version, created = str(first["thunderfleet"])[:64], str(first["created"])[:64]
     number = first["formatVersion"]
     if type(number) is not int or number < 1:
-        raise ValueError("it does not say the version of its format")
+        raise ValueError("it has no version of its format")
     if number > VERSION:
         raise InstallError(
             f"{source} was written by version {version}, whose format this version does not know: install that version"
@@ -231,7 +231,7 @@ def _parts(source: Path, lines: _Lines) -> Iterator[tuple[str, bytes]]:
     if missing := [name for name in REQUIRED if name not in sizes]:
         raise ValueError(f"it does not contain {', '.join(missing)}")
     if not lines.at_end():
-        raise ValueError("something follows its end")
+        raise ValueError("it has data after its end")
 
 
 def newer(version: str, own: str) -> bool:

@@ -63,7 +63,7 @@ def _existing(layout: HostLayout) -> list[Path]:
 
 
 def changeable(paths: Iterable[Path]) -> tuple[str, ...]:
-    """What other users than root can change, each with what mends it; nothing is said twice."""
+    """What other users than root can change, each with what fixes it; nothing is said twice."""
     return tuple(dict.fromkeys(reason for path in paths if (reason := distrust([path])) is not None))
 
 

@@ -41,7 +41,7 @@ class Facts:
     joining: bool = False
     """Whether `join --control-plane` was interrupted."""
     changeable: tuple[str, ...] = ()
-    """Which folders and files of an installation others can change, and what mends it."""
+    """Which folders and files of an installation others can change, and what fixes it."""
 
 
 def _machine(facts: Facts) -> list[str]:

@@ -110,6 +110,8 @@ class Prober:
             success, output = await self._ask(probe, container, attempt, settings.timeout)
             self.results[name, kind, "successful" if success else "failed"] += 1
             decided = count.add(success)
+            if success and "httpGet" in probe and output.startswith(probes.REDIRECTED):
+                context.event("Warning", "ProbeWarning", f"{kind.capitalize()} probe warning: {output}", name)
             been_healthy |= success
             if not success and not self._is_stopping(name, attempt.number):
                 # Until a container has started, and until it is ready for the first time, its probes fail without a fault.

@@ -1,4 +1,4 @@
-"""Runs one probe or lifecycle hook: exec, HTTP or TCP, with a time limit.
+"""Runs one probe or lifecycle hook: exec, HTTP, TCP or gRPC, with a time limit.
 
 The host is the pod's IP, which is the node's address, unless the action names another.
 """
@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from thunderfleet_kubelet.containers.exec_session import RunCommand
+from thunderfleet_kubelet.pods.act import grpc_health
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ Json = dict[str, Any]
 BODY_BYTES = 10 * 1024
 REDIRECTS = 10
 """How many answers of one probe are read, as in Kubernetes."""
+REDIRECTED = "Probe terminated redirects, Response body: "
+"""How the output of an HTTP probe begins that succeeded with a redirect: what is healthy may be another server."""
 
 
 def port_number(port: object, container: Json) -> int:
@@ -56,12 +59,12 @@ async def _run(action: Json, container: Json, host: str, run_command: RunCommand
     if action.get("tcpSocket"):
         return await _tcp(action["tcpSocket"], container, host, seconds)
     if action.get("grpc"):
-        return False, "gRPC probes are not supported on this node; use httpGet, tcpSocket or exec"
+        return await _grpc(action["grpc"], host, seconds)
     if action.get("sleep"):
         # A deletion may give less grace than the pod's spec, against which the API server validated the sleep.
         await asyncio.sleep(min(seconds, float(action["sleep"]["seconds"])))
         return True, ""
-    return False, "no handler; set exec, httpGet or tcpSocket"
+    return False, "no handler; set exec, httpGet, tcpSocket or grpc"
 
 
 async def _http(action: Json, container: Json, host: str, seconds: float) -> tuple[bool, str]:
@@ -84,7 +87,9 @@ async def _http(action: Json, container: Json, host: str, seconds: float) -> tup
                     text = (await answer.content.read(BODY_BYTES)).decode("utf-8", "replace")
                     following = _redirect(answer)
                     if following is None:
-                        if 200 <= answer.status < 400:
+                        if 300 <= answer.status < 400:
+                            return True, f"{REDIRECTED}{text.strip()[:200]}"
+                        if 200 <= answer.status < 300:
                             return True, ""
                         return False, f"HTTP probe failed with statuscode: {answer.status}: GET {url}: {text.strip()[:200]}"
                 url = following
@@ -120,4 +125,21 @@ async def _tcp(action: Json, container: Json, host: str, seconds: float) -> tupl
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+    return True, ""
+
+
+async def _grpc(action: Json, host: str, seconds: float) -> tuple[bool, str]:
+    port, service = int(action["port"]), str(action.get("service") or "")
+    shown = f"gRPC {host}:{port}"
+    try:
+        async with asyncio.timeout(seconds):
+            status = await grpc_health.check(host, port, service)
+    except TimeoutError:
+        return False, f"{shown}: timed out after {seconds:g} s"
+    except OSError as error:
+        return False, f"{shown}: {error.strerror or error}"
+    except grpc_health.NoAnswer as error:
+        return False, f"{shown}: {error}"
+    if status != grpc_health.STATUSES[grpc_health.SERVING]:
+        return False, f'{shown}: service unhealthy (responded with "{status}")'
     return True, ""

@@ -99,6 +99,7 @@ class Starter:
             user=owner,
             grace=grace_of(context.pod),
             image_id=image.id,
+            image=str(container.get("image") or ""),
             log_bytes=context.services.settings().log_bytes,
             log_files=context.services.settings().log_files,
             own_user=context.own_user(owner),

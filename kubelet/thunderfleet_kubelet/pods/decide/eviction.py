@@ -23,11 +23,12 @@ STORAGE = "ephemeral-storage"
 class Usage:
     """Bytes on disk of one pod: ``volumes``: its emptyDirs by name. ``containers``: sandbox and logs by name.
 
-    ``unknown``: it has too many files to be measured in time.
+    ``logs``: of ``containers``, the logs. ``unknown``: it has too many files to be measured in time.
     """
 
     volumes: Mapping[str, int] = field(default_factory=dict)
     containers: Mapping[str, int] = field(default_factory=dict)
+    logs: Mapping[str, int] = field(default_factory=dict)
     unknown: bool = False
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 from thunderfleet_kubelet.containers.attempt import BACKOFF_RESET_SECONDS, Attempt, Start
 from thunderfleet_kubelet.pods.decide import podspec
 from thunderfleet_kubelet.pods.decide.observed import Observed
-from thunderfleet_kubelet.pods.decide.progress import Ending, Progress, progress
+from thunderfleet_kubelet.pods.decide.progress import Ending, Progress, has_other_image, progress, runs_again
 from thunderfleet_kubelet.pods.decide.status import pod_status
 
 Json = dict[str, Any]
@@ -73,6 +73,7 @@ def decide(pod: Json, observed: Observed) -> Decision:
         _stop_last_sidecar(pod, observed, podspec.grace_of(pod), "the pod's main containers have terminated", actions)
     else:
         _stop_unhealthy(pod, observed, actions)
+        _stop_changed(pod, observed, actions)
         for container in _due(pod, observed, state):
             _start_or_wait(container, observed, actions)
     deadline = podspec.deadline_of(pod, observed.now)
@@ -97,7 +98,7 @@ def _due(pod: Json, observed: Observed, state: Progress) -> list[Json]:
     mains = []
     for container in podspec.main_containers(pod):
         last = observed.last(container["name"])
-        if last is None or (last.state == "exited" and podspec.restarts(policy, last.exit_code)):
+        if last is None or (not last.live and runs_again(container, last, policy)):
             mains.append(container)
     return podspec.sidecars(pod) + mains
 
@@ -121,15 +122,29 @@ def _start_or_wait(container: Json, observed: Observed, actions: _Actions) -> No
             actions.times.append(observed.blocked.retry_at)
         return
     # An attempt that ended in the future was recorded before the clock was set back; its back-off would last for days.
-    if last is not None and (last.finished_at or 0.0) <= observed.now + podspec.CLOCK_SECONDS and observed.now < last.retry_at:
-        actions.times.append(last.retry_at)
+    # Another image begins without a back-off.
+    before = None if last is not None and has_other_image(container, last) else last
+    if (
+        before is not None
+        and (before.finished_at or 0.0) <= observed.now + podspec.CLOCK_SECONDS
+        and observed.now < before.retry_at
+    ):
+        actions.times.append(before.retry_at)
         actions.backing_off.append(name)
         return
     problem = observed.problems.get(name)
     if problem is not None and observed.now < problem.retry_at <= observed.now + PROBLEM_LIMIT_SECONDS:
         actions.times.append(problem.retry_at)
         return
-    actions.starts.append(Start(name, 0 if last is None else last.number + 1, next_backoff(last)))
+    actions.starts.append(Start(name, 0 if last is None else last.number + 1, next_backoff(before)))
+
+
+def _stop_changed(pod: Json, observed: Observed, actions: _Actions) -> None:
+    """Stops the containers whose image was changed; they start again with the new one."""
+    for container in [*podspec.sidecars(pod), *podspec.main_containers(pod)]:
+        last = observed.last(container["name"])
+        if last is not None and has_other_image(container, last):
+            _stop(container, observed, podspec.grace_of(pod), "its image was changed, it will be restarted", actions)
 
 
 def _stop_unhealthy(pod: Json, observed: Observed, actions: _Actions) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from thunderfleet_kubelet.containers.attempt import Attempt
 from thunderfleet_kubelet.pods.decide import podspec
 from thunderfleet_kubelet.pods.decide.observed import Observed
 
@@ -41,14 +42,12 @@ class Progress:
 def progress(pod: Json, observed: Observed) -> Progress:
     """The pod's progress at the time of the observation."""
     policy = podspec.restart_policy(pod)
-    lasts = [observed.last(container["name"]) for container in podspec.main_containers(pod)]
+    mains = [(container, observed.last(container["name"])) for container in podspec.main_containers(pod)]
     pending = next((container for container in podspec.init_containers(pod) if not init_done(container, observed)), None)
     # Init containers never run again once a main container has started.
-    initialized = pending is None or any(last is not None for last in lasts)
+    initialized = pending is None or any(last is not None for _, last in mains)
     init_failed = not initialized and pending is not None and _failed_for_good(pending, observed, policy)
-    mains_over = all(
-        last is not None and last.state == "exited" and not podspec.restarts(policy, last.exit_code) for last in lasts
-    )
+    mains_over = all(last is not None and not last.live and not runs_again(one, last, policy) for one, last in mains)
     return Progress(
         ending=_ending(pod, observed),
         pending_init=pending,
@@ -57,6 +56,19 @@ def progress(pod: Json, observed: Observed) -> Progress:
         finished=init_failed or (initialized and mains_over),
         nothing_live=not any(observed.is_live(container["name"]) for container in podspec.all_containers(pod)),
     )
+
+
+def has_other_image(container: Json, last: Attempt) -> bool:
+    """Whether the container's image has been changed in the pod's spec since this attempt was started."""
+    return bool(last.image) and last.image != str(container.get("image") or "")
+
+
+def runs_again(container: Json, last: Attempt, policy: str) -> bool:
+    """Whether a main container starts again after this attempt, which has ended.
+
+    One that was stopped for its new image does, whatever its policy.
+    """
+    return podspec.restarts(policy, last.exit_code) or (last.stopping and has_other_image(container, last))
 
 
 def _ending(pod: Json, observed: Observed) -> Ending | None:

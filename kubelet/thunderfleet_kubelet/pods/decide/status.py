@@ -177,7 +177,7 @@ class _ContainerStatuses:
         ready = init_done(container, self.observed) if plain_init else is_ready(container, self.observed)
         status: Json = {
             "name": name,
-            "image": container.get("image", ""),
+            "image": last.image if last is not None and last.live and last.image else container.get("image", ""),
             "imageID": last.image_id if last else "",
             "restartCount": last.number if last else 0,
             "lastState": {},

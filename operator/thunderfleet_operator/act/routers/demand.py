@@ -80,7 +80,7 @@ class DemandServer:
     async def _demand(self, request: web.Request) -> web.StreamResponse:
         again = {"Retry-After": str(RETRY_SECONDS)}
         if not self._leading():
-            return web.Response(status=503, text="this replica does not lead\n", headers=again)
+            return web.Response(status=503, text="this replica of the operator is not the leader\n", headers=again)
         try:
             report = DemandReport.model_validate_json(await request.read())
         except ValidationError as error:

@@ -62,9 +62,10 @@ def _small_caches(outcomes: Sequence[Outcome]) -> str:
     memory = small[0].memory
     groups = f"group{'s' if len(small) > 1 else ''} {', '.join(str(plan.index) for plan in small)}"
     return (
-        f"the prompt cache of {groups} holds {memory.cached_tokens} tokens, less than the context of {memory.context_tokens}: "
-        "of a longer conversation, only the beginning is reused, or nothing if the model's cache cannot be cut. Unset "
-        "spec.memory.cachedTokens to hold a whole context from the next placement on"
+        f"the prompt cache of {groups} holds {memory.cached_tokens} tokens, less than the context of "
+        f"{memory.context_tokens}: only the beginning of a longer conversation is reused, or nothing if the model's cache "
+        "cannot be shortened. To hold a whole context, unset spec.memory.cachedTokens, which takes effect with the next "
+        "placement"
     )
 
 

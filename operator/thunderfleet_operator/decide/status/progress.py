@@ -2,7 +2,7 @@
 
 At most one of them is True: Reconciling while the operator works on the spec, Stalled once a person must change something.
 Waits that can end by themselves, such as for a Mac that has room, are Reconciling first. A group that restarts while nobody is
-known to have mended its fault stays Stalled, so that the two do not alternate with each restart.
+known to have fixed its fault stays Stalled, so that the two do not alternate with each restart.
 """
 
 from collections.abc import Sequence

@@ -11,26 +11,30 @@ from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, Copies
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, check_repository
 
 from thunderfleet_operator.decide.manifests import Manifest
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.model import Resolution, listed
 from thunderfleet_operator.decide.request import request
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.manifests import HubSettings
 from thunderfleet_operator.decide.weights.status import server_of, short, summary
 from thunderfleet_operator.observe.weights import Weights, has_parts, is_quantized_now, is_resolved, source_of
-from thunderfleet_operator.placement import Fleet
+from thunderfleet_operator.placement import Fleet, Mac
 from thunderfleet_operator.placement.eligibility import wanted_model
 
 _UNKNOWN_PARTS = (
-    "which layers its files have is not known, because an earlier version has resolved it; delete the ModelCache to resolve it "
-    "again, files stay on the Macs"
+    "the layers in its files are not known, because an earlier version of Thunderfleet resolved it; delete the ModelCache "
+    "to resolve it again (the Macs keep the files)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What to do about the ModelCache. ``apply``: to create it, or to make it follow the spec."""
+    """What to do about the ModelCache. ``apply``: to create it, or to make it follow the spec.
+
+    ``coming``: why the model will be fetched although there is no ModelCache yet.
+    """
 
     apply: Manifest | None = None
+    coming: Resolution | None = None
 
 
 def needed(
@@ -49,13 +53,16 @@ def needed(
         if source_of(cache.spec) == source_of(model):
             return Needed()
         return Needed(manifests.model_cache(deployment, cache.metadata.name))
-    if cache is not None or not deployment.wanted_groups or not _reported(fleet):
+    if cache is not None or not deployment.wanted_groups:
         return Needed()
+    if not _reported(fleet):
+        return Needed(coming=_awaited(fleet))
     asked = request(deployment.spec)
     lacking = any(mac.store and not any(one.complete for one in wanted_model(mac, asked)) for mac in fleet.macs.values())
     if not lacking or (found and not unplaced):
         return Needed()
-    return Needed(manifests.model_cache(deployment, manifests.cache_name(deployment, taken=taken)))
+    name = manifests.cache_name(deployment, taken=taken)
+    return Needed(manifests.model_cache(deployment, name), _created(f"ModelCache {name}"))
 
 
 def _may_be_fetched(repository: str) -> bool:
@@ -66,10 +73,29 @@ def _may_be_fetched(repository: str) -> bool:
     return True
 
 
+def _has_reported(mac: Mac) -> bool:
+    return mac.profiled and bool(mac.store or mac.models)
+
+
 def _reported(fleet: Fleet) -> bool:
     """Whether all Macs that are Ready have reported their models."""
     up = [mac for mac in fleet.macs.values() if mac.ready]
-    return any(mac.store for mac in up) and all(mac.profiled and (mac.store or mac.models) for mac in up)
+    return any(mac.store for mac in up) and all(map(_has_reported, up))
+
+
+def _awaited(fleet: Fleet) -> Resolution | None:
+    """Which Macs are to report their models before it is clear that the model must be fetched."""
+    up = [mac for mac in fleet.macs.values() if mac.ready]
+    silent = sorted(mac.name for mac in up if not _has_reported(mac))
+    # Without a model store on any of them, it will not be fetched.
+    if not silent or not any(mac.store or not mac.profiled for mac in up):
+        return None
+    text = f"no Mac that has reported its models has the model; it is fetched if {listed(silent)} {{}} none either"
+    return Resolution(False, Reason.RESOLVING, text.format("reports" if len(silent) == 1 else "report"))
+
+
+def _created(name: str) -> Resolution:
+    return Resolution(False, Reason.RESOLVING, f"{name} was created; no Mac has the model, so it is fetched")
 
 
 def waits(weights: Weights, plan: Plan | None) -> tuple[str, ...]:
@@ -92,9 +118,16 @@ def waiting_message(weights: Weights, nodes: tuple[str, ...]) -> str:
     return "fetching the model: " + "; ".join(part for part in parts if part)
 
 
-def resolution(weights: Weights, found: Resolution, copies: Copies = Copies.WHOLE) -> Resolution:
-    """The condition ModelResolved of a ModelDeployment with a ModelCache. ``found``: without it. ``copies``: of its spec."""
+def resolution(
+    weights: Weights, found: Resolution, copies: Copies = Copies.WHOLE, coming: Resolution | None = None
+) -> Resolution:
+    """The condition ModelResolved of a ModelDeployment with a ModelCache. ``found``: without it. ``copies``: of its spec.
+
+    ``coming``: see ``Needed``.
+    """
     cache = weights.cache
+    if cache is None and coming is not None and not found.found:
+        return coming
     if cache is None or (found.found and found.reason == Reason.FOUND and weights.missing is None):
         return found
     resolved = find_condition(cache.status.conditions, ConditionType.RESOLVED)
@@ -108,7 +141,7 @@ def resolution(weights: Weights, found: Resolution, copies: Copies = Copies.WHOL
     if found.found:
         return found
     if resolved is None or resolved.reason == Reason.RESOLVED:
-        return Resolution(False, Reason.RESOLVING, f"{name} was created; no Mac has the model, so it is fetched")
+        return _created(name)
     stalled = find_condition(cache.status.conditions, ConditionType.STALLED)
     stuck = stalled is not None and stalled.status is ConditionStatus.TRUE
     return Resolution(False, resolved.reason, f"{name}: {resolved.message}", stuck)

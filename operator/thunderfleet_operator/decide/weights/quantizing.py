@@ -142,13 +142,13 @@ def no_room(source: QuantizedFrom, *, disk: bool) -> dict[str, object]:
     """
     if disk:
         message = (
-            f"no Mac that is Ready and has the disk space has {memory_bytes(source)} bytes of memory that a pod can request; "
-            "stop a group, or wait for one that stops"
+            f"no Ready Mac with enough disk space has {memory_bytes(source)} bytes of memory for a pod; stop a group, or "
+            "wait until one stops"
         )
         return {"reason": Reason.NO_MAC_TO_FETCH, "message": message}
     size = needed_bytes(source)
     message = (
-        f"no Mac that is Ready has {size} bytes free in its model store, for the repository and the quantized files; free disk "
-        "space on a Mac"
+        f"no Ready Mac has {size} bytes of disk space for the repository and the quantized files in its model store; free "
+        "disk space on a Mac"
     )
     return {"reason": Reason.NO_MAC_TO_FETCH, "message": message}

@@ -26,7 +26,7 @@ ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
 LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
-"""A fault that a person may have to mend makes a ModelCache Stalled after this long."""
+"""A fault that a person may have to fix makes a ModelCache Stalled after this long."""
 FAULT_ATTEMPTS = 6
 """Pods that fail within that time. One that fails after hours of work says nothing about the next one."""
 WORKING = frozenset(
@@ -132,8 +132,9 @@ def _copies(
                 and copy.node != made_from.node
                 and copy.reason == Reason.NO_SOURCE
             ):
-                only = f"waits for {made_from.node}, which has the only copy and is away"
-                copy = copy.model_copy(update={"message": f"{only}; quantized again at {again_at:%H:%M:%S} UTC if it stays so"})
+                only = f"waits for {made_from.node}, which has the only copy and cannot be reached"
+                then = f"if that lasts, the repository is quantized again at {again_at:%H:%M:%S} UTC"
+                copy = copy.model_copy(update={"message": f"{only}; {then}"})
         found.append(copy)
     return tuple(found)
 
@@ -166,7 +167,7 @@ def _waits(
     download, hub = status.download, next((one.node for one in status.assignments if one.source is CopySource.HUB), None)
     if source is CopySource.PEER and copy.reason == Reason.NO_SOURCE and hub is not None:
         part = next((one.files for one in status.assignments if one.node == hub), None)
-        what = "the model" if part is None else "its own part first"
+        what = "the model" if part is None else "the files that it needs itself first"
         return {"reason": None, "message": f"waits for {hub}, which downloads {what}"}
     if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
         when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
@@ -200,7 +201,7 @@ def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, N
         return Verdict(
             False, Reason.NO_MAC_TO_FETCH, f"{what}: no Mac is Ready and schedulable, so no pod can read from {whom}"
         )
-    return Verdict(False, Reason.RESOLVING, f"{what}: a pod asks {whom} for its commit, files and sizes")
+    return Verdict(False, Reason.RESOLVING, f"{what}: a pod reads its commit, files and sizes from {whom}")
 
 
 def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy], server: str) -> Verdict:

@@ -17,7 +17,7 @@ STEPS = 20_000
 """Of the search on a changed fleet, which has only the Macs of one near miss."""
 
 
-def mended(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTransport) -> Mac:
+def fixed(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTransport) -> Mac:
     """A Mac that can join those of ``cohort``."""
     others = tuple(model for model in mac.models if model.path != cohort.model.path and model != cohort.model)
     return replace(
@@ -41,7 +41,7 @@ def changed(
 ) -> tuple[Fleet, Request]:
     """These Macs and the request once all ``changes`` are made. ``nodes``: the Macs of the near miss, new ones included."""
     known = {name: fleet.macs.get(name) or Mac(name, name, 0) for name in nodes}
-    macs = {name: mended(mac, request, cohort, transport) if name in changes.macs else mac for name, mac in known.items()}
+    macs = {name: fixed(mac, request, cohort, transport) if name in changes.macs else mac for name, mac in known.items()}
     macs.update({name: replace(macs[name], free_bytes=max(size, macs[name].free_bytes)) for name, size in changes.free_bytes})
     if changes.reach:
         macs = {name: replace(mac, dials=_all_reached(mac, macs)) for name, mac in macs.items()}

@@ -112,7 +112,7 @@ def _shares(budget: StepBudget, count: int) -> Iterator[StepBudget]:
 
 
 def _misses(search: CandidateSearch, cohorts: Sequence[Cohort], transport: PlacedTransport, budget: StepBudget) -> list[Miss]:
-    """The near misses of a transport, the cheapest to mend first."""
+    """The near misses of a transport, the cheapest to fix first."""
     found: list[Miss] = []
     for cohort, share in zip(cohorts, _shares(budget, len(cohorts)), strict=True):
         if transport is not Transport.NONE:

@@ -96,7 +96,7 @@ def fix(way: Way, order: Sequence[str], obstacles: Mapping[str, Obstacle]) -> Mi
 
 
 def _joining(way: Way, order: Sequence[str], macs: tuple[str, ...]) -> _Joining:
-    """``macs``: those that must be mended."""
+    """``macs``: those that must be fixed."""
     lacking = {pair: obstacle for pair in _pairs(way, order) if (obstacle := way.hops.of(*pair)) is not None}
     queue_pairs = _queue_pairs(way, order, lacking)
     changes = Changes(macs, (), tuple(lacking), tuple((node, device) for node, device, _ in queue_pairs))

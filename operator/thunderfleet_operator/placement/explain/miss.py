@@ -52,7 +52,7 @@ class Miss:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Sort key: the cheapest to mend comes first. Names decide last, so they do not decide about the reason."""
+        """Sort key: the cheapest to fix comes first. Names decide last, so they do not decide about the reason."""
         near = self.near
         return (self.cost, self.missing_bytes, len(near.nodes), RANKING.index(near.transport), self.reason, near.nodes)
 

@@ -69,7 +69,7 @@ class HopObstacles:
 def helpful_macs(
     macs: Iterable[Mac], request: Request, cohort: Cohort, transport: PlacedTransport, most: int
 ) -> dict[str, Obstacle]:
-    """Of Macs that cannot join those of ``cohort`` over this transport, those that are cheapest to mend."""
+    """Of Macs that cannot join those of ``cohort`` over this transport, those that are cheapest to fix."""
     costs = ((_cost(mac, request, cohort, transport), -mac.free_bytes, mac.name, mac) for mac in macs)
     return {name: Obstacle(cost, mac_lacks(mac, request, cohort, transport)) for cost, _, name, mac in nsmallest(most, costs)}
 

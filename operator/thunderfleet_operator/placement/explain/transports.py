@@ -65,7 +65,7 @@ def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedT
 
 
 def single_mac_misses(search: CandidateSearch, cohort: Cohort, budget: StepBudget) -> list[Miss]:
-    """What keeps single Macs from holding the whole model: the largest, and one that need only be mended."""
+    """What keeps single Macs from holding the whole model: the largest, and one that need only be fixed."""
     need = cohort.needs.bounds(Split.NONE, 1)
     able = _ranked(list(cohort.macs.values()))
     if isinstance(need, str):
@@ -88,7 +88,7 @@ def _ranked(macs: Sequence[Mac]) -> list[Mac]:
 def _with_helpful(
     search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, able: Sequence[Mac], least: int
 ) -> _Pool:
-    """The able Macs, others that could be mended, and as many new ones as are missing then."""
+    """The able Macs, others that could be fixed, and as many new ones as are missing then."""
     names = {mac.name for mac in able}
     others = [mac for name, mac in search.fleet.macs.items() if name not in names]
     obstacles = helpful_macs(others, search.request, cohort, transport, max(HELPFUL, least - len(able)))

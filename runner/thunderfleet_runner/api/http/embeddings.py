@@ -119,7 +119,7 @@ def _parted(vectors: str, count: int, length: int) -> list[bytes]:
     except binascii.Error:
         raw = b""
     if len(raw) != count * length:
-        raise GenerationFailed("rank 0 sent something else than the vectors that it was asked for")
+        raise GenerationFailed("rank 0 sent vectors of another number or length than requested")
     return [raw[start : start + length] for start in range(0, len(raw), length)]
 
 

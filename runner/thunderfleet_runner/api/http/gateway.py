@@ -84,8 +84,9 @@ class Gateway:
     def app(self) -> web.Application:
         """The application with all paths. The error for an unknown path (``refusal``) lists those below ``/v1/``.
 
-        A path with a body also needs an ``Endpoint`` (``intakeprotocol``), its parser (``requests``) and its response
-        (``responses``).
+        The router passes a new path on only if it is in ``POSTS`` of its ``http/server``. A path that generates text also needs
+        an ``Endpoint`` (``intakeprotocol``), a parser (``api/prepare``) and a writer of its response (``api/http/generation``);
+        a question about tokens needs a ``Subject`` and an answer (``api/examine``).
         """
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._middleware])
         app.router.add_get("/v1/models", self.models)

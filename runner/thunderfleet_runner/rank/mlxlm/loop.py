@@ -175,11 +175,11 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         flag, again, total = answer.tolist()
         if total != mine * self._size:
             raise Diverged(
-                f"rank {self._rank}: the ranks of this group no longer compute the same (digest {mine}, "
-                f"the sum over {self._size} ranks is {total})"
+                f"rank {self._rank}: the ranks of this group no longer compute the same tokens (digest {mine}, the sum over "
+                f"{self._size} ranks is {total})"
             )
         if flag not in (0, 1) or flag != -again:
-            raise Diverged(f"rank {self._rank}: a message of rank 0 was changed on its way ({flag} and {again})")
+            raise Diverged(f"rank {self._rank}: a message of rank 0 was corrupted on its way ({flag} and {again})")
         return bool(flag)
 
     def sampling(self, sampler: Any) -> Any:
@@ -262,7 +262,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         head: Any = mx.distributed.all_sum(mx.array([length, -length, zlib.crc32(data)], mx.int64), group=self.group).tolist()
         size, again, checksum = head
         if size != -again or not 0 <= size <= MOST_SHARED_BYTES:
-            raise Diverged(f"rank {self._rank}: the length of a request was changed on its way ({size} and {again})")
+            raise Diverged(f"rank {self._rank}: the length of a request was corrupted on its way ({size} and {again})")
         if size == 0:
             return None
         # As buffers, not as lists: a prompt has megabytes, and all requests wait for it.
@@ -270,7 +270,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         values: Any = mx.distributed.all_sum(content, group=self.group)
         received = bytes(memoryview(values))
         if zlib.crc32(received) != checksum:
-            raise Diverged(f"rank {self._rank}: a request of {size} bytes was changed on its way")
+            raise Diverged(f"rank {self._rank}: a request of {size} bytes was corrupted on its way")
         return json.loads(received)
 
     def _embed(self, work: Work) -> None:

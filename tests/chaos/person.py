@@ -1,0 +1,166 @@
+"""A person who looks at a deployment throughout a fault: ``why``, ``status``, conditions, and alerts of a real Prometheus."""
+
+import asyncio
+import contextlib
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from thunderfleet_cli.connection import Connection
+from thunderfleet_cli.view.picture import picture
+from thunderfleet_controlplane.assets import MONITORING
+from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.programs import find_programs
+from thunderfleet_view import facts
+from thunderfleet_view.health import Health, of_condition
+from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem, macs
+from thunderfleet_view.why import State, Step, why
+
+from tests.chaos.culprit import Channel, Culprit, Look
+from tests.support.line import CHART, PROMETHEUS_PORT, Line
+from tests.support.prometheusserver import Prometheus, beside, scraping
+
+Json = dict[str, Any]
+
+LOOK_SECONDS = 2.0
+SCRAPE_SECONDS = 3
+# How long a problem must last in the expressions of alerts, and how long here: people are not called for less, but faults here
+# are shorter. An agent without news publishes every minute.
+PATIENCE = {
+    re.compile(r"(?<=\(thunderfleet_modeldeployment_not_ready_timestamp_seconds\) )> \d+"): "> 15",
+    re.compile(r"(?<=\(thunderfleet_agent_published_timestamp_seconds\) )> \d+"): "> 150",
+}
+
+
+def impatient(rules: Json) -> Json:
+    """The rules of the chart, without the time that a problem must last."""
+    for rule in rules["groups"][0]["rules"]:
+        rule.pop("for", None)
+        for pattern, limit in PATIENCE.items():
+            rule["expr"] = pattern.sub(limit, rule["expr"])
+    return rules
+
+
+@contextlib.contextmanager
+def watching(line: Line) -> Iterator[Prometheus]:
+    """A Prometheus with the chart's alerts. Raises LocalClusterError."""
+    programs = find_programs(lambda event: None, MONITORING)
+    done = line.cluster.helm("template", "x", str(CHART), "--set", "alerts.enabled=true", "-s", "templates/alerts.yaml")
+    with tempfile.TemporaryDirectory(prefix="thunderfleet-chaos-") as name:
+        folder, interval = Path(name), f"{SCRAPE_SECONDS}s"
+        rules = folder / "rules.yaml"
+        rules.write_text(yaml.safe_dump(impatient(yaml.safe_load(done.stdout)["spec"])))
+
+        def configure(server: str, folder: Path) -> Json:
+            return scraping(server, folder, rules, (), interval, interval)
+
+        with beside(line, programs, configure, folder, PROMETHEUS_PORT) as found:
+            yield found
+
+
+def _sentence(step: Step) -> str:
+    return f"{step.subject}: {step.text}"
+
+
+def _conditions(deployment: Mapping[str, Any]) -> Iterator[str]:
+    for kind, condition in facts.conditions(deployment).items():
+        if of_condition(condition) in (Health.BAD, Health.DOUBTFUL):
+            yield f"{kind} {condition.get('status')}: {facts.said(condition)}"
+
+
+@dataclass
+class Person:
+    """Looks every few seconds from ``__enter__`` to ``__exit__``. ``seen``: what differed from the look before."""
+
+    line: Line
+    namespace: str
+    name: str
+    prometheus: Prometheus | None = None
+    seen: list[Look] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Person":
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join(60)
+
+    def knows(self, culprits: Sequence[Culprit], channels: Sequence[Channel]) -> bool:
+        """Whether all culprits have been named in all of these channels."""
+        looks = list(self.seen)
+        return all(one.first(looks, channel) is not None for one in culprits for channel in channels)
+
+    def look_back(self) -> None:
+        """Looks once more, at every problem and past failure that ``why`` shows now."""
+        found = self._steps()
+        self.seen.append(Look(time.monotonic() - self._began, {Channel.AFTERWARDS: found}))
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            texts = {**self._objects(), Channel.ALERT: self._alerts()}
+            if not self.seen or texts != self.seen[-1].texts:
+                self.seen.append(Look(time.monotonic() - self._began, texts))
+            self._over.wait(LOOK_SECONDS)
+
+    def _picture(self) -> facts.Picture:
+        connection = Connection(self.line.cluster.kubeconfig, None, self.namespace, None)
+        return asyncio.run(picture(connection, self.namespace))
+
+    def _objects(self) -> Mapping[Channel, tuple[str, ...]]:
+        try:
+            found = self._picture()
+        except LocalClusterError as error:
+            return {Channel.WHY: (str(error),), Channel.STATUS: (str(error),), Channel.CONDITION: ()}
+        deployment = next((one for one in found.deployments if facts.name(one) == self.name), None)
+        problems = [
+            *((facts.name(node), mac_problem(node, profile)) for node, profile in macs(found)),
+            *((f"cable {facts.name(link)}", cable_problem(link)) for link in found.links),
+            *((self.name, deployment_problem(one)) for one in (deployment,) if one is not None),
+        ]
+        status = tuple(f"{name}: {problem}" for name, problem in problems if problem)
+        if deployment is None:
+            return {Channel.WHY: (), Channel.STATUS: status, Channel.CONDITION: ()}
+        cause = why(found, deployment).cause
+        said = () if cause is None else (_sentence(cause),)
+        return {Channel.WHY: said, Channel.STATUS: status, Channel.CONDITION: tuple(_conditions(deployment))}
+
+    def _steps(self) -> tuple[str, ...]:
+        try:
+            found = self._picture()
+        except LocalClusterError as error:
+            return (str(error),)
+        return tuple(
+            _sentence(step)
+            for deployment in found.deployments
+            if facts.name(deployment) == self.name
+            for step in why(found, deployment).steps
+            if step.state is not State.OK or step.subject.startswith("last failure")
+        )
+
+    def _alerts(self) -> tuple[str, ...]:
+        if self.prometheus is None:
+            return ()
+        try:
+            alerts = self.prometheus.get("alerts")["alerts"]
+        except (OSError, AssertionError, ValueError) as error:
+            return (f"Prometheus: {error}",)
+        return tuple(sorted(_alert(one) for one in alerts if one["state"] == "firing"))
+
+
+def _alert(one: Json) -> str:
+    labels = ", ".join(f"{key}={value}" for key, value in sorted(one["labels"].items()) if key not in ("alertname", "severity"))
+    notes = one["annotations"]
+    return f"{one['labels']['alertname']}{{{labels}}}: {notes.get('summary', '')}. {notes.get('description', '')}"
