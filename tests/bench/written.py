@@ -42,6 +42,7 @@ GIB = 2**30
 MODEL_BYTES, MAC_BYTES = 100 * GIB, 72 * GIB
 """The model needs two Macs, and two Macs have room for one of it."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+TAINT = {"key": "thunderfleet.io/macos", "effect": "NoSchedule"}
 TXN_PUTS = 100
 """etcd takes 128 operations in a transaction."""
 PAIR = """
@@ -167,12 +168,11 @@ def _node(name: str, at: str) -> Json:
         "addresses": [{"type": "InternalIP", "address": at}, {"type": "Hostname", "address": name}],
         "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
     }
-    taint = {"key": "thunderfleet.io/macos", "effect": "NoSchedule"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": labels},
-        "spec": {"taints": [taint]},
+        "spec": {"taints": [TAINT]},
         "status": status,
     }
 
@@ -230,6 +230,9 @@ async def samples(kube: Kube) -> tuple[Sample, ...]:
     for key, path in (*paths.items(), *links):
         item = await kube.get(path)
         item["metadata"].pop("resourceVersion")
+        if item["kind"] == "Node":
+            # Without the taint of new Nodes, which only the controller manager would remove.
+            item["spec"]["taints"] = [TAINT]
         found.append(Sample(key, json.dumps(item)))
         await kube.delete(path)
     return tuple(found)
