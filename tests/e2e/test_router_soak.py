@@ -41,6 +41,8 @@ MOST = {"contextTokens": 2048, "cachedTokens": 9_000_000}
 STAYS = {"minReplicas": 0, "maxReplicas": 1, "scaleToZeroAfterSeconds": 3600}
 TURN_SECONDS = 240
 """A model serves for 60 s before it makes room."""
+WAITING_SECONDS = 400.0
+"""Longer than a router lets a request wait."""
 
 
 @pytest.fixture(scope="module")
@@ -378,13 +380,18 @@ def test_a_model_is_deleted_under_its_clients(world: World) -> None:
 
 
 class Asked:
-    """A request that waits, in a thread."""
+    """A request that waits for a turn, in a thread."""
 
     def __init__(self, line: Line, url: str, deployment: Deployment, key: str) -> None:
         self.statuses: list[int] = []
-        name = f"{deployment.namespace}/{deployment.name}"
-        self._thread = threading.Thread(target=lambda: self.statuses.append(ask(line, url, name, key).status), daemon=True)
-        self._thread.start()
+        bearer = {"Authorization": f"Bearer {key}"}
+        body = {**chat("Where are you?", 4), "model": f"{deployment.namespace}/{deployment.name}"}
+        until(lambda: deployment.name in line.request(f"{url}/models", headers=bearer).body, "the router knows the key", 30)
+
+        def wait() -> None:
+            self.statuses.append(line.request(f"{url}/chat/completions", body, bearer, WAITING_SECONDS).status)
+
+        threading.Thread(target=wait, daemon=True).start()
 
 
 def test_models_without_room_for_both_take_turns(world: World) -> None:
@@ -420,7 +427,7 @@ def test_models_without_room_for_both_take_turns(world: World) -> None:
         back = Asked(line, urls[0], one, "sk-turns")
         until(lambda: back.statuses, "the first one has its turn again", TURN_SECONDS, describe=one.conditions)
         assert back.statuses == [200] and asleep(two)
-        assert not never.statuses and condition(third.get(), "Placed")["status"] == "False"
+        assert 200 not in never.statuses and condition(third.get(), "Placed")["status"] == "False"
         for deployment in (third, one, two):
             line.forget(deployment)
         line.kubectl("delete", "priorityclass", CLASS)
