@@ -33,6 +33,8 @@ scrape      what a scrape of the operator costs, without a cluster
 page        the live page of 1,000 Macs, without a cluster
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster
-thousand    a thousand agents and one operator
+scale       one operator of 1,000 and of 5,000 simulated Macs
+written     what their agents and kubelets have written, put into etcd
+fleetload   what their kubelets and ranks do meanwhile
 processes   memory and processor time of processes
 """

@@ -7,15 +7,17 @@ import platform
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.bench.benchmarks import ALL, Benchmark, Say
+from tests.bench.benchmarks import ALL, ALONE, Alone, Benchmark, Say
 from tests.bench.byhand import ByHandFailed
-from tests.bench.figures import Missing, Report, table
+from tests.bench.figures import Figure, Missing, Report, table
 from tests.bench.line import BenchFailed, Line
 
 
@@ -38,7 +40,7 @@ def machine() -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "\n".join(f"  {benchmark.name:<15} {benchmark.about}" for benchmark in ALL)
+    about = "\n".join(f"  {benchmark.name:<15} {benchmark.about}" for benchmark in (*ALONE, *ALL))
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=f"Measures a cluster with the chart installed.\n\n{about}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,9 +63,13 @@ def main() -> int:
 
     report = Report(machine())
     try:
-        with Line.up(say) as line:
-            for benchmark in chosen:
-                _run(benchmark, line, arguments.repeats, say, report)
+        for benchmark in (one for one in chosen if isinstance(one, Alone)):
+            _run(benchmark, partial(benchmark.run, say), say, report)
+        others = [one for one in chosen if isinstance(one, Benchmark)]
+        if others:
+            with Line.up(say) as line:
+                for other in others:
+                    _run(other, partial(other.run, line, arguments.repeats, say), say, report)
     except (BenchFailed, LocalClusterError) as error:
         print(f"the cluster did not start: {error}", file=sys.stderr)
         return 1
@@ -78,25 +84,25 @@ def main() -> int:
     return 1 if report.missing or (arguments.strict and not report.holds) else 0
 
 
-def _arguments() -> tuple[argparse.Namespace, list[Benchmark]]:
+def _arguments() -> tuple[argparse.Namespace, list[Alone | Benchmark]]:
     """The command line, and the benchmarks that it names. Exits with 2 on bad usage."""
     parser = _parser()
     arguments = parser.parse_args()
-    known = {benchmark.name: benchmark for benchmark in ALL}
+    known = {benchmark.name: benchmark for benchmark in (*ALONE, *ALL)}
     if odd := [name for name in arguments.names if name not in known]:
         parser.error(f"no benchmark {', '.join(odd)}; allowed: {', '.join(known)}")
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
     if arguments.json is not None and not arguments.json.parent.is_dir():
         parser.error(f"--json: {arguments.json.parent} is not a folder")
-    return arguments, [benchmark for benchmark in ALL if not arguments.names or benchmark.name in arguments.names]
+    return arguments, [benchmark for benchmark in known.values() if not arguments.names or benchmark.name in arguments.names]
 
 
-def _run(benchmark: Benchmark, line: Line, repeats: int, say: Say, report: Report) -> None:
+def _run(benchmark: Alone | Benchmark, run: Callable[[], list[Figure]], say: Say, report: Report) -> None:
     """Adds the benchmark's figures to the report, or why there are none."""
     say(f"{benchmark.name}: {benchmark.about}")
     try:
-        report.figures += benchmark.run(line, repeats, say)
+        report.figures += run()
     except (BenchFailed, ByHandFailed, LocalClusterError) as error:
         say(f"{benchmark.name} failed: {error}")
         report.missing.append(Missing(benchmark.name, str(error)))

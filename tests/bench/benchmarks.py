@@ -26,6 +26,7 @@ from tests.bench import (
     processes,
     proofs,
     routing,
+    scale,
     scrape,
     serving,
     sizes,
@@ -36,6 +37,7 @@ from tests.bench import (
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
+from tests.bench.written import NotWritten
 from tests.support import audit
 
 DECODE_TOKENS = 64
@@ -55,6 +57,26 @@ class Benchmark:
     name: str
     about: str
     run: Callable[[Line, int, Say], list[Figure]]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A benchmark with a control plane of its own, which runs before the cluster of the others is started.
+
+    ``run`` takes a function that prints progress. Raises BenchFailed, LocalClusterError.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Say], list[Figure]]
+
+
+def scaling(say: Say) -> list[Figure]:
+    """The operator of large fleets."""
+    try:
+        return scale.figures(say)
+    except (scale.NotInTime, NotWritten) as error:
+        raise BenchFailed(str(error)) from error
 
 
 def up(line: Line, repeats: int, say: Say) -> list[Figure]:
@@ -245,6 +267,7 @@ def podding(line: Line, repeats: int, say: Say) -> list[Figure]:
         raise BenchFailed(str(error)) from error
 
 
+ALONE = (Alone("scale", "one operator of 1,000 and of 5,000 Macs: start, memory, changes, quiet, 200 groups at once", scaling),)
 ALL = (
     Benchmark("up", "seconds of `thunderfleet local up`", up),
     Benchmark("sizes", "chart, objects and CRDs, against the limits of Kubernetes", sizes.run),

@@ -19,7 +19,6 @@ from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import NAMESPACE, ROOT, BenchFailed, Line
-from tests.bench.thousand import NotInTime, thousand
 from tests.support import audit
 
 CABLE = "studio-1:1"
@@ -180,8 +179,4 @@ def discovery(line: Line, repeats: int, say: Callable[[str], None]) -> list[Figu
     # Flapping counts changes of three minutes; the pod of the old agent has taken its count with it.
     figures += pulled(line, 1, say, SHORT_SECONDS)
     figures += asked(line, say)
-    try:
-        figures += thousand(say)
-    except NotInTime as error:
-        raise BenchFailed(str(error)) from error
     return figures

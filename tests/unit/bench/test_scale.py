@@ -1,0 +1,59 @@
+"""The fleet that the benchmark of scale simulates, and what it takes for a fault."""
+
+import json
+
+import pytest
+from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.thunderboltlink import link_name
+
+from tests.bench.scale import SIZES, _taken_twice, percentile
+from tests.bench.written import MAC_BYTES, RING, Sample, address, cable, endpoint, mac_name
+from tests.unit.operator.values import plan
+
+
+def placed(epoch: int, memory: int, port: int, node: str = "a") -> Plan:
+    made = plan(epoch)
+    rank = made.ranks[0].model_copy(
+        update={"node": node, "memory_bytes": memory, "control_port": port, "gateway_port": port + 1}
+    )
+    return made.model_copy(update={"ranks": (rank,)})
+
+
+def test_the_cables_of_a_ring_are_its_macs_two_ports() -> None:
+    ports = [
+        (end.node, end.port) for number in range(2 * RING) for spec in [cable(number, 2 * RING)] for end in (spec.a, spec.b)
+    ]
+    assert sorted(ports) == [(mac_name(number), port) for number in range(2 * RING) for port in (1, 2)]
+    assert link_name(cable(RING - 1, 2 * RING)) == "mac-00000.tb2--mac-00003.tb1", "it closes the ring"
+    with pytest.raises(ValueError, match="no Mac"):
+        cable(2 * RING, 2 * RING)
+
+
+def test_no_two_macs_have_an_address_in_common() -> None:
+    macs = max(size.macs for size in SIZES)
+    nodes = [address(number + 1) for number in range(macs)]
+    ends = [endpoint(number, port).address for number in range(macs) for port in (1, 2)]
+    assert len({*nodes, address(0)}) == macs + 1 and len(set(ends)) == 2 * macs
+
+
+def test_a_copy_of_a_sample_differs_in_what_is_named() -> None:
+    text = json.dumps(
+        {"metadata": {"name": "sample-a", "uid": "1", "managedFields": "k:sample-a"}, "status": {"at": "10.64.0.1"}}
+    )
+    key, value = Sample("/registry/x", text).copy("mac-00007", [("sample-a", "mac-00007"), ('10.64.0.1"', '10.64.0.57"')])
+    item = json.loads(value)
+    assert key == "/registry/x/mac-00007" and item["metadata"].pop("uid") != "1"
+    assert item == {"metadata": {"name": "mac-00007", "managedFields": "k:mac-00007"}, "status": {"at": "10.64.0.57"}}
+
+
+def test_what_two_groups_took_is_found() -> None:
+    half = MAC_BYTES // 2
+    assert _taken_twice([placed(1, half, 10), placed(2, half, 20)]) == []
+    assert _taken_twice([placed(1, half, 10), placed(2, half + 1, 20)]) == ["memory of a"]
+    assert _taken_twice([placed(1, 1, 10), placed(2, 1, 11), placed(3, 1, 11, "b")]) == ["port 11 of a"]
+
+
+def test_percentiles_are_samples() -> None:
+    samples = [float(number) for number in range(100, 0, -1)]
+    assert (percentile(samples, 50), percentile(samples, 99), percentile(samples, 100)) == (50, 99, 100)
+    assert percentile([3.0], 99) == 3
