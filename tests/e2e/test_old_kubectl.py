@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ class Client:
             command, env=environment, stdin=stdin, stdout=both, stderr=both, text=True, start_new_session=True
         )
 
-    def pod(self, name: str, script: str, **more: object) -> str:
+    def pod(self, name: str, script: str, **more: Any) -> str:
         """The name of a running pod of this client alone."""
         name = f"{name}-{self.version.replace('.', '-')}"
         self.fleet.apply(pod(name, [container(self.fleet.cluster.image, script, **more)], restartPolicy="Never"))
