@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from thunderfleet_controlplane.assets import METRICS_SERVER
 from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.programs import find_programs
 
+from tests.support import oldkubectl
 from tests.support.api import Unreachable
 from tests.support.line import Deployment, Line
 from tests.support.waiting import until
@@ -157,5 +159,9 @@ def test_kubectl_top_shows_every_node_and_container(line: Line, pair: Deployment
         (runner,) = json.loads(line.kubectl("get", "--raw", path))["containers"]
         # A supervisor, its intake and a rank with a model.
         assert to_bytes(runner["usage"]["memory"]) > 50 * 2**20
+    # kubectl of two versions before shows the same.
+    old = partial(oldkubectl.run, oldkubectl.program(), line.cluster.environment())
+    assert set(rows(old("top", "nodes", "--no-headers").stdout)) == nodes
+    assert ranks <= set(rows(old("top", "pods", "--no-headers", "-n", pair.namespace).stdout))
     scrapes = [row for row in metrics_server.read_text().splitlines() if "scrape" in row]
     assert not [row for row in scrapes if "x509" in row], "the certificates of kubelets are valid for their addresses"

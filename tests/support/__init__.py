@@ -23,6 +23,7 @@ copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 shardedmodel  the test model in several files of weights
 nodeconformance  names of the tests of Kubernetes, from their sources
+oldkubectl   kubectl of two minor versions before the cluster's
 kubelets     a cluster of kubelets with many pods
 line         a fleet with the chart and the model installed
 logfiles     all logs of a local cluster, and whether a Secret is in one of them

@@ -21,9 +21,9 @@ class _TestBundle(Bundle):
         return Path(__file__).parent / "go" / self.name
 
 
-def program(module: str, name: str, package: str = ".", seconds: int = 120) -> Path:
+def program(module: str, name: str, package: str = ".", seconds: int = 120, flags: str = "-s -w") -> Path:
     """A program of ``tests/support/go/MODULE``. ``seconds``: how long a build is expected to take. Raises AssetsError."""
-    bundle = _TestBundle(module, {name: (package, seconds)}, "-s -w", given=False)
+    bundle = _TestBundle(module, {name: (package, seconds)}, flags, given=False)
     return find_assets(lambda event: None, bundle, cache_folder() / module) / name
 
 

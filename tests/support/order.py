@@ -48,6 +48,7 @@ GROUPS = {
         "e2e/test_kubelet",
         "e2e/test_kubelet_pods",
         "e2e/test_kubelet_streams",
+        "e2e/test_old_kubectl",
         "e2e/test_kubelet_faults",
     ),
     # The last one changes the Macs' addresses.
