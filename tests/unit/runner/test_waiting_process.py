@@ -16,6 +16,7 @@ from thunderfleet_runner.host import memory
 from thunderfleet_runner.host.rankprocess import RankProcess, rank_command, resident_bytes
 
 from tests.support.processes import PROC, exists
+from tests.support.waiting import until
 
 MakeGroup = Callable[..., Any]
 
@@ -133,7 +134,6 @@ def test_a_waiting_rank_imports_only_the_standard_library_and_mlx() -> None:
 
 async def test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
-    os.mkfifo(closed)
     words = f"import os, signal; os.close(int(os.environ[{framing.FD_VARIABLE!r}])); open({str(closed)!r}, 'w'); signal.pause()"
     process = await RankProcess.start(
         [sys.executable, "-c", words],
@@ -142,6 +142,6 @@ async def test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervi
         on_exit=lambda code: None,
     )
     # The event loop does not run meanwhile, so nothing but the channel itself shows that it is closed.
-    closed.read_bytes()
+    until(closed.exists, "the process has closed its channel")
     await process.end()
     assert process.by_itself
