@@ -130,9 +130,9 @@ def _cost(say: Say) -> list[Figure]:
                     if not number:
                         continue
                     rates[side].append(_rate(answers, seconds))
-                    firsts[side] += answers
+                    firsts[side].extend(answers)
                     if clients in SHORT:
-                        firsts[side] += asyncio.run(_short(url, clients))
+                        firsts[side].extend(asyncio.run(_short(url, clients)))
                     if url == router and before and after:
                         used += after.cpu_seconds - before.cpu_seconds
                         tokens += sum(answer.tokens for answer in answers)
