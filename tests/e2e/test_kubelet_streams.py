@@ -3,11 +3,8 @@
 import contextlib
 import http.client
 import json
-import os
 import re
-import select
 import subprocess
-import termios
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.kubelets import FORWARD_PORT, MAC, SECONDS, Fleet, alive_with, first
+from tests.support.kubelets import FORWARD_PORT, MAC, Fleet, alive_with, first, use_terminal
 from tests.support.waiting import until
 
 
@@ -79,23 +76,13 @@ def test_attach_with_input_and_with_a_terminal(fleet: Fleet) -> None:
     fleet.running("shell")
     refused = fleet.kubectl("attach", "-i", "talks", text="x", check=False)
     assert "has no input; set stdin: true in its spec" in refused.stderr
-    outer, inner = os.openpty()
-    termios.tcsetwinsize(inner, (33, 111))
     words = [str(fleet.cluster.tool("kubectl")), "attach", "-it", "shell"]
     environment = fleet.cluster.environment()
-    with subprocess.Popen(words, env=environment, stdin=inner, stdout=inner, stderr=inner, start_new_session=True) as process:
-        os.close(inner)
-        try:
-            os.write(outer, b"stty size; echo $((6*7)); exit 4\n")
-            seen = b""
-            while b"42\r\n" not in seen:
-                assert select.select([outer], [], [], SECONDS)[0], seen
-                seen += os.read(outer, 65536)
-            assert b"33 111\r\n" in seen, "the size of the terminal of kubectl"
-            process.wait(SECONDS)
-        finally:
-            process.kill()
-            os.close(outer)
+    use_terminal(
+        lambda inner: subprocess.Popen(
+            words, env=environment, stdin=inner, stdout=inner, stderr=inner, text=True, start_new_session=True
+        )
+    )
     ended = fleet.await_pod("shell", lambda item: item["status"]["phase"] == "Failed", "its shell has ended")
     assert first(ended)["state"]["terminated"]["exitCode"] == 4
 

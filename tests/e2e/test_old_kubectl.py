@@ -3,9 +3,7 @@
 import hashlib
 import os
 import re
-import select
 import subprocess
-import termios
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import oldkubectl
-from tests.support.kubelets import LISTEN, MAC, SECONDS, Fleet, alive_with, container, first, pod
+from tests.support.kubelets import LISTEN, MAC, SECONDS, Fleet, alive_with, container, first, pod, use_terminal
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak
@@ -112,21 +110,7 @@ def test_attach_with_input_and_with_a_terminal(client: Client) -> None:
     assert said.endswith("heard one. heard two. \nover\n")
     client.fleet.await_pod(name, lambda item: item["status"]["phase"] == "Succeeded", "its input has ended")
     name = client.pod("shell", "exec sh", stdin=True, tty=True)
-    outer, inner = os.openpty()
-    termios.tcsetwinsize(inner, (33, 111))
-    with client.start("attach", "-it", name, stdin=inner, both=inner) as process:
-        os.close(inner)
-        try:
-            os.write(outer, b"stty size; echo $((6*7)); exit 4\n")
-            seen = b""
-            while b"42\r\n" not in seen:
-                assert select.select([outer], [], [], SECONDS)[0], seen
-                seen += os.read(outer, 65536)
-            assert b"33 111\r\n" in seen, "the size of the terminal of kubectl"
-            process.wait(SECONDS)
-        finally:
-            process.kill()
-            os.close(outer)
+    use_terminal(lambda inner: client.start("attach", "-it", name, stdin=inner, both=inner))
     ended = client.fleet.await_pod(name, lambda item: item["status"]["phase"] == "Failed", "its shell has ended")
     assert first(ended)["state"]["terminated"]["exitCode"] == 4
 

@@ -8,8 +8,10 @@ import base64
 import contextlib
 import json
 import os
+import select
 import ssl
 import subprocess
+import termios
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -363,3 +365,22 @@ def _new_scratch(cluster: Cluster) -> Path:
     folder.mkdir()
     folder.chmod(0o777)
     return folder
+
+
+def use_terminal(start: Callable[[int], "subprocess.Popen[str]"]) -> None:
+    """Uses an attached shell until it exits with 4. ``start`` starts kubectl with a terminal of 33 lines and 111 columns."""
+    outer, inner = os.openpty()
+    termios.tcsetwinsize(inner, (33, 111))
+    with start(inner) as process:
+        os.close(inner)
+        try:
+            os.write(outer, b"stty size; echo $((6*7)); exit 4\n")
+            seen = b""
+            while b"42\r\n" not in seen:
+                assert select.select([outer], [], [], SECONDS)[0], seen
+                seen += os.read(outer, 65536)
+            assert b"33 111\r\n" in seen, "the size of the terminal of kubectl"
+            process.wait(SECONDS)
+        finally:
+            process.kill()
+            os.close(outer)

@@ -15,7 +15,7 @@ STALE_SECONDS: Final = 25.0
 def behind(leases: Mapping[str, Json]) -> Mapping[str, float]:
     """By component, for how many seconds it has not renewed its Lease while another one has renewed its own.
 
-    Only those that are stale. Compared with each other, because the clock of whoever looks may differ.
+    Only those that are stale. Compared with each other, because the clock of this machine may differ.
     """
     renewed = {
         component: when.timestamp()

@@ -83,7 +83,7 @@ def summary(
     """``/stats/summary``.
 
     ``machine``: CPU seconds since boot, and bytes of memory in use. ``used``: what pods have on the disk, by uid; left out for
-    pods that it lacks.
+    pods that are not in it.
     """
     own: Json = {"nodeName": node}
     if machine is not None:

@@ -1,4 +1,4 @@
-"""A change of the fleet begins the rounds that it concerns: whoever is left out would have done nothing."""
+"""A change of the fleet begins the rounds that it concerns: those that are left out would have changed nothing."""
 
 import asyncio
 import copy
