@@ -28,6 +28,8 @@ class ApiServer:
         self.queries: list[tuple[str, str]] = []
         self.methods: set[str] = set()
         self._watches: dict[str, set[asyncio.Queue[bytes]]] = {path: set() for path in self.objects}
+        self._events: list[tuple[int, str, bytes]] = []
+        """What happened: resource version, path and line. A watch begins with what its list did not have, deletions too."""
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -82,6 +84,7 @@ class ApiServer:
 
     def _send(self, path: str, kind: str, item: dict[str, Any]) -> None:
         line = json.dumps({"type": kind, "object": item}).encode() + b"\n"
+        self._events.append((self.version, path, line))
         for queue in self._watches[path]:
             queue.put_nowait(line)
 
@@ -96,11 +99,11 @@ class ApiServer:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         queue: asyncio.Queue[bytes] = asyncio.Queue()
+        for version, path, line in self._events:
+            if path == request.path and version > int(request.query["resourceVersion"]):
+                queue.put_nowait(line)
         self._watches[request.path].add(queue)
         try:
-            for item in self.objects[request.path].values():
-                if int(item["metadata"]["resourceVersion"]) > int(request.query["resourceVersion"]):
-                    await response.write(json.dumps({"type": "MODIFIED", "object": item}).encode() + b"\n")
             while True:
                 await response.write(await queue.get())
         finally:

@@ -210,20 +210,30 @@ async def test_a_right_that_is_taken_away_ends_the_page(cluster: Cluster, monkey
         assert status == 403 and "may not list nodes" in refusal["message"]
 
 
+async def _until(answer: aiohttp.ClientResponse, field: str, ids: set[str]) -> None:
+    """Reads messages until they have named all ``ids`` in ``field``."""
+    missing = set(ids)
+    async with asyncio.timeout(60):
+        while missing:
+            line = await answer.content.readline()
+            assert line, "the page was ended"
+            found = json.loads(line)[field] if line.strip() else []
+            missing -= {one["id"] if field == "put" else one for one in found}
+
+
 async def test_a_page_stays_open_while_too_many_tokens_are_reviewed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(viewers, "ACCEPTED_SECONDS", 0.0)
     models(cluster)
     cluster.users[token("ann")] = "ann"
     async with served(cluster) as browser, browser.stream("/api/feed", token("ann")) as answer:
-        await answer.content.readline()
+        # The first message comes before the models are read.
+        await _until(answer, "put", {"model/two/open", "model/two/llama"})
         monkeypatch.setattr(viewers, "AT_ONCE", 0)
         # The page waits for the first change already; its credential is checked before it waits for the second one.
         for gone in ("two/open", "two/llama"):
             cluster.remove(DEPLOYMENTS, gone)
-            async with asyncio.timeout(60):
-                while gone.encode() not in (line := await answer.content.readline()):
-                    assert line, "the page was ended"
+            await _until(answer, "drop", {f"model/{gone}"})
 
 
 @pytest.mark.parametrize(
