@@ -455,9 +455,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{REQUESTS}::test_what_would_end_a_rank_or_change_the_answer_is_refused",
         "unit/runner/test_mlxlm_contract.py::test_requests_cannot_set_what_the_renderer_of_chats_takes_from_the_server",
     ),
-    "Schemas and grammars are compiled": (f"{FORMATS}::test_formats_that_cannot_be_used_are_refused_and_end_nothing",),
-    "References in schemas are not fetched": (f"{FORMATS}::test_formats_that_cannot_be_used_are_refused_and_end_nothing",),
-    "On a rank, llguidance bounds": (f"{FORMATS}::test_formats_that_cannot_be_used_are_refused_and_end_nothing",),
+    "Schemas and grammars are compiled": (
+        f"{FORMATS}::test_tensor_ranks_answer_in_formats_and_refuse_those_that_cannot_be_used",
+    ),
+    "References in schemas are not fetched": (
+        f"{FORMATS}::test_tensor_ranks_answer_in_formats_and_refuse_those_that_cannot_be_used",
+    ),
+    "On a rank, llguidance bounds": (f"{FORMATS}::test_tensor_ranks_answer_in_formats_and_refuse_those_that_cannot_be_used",),
     "Requests travel to the ranks": ("unit/runner/test_mlxlm_contract.py::test_work_survives_its_way_through_json",),
     "Bodies are parsed, rendered": (f"{HOSTILE}::test_bodies_of_the_largest_size_stop_nothing",),
     "One that needs more fails": (f"{HOSTILE}::test_a_chat_or_text_that_takes_too_much_fails_alone",),

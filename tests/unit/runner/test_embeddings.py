@@ -29,6 +29,8 @@ MODEL = "org/Qwen3-Embedding-tiny"
 TEXTS = ["Hello", "Which Macs are wired together?", "a", "x" * 700, "Which Macs are wired together!"]
 LAST = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
 EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 10
+CONTEXT = 4096
+"""More than the tokens of one step."""
 CLOSE = 2e-5
 """Single precision against double, over three layers."""
 
@@ -52,41 +54,37 @@ def tokens(folder: Path, text: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("size", "split"), [(1, "None"), (2, "Tensor")])
-async def test_vectors_are_those_of_an_independent_implementation(
-    served: Callable[..., Any], embedder: Path, size: int, split: str
-) -> None:
+async def check_vectors(group: Any, client: aiohttp.ClientSession, embedder: Path) -> None:
+    """They are those of an independent implementation."""
     right = [embeddingmodel.vector(tokens(embedder, text)) for text in TEXTS]
-    memory = {"contextTokens": 4096}
-    async with served(embedder, size, split, plan={"model": MODEL}, memory=memory) as (group, client):
-        status, answer = await asked(client, model=MODEL, input=TEXTS)
-        assert status == 200, answer
-        found = numpy.array([entry["embedding"] for entry in answer["data"]])
-        assert [entry["index"] for entry in answer["data"]] == list(range(len(TEXTS)))
-        numpy.testing.assert_allclose(found, right, atol=CLOSE)
-        # The texts are not all alike: a wrong token's state would be far away.
-        assert numpy.abs(found[1] - found[4]).max() > 100 * CLOSE
-        count = sum(len(tokens(embedder, text)) for text in TEXTS)
-        assert answer["model"] == MODEL and answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    status, answer = await asked(client, model=MODEL, input=TEXTS)
+    assert status == 200, answer
+    found = numpy.array([entry["embedding"] for entry in answer["data"]])
+    assert [entry["index"] for entry in answer["data"]] == list(range(len(TEXTS)))
+    numpy.testing.assert_allclose(found, right, atol=CLOSE)
+    # The texts are not all alike: a wrong token's state would be far away.
+    assert numpy.abs(found[1] - found[4]).max() > 100 * CLOSE
+    count = sum(len(tokens(embedder, text)) for text in TEXTS)
+    assert answer["model"] == MODEL and answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
 
-        # Beyond one step, in token ids, and beside an answer of the same group.
-        long = [(7 * place) % 250 + 4 for place in range(2100)]
-        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
-        (_, alone), talk = await asyncio.gather(
-            asked(client, model="tiny", input=[long, long[:5]]), client.post("/v1/chat/completions", json=chat)
-        )
-        assert talk.status == 200 and (await talk.json())["usage"]["completion_tokens"] > 0
-        for entry, ids in zip(alone["data"], (long, long[:5]), strict=True):
-            numpy.testing.assert_allclose(entry["embedding"], embeddingmodel.vector(ids), atol=CLOSE)
+    # Beyond one step, in token ids, and beside an answer of the same group.
+    long = [(7 * place) % 250 + 4 for place in range(2100)]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
+    (_, alone), talk = await asyncio.gather(
+        asked(client, model="tiny", input=[long, long[:5]]), client.post("/v1/chat/completions", json=chat)
+    )
+    assert talk.status == 200 and (await talk.json())["usage"]["completion_tokens"] > 0
+    for entry, ids in zip(alone["data"], (long, long[:5]), strict=True):
+        numpy.testing.assert_allclose(entry["embedding"], embeddingmodel.vector(ids), atol=CLOSE)
 
-        _, short = await asked(client, input="Hello", dimensions=20)
-        numpy.testing.assert_allclose(
-            short["data"][0]["embedding"], embeddingmodel.vector(tokens(embedder, "Hello"), 20), atol=CLOSE
-        )
-        assert group.running[0][0].state.recoveries == 0
+    _, short = await asked(client, input="Hello", dimensions=20)
+    numpy.testing.assert_allclose(
+        short["data"][0]["embedding"], embeddingmodel.vector(tokens(embedder, "Hello"), 20), atol=CLOSE
+    )
+    assert group.running[0][0].state.recoveries == 0
 
 
-async def test_clients_and_bodies(served: Callable[..., Any], embedder: Path) -> None:
+async def check_clients_and_bodies(client: aiohttp.ClientSession) -> None:
     refused: dict[str, tuple[Any, ...]] = {
         "input": (None, "", [], [""], [[]], 5, {"a": 1}, ["a", 5], [1.5], [True], [[1], [256]], [-1], [[1, "a"]],
                   ["a"] * (MAX_TEXTS + 1)),
@@ -94,37 +92,37 @@ async def test_clients_and_bodies(served: Callable[..., Any], embedder: Path) ->
         "encoding_format": ("int8", 5),
         "truncate_prompt_tokens": (5,),
     }  # fmt: skip
-    async with served(embedder, 1, "None", plan={"model": MODEL}) as (_, client):
-        async with openai.AsyncOpenAI(base_url=f"{str(client._base_url).rstrip('/')}/v1", api_key="none") as sdk:
-            # The SDK asks for base64 unless it is told otherwise.
-            packed = await sdk.embeddings.create(model=MODEL, input=TEXTS[:3], dimensions=32)
-            plain = await sdk.embeddings.create(model=MODEL, input=TEXTS[:3], dimensions=32, encoding_format="float")
-            for one, other in zip(packed.data, plain.data, strict=True):
-                numpy.testing.assert_allclose(one.embedding, other.embedding, atol=1e-9)
-                assert len(one.embedding) == 32 and abs(numpy.linalg.norm(one.embedding) - 1) < 1e-5
-        status, raw = await asked(client, input="Hello", encoding_format="base64")
-        vector = numpy.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4")
-        assert status == 200 and len(vector) == embeddingmodel.HIDDEN
-        for name, values in refused.items():
-            for value in values:
-                status, answer = await asked(client, **({"model": MODEL, "input": "a"} | {name: value}))
-                assert status == 400 and answer["error"]["message"], (name, value)
-        status, answer = await asked(client, model="gpt-5", input="a")
-        assert status == 404 and answer["error"]["code"] == "model_not_found"
-        status, answer = await asked(client, input=["a", "a" * 600])
-        assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
-        async with client.post("/v1/embeddings", json={"input": "a", "task": "x", "user": "u"}) as response:
-            assert response.status == 200 and response.headers["X-Thunderfleet-Ignored"] == "task"
-        async with client.post("/v1/embeddings", json={"input": "a"}, headers={routed.ROUTED: "1"}) as response:
-            assert response.headers[routed.TOKENS] == f"{(await response.json())['usage']['prompt_tokens']},0"
-        many = await asked(client, input=["a b"] * 300)
-        assert many[0] == 200 and len({json.dumps(entry["embedding"]) for entry in many[1]["data"]}) <= 2
+    async with openai.AsyncOpenAI(base_url=f"{str(client._base_url).rstrip('/')}/v1", api_key="none") as sdk:
+        # The SDK asks for base64 unless it is told otherwise.
+        packed = await sdk.embeddings.create(model=MODEL, input=TEXTS[:3], dimensions=32)
+        plain = await sdk.embeddings.create(model=MODEL, input=TEXTS[:3], dimensions=32, encoding_format="float")
+        for one, other in zip(packed.data, plain.data, strict=True):
+            numpy.testing.assert_allclose(one.embedding, other.embedding, atol=1e-9)
+            assert len(one.embedding) == 32 and abs(numpy.linalg.norm(one.embedding) - 1) < 1e-5
+    status, raw = await asked(client, input="Hello", encoding_format="base64")
+    vector = numpy.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4")
+    assert status == 200 and len(vector) == embeddingmodel.HIDDEN
+    for name, values in refused.items():
+        for value in values:
+            status, answer = await asked(client, **({"model": MODEL, "input": "a"} | {name: value}))
+            assert status == 400 and answer["error"]["message"], (name, value)
+    status, answer = await asked(client, model="gpt-5", input="a")
+    assert status == 404 and answer["error"]["code"] == "model_not_found"
+    status, answer = await asked(client, input=["a", "a" * (CONTEXT + 1)])
+    assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
+    async with client.post("/v1/embeddings", json={"input": "a", "task": "x", "user": "u"}) as response:
+        assert response.status == 200 and response.headers["X-Thunderfleet-Ignored"] == "task"
+    async with client.post("/v1/embeddings", json={"input": "a"}, headers={routed.ROUTED: "1"}) as response:
+        assert response.headers[routed.TOKENS] == f"{(await response.json())['usage']['prompt_tokens']},0"
+    many = await asked(client, input=["a b"] * 300)
+    assert many[0] == 200 and len({json.dumps(entry["embedding"]) for entry in many[1]["data"]}) <= 2
 
 
 _INPUT = (
     st.text("abc é\n", max_size=20)
     | st.lists(st.text("abc", max_size=9) | st.lists(st.integers(-1, 256), max_size=5), max_size=4)
     | st.lists(st.integers(0, 255), min_size=1, max_size=600)
+    | st.just([7] * (CONTEXT + 1))
     | st.none()
     | st.integers()
 )
@@ -137,39 +135,49 @@ _BODIES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-async def test_no_request_for_vectors_ends_a_group(served: Callable[..., Any], embedder: Path) -> None:
-    async with served(embedder, 2, "Tensor", plan={"model": MODEL}) as (group, client):
-        pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
-        right = (await asked(client, input=TEXTS[:3]))[1]["data"]
-        seen: set[int] = set()
+async def check_no_request_ends_a_group(group: Any, client: Any) -> None:
+    pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
+    right = (await asked(client, input=TEXTS[:3]))[1]["data"]
+    seen: set[int] = set()
 
-        async def together(bodies: list[dict[str, Any]]) -> None:
-            chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 1}
-            talk = client.post("/v1/chat/completions", json=chat)
-            *answers, talked = await asyncio.gather(*(asked(client, **body) for body in bodies), talk)
-            assert talked.status == 200
-            assert {status for status, _ in answers} <= {200, 400}, (bodies, answers)
-            seen.update(status for status, _ in answers)
+    async def together(bodies: list[dict[str, Any]]) -> None:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 1}
+        talk = client.post("/v1/chat/completions", json=chat)
+        *answers, talked = await asyncio.gather(*(asked(client, **body) for body in bodies), talk)
+        assert talked.status == 200
+        assert {status for status, _ in answers} <= {200, 400}, (bodies, answers)
+        seen.update(status for status, _ in answers)
 
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
 
-        @settings(
-            max_examples=EXAMPLES, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-        )
-        @given(bodies=st.lists(_BODIES, min_size=4, max_size=4))
-        def explore(bodies: list[dict[str, Any]]) -> None:
-            asyncio.run_coroutine_threadsafe(together(bodies), loop).result(120)
+    @settings(max_examples=EXAMPLES, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(bodies=st.lists(_BODIES, min_size=4, max_size=4))
+    def explore(bodies: list[dict[str, Any]]) -> None:
+        asyncio.run_coroutine_threadsafe(together(bodies), loop).result(120)
 
-        await asyncio.to_thread(explore)
-        assert seen == {200, 400}
-        # A client that leaves: what is computed for it disturbs no other.
-        leaving = asyncio.create_task(asked(client, input=["a b c"] * 600))
-        await until_async(lambda: group.running[0][0].service.running, "the vectors are being computed")
-        leaving.cancel()
-        for found, expected in zip((await asked(client, input=TEXTS[:3]))[1]["data"], right, strict=True):
-            numpy.testing.assert_allclose(found["embedding"], expected["embedding"], atol=1e-6)
-        assert [supervisor.member.pid for supervisor, _ in group.running.values()] == pids
-        assert group.running[0][0].state.recoveries == 0
+    await asyncio.to_thread(explore)
+    assert seen == {200, 400}
+    # A client that leaves: what is computed for it disturbs no other.
+    leaving = asyncio.create_task(asked(client, input=["a b c"] * 600))
+    await until_async(lambda: group.running[0][0].service.running, "the vectors are being computed")
+    leaving.cancel()
+    for found, expected in zip((await asked(client, input=TEXTS[:3]))[1]["data"], right, strict=True):
+        numpy.testing.assert_allclose(found["embedding"], expected["embedding"], atol=1e-6)
+    assert [supervisor.member.pid for supervisor, _ in group.running.values()] == pids
+    assert group.running[0][0].state.recoveries == 0
+
+
+@pytest.mark.parametrize(("size", "split"), [(1, "None"), (2, "Tensor")])
+async def test_vectors_are_right_and_no_request_for_them_ends_a_group(
+    served: Callable[..., Any], embedder: Path, size: int, split: str
+) -> None:
+    memory = {"contextTokens": CONTEXT}
+    async with served(embedder, size, split, plan={"model": MODEL}, memory=memory) as (group, client):
+        await check_vectors(group, client, embedder)
+        if size == 1:
+            await check_clients_and_bodies(client)
+        else:
+            await check_no_request_ends_a_group(group, client)
 
 
 async def test_a_pipeline_says_what_to_do(served: Callable[..., Any], tiny: Path, embedder: Path) -> None:

@@ -131,6 +131,12 @@ async def test_a_pipeline_answers_the_same_and_measures_itself(
         await check_answer(client, yardstick)
 
 
+def check_compared_shards(group: Any) -> None:
+    told = group.running[0][0].state.verified
+    assert told.status == "True"
+    assert "matrices are right, in " in told.message and " s; layers 0 give the same as on one Mac; " in told.message
+
+
 async def check_a_killed_rank(group: Any, client: aiohttp.ClientSession) -> None:
     """Streams end with an error event, never as if complete, and the group recovers."""
     long = CHAT | {"max_tokens": 470, "stream": True}
@@ -156,6 +162,7 @@ async def test_two_tensor_ranks_answer_the_same_and_come_back(
     served: Callable[..., Any], tiny: Path, yardstick: list[int]
 ) -> None:
     async with served(tiny, 2, "Tensor") as (group, client):
+        check_compared_shards(group)
         await check_answers(client, yardstick)
         await check_stops_and_logprobs(client)
         await check_a_client_that_leaves(group, client)

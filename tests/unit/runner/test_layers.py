@@ -1,6 +1,5 @@
-"""The comparison of a model's layers with the whole ones: with real shards, and with a layer that is wrong."""
+"""The comparison of a model's layers with the whole ones. That of real shards is in test_generation_group."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +62,3 @@ def test_a_layer_of_another_kind_is_left_out(tiny: Path, monkeypatch: pytest.Mon
 
     mlxlm.layers(model)[0].__class__ = Other
     assert compared(model, tiny).left.startswith("layer 0 cannot be computed by itself: ")
-
-
-async def test_ranks_of_a_tensor_group_compare_their_shards(served: Callable[..., Any], tiny: Path) -> None:
-    async with served(tiny, 2, "Tensor") as (group, _):
-        told = group.running[0][0].state.verified
-        assert told.status == "True"
-        assert "matrices are right, in " in told.message and " s; layers 0 give the same as on one Mac; " in told.message

@@ -11,6 +11,7 @@ from thunderfleet_localcluster.models import tinymodel
 
 MODEL = "thunderfleet/tiny"
 USER = [{"role": "user", "content": "hi"}]
+KEY = {"Authorization": "Bearer k"}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 4}
 WEATHER = {
     "type": "function",
@@ -72,53 +73,81 @@ async def answered(client: aiohttp.ClientSession, path: str, body: dict[str, Any
         return json.loads(text) if response.content_type == "application/json" else text
 
 
+async def check_ordinary_requests(client: aiohttp.ClientSession) -> None:
+    for name, change in CHATS.items():
+        answer = await answered(client, "/v1/chat/completions", CHAT | change)
+        if change.get("stream"):
+            assert answer.endswith("data: [DONE]\n\n") and '"usage"' in answer, name
+            continue
+        assert len(answer["choices"]) == change.get("n", 1), name
+        assert answer["model"] == MODEL, name
+        assert answer["usage"]["completion_tokens"] > 0, name
+    text = await answered(client, "/v1/completions", {"model": MODEL, "prompt": "hi ", "max_tokens": 4})
+    assert text["choices"][0]["text"]
+    message = await answered(client, "/v1/messages", {"model": "tiny", "messages": USER, "max_tokens": 4})
+    assert message["content"][0]["text"]
+    response = await answered(client, "/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 4})
+    assert response["output"][0]["content"][0]["text"]
+    assert (await answered(client, "/tokenize", {"prompt": "hi "}))["count"] == 2
+
+
+async def check_models_and_health(client: aiohttp.ClientSession) -> None:
+    """``client`` sends no key by itself."""
+    for name in (MODEL, "tiny", "default/tiny", "thunderfleet%2Ftiny"):
+        async with client.get(f"/v1/models/{name}", headers=KEY) as response:
+            assert response.status == 200, name
+            assert (await response.json()).items() >= {"id": MODEL, "object": "model", "max_model_len": 512}.items()
+    async with client.get("/v1/models/gpt-5", headers=KEY) as response:
+        assert response.status == 404 and (await response.json())["error"]["code"] == "model_not_found"
+    async with client.get("/v1/models/tiny") as response:
+        assert response.status == 401
+    async with client.get("/health") as response:
+        assert response.status == 200 and await response.json() == {"status": "ok"}
+    async with client.post("/v1/embeddings", json={"model": MODEL, "input": "a"}, headers=KEY) as response:
+        assert response.status == 404 and "no embeddings" in (await response.json())["error"]["message"]
+
+
+async def check_what_was_ignored_and_clamped(client: aiohttp.ClientSession) -> None:
+    async with client.post("/v1/chat/completions", json=CHAT | {"verbosity": "low", "max_tokens": 999}) as response:
+        answer = await response.json()
+        assert response.headers["X-Thunderfleet-Ignored"] == "verbosity"
+        room = 512 - answer["usage"]["prompt_tokens"]
+        assert response.headers["X-Thunderfleet-Clamped"] == f"max_tokens={room}"
+    async with client.post("/v1/chat/completions", json=CHAT | {"messages": [USER[0] | {"content": "a" * 600}]}) as response:
+        assert response.status == 400 and (await response.json())["error"]["code"] == "context_length_exceeded"
+
+
+async def check_tokens_of_texts_and_chats(client: aiohttp.ClientSession) -> None:
+    async def asked(path: str, body: dict[str, Any], status: int = 200) -> Any:
+        async with client.post(path, json=body) as response:
+            assert response.status == status, await response.text()
+            return await response.json()
+
+    found = await asked("/tokenize", {"model": MODEL, "prompt": "Hello Macs", "return_token_strs": True})
+    assert found["count"] == len(found["tokens"]) and found["max_model_len"] == 512
+    assert "".join(found["token_strs"]) == "Hello Macs"
+    assert (await asked("/detokenize", {"model": MODEL, "tokens": found["tokens"]}))["prompt"] == "Hello Macs"
+    chat = await asked("/tokenize", {"messages": USER})
+    answer = await asked("/v1/chat/completions", {"messages": USER, "max_tokens": 1})
+    assert chat["count"] == answer["usage"]["prompt_tokens"]
+    for path, body in (
+        ("/tokenize", {"prompt": 5}),
+        ("/tokenize", {"prompt": "a" * 2000}),
+        ("/detokenize", {"tokens": [256]}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/v1/messages/count_tokens", {"messages": []}),
+    ):
+        await asked(path, body, 400)
+    await asked("/tokenize", {"model": "other", "prompt": "a"}, 404)
+
+
 async def test_ordinary_requests_work(served: Callable[..., Any], tiny: Path) -> None:
-    async with served(tiny, 1, "None") as (_, client):
-        for name, change in CHATS.items():
-            answer = await answered(client, "/v1/chat/completions", CHAT | change)
-            if change.get("stream"):
-                assert answer.endswith("data: [DONE]\n\n") and '"usage"' in answer, name
-                continue
-            assert len(answer["choices"]) == change.get("n", 1), name
-            assert answer["model"] == MODEL, name
-            assert answer["usage"]["completion_tokens"] > 0, name
-        text = await answered(client, "/v1/completions", {"model": MODEL, "prompt": "hi ", "max_tokens": 4})
-        assert text["choices"][0]["text"]
-        message = await answered(client, "/v1/messages", {"model": "tiny", "messages": USER, "max_tokens": 4})
-        assert message["content"][0]["text"]
-        response = await answered(client, "/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 4})
-        assert response["output"][0]["content"][0]["text"]
-        assert (await answered(client, "/tokenize", {"prompt": "hi "}))["count"] == 2
-
-
-async def test_models_and_health(served: Callable[..., Any], tiny: Path) -> None:
-    async with served(tiny, 1, "None", api_keys=frozenset({"k"})) as (_, client):
-        headers = {"Authorization": "Bearer k"}
-        for name in (MODEL, "tiny", "default/tiny", "thunderfleet%2Ftiny"):
-            async with client.get(f"/v1/models/{name}", headers=headers) as response:
-                assert response.status == 200, name
-                assert (await response.json()).items() >= {"id": MODEL, "object": "model", "max_model_len": 512}.items()
-        async with client.get("/v1/models/gpt-5", headers=headers) as response:
-            assert response.status == 404 and (await response.json())["error"]["code"] == "model_not_found"
-        async with client.get("/v1/models/tiny") as response:
-            assert response.status == 401
-        async with client.get("/health") as response:
-            assert response.status == 200 and await response.json() == {"status": "ok"}
-        async with client.post("/v1/embeddings", json={"model": MODEL, "input": "a"}, headers=headers) as response:
-            assert response.status == 404 and "no embeddings" in (await response.json())["error"]["message"]
-
-
-async def test_what_was_ignored_and_clamped_is_said(served: Callable[..., Any], tiny: Path) -> None:
-    async with served(tiny, 1, "None") as (_, client):
-        async with client.post("/v1/chat/completions", json=CHAT | {"verbosity": "low", "max_tokens": 999}) as response:
-            answer = await response.json()
-            assert response.headers["X-Thunderfleet-Ignored"] == "verbosity"
-            room = 512 - answer["usage"]["prompt_tokens"]
-            assert response.headers["X-Thunderfleet-Clamped"] == f"max_tokens={room}"
-        async with client.post(
-            "/v1/chat/completions", json=CHAT | {"messages": [USER[0] | {"content": "a" * 600}]}
-        ) as response:
-            assert response.status == 400 and (await response.json())["error"]["code"] == "context_length_exceeded"
+    async with served(tiny, 1, "None", api_keys=frozenset({"k"})) as (_, keyless):
+        async with aiohttp.ClientSession(keyless._base_url, headers=KEY) as client:
+            await check_ordinary_requests(client)
+            await check_what_was_ignored_and_clamped(client)
+            await check_tokens_of_texts_and_chats(client)
+        await check_models_and_health(keyless)
 
 
 async def test_seeds_repeat_answers_and_choices_differ(served: Callable[..., Any], tiny: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
 import anthropic
 import openai
 import pytest
@@ -189,29 +188,3 @@ async def test_official_clients_of_other_dialects(served: Callable[..., Any], ti
             await check_response_tools(client)
             await check_response_errors(client)
             await check_cut_streams(group, messages, client)
-
-
-async def test_tokens_of_texts_and_chats(served: Callable[..., Any], tiny: Path) -> None:
-    async def asked(path: str, body: dict[str, Any], status: int = 200) -> Any:
-        async with client.post(path, json=body) as response:
-            assert response.status == status, await response.text()
-            return await response.json()
-
-    client: aiohttp.ClientSession
-    async with served(tiny, 1, "None") as (_, client):
-        found = await asked("/tokenize", {"model": MODEL, "prompt": "Hello Macs", "return_token_strs": True})
-        assert found["count"] == len(found["tokens"]) and found["max_model_len"] == 512
-        assert "".join(found["token_strs"]) == "Hello Macs"
-        assert (await asked("/detokenize", {"model": MODEL, "tokens": found["tokens"]}))["prompt"] == "Hello Macs"
-        chat = await asked("/tokenize", {"messages": USER})
-        answer = await asked("/v1/chat/completions", {"messages": USER, "max_tokens": 1})
-        assert chat["count"] == answer["usage"]["prompt_tokens"]
-        for path, body in (
-            ("/tokenize", {"prompt": 5}),
-            ("/tokenize", {"prompt": "a" * 2000}),
-            ("/detokenize", {"tokens": [256]}),
-            ("/detokenize", {"tokens": "a"}),
-            ("/v1/messages/count_tokens", {"messages": []}),
-        ):
-            await asked(path, body, 400)
-        await asked("/tokenize", {"model": "other", "prompt": "a"}, 404)

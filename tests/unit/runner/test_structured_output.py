@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import numpy
-import pytest
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.rank import grammar, mlxlm
 
@@ -80,34 +79,8 @@ async def check_tools(client: aiohttp.ClientSession) -> None:
             assert body is required and (call["function"]["name"], arguments) == ("nothing", {})
 
 
-@pytest.mark.parametrize("split", ["Tensor", "Pipeline"])
-async def test_answers_have_their_format_and_neighbors_are_unchanged(
-    served: Callable[..., Any], tiny: Path, yardstick: list[int], split: str
-) -> None:
-    async with served(tiny, 2, split) as (group, client):
-        # Hot, so that ranks with different masks would sample different tokens, which ends a group.
-        hot = {"temperature": 1.5, "seed": 3}
-        forms = [schema(SCHEMA), schema(SCHEMA) | hot, {"response_format": {"type": "json_object"}, "max_tokens": 20}]
-        plain, first, second, third = await asyncio.gather(
-            answered(client, {"max_tokens": 30}), *(answered(client, f) for f in forms)
-        )
-        assert plain["token_ids"] == yardstick[:30]
-        for choice in (first, second):
-            check_schema(choice)
-        assert third["message"]["content"].startswith("{")
-        assert first["token_ids"] != second["token_ids"]
-        assert (await answered(client, forms[1]))["token_ids"] == second["token_ids"]
-        for name, (body, pattern) in FORMS.items():
-            choice = await answered(client, body | hot)
-            assert re.fullmatch(pattern, choice["message"]["content"]), (name, choice)
-        await check_tools(client)
-        assert (await answered(client, {"max_tokens": 30}))["token_ids"] == yardstick[:30]
-        assert group.running[0][0].state.recoveries == 0
-
-
-async def test_formats_that_cannot_be_used_are_refused_and_end_nothing(
-    served: Callable[..., Any], tiny: Path, yardstick: list[int]
-) -> None:
+async def check_formats_that_cannot_be_used(group: Any, client: aiohttp.ClientSession, yardstick: list[int]) -> None:
+    """They are refused and end nothing."""
     refused: tuple[dict[str, Any], ...] = (
         {"guided_regex": "(a"},
         {"guided_regex": "(?<=a)b"},
@@ -120,24 +93,59 @@ async def test_formats_that_cannot_be_used_are_refused_and_end_nothing(
         schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(3000)}}),
         schema(False),  # type: ignore[arg-type]
     )  # fmt: skip
+    pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
+    for body in refused:
+        async with asyncio.timeout(60), client.post("/v1/chat/completions", json=ASKED | body) as response:
+            answer = await response.json()
+            assert response.status == 400 and answer["error"]["message"], (str(body)[:200], answer)
+    # What becomes too complex on the way fails alone, and not as an error of the server.
+    many = "|".join(f"({'.*'.join('abcdefghij')}){{1,{n}}}" for n in range(200, 400))
+    found = []
+    for regex in ("(([a-z]{1,100}){1,100}){1,100}", many):
+        deep = {"guided_regex": regex, "temperature": 1, "seed": 1, "max_tokens": 200}
+        async with asyncio.timeout(60), client.post("/v1/chat/completions", json=ASKED | deep) as response:
+            answer = await response.json()
+            assert response.status in (200, 400), answer
+            found.append(answer.get("error", {}).get("message", ""))
+    assert "cannot follow the requested format any further" in found[0]
+    assert (await answered(client, {"max_tokens": 30}))["token_ids"] == yardstick[:30]
+    assert [supervisor.member.pid for supervisor, _ in group.running.values()] == pids
+
+
+async def check_formats(client: aiohttp.ClientSession, yardstick: list[int]) -> None:
+    """Answers have their format, and their neighbors are unchanged."""
+    # Hot, so that ranks with different masks would sample different tokens, which ends a group.
+    hot = {"temperature": 1.5, "seed": 3}
+    forms = [schema(SCHEMA), schema(SCHEMA) | hot, {"response_format": {"type": "json_object"}, "max_tokens": 20}]
+    plain, first, second, third = await asyncio.gather(
+        answered(client, {"max_tokens": 30}), *(answered(client, f) for f in forms)
+    )
+    assert plain["token_ids"] == yardstick[:30]
+    for choice in (first, second):
+        check_schema(choice)
+    assert third["message"]["content"].startswith("{")
+    assert first["token_ids"] != second["token_ids"]
+    assert (await answered(client, forms[1]))["token_ids"] == second["token_ids"]
+    for name, (body, pattern) in FORMS.items():
+        choice = await answered(client, body | hot)
+        assert re.fullmatch(pattern, choice["message"]["content"]), (name, choice)
+    await check_tools(client)
+    assert (await answered(client, {"max_tokens": 30}))["token_ids"] == yardstick[:30]
+
+
+async def test_pipelines_answer_in_formats(served: Callable[..., Any], tiny: Path, yardstick: list[int]) -> None:
+    async with served(tiny, 2, "Pipeline") as (group, client):
+        await check_formats(client, yardstick)
+        assert group.running[0][0].state.recoveries == 0
+
+
+async def test_tensor_ranks_answer_in_formats_and_refuse_those_that_cannot_be_used(
+    served: Callable[..., Any], tiny: Path, yardstick: list[int]
+) -> None:
     async with served(tiny, 2, "Tensor") as (group, client):
-        pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
-        for body in refused:
-            async with asyncio.timeout(60), client.post("/v1/chat/completions", json=ASKED | body) as response:
-                answer = await response.json()
-                assert response.status == 400 and answer["error"]["message"], (str(body)[:200], answer)
-        # What becomes too complex on the way fails alone, and not as an error of the server.
-        many = "|".join(f"({'.*'.join('abcdefghij')}){{1,{n}}}" for n in range(200, 400))
-        found = []
-        for regex in ("(([a-z]{1,100}){1,100}){1,100}", many):
-            deep = {"guided_regex": regex, "temperature": 1, "seed": 1, "max_tokens": 200}
-            async with asyncio.timeout(60), client.post("/v1/chat/completions", json=ASKED | deep) as response:
-                answer = await response.json()
-                assert response.status in (200, 400), answer
-                found.append(answer.get("error", {}).get("message", ""))
-        assert "cannot follow the requested format any further" in found[0]
-        assert (await answered(client, {"max_tokens": 30}))["token_ids"] == yardstick[:30]
-        assert [supervisor.member.pid for supervisor, _ in group.running.values()] == pids
+        await check_formats(client, yardstick)
+        assert group.running[0][0].state.recoveries == 0
+        await check_formats_that_cannot_be_used(group, client, yardstick)
 
 
 async def test_forced_tools_and_formats_in_other_dialects(served: Callable[..., Any], tiny: Path) -> None:
