@@ -570,6 +570,15 @@ def test_a_component_for_which_nothing_waits_is_not_the_cause(component: str) ->
     assert [step.subject for step in found.steps if "Lease" in step.text] == [component]
 
 
+def test_status_names_a_component_that_does_not_work() -> None:
+    found = picture(leases={**WORKING, "kube-scheduler": lease(40)})
+    assert [one["name"] for one in status.as_values(found)["controlPlane"]] == ["kube-scheduler"]
+    for leases, named in ((found.leases, True), (WORKING, False)):
+        with paper() as (page, text):
+            status.show(picture(leases=leases), page, NOW)
+        assert ("kube-scheduler  has not renewed its Lease" in text.getvalue()) is named
+
+
 class ControlPlane(Server):
     """An API server without etcd, or (``etcd``) one that fails for another reason; ``away``: it closes every connection."""
 
