@@ -40,6 +40,7 @@ from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
+from thunderfleet_operator.watch.components import Components
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -233,6 +234,7 @@ class Operator:
             "leader": self.leader.run,
             "planner": self.planner.run,
             "lists": self.lists.run,
+            "components": Components(self._kube, self.leader.leading, self.metrics.unrenewed).run,
             **{name: worker.run for name, worker in self._workers.items()},
         }
         if self._configuration.settings.routers is not None:

@@ -22,6 +22,7 @@ OTHER = 'namespace="team",name="other"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
 PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
+UNRENEWED = "thunderfleet_operator_component_unrenewed_seconds"
 LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
 RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
@@ -111,6 +112,15 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {
             f'{PLANE_SILENT}{{instance="a",part="API server"}}': "1x180",
             f'{PLANE_SILENT}{{instance="b",part="API server"}}': "0x180",
+        },
+    ),
+    "ThunderfleetControlPlaneComponentDown": (
+        {f'{UNRENEWED}{{instance="a",component="kube-scheduler"}}': "0x60 26+60x120"},
+        {
+            # Another replica led before, and a component was slow for a moment.
+            f'{UNRENEWED}{{instance="b",component="kube-scheduler"}}': "0x60 30 90 _x110",
+            f'{UNRENEWED}{{instance="a",component="kube-scheduler"}}': "_x70 5x110",
+            f'{UNRENEWED}{{instance="a",component="kube-controller-manager"}}': "_x70 5x108 30 90",
         },
     ),
     "ThunderfleetOperatorWithoutLeader": (
@@ -445,5 +455,5 @@ def test_a_kubelet_that_ends_pods_because_its_disk_is_full_has_an_alert(rules: P
 
 def test_alerts_name_what_has_the_problem(rules: Path) -> None:
     for name, alert in of(rules).items():
-        named = re.findall(r"\$labels\.(namespace|name|node|instance|kind)", alert["annotations"]["summary"])
+        named = re.findall(r"\$labels\.(namespace|name|node|instance|kind|component)", alert["annotations"]["summary"])
         assert bool(named) is (name not in OF_THE_CLUSTER), name
