@@ -144,6 +144,7 @@ class Operator:
         self._stop = asyncio.Event()
         self.metrics.queue.set_function(lambda: len(self.queue) + len(self.cables))
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
+        self.metrics.clock.set_function(lambda: float(kube.clock.wrong or 0))
         for part in Part:
             self.metrics.silent.labels(part).set_function(partial(self._silent, part))
         self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))

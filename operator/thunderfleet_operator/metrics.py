@@ -47,6 +47,12 @@ class Metrics:
             ["part"],
             registry=self.registry,
         )
+        self.clock = Gauge(
+            "thunderfleet_operator_clock_wrong_seconds",
+            "Seconds by which the clock of the replica's machine is ahead of the API server's (negative: behind); 0 if it is "
+            "right.",
+            registry=self.registry,
+        )
         self._unrenewed = Gauge(
             "thunderfleet_operator_component_unrenewed_seconds",
             "Seconds since kube-scheduler or kube-controller-manager last renewed its Lease, as the leader sees it; absent for "

@@ -22,6 +22,7 @@ OTHER = 'namespace="team",name="other"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
 PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
+CLOCK = "thunderfleet_operator_clock_wrong_seconds"
 UNRENEWED = "thunderfleet_operator_component_unrenewed_seconds"
 LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
@@ -68,6 +69,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ThunderfleetMacNotReady": (
         {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "0x180"},
         {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "1x180"},
+    ),
+    "ThunderfleetMacClockWrong": (
+        {'thunderfleet_mac_condition{node="studio-1",type="ClockSynchronized",reason="ClockWrong"}': "0x180"},
+        {
+            'thunderfleet_mac_condition{node="studio-1",type="ClockSynchronized",reason="Synchronized"}': "1x180",
+            'thunderfleet_mac_condition{node="studio-2",type="ClockSynchronized",reason="NotObserved"}': "-1x180",
+        },
     ),
     "ThunderfleetRDMAHung": (
         {'thunderfleet_mac_condition{node="studio-1",type="RDMAReady",reason="StackHung"}': "0x180"},
@@ -126,6 +134,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ThunderfleetOperatorWithoutLeader": (
         {'thunderfleet_operator_leading{instance="a"}': "1x20 0x160", 'thunderfleet_operator_leading{instance="b"}': "0x180"},
         {'thunderfleet_operator_leading{instance="a"}': "1x180", 'thunderfleet_operator_leading{instance="b"}': "0x180"},
+    ),
+    "ThunderfleetOperatorClockWrong": (
+        {f'{CLOCK}{{instance="a"}}': "-3600x180", f'{CLOCK}{{instance="b"}}': "0x180"},
+        {f'{CLOCK}{{instance="a"}}': "0x180", f'{CLOCK}{{instance="b"}}': "9x120 0x60"},
     ),
     "ThunderfleetReconcileErrors": (
         {'thunderfleet_operator_reconcile_errors_total{kind="modeldeployments"}': "0+1x180"},

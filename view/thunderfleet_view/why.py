@@ -10,6 +10,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from thunderfleet_crds.names import LABEL_GROUP, LABEL_RANK
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
 from thunderfleet_view import components, facts
@@ -227,7 +228,9 @@ def _mac(picture: Picture, name: str) -> Iterator[Step]:
     problem = mac_problem(node, profile)
     # A cordoned Mac keeps its pods.
     bad = bool(problem) and not problem.startswith("cordoned")
-    yield Step(3, f"Node {name}", State.PROBLEM if bad else State.OK, problem or "Ready", Depth.MAC)
+    # A wrong clock ends no group, so everything else that is found says more.
+    depth = Depth.CONDITION if problem.startswith(Reason.CLOCK_WRONG) else Depth.MAC
+    yield Step(3, f"Node {name}", State.PROBLEM if bad else State.OK, problem or "Ready", depth)
 
 
 def _cables(picture: Picture, deployment: Json, group: Json, serves: bool) -> Iterator[Step]:

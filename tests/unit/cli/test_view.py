@@ -570,6 +570,30 @@ def test_a_component_for_which_nothing_waits_is_not_the_cause(component: str) ->
     assert [step.subject for step in found.steps if "Lease" in step.text] == [component]
 
 
+def skewed() -> Json:
+    """The NodeProfile of a Mac with a wrong clock."""
+    found = profile("studio-2", (LINK,))
+    wrong = ("False", "ClockWrong", "the clock of this Mac is 3,600 s ahead of the API server's: run `sudo sntp`")
+    found["status"]["conditions"] += conditions(ClockSynchronized=wrong)
+    return found
+
+
+def test_a_wrong_clock_is_named_and_is_the_cause_of_nothing_else() -> None:
+    profiles = [profile("studio-1", (LINK,)), skewed()]
+    assert status.as_values(picture(profiles=profiles))["macs"][1]["problem"].startswith(
+        "ClockWrong: the clock of this Mac is 3,600 s"
+    )
+    for one, cause in (
+        (deployment(), None),
+        (deployment("False", "Loading", "rank 1 loads"), "group 0"),
+        (deployment("False", "BackingOff", "restarts", FAILURE), "last failure"),
+    ):
+        found = why.why(picture(deployments=[one], profiles=profiles), one)
+        steps = [step for step in found.steps if "ClockWrong" in step.text]
+        assert [(step.subject, step.state) for step in steps] == [("Node studio-2", why.State.PROBLEM)]
+        assert (found.cause and found.cause.subject.startswith(cause or "?")) is (None if cause is None else True)
+
+
 def test_status_names_a_component_that_does_not_work() -> None:
     found = picture(leases={**WORKING, "kube-scheduler": lease(40)})
     assert [one["name"] for one in status.as_values(found)["controlPlane"]] == ["kube-scheduler"]
