@@ -34,6 +34,7 @@ SCRAPE_SECONDS = 3
 # are shorter. An agent without news publishes every minute.
 PATIENCE = {
     re.compile(r"(?<=\(thunderfleet_modeldeployment_not_ready_timestamp_seconds\) )> \d+"): "> 15",
+    re.compile(r"(?<=intake_ends_total\{cause=~\"time\|other\"\}\[15m\]\)\)\) )> \d+"): "> 0",
     re.compile(r"(?<=\(thunderfleet_agent_published_timestamp_seconds\) )> \d+"): "> 150",
 }
 
@@ -128,7 +129,7 @@ class Person:
         problems = [
             *((facts.name(node), mac_problem(node, profile)) for node, profile in macs(found)),
             *((f"cable {facts.name(link)}", cable_problem(link)) for link in found.links),
-            *components.problems(found.leases).items(),
+            *components.problems(found.leases, found.operators).items(),
             *((self.name, deployment_problem(one)) for one in (deployment,) if one is not None),
         ]
         status = tuple(f"{name}: {problem}" for name, problem in problems if problem)

@@ -23,6 +23,7 @@ FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
 PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
 CLOCK = "thunderfleet_operator_clock_wrong_seconds"
+INTAKE_ENDS = "thunderfleet_runner_intake_ends_total"
 UNRENEWED = "thunderfleet_operator_component_unrenewed_seconds"
 LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
@@ -187,6 +188,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f'thunderfleet_runner_requests_total{{{RUNNER},code="200"}}': "0+60x180",
             f'thunderfleet_runner_requests_total{{{RUNNER},code="503"}}': "0+1x180",
         },
+    ),
+    "ThunderfleetIntakeEnds": (
+        {f'{INTAKE_ENDS}{{{RUNNER},cause="other"}}': "0x172 1+1x7", f'{INTAKE_ENDS}{{{RUNNER},cause="cpu"}}': "0x180"},
+        {f'{INTAKE_ENDS}{{{RUNNER},cause="other"}}': "0x172 1x7", f'{INTAKE_ENDS}{{{RUNNER},cause="cpu"}}': "0+1x180"},
     ),
     "ThunderfleetRequestsWait": (
         {f"thunderfleet_runner_queue_depth{{{RUNNER}}}": "33x180"},

@@ -50,6 +50,7 @@ class Watch:
         self._leased = leased
         self.leases: Mapping[str, Json] = {}
         """The Leases that could be read last, by component."""
+        self._operators: Sequence[Json] | None = None
         self._away: datetime | None = None
         self._silent = 0.0
         self._reflectors = {kind: self._reflector(kind) for kind in Kind}
@@ -106,7 +107,8 @@ class Watch:
 
     async def _read_leases(self) -> None:
         while True:
-            self.leases = await read_leases(self._kube, await self._pods("/api/v1/pods", OPERATORS) or ())
+            self._operators = await self._pods("/api/v1/pods", OPERATORS)
+            self.leases = await read_leases(self._kube, self._operators or ())
             await asyncio.sleep(LEASES_SECONDS)
 
     async def _look(self) -> None:
@@ -127,8 +129,8 @@ class Watch:
             if reflector.refusal is not None:
                 yield _refused(RESOURCES[kind][1], reflector.refusal)
         # What a silent API server said last is old.
-        for component, text in components.problems(self.leases).items() if connected else ():
-            yield f"{component} {text}"
+        for component, text in components.problems(self.leases, self._operators).items() if connected else ():
+            yield f"{component}: {text}"
 
 
 def _refused(resource: str, error: ApiError) -> str:

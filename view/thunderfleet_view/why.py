@@ -135,15 +135,19 @@ def _state(condition: Json) -> State:
 
 
 def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
-    ready = facts.operators_ready(picture)
     observed = facts.status(deployment).get("observedGeneration")
     current = observed == deployment["metadata"].get("generation")
-    if ready is None:
-        yield Step(1, "operator", State.UNKNOWN, picture.unread["operators"], Depth.OPERATOR)
-    elif not ready:
-        text = "no pod of the operator is ready: check with `kubectl get pods -A -l app.kubernetes.io/component=operator`"
-        yield Step(1, "operator", State.PROBLEM, text, Depth.OPERATOR)
-    elif not current:
+    problem = components.operator_problem(picture.operators)
+    if "operators" in picture.unread:
+        yield Step(1, OPERATOR, State.UNKNOWN, picture.unread["operators"], Depth.OPERATOR)
+        return
+    if not facts.operators_ready(picture):
+        yield Step(1, OPERATOR, State.PROBLEM, problem, Depth.OPERATOR)
+        return
+    if problem:
+        # Another replica works, so it is the cause of nothing.
+        yield Step(1, OPERATOR, State.UNKNOWN, problem, Depth.CONDITION)
+    if not current:
         yield Step(1, "operator", State.UNKNOWN, "has not reported on the last change of spec yet", Depth.OPERATOR)
     else:
         yield Step(1, "operator", State.OK, "has reported on the last change of spec", Depth.OPERATOR)

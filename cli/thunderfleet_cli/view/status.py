@@ -1,6 +1,6 @@
 """``status``: models, Macs and cables in three tables. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,7 +55,7 @@ def as_values(picture: Picture) -> dict[str, Any]:
             }
             for link in picture.links
         ],
-        "controlPlane": [{"name": name, "problem": text} for name, text in components.problems(picture.leases).items()],
+        "controlPlane": [{"name": name, "problem": text} for name, text in _components(picture).items()],
         "notRead": dict(picture.unread),
     }
 
@@ -79,11 +79,15 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
         page.line(f"cables: {len(picture.links) - len(bad)} of {len(picture.links)} without a problem")
         for link in bad:
             page.cells(("  " + facts.name(link) + "  ", BAD), cable_problem(link))
-    if found := components.problems(picture.leases):
+    if found := _components(picture):
         page.line()
         for name, text in found.items():
             page.cells((f"{name}  ", BAD), text)
     unread(picture, page)
+
+
+def _components(picture: Picture) -> Mapping[str, str]:
+    return components.problems(picture.leases, None if "operators" in picture.unread else picture.operators)
 
 
 def unread(picture: Picture, page: Page) -> None:
