@@ -129,7 +129,7 @@ class Person:
         problems = [
             *((facts.name(node), mac_problem(node, profile)) for node, profile in macs(found)),
             *((f"cable {facts.name(link)}", cable_problem(link)) for link in found.links),
-            *components.problems(found.leases, found.operators).items(),
+            *components.problems(found.leases, found.operators, found.nodes).items(),
             *((self.name, deployment_problem(one)) for one in (deployment,) if one is not None),
         ]
         status = tuple(f"{name}: {problem}" for name, problem in problems if problem)

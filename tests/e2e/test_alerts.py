@@ -24,6 +24,7 @@ PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
 PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
 CLOCK = "thunderfleet_operator_clock_wrong_seconds"
 INTAKE_ENDS = "thunderfleet_runner_intake_ends_total"
+COMPONENT_UP = "thunderfleet_control_plane_component_up"
 UNRENEWED = "thunderfleet_operator_component_unrenewed_seconds"
 LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
@@ -131,6 +132,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f'{UNRENEWED}{{instance="a",component="kube-scheduler"}}': "_x70 5x110",
             f'{UNRENEWED}{{instance="a",component="kube-controller-manager"}}': "_x70 5x108 30 90",
         },
+    ),
+    "ThunderfleetControlPlaneProgramDown": (
+        {f'{COMPONENT_UP}{{node="m1",component="kube-scheduler"}}': "1x20 0x160"},
+        {f'{COMPONENT_UP}{{node="m1",component="kube-scheduler"}}': "1x178 0 0"},
     ),
     "ThunderfleetOperatorWithoutLeader": (
         {'thunderfleet_operator_leading{instance="a"}': "1x20 0x160", 'thunderfleet_operator_leading{instance="b"}': "0x180"},

@@ -1,7 +1,9 @@
-"""Whether components of the control plane work, as their Leases and the operator's pods show. Pure."""
+"""Whether components of the control plane work, as their Leases, Nodes and the operator's pods show. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+
+from thunderfleet_crds.names import CONDITION_CONTROL_PLANE
 
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json, parsed_time
@@ -53,13 +55,20 @@ def _unready(pod: Json) -> str:
     return f"Pod {name} on {node} is not ready, another replica works: `kubectl describe pod -n {namespace} {name}` says why"
 
 
-def problems(leases: Mapping[str, Json], operators: Sequence[Json] | None = None) -> Mapping[str, str]:
+def problems(
+    leases: Mapping[str, Json], operators: Sequence[Json] | None = None, nodes: Iterable[Json] = ()
+) -> Mapping[str, str]:
     """What is wrong with each component that does not work, and what to do.
 
-    ``operators``: the operator's pods; None if they could not be read.
+    ``operators``: the operator's pods; None if they could not be read. ``nodes``: those with a control plane say themselves
+    what does not work there; a component that is alone renews no Lease.
     """
     text = "has not renewed its Lease for {:.0f} s, so it does not run or does not reach the API server: {}"
     found = {component: text.format(seconds, ADVICE[component]) for component, seconds in behind(leases).items()}
     if said := operator_problem(operators):
         found[OPERATOR] = said
+    for node in nodes:
+        condition = facts.conditions(node).get(CONDITION_CONTROL_PLANE, {})
+        if condition.get("status") == "False":
+            found[f"control plane on {facts.name(node)}"] = facts.plain(condition.get("message") or "")
     return found

@@ -105,6 +105,10 @@ class Watch:
 
         return note
 
+    def _components(self) -> Mapping[str, str]:
+        nodes = self.fleet.objects[Kind.NODES].values()
+        return components.problems(self.leases, self._operators, nodes) if self._leased else {}
+
     async def _read_leases(self) -> None:
         while True:
             self._operators = await self._pods("/api/v1/pods", OPERATORS)
@@ -129,7 +133,7 @@ class Watch:
             if reflector.refusal is not None:
                 yield _refused(RESOURCES[kind][1], reflector.refusal)
         # What a silent API server said last is old.
-        for component, text in components.problems(self.leases, self._operators).items() if connected else ():
+        for component, text in self._components().items() if connected else ():
             yield f"{component}: {text}"
 
 

@@ -157,9 +157,10 @@ def _control_plane(picture: Picture, deployment: Json) -> Iterator[Step]:
     """Components of Kubernetes that do not work. Each is the cause only of what waits for it."""
     waits = any(not (pod.get("spec") or {}).get("nodeName") for pod in facts.pods_of(picture, deployment))
     # The controller manager starts no pod of a model, so everything that is found about the model says more.
-    depths = {SCHEDULER: Depth.OPERATOR if waits else Depth.PLACEMENT, OPERATOR: Depth.OPERATOR}
-    for component, text in components.problems(picture.leases).items():
-        yield Step(1, component, State.PROBLEM, text, depths.get(component, Depth.PLACEMENT))
+    for component, text in components.problems(picture.leases, nodes=picture.nodes).items():
+        scheduler = SCHEDULER in (component, text.partition(" ")[0])
+        first = component == OPERATOR or (scheduler and waits)
+        yield Step(1, component, State.PROBLEM, text, Depth.OPERATOR if first else Depth.PLACEMENT)
 
 
 def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:

@@ -87,7 +87,7 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
 
 
 def _components(picture: Picture) -> Mapping[str, str]:
-    return components.problems(picture.leases, None if "operators" in picture.unread else picture.operators)
+    return components.problems(picture.leases, None if "operators" in picture.unread else picture.operators, picture.nodes)
 
 
 def unread(picture: Picture, page: Page) -> None:

@@ -589,6 +589,22 @@ def test_a_pod_of_the_operator_that_is_not_ready_is_named_and_is_no_cause() -> N
     assert status.as_values(unread)["controlPlane"] == []
 
 
+def test_a_control_plane_that_is_alone_says_itself_what_does_not_work() -> None:
+    plane = node("studio-1")
+    text = "kube-scheduler on this Mac does not answer: see the log"
+    plane["status"]["conditions"] += conditions(ControlPlaneReady=("False", "ComponentDown", text))
+    broken = deployment("False", "Pending", "pods start")
+    waiting = pod(1)
+    del waiting["spec"]["nodeName"]
+    parts: Json = {"nodes": [plane, node("studio-2")], "leases": {"operator": lease(1)}}
+    found = why.why(picture(**parts, deployments=[broken], pods=[pod(0), waiting]), broken)
+    assert found.cause is not None and (found.cause.subject, found.cause.text) == ("control plane on studio-1", text)
+    broken = deployment("False", "BackingOff", "restarts", FAILURE)
+    found = why.why(picture(**parts, deployments=[broken]), broken)
+    assert found.cause is not None and found.cause.subject.startswith("last failure")
+    assert status.as_values(picture(**parts))["controlPlane"] == [{"name": "control plane on studio-1", "problem": text}]
+
+
 def skewed() -> Json:
     """The NodeProfile of a Mac with a wrong clock."""
     found = profile("studio-2", (LINK,))
