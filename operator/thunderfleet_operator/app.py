@@ -108,7 +108,12 @@ class Operator:
             time.monotonic,
         )
         self._demand = DemandServer(self._reported, lambda: self._index.deployments, self.leading, time.monotonic)
-        self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
+        self.planner = Planner(
+            PlanningProcess(),
+            lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
+            turn=lambda key: self.queue.add(work_key(DEPLOYMENTS, key), first=True),
+            fleet=lambda: self._index.fleet,
+        )
         self.reconciler = Reconciler(
             self._index,
             self.groups,
