@@ -40,6 +40,7 @@ from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection, unpacked
+from thunderfleet_operator.watch.components import Components
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -148,6 +149,7 @@ class Operator:
         self._stop = asyncio.Event()
         self.metrics.queue.set_function(lambda: len(self.queue) + len(self.cables))
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
+        self.metrics.clock.set_function(lambda: float(kube.clock.wrong or 0))
         for part in Part:
             self.metrics.silent.labels(part).set_function(partial(self._silent, part))
         self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
@@ -240,6 +242,7 @@ class Operator:
             "leader": self.leader.run,
             "planner": self.planner.run,
             "lists": self.lists.run,
+            "components": Components(self._kube, self.leader.leading, self.metrics.unrenewed).run,
             **{name: worker.run for name, worker in self._workers.items()},
         }
         if self._configuration.settings.routers is not None:
