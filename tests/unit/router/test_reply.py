@@ -71,7 +71,7 @@ async def test_a_comment_ends_the_silence(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def handle(one: Reply, _: socket.socket) -> None:
         await one.begin(200, STREAM)
-        for _ in range(3):
+        for _turn in range(3):
             clock.now += 100.0
             assert one.silent_seconds == 100.0
             await one.comment(b": waiting\n\n")
