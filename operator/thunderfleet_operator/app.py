@@ -39,7 +39,7 @@ from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
+from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection, unpacked
 from thunderfleet_operator.watch.components import Components
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
@@ -109,7 +109,12 @@ class Operator:
             time.monotonic,
         )
         self._demand = DemandServer(self._reported, lambda: self._index.deployments, self.leading, time.monotonic)
-        self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
+        self.planner = Planner(
+            PlanningProcess(),
+            lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
+            turn=lambda key: self.queue.add(work_key(DEPLOYMENTS, key), first=True),
+            fleet=lambda: self._index.fleet,
+        )
         self.reconciler = Reconciler(
             self._index,
             self.groups,
@@ -158,11 +163,13 @@ class Operator:
     def _event(self, collection: Collection, kind: str | None, item: Json) -> None:
         """One of kopf's events. ``kind`` is None for an object that kopf has listed."""
         store = self.cache[collection]
-        before = store.items.get(key_of(item))
+        before = store.items.kept.get(key_of(item))
         if kind is None:
             self.lists.relisted(collection)
+        # Events of the operator's own writes change nothing, so the object before is unpacked only for others.
         if store.drop(item) if kind == "DELETED" else store.put(item):
-            self.changed(collection, key_of(item), before, None if kind == "DELETED" else item)
+            old = unpacked(before) if before is not None else None
+            self.changed(collection, key_of(item), old, None if kind == "DELETED" else item)
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         """Puts what an object's change concerns on the queue."""
