@@ -96,6 +96,7 @@ KINDS: Final = (
             Column("LINKS", ".status.thunderbolt.links", "integer"),
             Column("TFLOPS", ".status.benchmarks.tflops"),
             Column("GB/S", ".status.benchmarks.gigabytesPerSecond"),
+            Column("CLOCK", '.status.conditions[?(@.type=="ClockSynchronized")].reason', wide=True),
             _AGE,
         ),
     ),

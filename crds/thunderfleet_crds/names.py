@@ -59,6 +59,8 @@ ANNOTATION_BACKUP: Final = f"{GROUP}/backup"
 """On the Node of a Mac with a control plane: when `thunderfleet backup` last saved it (RFC 3339)."""
 
 TAINT_MACOS: Final = f"{GROUP}/macos"
+CONDITION_CONTROL_PLANE: Final = "ControlPlaneReady"
+"""Condition of the Node of a Mac with a control plane: whether scheduler and controller manager there answer."""
 RUNTIME_CLASS: Final = "macos"
 
 MAX_GROUPS: Final = 64

@@ -39,6 +39,7 @@ CONDITION_TYPES: Final = (
     ConditionType.RDMA_READY,
     ConditionType.BRIDGE_FREE,
     ConditionType.BENCHMARKS_FRESH,
+    ConditionType.CLOCK_SYNCHRONIZED,
     ConditionType.QUARANTINED,
 )
 
@@ -408,7 +409,7 @@ class NodeProfileStatus(ApiModel):
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
-        description="Conditions: InventoryComplete, RDMAReady, BridgeFree, BenchmarksFresh and Quarantined.",
+        description="Conditions: InventoryComplete, RDMAReady, BridgeFree, BenchmarksFresh, ClockSynchronized and Quarantined.",
         json_schema_extra={"x-list-keys": ["type"]},
     )
 

@@ -99,7 +99,7 @@ class Reason(StrEnum):
         "NotObserved",
         "The agent has not finished its first observation.",
         "Wait a minute; if the reason stays, read the log of the agent's pod on that Mac.",
-        (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE),
+        (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.CLOCK_SYNCHRONIZED),
     )
     USABLE = ("Usable", "Both ends of the cable are ready for RDMA.", "", (On.RDMA_USABLE,))
     READY = (
@@ -137,6 +137,14 @@ class Reason(StrEnum):
         (On.INVENTORY_COMPLETE,),
     )
     NO_MEMBERS = ("NoMembers", "No Thunderbolt port is a member of a bridge.", "", (On.BRIDGE_FREE,))
+    SYNCHRONIZED = ("Synchronized", "The clock of the Mac agrees with the API server's.", "", (On.CLOCK_SYNCHRONIZED,))
+    CLOCK_WRONG = (
+        "ClockWrong",
+        "The clock of the Mac differs from the API server's by more than 5 seconds.",
+        "Run `sudo sntp -sS time.apple.com` on the Mac, and let it set its time automatically. If all Macs have this reason, "
+        "set the clock of the API server's machine.",
+        (On.CLOCK_SYNCHRONIZED,),
+    )
     FRESH = ("Fresh", "Every benchmark has a recent result.", "", (On.BENCHMARKS_FRESH,))
     DISABLED = (
         "Disabled",

@@ -16,6 +16,7 @@ class ConditionType(StrEnum):
     RDMA_READY = "RDMAReady"
     BRIDGE_FREE = "BridgeFree"
     BENCHMARKS_FRESH = "BenchmarksFresh"
+    CLOCK_SYNCHRONIZED = "ClockSynchronized"
     QUARANTINED = "Quarantined"
     # ThunderboltLink
     CONNECTED = "Connected"

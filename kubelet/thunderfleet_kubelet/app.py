@@ -37,6 +37,7 @@ from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.addresses import MISSING, AddressReader, NodeAddresses, balanced_servers
 from thunderfleet_kubelet.node.awake import Awake
 from thunderfleet_kubelet.node.commands import Commands
+from thunderfleet_kubelet.node.components import ComponentWatch
 from thunderfleet_kubelet.node.controller import NodeController
 from thunderfleet_kubelet.node.facts import Machine
 from thunderfleet_kubelet.node.machine import Reader, here, look
@@ -175,6 +176,8 @@ class Kubelet:
             node_event=self._node_event,
             images=self.images,
         )
+        # `thunderfleet init` sets the folder on a Mac with a control plane.
+        self.components = ComponentWatch(lambda: self.node.nudge()) if config.control_plane_certificates else None
         self.node = NodeController(
             config,
             machine,
@@ -186,10 +189,11 @@ class Kubelet:
             disk=self.pods.evictor.look,
             machine_changed=self._machine_changed,
             images=self.images.listing,
+            components=self.components.works if self.components else dict,
         )
         folder = config.control_plane_certificates
         plane = ControlPlaneCertificates(folder).read if folder is not None else None
-        self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts, plane)
+        self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts, plane, self.node.components)
         self.server = Server(
             self.pods.queries,
             Guard(identity.node_name, self.kube),
@@ -268,6 +272,8 @@ class Kubelet:
             tasks.create_task(self.credentials.run())
             tasks.create_task(self.awake.run())
             tasks.create_task(self.addresses.follow(self._addresses_changed))
+            if self.components is not None:
+                tasks.create_task(self.components.run())
             if self.ports is not None:
                 tasks.create_task(self.ports.run())
 

@@ -187,8 +187,26 @@ class BlockingHost(_Commands):
         if program is None and os.sep not in argv[0]:
             return _absent(command)
         try:
+            # Before the process: one that nobody could listen to would have to be ended.
+            selector = selectors.DefaultSelector()
+        except OSError as error:
+            return _absent(command, error)
+        with selector:
+            return self._start(key, [program or argv[0], *argv[1:]], seconds, stop, given, selector)
+
+    def _start(
+        self,
+        key: tuple[str, ...],
+        argv: Sequence[str],
+        seconds: float,
+        stop: Stop | None,
+        given: bytes,
+        selector: selectors.BaseSelector,
+    ) -> Output | Failure:
+        command = " ".join(key)
+        try:
             process = subprocess.Popen(
-                [program or argv[0], *argv[1:]],
+                argv,
                 stdin=subprocess.PIPE if given else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -201,7 +219,7 @@ class BlockingHost(_Commands):
         assert process.stdout is not None and process.stderr is not None
         # Closes this end of the pipes, which a descendant in another process group may hold open.
         with process.stdout, process.stderr, process.stdin or contextlib.nullcontext():
-            outcome = _listen(command, process, seconds, stop, given)
+            outcome = _listen(command, process, seconds, stop, given, selector)
             if isinstance(outcome, Failure) and outcome.kind is not FailureKind.FAILED:
                 # Even when the command has exited: its children may hold its output open.
                 self._end(key, process)
@@ -236,7 +254,11 @@ class Host:
 
     async def run(self, argv: Sequence[str], seconds: float, given: bytes = b"") -> Output | Failure:
         """As ``BlockingHost.run``. Cancelling kills the command."""
-        stop, loop = Stop(), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        try:
+            stop = Stop()
+        except OSError as error:
+            return _absent(" ".join(argv), error)
         running = loop.run_in_executor(self._threads, self._host.run, argv, seconds, stop, given)
         running.add_done_callback(lambda _: stop.close())
         try:
@@ -270,38 +292,42 @@ def _feed(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
 
 
 def _listen(
-    command: str, process: subprocess.Popen[bytes], seconds: float, stop: Stop | None, given: bytes
+    command: str,
+    process: subprocess.Popen[bytes],
+    seconds: float,
+    stop: Stop | None,
+    given: bytes,
+    selector: selectors.BaseSelector,
 ) -> Output | Failure:
     """Writes the input and reads both streams to their ends, within time limit and bound, and waits for the exit code."""
     assert process.stdout is not None and process.stderr is not None
     deadline = time.monotonic() + seconds
     said, complained = bytearray(), bytearray()
     open_streams, delay = 2, SHORTEST_WAIT_SECONDS
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ, said)
-        selector.register(process.stderr, selectors.EVENT_READ, complained)
-        if stop is not None:
-            selector.register(stop, selectors.EVENT_READ)
-        if process.stdin is not None:
-            os.set_blocking(process.stdin.fileno(), False)
-            selector.register(process.stdin, selectors.EVENT_WRITE, memoryview(given))
-        while open_streams or process.poll() is None:
-            left = deadline - time.monotonic()
-            # A program may close its output and go on; its end is no event.
-            delay = left if open_streams else min(left, 2 * delay, LONGEST_WAIT_SECONDS)
-            events = [key for key, _ in selector.select(delay)] if left > 0 else []
-            if left <= 0 or any(key.fileobj is stop for key in events):
-                return _timed_out(command, seconds, said, complained)
-            for key in events:
-                if key.fileobj is process.stdin:
-                    _feed(selector, key)
-                    continue
-                chunk = os.read(key.fd, CHUNK_BYTES)
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                    open_streams -= 1
-                    delay = SHORTEST_WAIT_SECONDS
-                key.data.extend(chunk)
-                if len(key.data) > OUTPUT_LIMIT_BYTES:
-                    return _too_much(command)
+    selector.register(process.stdout, selectors.EVENT_READ, said)
+    selector.register(process.stderr, selectors.EVENT_READ, complained)
+    if stop is not None:
+        selector.register(stop, selectors.EVENT_READ)
+    if process.stdin is not None:
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin, selectors.EVENT_WRITE, memoryview(given))
+    while open_streams or process.poll() is None:
+        left = deadline - time.monotonic()
+        # A program may close its output and go on; its end is no event.
+        delay = left if open_streams else min(left, 2 * delay, LONGEST_WAIT_SECONDS)
+        events = [key for key, _ in selector.select(delay)] if left > 0 else []
+        if left <= 0 or any(key.fileobj is stop for key in events):
+            return _timed_out(command, seconds, said, complained)
+        for key in events:
+            if key.fileobj is process.stdin:
+                _feed(selector, key)
+                continue
+            chunk = os.read(key.fd, CHUNK_BYTES)
+            if not chunk:
+                selector.unregister(key.fileobj)
+                open_streams -= 1
+                delay = SHORTEST_WAIT_SECONDS
+            key.data.extend(chunk)
+            if len(key.data) > OUTPUT_LIMIT_BYTES:
+                return _too_much(command)
     return _ended(command, process.returncode, said, complained)

@@ -364,7 +364,7 @@ class Site(web.BaseSite):
 
 def _head_bytes(request: web.Request) -> int:
     """What the headers of a request and its first line take on the connection."""
-    first = len(request.method) + len(str(request.rel_url)) + len("  HTTP/1.1\r\n\r\n")
+    first = len(request.method) + len(request.raw_path) + len("  HTTP/1.1\r\n\r\n")
     return first + sum(len(name) + len(value) + len(": \r\n") for name, value in request.raw_headers)
 
 

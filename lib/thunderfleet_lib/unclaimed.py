@@ -43,6 +43,8 @@ class Unclaimed(Generic[Holder]):
     def put(self, holder: Holder, address: str, size: int) -> None:
         """The connection holds ``size`` bytes now."""
         counted = max(size - FREE_BYTES, 0)
+        if not counted and holder not in self._held:
+            return
         _, before = self._held.get(holder, (address, 0))
         self._all += counted - before
         self._by_address[address] += counted - before

@@ -21,9 +21,11 @@ from typing import TypeVar
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.clock import Moment
 from thunderfleet_lib.kube import ApiError, Json, Reflector
 
 from thunderfleet_agent.copies.controller import Limits, PeerCopies
+from thunderfleet_agent.derive.clock import clock_synchronized
 from thunderfleet_agent.derive.flap_damper import FlapDamper
 from thunderfleet_agent.derive.links import LinkReport, PeerPort, find_peer, link_reports, seen_by, wanted_uuids
 from thunderfleet_agent.derive.previous_profile import PreviousProfile
@@ -53,6 +55,8 @@ SETTLE_SECONDS = 0.5
 # The API server is read again after this time, sooner after a change: objects may have been deleted, peers may have appeared.
 LOOK_SECONDS = 60.0
 FIRST_LOOK_SECONDS = 2.0
+# A clock that was set by more than this is compared with the API server's at once.
+JUMP_SECONDS = 1.0
 RETRY = Backoff(1.0, 15.0)
 
 
@@ -125,6 +129,7 @@ class Rounds:
         self._departed: frozenset[str] = frozenset()
         self._looked: float | None = None
         self._lost = False
+        self._clock = Moment.now()
         self._address_due = math.inf
         """When to look for this Mac's new address (monotonic)."""
         self._look_after = FIRST_LOOK_SECONDS
@@ -189,6 +194,7 @@ class Rounds:
                         await sooner.wait()
 
     async def _fast(self) -> None:
+        self._watch_clock()
         before = _carriers(self._collector.facts)
         await self._observe(self._collector.fast)
         self._turned = time.monotonic()
@@ -201,7 +207,17 @@ class Rounds:
             # A cable was plugged or unplugged: read the Thunderbolt report now instead of at its interval.
             self._look_around.set()
 
+    def _watch_clock(self) -> None:
+        now, before = Moment.now(), self._clock
+        self._clock = now
+        jump = now.jump(before)
+        if abs(jump) > JUMP_SECONDS:
+            log.warning("the clock of this Mac was set %s by %.0f s", "forward" if jump > 0 else "back", abs(jump))
+            self._looked = None
+            self._changed.set()
+
     async def _watch_carriers(self) -> None:
+        self._watch_clock()
         before = _carriers(self._collector.facts)
         await self._observe(self._collector.carriers)
         if before is not None and _carriers(self._collector.facts) != before:
@@ -361,6 +377,7 @@ class Rounds:
             reachability=prober.ledger.with_figures(reachability) if prober else reachability,
             benchmarks=prober.ledger.benchmarks() if prober else None,
             benchmarks_fresh=prober.benchmarks_fresh if prober else NEVER_MEASURED,
+            clock=clock_synchronized(self._publisher.kube.clock.known, self._publisher.kube.clock.wrong),
             # Only with the models: without them the operator would not know that this Mac has one already.
             store=self.keeper.about if self.keeper and facts.models is not None else None,
             copies=self.keeper.copies if self.keeper else (),

@@ -39,7 +39,8 @@ from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection
+from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection, unpacked
+from thunderfleet_operator.watch.components import Components
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -108,7 +109,12 @@ class Operator:
             time.monotonic,
         )
         self._demand = DemandServer(self._reported, lambda: self._index.deployments, self.leading, time.monotonic)
-        self.planner = Planner(PlanningProcess(), lambda key: self.queue.add(work_key(DEPLOYMENTS, key)))
+        self.planner = Planner(
+            PlanningProcess(),
+            lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
+            turn=lambda key: self.queue.add(work_key(DEPLOYMENTS, key), first=True),
+            fleet=lambda: self._index.fleet,
+        )
         self.reconciler = Reconciler(
             self._index,
             self.groups,
@@ -143,6 +149,7 @@ class Operator:
         self._stop = asyncio.Event()
         self.metrics.queue.set_function(lambda: len(self.queue) + len(self.cables))
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
+        self.metrics.clock.set_function(lambda: float(kube.clock.wrong or 0))
         for part in Part:
             self.metrics.silent.labels(part).set_function(partial(self._silent, part))
         self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
@@ -156,11 +163,13 @@ class Operator:
     def _event(self, collection: Collection, kind: str | None, item: Json) -> None:
         """One of kopf's events. ``kind`` is None for an object that kopf has listed."""
         store = self.cache[collection]
-        before = store.items.get(key_of(item))
+        before = store.items.kept.get(key_of(item))
         if kind is None:
             self.lists.relisted(collection)
+        # Events of the operator's own writes change nothing, so the object before is unpacked only for others.
         if store.drop(item) if kind == "DELETED" else store.put(item):
-            self.changed(collection, key_of(item), before, None if kind == "DELETED" else item)
+            old = unpacked(before) if before is not None else None
+            self.changed(collection, key_of(item), old, None if kind == "DELETED" else item)
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         """Puts what an object's change concerns on the queue."""
@@ -233,6 +242,7 @@ class Operator:
             "leader": self.leader.run,
             "planner": self.planner.run,
             "lists": self.lists.run,
+            "components": Components(self._kube, self.leader.leading, self.metrics.unrenewed).run,
             **{name: worker.run for name, worker in self._workers.items()},
         }
         if self._configuration.settings.routers is not None:

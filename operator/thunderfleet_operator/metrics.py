@@ -1,5 +1,7 @@
 """The operator's own Prometheus metrics."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from thunderfleet_lib.metrics import ProcessMetrics
 
@@ -45,6 +47,25 @@ class Metrics:
             ["part"],
             registry=self.registry,
         )
+        self.clock = Gauge(
+            "thunderfleet_operator_clock_wrong_seconds",
+            "Seconds by which the clock of the replica's machine is ahead of the API server's (negative: behind); 0 if it is "
+            "right.",
+            registry=self.registry,
+        )
+        self._unrenewed = Gauge(
+            "thunderfleet_operator_component_unrenewed_seconds",
+            "Seconds since kube-scheduler or kube-controller-manager last renewed its Lease, as the leader sees it; absent for "
+            "one without a Lease.",
+            ["component"],
+            registry=self.registry,
+        )
         self.placements = Counter(
             "thunderfleet_operator_placements", "Placements made, by transport.", ["transport"], registry=self.registry
         )
+
+    def unrenewed(self, seconds: Mapping[str, float]) -> None:
+        """Shows for how long each component of the control plane has not renewed its Lease, and no others."""
+        self._unrenewed.clear()
+        for component, value in seconds.items():
+            self._unrenewed.labels(component).set(value)

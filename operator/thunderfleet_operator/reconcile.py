@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 1.0
 """How long a round waits for the planner to say where a group goes, before the other groups go on without it."""
+CROWD = 10
+CROWD_SECONDS = 0.1
+"""If more than ``CROWD`` ModelDeployments have no place, each has a round so many seconds times their number after another one
+has taken room. Else most of the time would go to those that cannot be placed while others are."""
 
 
 def _epoch(observed: Observed, group: int) -> int:
@@ -87,7 +91,7 @@ class Reconciler:
         self._waiting: dict[str, datetime] = {}
         """Time at which a round began to wait for the planner, by ModelDeployment."""
         self.unplaced: set[str] = set()
-        """ModelDeployments that wait for a place; a group that ends or a Mac that joins may make room."""
+        """ModelDeployments without a place that do not wait for their turn at the planner: a group that ends may make room."""
         self._settled: set[str] = set()
         """ModelDeployments whose last round found all groups serving and nothing to do."""
         self._fleet: tuple[Fleet, Profiles] = Fleet(), {}
@@ -95,6 +99,12 @@ class Reconciler:
 
     async def deployment(self, key: str) -> float | None:
         """One round. Seconds until the next although nothing may have changed."""
+        try:
+            return await self._round(key)
+        finally:
+            self._planner.round_over(key)
+
+    async def _round(self, key: str) -> float | None:
         deployment = self._deployment(key)
         if deployment is None:
             return None
@@ -118,7 +128,7 @@ class Reconciler:
             self._yields(other)
         done = await self._executor.carry_out(key, decision)
         self._planner.keep(key, {group.view.index for group in decision.groups if group.placement is None})
-        if done.unplaced:
+        if done.unplaced and not self._planner.in_line(key):
             self.unplaced.add(key)
         else:
             self.unplaced.discard(key)
@@ -133,9 +143,19 @@ class Reconciler:
         (fleet, profiles), self._fleet = self._fleet, (self._index.fleet, self._index.profiles)
         found = reach(fleet, self._index.fleet, profiles, self._index.profiles)
         for key in self._index.deployments if found is not Reach.NOBODY else ():
-            settled = key in self._settled and found is not Reach.EVERYBODY
+            if found is Reach.EVERYBODY:
+                self._again(key, 0.0)
+            elif not self._planner.in_line(key):
+                self._again(key, self._put_off(key, found))
+
+    def _put_off(self, key: str, found: Reach) -> float:
+        """Seconds until the round of a ModelDeployment that a change of the fleet may concern."""
+        if key in self._settled:
             # A better place is looked for once in a while, however often the fleet changes.
-            self._again(key, ADVICE_SECONDS if settled else 0.0)
+            return ADVICE_SECONDS
+        # Without a place before, and with less room now: only its message may change.
+        crowd = len(self.unplaced) if key in self.unplaced and found is Reach.TAKEN else 0
+        return min(ADVICE_SECONDS, CROWD_SECONDS * crowd) if crowd > CROWD else 0.0
 
     def _see_fleet(self) -> None:
         """Remembers interruptions of cables. A fleet that no round sees is not remembered."""

@@ -8,7 +8,7 @@ of several routers meet in the group's queue, which orders them in the same way 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from thunderfleet_crds.vocabulary import KeyPriority
@@ -59,13 +59,23 @@ class Seat:
 @dataclass(slots=True)
 class _Load:
     seats: set[Seat] = field(default_factory=set)
+    light: int = 0
+    """Of the seats."""
     blocked_until: float = 0.0
     refusals: int = 0
     used: int = 0
     lost: asyncio.TimerHandle | None = None
 
     def count(self, *, light: bool) -> int:
-        return sum(seat.light is light for seat in self.seats)
+        return self.light if light else len(self.seats) - self.light
+
+    def add(self, seat: Seat) -> None:
+        self.seats.add(seat)
+        self.light += seat.light
+
+    def discard(self, seat: Seat) -> None:
+        self.seats.discard(seat)
+        self.light -= seat.light
 
 
 class Pool:
@@ -197,34 +207,43 @@ class Pool:
     # --- seats ---
 
     def _seat_all(self) -> None:
-        while (ticket := self._next()) is not None:
-            chosen = self._choice(ticket)
-            assert chosen is not None
-            self._seat(ticket, next(group for group in self.deployment.groups if group.name == chosen.name))
+        while self.waiting and (found := self._next()) is not None:
+            self._seat(*found)
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> tuple[Ticket, Group] | None:
+        """A request whose turn it is, and the group that it gets."""
         # If all groups are full, which is common, no request is examined: a thousand may wait.
-        free = {
-            light: any(
-                self._takes(group, self._loads.setdefault(group.name, _Load()), light=light) for group in self.deployment.groups
-            )
-            for light in (False, True)
-        }
-        return self.waiting.take(lambda ticket: free[ticket.light] and self._choice(ticket) is not None)
+        free: dict[bool, list[tuple[Group, _Load]]] = {}
+        chosen: Group | None = None
 
-    def _choice(self, ticket: Ticket) -> Candidate | None:
-        return choose(
-            Candidate(group.name, load.count(light=ticket.light), self._cached(group.name, ticket.blocks), load.used)
-            for group in self.deployment.groups
-            if self._open(group, load := self._loads.setdefault(group.name, _Load()), ticket)
-        )
+        def fits(ticket: Ticket) -> bool:
+            nonlocal chosen
+            if ticket.light not in free:
+                free[ticket.light] = self._free(light=ticket.light)
+            chosen = self._choice(ticket, free[ticket.light]) if free[ticket.light] else None
+            return chosen is not None
 
-    def _open(self, group: Group, load: _Load, ticket: Ticket) -> bool:
-        return group.name not in ticket.avoid and self._takes(group, load, light=ticket.light)
+        ticket = self.waiting.take(fits)
+        return (ticket, chosen) if ticket is not None and chosen is not None else None
 
-    def _takes(self, group: Group, load: _Load, *, light: bool) -> bool:
+    def _free(self, *, light: bool) -> list[tuple[Group, _Load]]:
+        """The groups that take another request."""
         window = LIGHT_PER_GROUP if light else self.deployment.slots + max(1, self.deployment.slots // 4)
-        return group.ready and load.count(light=light) < window and time.monotonic() >= load.blocked_until
+        now = time.monotonic()
+        loads = [(group, self._loads.setdefault(group.name, _Load())) for group in self.deployment.groups]
+        return [
+            (group, load)
+            for group, load in loads
+            if group.ready and load.count(light=light) < window and now >= load.blocked_until
+        ]
+
+    def _choice(self, ticket: Ticket, free: Sequence[tuple[Group, _Load]]) -> Group | None:
+        able = {group.name: (group, load) for group, load in free if group.name not in ticket.avoid}
+        chosen = choose(
+            Candidate(name, load.count(light=ticket.light), self._cached(name, ticket.blocks), load.used)
+            for name, (_, load) in able.items()
+        )
+        return able[chosen.name][0] if chosen is not None else None
 
     def _cached(self, group: str, blocks: Chain) -> int:
         remembered = self._remembered.get(group)
@@ -238,7 +257,7 @@ class Pool:
             remembered = self._remembered.setdefault(group.name, Remembered(self.deployment.cached_tokens))
             remembered.add(ticket.blocks)
         seat = Seat(group, ticket.light, lambda: self._leave(load, seat))
-        load.seats.add(seat)
+        load.add(seat)
         if ticket.seat.done():
             seat.leave()
         else:
@@ -246,7 +265,7 @@ class Pool:
 
     def _leave(self, load: _Load, seat: Seat) -> None:
         if seat in load.seats:
-            load.seats.discard(seat)
+            load.discard(seat)
             self.last_used = time.monotonic()
             self._seat_all()
 

@@ -58,6 +58,8 @@ DEPLOYMENTS = 200
 A_MINUTE = 20
 MINUTES = 3
 QUIET_SECONDS = 60.0
+CHANGED_MEANWHILE = 20
+"""Cables that change while no operator runs."""
 SETTLE_SECONDS = 5.0
 """Without a write, after which the operator counts as done."""
 WAIT_SECONDS = 600.0
@@ -366,6 +368,30 @@ class Fleet:
         await self._links.until(lambda items: items[name]["status"].get("rdma") == wanted, f"change {turn} of {name}")
         return (time.perf_counter() - began) * 1000
 
+    async def changed_meanwhile(self) -> dict[str, str]:
+        """Changes of cables while no operator runs: the status that each is to get, by name."""
+        wanted = dict[str, str]()
+        for number in range(0, self._size.macs, self._size.macs // CHANGED_MEANWHILE):
+            spec = cable(number, self._size.macs)
+            slow = self._links.items[link_name(spec)]["status"]["rdma"] == "Usable"
+            mac = int(spec.a.node.rpartition("-")[2])
+            await report_end_again(self._kube, spec, endpoint(mac, spec.a.port, 40_000 if slow else 80_000))
+            wanted[link_name(spec)] = "BelowThunderbolt5" if slow else "Usable"
+        return wanted
+
+    async def restarted(self, changed: dict[str, str]) -> Figure:
+        """From the operator's start to the last status, where all groups serve and some cables have changed meanwhile."""
+
+        def follows(items: dict[str, Json]) -> bool:
+            return all(items[name]["status"].get("rdma") == wanted for name, wanted in changed.items())
+
+        await self._links.until(follows, "the changes while no operator ran")
+        last = await self._operator.quiet() - self._operator.began
+        used = self._operator.usage()
+        self._say(f"restarted: last write {last:.1f} s; {used.cpu_seconds:.0f} s of a core")
+        note = f"process start to last write, all groups placed before, {len(changed)} cables changed; {self._size.about}"
+        return self._figure("restart", "s", (last,), Bound("<=", self._size.start), note)
+
     async def _applied(self, name: str) -> float:
         """Milliseconds from an apply to a place. The ModelDeployment is deleted afterwards."""
         began = time.perf_counter()
@@ -408,8 +434,13 @@ async def _measure(cluster: Cluster, size: Size, say: Say) -> list[Figure]:
             ):
                 fleet = Fleet(kube, size, operator, links, deployed, say)
                 figures = [await fleet.started(), await fleet.quiet()]
-                figures += [*await fleet.at_once(), *await fleet.changes()]
-                return [*figures, fleet.memory()]
+                figures += [*await fleet.at_once(), *await fleet.changes(), fleet.memory()]
+            changed = await fleet.changed_meanwhile()
+            async with (
+                _load(cluster.kubeconfig, size, cluster.logs / "load-again.log"),
+                Operator.running(cluster.kubeconfig, cluster.logs / "operator-again.log") as operator,
+            ):
+                return [*figures, await Fleet(kube, size, operator, links, deployed, say).restarted(changed)]
         finally:
             for watch in watches:
                 watch.cancel()
@@ -439,7 +470,11 @@ def figures(say: Say, sizes: Iterable[Size] = SIZES) -> list[Figure]:
 
 
 if __name__ == "__main__":
+    import signal
+
     from tests.bench.figures import table
 
+    # What was started is stopped on SIGTERM too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = [size for size in SIZES if not sys.argv[1:] or str(size.macs) in sys.argv[1:]]
     print(table(figures(lambda text: print(text, file=sys.stderr, flush=True), chosen)))

@@ -17,7 +17,7 @@ from thunderfleet_cli.view.picture import picture
 from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs
-from thunderfleet_view import facts
+from thunderfleet_view import components, facts
 from thunderfleet_view.health import Health, of_condition
 from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem, macs
 from thunderfleet_view.why import State, Step, why
@@ -34,6 +34,7 @@ SCRAPE_SECONDS = 3
 # are shorter. An agent without news publishes every minute.
 PATIENCE = {
     re.compile(r"(?<=\(thunderfleet_modeldeployment_not_ready_timestamp_seconds\) )> \d+"): "> 15",
+    re.compile(r"(?<=intake_ends_total\{cause=~\"time\|other\"\}\[15m\]\)\)\) )> \d+"): "> 0",
     re.compile(r"(?<=\(thunderfleet_agent_published_timestamp_seconds\) )> \d+"): "> 150",
 }
 
@@ -128,6 +129,7 @@ class Person:
         problems = [
             *((facts.name(node), mac_problem(node, profile)) for node, profile in macs(found)),
             *((f"cable {facts.name(link)}", cable_problem(link)) for link in found.links),
+            *components.problems(found.leases, found.operators, found.nodes).items(),
             *((self.name, deployment_problem(one)) for one in (deployment,) if one is not None),
         ]
         status = tuple(f"{name}: {problem}" for name, problem in problems if problem)

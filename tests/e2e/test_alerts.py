@@ -22,6 +22,10 @@ OTHER = 'namespace="team",name="other"'
 FAILED = "thunderfleet_modeldeployment_group_last_failure_timestamp_seconds"
 PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
 PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
+CLOCK = "thunderfleet_operator_clock_wrong_seconds"
+INTAKE_ENDS = "thunderfleet_runner_intake_ends_total"
+COMPONENT_UP = "thunderfleet_control_plane_component_up"
+UNRENEWED = "thunderfleet_operator_component_unrenewed_seconds"
 LINK = "thunderfleet_thunderboltlink_condition"
 GROUP = f'{OBJECT},group="0"'
 RUNNER = 'instance="10.0.0.1:20000",namespace="team",deployment="qwen",group="0",rank="0"'
@@ -68,6 +72,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "0x180"},
         {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "1x180"},
     ),
+    "ThunderfleetMacClockWrong": (
+        {'thunderfleet_mac_condition{node="studio-1",type="ClockSynchronized",reason="ClockWrong"}': "0x180"},
+        {
+            'thunderfleet_mac_condition{node="studio-1",type="ClockSynchronized",reason="Synchronized"}': "1x180",
+            'thunderfleet_mac_condition{node="studio-2",type="ClockSynchronized",reason="NotObserved"}': "-1x180",
+        },
+    ),
     "ThunderfleetRDMAHung": (
         {'thunderfleet_mac_condition{node="studio-1",type="RDMAReady",reason="StackHung"}': "0x180"},
         {'thunderfleet_mac_condition{node="studio-1",type="RDMAReady",reason="RDMADisabled"}': "0x180"},
@@ -113,9 +124,26 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f'{PLANE_SILENT}{{instance="b",part="API server"}}': "0x180",
         },
     ),
+    "ThunderfleetControlPlaneComponentDown": (
+        {f'{UNRENEWED}{{instance="a",component="kube-scheduler"}}': "0x60 26+60x120"},
+        {
+            # Another replica led before, and a component was slow for a moment.
+            f'{UNRENEWED}{{instance="b",component="kube-scheduler"}}': "0x60 30 90 _x110",
+            f'{UNRENEWED}{{instance="a",component="kube-scheduler"}}': "_x70 5x110",
+            f'{UNRENEWED}{{instance="a",component="kube-controller-manager"}}': "_x70 5x108 30 90",
+        },
+    ),
+    "ThunderfleetControlPlaneProgramDown": (
+        {f'{COMPONENT_UP}{{node="m1",component="kube-scheduler"}}': "1x20 0x160"},
+        {f'{COMPONENT_UP}{{node="m1",component="kube-scheduler"}}': "1x178 0 0"},
+    ),
     "ThunderfleetOperatorWithoutLeader": (
         {'thunderfleet_operator_leading{instance="a"}': "1x20 0x160", 'thunderfleet_operator_leading{instance="b"}': "0x180"},
         {'thunderfleet_operator_leading{instance="a"}': "1x180", 'thunderfleet_operator_leading{instance="b"}': "0x180"},
+    ),
+    "ThunderfleetOperatorClockWrong": (
+        {f'{CLOCK}{{instance="a"}}': "-3600x180", f'{CLOCK}{{instance="b"}}': "0x180"},
+        {f'{CLOCK}{{instance="a"}}': "0x180", f'{CLOCK}{{instance="b"}}': "9x120 0x60"},
     ),
     "ThunderfleetReconcileErrors": (
         {'thunderfleet_operator_reconcile_errors_total{kind="modeldeployments"}': "0+1x180"},
@@ -165,6 +193,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f'thunderfleet_runner_requests_total{{{RUNNER},code="200"}}': "0+60x180",
             f'thunderfleet_runner_requests_total{{{RUNNER},code="503"}}': "0+1x180",
         },
+    ),
+    "ThunderfleetIntakeEnds": (
+        {f'{INTAKE_ENDS}{{{RUNNER},cause="other"}}': "0x172 1+1x7", f'{INTAKE_ENDS}{{{RUNNER},cause="cpu"}}': "0x180"},
+        {f'{INTAKE_ENDS}{{{RUNNER},cause="other"}}': "0x172 1x7", f'{INTAKE_ENDS}{{{RUNNER},cause="cpu"}}': "0+1x180"},
     ),
     "ThunderfleetRequestsWait": (
         {f"thunderfleet_runner_queue_depth{{{RUNNER}}}": "33x180"},
@@ -445,5 +477,5 @@ def test_a_kubelet_that_ends_pods_because_its_disk_is_full_has_an_alert(rules: P
 
 def test_alerts_name_what_has_the_problem(rules: Path) -> None:
     for name, alert in of(rules).items():
-        named = re.findall(r"\$labels\.(namespace|name|node|instance|kind)", alert["annotations"]["summary"])
+        named = re.findall(r"\$labels\.(namespace|name|node|instance|kind|component)", alert["annotations"]["summary"])
         assert bool(named) is (name not in OF_THE_CLUSTER), name

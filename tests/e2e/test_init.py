@@ -260,6 +260,30 @@ def test_the_kubelet_exports_when_the_certificates_of_the_control_plane_expire(m
     assert 360 < days < 366
 
 
+def component_state(mac: Mac) -> str:
+    """Status and message of the condition of the Node about scheduler and controller manager."""
+    path = '{.status.conditions[?(@.type=="ControlPlaneReady")]'
+    return mac.kubectl("get", "node", "studio-1", "-o", f"jsonpath={path}.status}} {path}.message}}")
+
+
+def test_the_kubelet_asks_the_components_of_the_control_plane(macs: tuple[Mac, Mac]) -> None:
+    """With one control plane they elect nobody, so they renew no Lease."""
+    until(lambda: component_state(macs[0]) == "True kube-controller-manager and kube-scheduler answer", "both are known")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["kube-scheduler", "kube-controller-manager"])
+def test_a_component_that_is_frozen_is_named(macs: tuple[Mac, Mac], name: str) -> None:
+    mac = macs[0]
+    until(lambda: component_state(mac).startswith("True"), "both answer")
+    mac.run("launchctl", "kill", "STOP", f"system/io.thunderfleet.{name}")
+    try:
+        until(lambda: component_state(mac).startswith(f"False {name} on this Mac does not answer"), "it is named")
+    finally:
+        mac.run("launchctl", "kill", "CONT", f"system/io.thunderfleet.{name}")
+    until(lambda: component_state(mac).startswith("True"), "both answer again")
+
+
 def test_nothing_that_runs_as_root_can_be_changed_by_others(macs: tuple[Mac, Mac]) -> None:
     """Every program that launchd starts, what it loads, and the folders above."""
     mac = macs[0]

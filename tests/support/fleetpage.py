@@ -39,6 +39,8 @@ class FleetApi:
         self.asked: list[str] = []
         """The Macs whose agents were asked."""
         self.agents_status = 200
+        self.leases: dict[str, Json] = {}
+        """By namespace and name."""
         self._version = 1
         self._watchers: dict[Kind, set[asyncio.Queue[str]]] = {kind: set() for kind in Kind}
         self._runner: web.AppRunner | None = None
@@ -76,6 +78,7 @@ class FleetApi:
         for kind, (path, _) in RESOURCES.items():
             app.router.add_get(path, self._handler(kind))
         app.router.add_get("/api/v1/pods", self._pods)
+        app.router.add_get("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}", self._lease)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics", self._metrics)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._no_pods)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -113,6 +116,12 @@ class FleetApi:
             if "component=agent" in request.query.get("labelSelector", "")
         ]
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": pods})
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        found = self.leases.get("{namespace}/{name}".format(**request.match_info))
+        if found is None:
+            return web.json_response({"reason": "NotFound", "message": "no", "code": 404}, status=404)
+        return web.json_response(found)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.agents_status != 200:
@@ -182,7 +191,7 @@ async def served(api: FleetApi, proxy: str | None = None) -> AsyncIterator[Page]
     configuration.host = api.url
     sessions, feed = Sessions(time.monotonic), Feed()
     async with Kube(configuration) as kube:
-        watch = Watch(kube, feed)
+        watch = Watch(kube, feed, leased=True)
         server = Server(watch, feed, sessions, Chat(proxy))
         runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()

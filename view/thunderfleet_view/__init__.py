@@ -9,6 +9,7 @@ why       the way from a ModelDeployment to the first cause of its state
 fleet     the Macs, cables and models of the page, kept current object by object
 details   conditions and causes, for what somebody has selected
 feed      sends changes to browsers, bounded
+leases    reads by what components of the control plane show that they work
 watch     keeps the fleet current from what the API server sends
 rates     live rates of cables, from two readings of an agent's counters
 meter     asks agents for these counters while somebody looks

@@ -50,7 +50,7 @@ def mac_problem(node: Json, profile: Json | None) -> str:
     quarantined = found.get(ConditionType.QUARANTINED, {})
     if quarantined.get("status") == "True":
         return facts.said(quarantined)
-    for kind in (ConditionType.INVENTORY_COMPLETE, ConditionType.BRIDGE_FREE):
+    for kind in (ConditionType.INVENTORY_COMPLETE, ConditionType.BRIDGE_FREE, ConditionType.CLOCK_SYNCHRONIZED):
         if found.get(kind, {}).get("status") == "False":
             return facts.said(found[kind])
     if (node.get("spec") or {}).get("unschedulable"):

@@ -1,16 +1,21 @@
-"""Keeps the fleet current from what the API server sends. While the server is away, the fleet stays as it is."""
+"""Keeps the fleet current from what the API server sends. While the server is away, the fleet stays as it is.
+
+Leases change every few seconds, so they are read at intervals instead of watched.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
+from thunderfleet_view import components
 from thunderfleet_view.feed import Feed
 from thunderfleet_view.fleet import Entity, Fleet, Kind
+from thunderfleet_view.leases import read_leases
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +31,26 @@ LOOK_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 3.0
 """How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 POD_SECONDS: Final = 5.0
+LEASES_SECONDS: Final = 5.0
+"""How often the Leases of components of the control plane are read."""
 OPERATORS: Final = {"labelSelector": f"{names.LABEL_NAME}=thunderfleet,app.kubernetes.io/component=operator"}
 
 
 class Watch:
-    """``namespace``: that of the ModelDeployments to show; None for all."""
+    """``namespace``: that of the ModelDeployments to show; None for all.
 
-    def __init__(self, kube: Kube, feed: Feed, namespace: str | None = None) -> None:
+    ``leased``: whether to read the Leases of components of the control plane, which not everybody may.
+    """
+
+    def __init__(self, kube: Kube, feed: Feed, namespace: str | None = None, *, leased: bool = False) -> None:
         self.fleet = Fleet()
         self._kube = kube
         self._feed = feed
         self._namespace = namespace
+        self._leased = leased
+        self.leases: Mapping[str, Json] = {}
+        """The Leases that could be read last, by component."""
+        self._operators: Sequence[Json] | None = None
         self._away: datetime | None = None
         self._silent = 0.0
         self._reflectors = {kind: self._reflector(kind) for kind in Kind}
@@ -52,6 +66,8 @@ class Watch:
             for reflector in self._reflectors.values():
                 tasks.create_task(reflector.run())
             tasks.create_task(self._look())
+            if self._leased:
+                tasks.create_task(self._read_leases())
 
     async def pods_of(self, entity: Entity) -> tuple[Sequence[Json], Sequence[Json] | None]:
         """The pods of a model, and the operator's; None if those cannot be read."""
@@ -89,8 +105,18 @@ class Watch:
 
         return note
 
+    def _components(self) -> Mapping[str, str]:
+        nodes = self.fleet.objects[Kind.NODES].values()
+        return components.problems(self.leases, self._operators, nodes) if self._leased else {}
+
+    async def _read_leases(self) -> None:
+        while True:
+            self._operators = await self._pods("/api/v1/pods", OPERATORS)
+            self.leases = await read_leases(self._kube, self._operators or ())
+            await asyncio.sleep(LEASES_SECONDS)
+
     async def _look(self) -> None:
-        """Reports what is wrong with the connection itself."""
+        """Reports what is wrong with the connection itself, and with components of the control plane."""
         while True:
             self._feed.say(list(self._notes()))
             await asyncio.sleep(LOOK_SECONDS)
@@ -106,6 +132,9 @@ class Watch:
         for kind, reflector in self._reflectors.items():
             if reflector.refusal is not None:
                 yield _refused(RESOURCES[kind][1], reflector.refusal)
+        # What a silent API server said last is old.
+        for component, text in self._components().items() if connected else ():
+            yield f"{component}: {text}"
 
 
 def _refused(resource: str, error: ApiError) -> str:

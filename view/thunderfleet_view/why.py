@@ -10,10 +10,11 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from thunderfleet_crds.names import LABEL_GROUP, LABEL_RANK
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
-from thunderfleet_view import facts
-from thunderfleet_view.components import CONTROLLER_MANAGER, OPERATOR, SCHEDULER, behind
+from thunderfleet_view import components, facts
+from thunderfleet_view.components import OPERATOR, SCHEDULER
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import without_scheduler_noise
 from thunderfleet_view.health import FAILED, Health, of_condition
@@ -134,15 +135,19 @@ def _state(condition: Json) -> State:
 
 
 def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
-    ready = facts.operators_ready(picture)
     observed = facts.status(deployment).get("observedGeneration")
     current = observed == deployment["metadata"].get("generation")
-    if ready is None:
-        yield Step(1, "operator", State.UNKNOWN, picture.unread["operators"], Depth.OPERATOR)
-    elif not ready:
-        text = "no pod of the operator is ready: check with `kubectl get pods -A -l app.kubernetes.io/component=operator`"
-        yield Step(1, "operator", State.PROBLEM, text, Depth.OPERATOR)
-    elif not current:
+    problem = components.operator_problem(picture.operators)
+    if "operators" in picture.unread:
+        yield Step(1, OPERATOR, State.UNKNOWN, picture.unread["operators"], Depth.OPERATOR)
+        return
+    if not facts.operators_ready(picture):
+        yield Step(1, OPERATOR, State.PROBLEM, problem, Depth.OPERATOR)
+        return
+    if problem:
+        # Another replica works, so it is the cause of nothing.
+        yield Step(1, OPERATOR, State.UNKNOWN, problem, Depth.CONDITION)
+    if not current:
         yield Step(1, "operator", State.UNKNOWN, "has not reported on the last change of spec yet", Depth.OPERATOR)
     else:
         yield Step(1, "operator", State.OK, "has reported on the last change of spec", Depth.OPERATOR)
@@ -150,20 +155,12 @@ def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
 
 def _control_plane(picture: Picture, deployment: Json) -> Iterator[Step]:
     """Components of Kubernetes that do not work. Each is the cause only of what waits for it."""
-    stale = behind(picture.leases)
-    text = "has not renewed its Lease for {:.0f} s, so it does not run or does not reach the API server: {}"
-    if SCHEDULER in stale:
-        waits = any(not (pod.get("spec") or {}).get("nodeName") for pod in facts.pods_of(picture, deployment))
-        advice = "start it; pods get no Node meanwhile"
-        depth = Depth.OPERATOR if waits else Depth.PLACEMENT
-        yield Step(1, SCHEDULER, State.PROBLEM, text.format(stale[SCHEDULER], advice), depth)
-    if CONTROLLER_MANAGER in stale:
-        advice = "start it; Macs that go off stay Ready meanwhile, and pods of agents and the operator are not replaced"
-        # It starts no pod of a model, so everything that is found about the model says more.
-        yield Step(1, CONTROLLER_MANAGER, State.PROBLEM, text.format(stale[CONTROLLER_MANAGER], advice), Depth.PLACEMENT)
-    if OPERATOR in stale:
-        advice = "check its pods with `kubectl get pods -A -l app.kubernetes.io/component=operator`"
-        yield Step(1, "operator", State.PROBLEM, text.format(stale[OPERATOR], advice), Depth.OPERATOR)
+    waits = any(not (pod.get("spec") or {}).get("nodeName") for pod in facts.pods_of(picture, deployment))
+    # The controller manager starts no pod of a model, so everything that is found about the model says more.
+    for component, text in components.problems(picture.leases, nodes=picture.nodes).items():
+        scheduler = SCHEDULER in (component, text.partition(" ")[0])
+        first = component == OPERATOR or (scheduler and waits)
+        yield Step(1, component, State.PROBLEM, text, Depth.OPERATOR if first else Depth.PLACEMENT)
 
 
 def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
@@ -236,7 +233,9 @@ def _mac(picture: Picture, name: str) -> Iterator[Step]:
     problem = mac_problem(node, profile)
     # A cordoned Mac keeps its pods.
     bad = bool(problem) and not problem.startswith("cordoned")
-    yield Step(3, f"Node {name}", State.PROBLEM if bad else State.OK, problem or "Ready", Depth.MAC)
+    # A wrong clock ends no group, so everything else that is found says more.
+    depth = Depth.CONDITION if problem.startswith(Reason.CLOCK_WRONG) else Depth.MAC
+    yield Step(3, f"Node {name}", State.PROBLEM if bad else State.OK, problem or "Ready", depth)
 
 
 def _cables(picture: Picture, deployment: Json, group: Json, serves: bool) -> Iterator[Step]:

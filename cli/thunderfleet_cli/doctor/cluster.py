@@ -29,6 +29,7 @@ PROFILE_CONDITIONS = (
     ConditionType.INVENTORY_COMPLETE,
     ConditionType.RDMA_READY,
     ConditionType.BRIDGE_FREE,
+    ConditionType.CLOCK_SYNCHRONIZED,
     ConditionType.QUARANTINED,
     ConditionType.BENCHMARKS_FRESH,
 )

@@ -3,7 +3,7 @@
 arguments  the command lines
 command    the steps of the commands
 picture    reads the objects, and names the rights that are missing
-control_plane  whether API server and etcd answer, and the Leases of other components
+control_plane  whether API server and etcd answer
 status     models, Macs and cables in three tables
 cables     the cables that groups need beside those that the Macs see
 topology   Macs, ranks and the cables between them

@@ -8,9 +8,10 @@ from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
+from thunderfleet_view.leases import read_leases
 
 from thunderfleet_cli.connection import Connection
-from thunderfleet_cli.view.control_plane import leases, trouble
+from thunderfleet_cli.view.control_plane import trouble
 
 SECONDS = 30.0
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"
@@ -117,6 +118,6 @@ async def picture(connection: Connection, namespace: str | None, *, events: bool
         found, unread = await _lists(kube, kinds, namespace)
         if "deployments" in unread:
             raise LocalClusterError(unread["deployments"])
-        known = await leases(kube, found.get("operators", ()))
+        known = await read_leases(kube, found.get("operators", ()))
     about: dict[str, Any] = {**found, "leases": known}
     return Picture(namespace=namespace, unread=unread, **about)

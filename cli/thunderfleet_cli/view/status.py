@@ -1,11 +1,11 @@
 """``status``: models, Macs and cables in three tables. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from thunderfleet_crds.vocabulary import ConditionType
-from thunderfleet_view import facts
+from thunderfleet_view import components, facts
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem, macs
 
@@ -13,7 +13,10 @@ from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
 
 
 def as_values(picture: Picture) -> dict[str, Any]:
-    """Deployments, Macs and cables, with what is wrong with each ("" if nothing is)."""
+    """Deployments, Macs and cables, with what is wrong with each ("" if nothing is).
+
+    Of the control plane, only what does not work.
+    """
     return {
         "deployments": [
             {
@@ -52,12 +55,13 @@ def as_values(picture: Picture) -> dict[str, Any]:
             }
             for link in picture.links
         ],
+        "controlPlane": [{"name": name, "problem": text} for name, text in _components(picture).items()],
         "notRead": dict(picture.unread),
     }
 
 
 def show(picture: Picture, page: Page, now: datetime) -> None:
-    """Three tables, then what could not be read."""
+    """Three tables, then what does not work of the control plane, and what could not be read."""
     many = picture.namespace is None
     columns = ("NAME", "MODEL", "READY", "NODES", "TRANSPORT", "TOK/S", "SINCE", "PROBLEM")
     if picture.deployments:
@@ -75,7 +79,15 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
         page.line(f"cables: {len(picture.links) - len(bad)} of {len(picture.links)} without a problem")
         for link in bad:
             page.cells(("  " + facts.name(link) + "  ", BAD), cable_problem(link))
+    if found := _components(picture):
+        page.line()
+        for name, text in found.items():
+            page.cells((f"{name}  ", BAD), text)
     unread(picture, page)
+
+
+def _components(picture: Picture) -> Mapping[str, str]:
+    return components.problems(picture.leases, None if "operators" in picture.unread else picture.operators, picture.nodes)
 
 
 def unread(picture: Picture, page: Page) -> None:

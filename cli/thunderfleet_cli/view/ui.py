@@ -42,7 +42,7 @@ def show_page(arguments: argparse.Namespace) -> int:
 async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:
     page, sessions, feed = Page(), Sessions(time.monotonic), Feed()
     async with await connection.kube() as kube:
-        watch = Watch(kube, feed, arguments.namespace)
+        watch = Watch(kube, feed, arguments.namespace, leased=True)
         server = Server(watch, feed, sessions, Chat(connection.proxy))
         runner = web.AppRunner(
             server.app(), access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=0.5

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -36,6 +36,7 @@ class NodeController:
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
     this kubelet cannot give each pod its own. ``disk``: looks at the disk. ``machine_changed``: called with the machine when it
     has another amount of memory for pods. ``images``: those of the status.
+    ``components``: whether those of a control plane on this machine work.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class NodeController:
         disk: Callable[[], DiskState] = DiskState,
         machine_changed: Callable[[Machine], None] = lambda machine: None,
         images: Callable[[], list[Json]] = list,
+        components: Callable[[], Mapping[str, bool]] = dict,
         *,
         addresses: Sequence[str],
     ) -> None:
@@ -63,6 +65,7 @@ class NodeController:
         self.disk = disk
         self.machine_changed = machine_changed
         self.images = images
+        self.components = components
         self.addresses = tuple(addresses)
         """The Node's addresses. Call ``nudge`` after a change."""
         self.no_address: str | None = None
@@ -162,6 +165,7 @@ class NodeController:
             version=kubelet_version(),
             disk=self.disk(),
             images=self.images(),
+            components=self.components(),
             addresses=self.addresses,
             no_address=self.no_address,
             shared_user=self.shared_user,

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
+from thunderfleet_crds.names import CONDITION_CONTROL_PLANE as CONTROL_PLANE
 from thunderfleet_crds.names import LABEL_CHIP, RESOURCE_GPU_MEMORY, RUNTIME_GPU_MEMORY, TAINT_MACOS
 
 from thunderfleet_kubelet import pressure
@@ -116,6 +118,19 @@ def _network(no_address: str | None, before: Sequence[Json]) -> list[Json]:
     return []
 
 
+def _components(works: Mapping[str, bool]) -> list[Json]:
+    if not works:
+        return []
+    if failed := [name for name, answers in works.items() if not answers]:
+        text = (
+            f"{' and '.join(failed)} on this Mac {'does' if len(failed) == 1 else 'do'} not answer: see the log in "
+            "/Library/Logs/Thunderfleet, or run `sudo thunderfleet init`, which starts what does not run"
+        )
+        return [{"type": CONTROL_PLANE, "status": "False", "reason": "ComponentDown", "message": text}]
+    text = f"{' and '.join(works)} answer"
+    return [{"type": CONTROL_PLANE, "status": "True", "reason": "ComponentsWork", "message": text}]
+
+
 def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[Json]:
     """``found`` with times; the transition time changes only with the status. Conditions of other writers stay as they are."""
     before = {str(one.get("type")): one for one in previous}
@@ -184,16 +199,19 @@ def status(
     shared_user: int | None = None,
     no_address: str | None = None,
     images: Sequence[Json] = (),
+    components: Mapping[str, bool] = MappingProxyType({}),
 ) -> Json:
     """The Node's ``status``.
 
     ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
     they have no users of their own. ``images``: those that were pulled. ``no_address``: why ``addresses`` are those that the
-    machine had before; None if it has them.
+    machine had before; None if it has them. ``components``: whether those of a control plane on this machine work.
     """
     total, free = capacity(config, machine)
-    before = previous.get("conditions") or []
-    found = [*findings(readings, disk, problems, shared_user), *_network(no_address, before)]
+    # Without a control plane, what an earlier configuration left goes.
+    here = config.control_plane_certificates is not None
+    before = [one for one in previous.get("conditions") or [] if here or one.get("type") != CONTROL_PLANE]
+    found = [*findings(readings, disk, problems, shared_user), *_network(no_address, before), *_components(components)]
     return {
         "capacity": total,
         "allocatable": free,

@@ -27,12 +27,14 @@ class Metrics:
         version: str,
         api: Callable[[], tuple[int, int]],
         control_plane: Callable[[], Mapping[str, float]] | None = None,
+        components: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(ProcessMetrics("kubelet"))
         self._api = api
         self._node_name = node_name
         self._control_plane = control_plane
+        self._components = components
         self._counts = PodCounts(0, 0, 0)
         self._requests = Counter(
             "thunderfleet_kubelet_http_requests",
@@ -85,6 +87,15 @@ class Metrics:
         for name, when in (self._control_plane() if self._control_plane else {}).items():
             expiry.add_metric([self._node_name, name], when)
         yield expiry
+        works = GaugeMetricFamily(
+            "thunderfleet_control_plane_component_up",
+            "1 if kube-scheduler or kube-controller-manager on this Node answers, 0 if it does not; absent on a Node without a "
+            "control plane.",
+            labels=["node", "component"],
+        )
+        for name, answers in self._components().items():
+            works.add_metric([self._node_name, name], float(answers))
+        yield works
 
 
 def resource_text(usage: Iterable[ContainerUsage]) -> bytes:

@@ -33,6 +33,9 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(len(line) for lines in self._lines.values() for line in lines.values())
 
+    def __bool__(self) -> bool:
+        return any(self._lines.values())
+
     def __iter__(self) -> Iterator[T]:
         for lines in self._lines.values():
             for line in lines.values():

@@ -1,5 +1,6 @@
 """Headers between the router and the gateways of groups. In streams they are comments, which clients ignore. Pure."""
 
+import functools
 import hashlib
 import re
 from typing import Final
@@ -21,6 +22,7 @@ ANSWERED: Final = "X-Thunderfleet-Answered-By"
 _TURN: Final = re.compile(r"([A-Za-z]{1,16}),([0-9a-f]{16})")
 
 
+@functools.lru_cache(maxsize=4096)
 def turn(priority: KeyPriority, caller_id: str) -> str:
     """The value of ``TURN``. The id is a hash, so it has one length and holds no key."""
     return f"{priority},{hashlib.sha256(caller_id.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"

@@ -4,6 +4,7 @@ client     requests, typed errors, paged lists, watch connections
 control_plane  which part of the control plane does not answer
 execution  runs a command in a container
 plugin     credential plugins of kubeconfigs, with a time limit
+server_clock  how far the clock of this machine is from the API server's; pure
 reflector  list and watch: a local cache of one collection
 names      names and keys of objects
 """
@@ -21,6 +22,7 @@ from thunderfleet_lib.kube.client import (
 from thunderfleet_lib.kube.control_plane import Part, silent_part
 from thunderfleet_lib.kube.names import Json, key_of, name_of
 from thunderfleet_lib.kube.reflector import Reflector
+from thunderfleet_lib.kube.server_clock import ServerClock
 
 __all__ = [
     "APPLY",
@@ -34,6 +36,7 @@ __all__ = [
     "Kube",
     "Part",
     "Reflector",
+    "ServerClock",
     "key_of",
     "name_of",
     "silent_part",

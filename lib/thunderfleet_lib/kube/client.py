@@ -19,8 +19,10 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from kubernetes.aio.config.kube_config import load_kube_config
 
+from thunderfleet_lib.clock import Moment
 from thunderfleet_lib.kube import plugin
 from thunderfleet_lib.kube.names import Json, key_of
+from thunderfleet_lib.kube.server_clock import ServerClock
 from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
 JSON = "application/json"
@@ -106,6 +108,8 @@ class Kube:
         """Number of requests other than GET, for metrics."""
         self.requests = 0
         """Number of all requests, for metrics."""
+        self.clock = ServerClock()
+        """What the responses say about the clock of this machine."""
 
     @classmethod
     def in_pod(cls) -> "Kube":
@@ -203,7 +207,10 @@ class Kube:
             token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
             if token:
                 headers["Authorization"] = token
-            return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+            sent = Moment.now()
+            response = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+            self.clock.note(response.getheader("Date"), sent, Moment.now())
+            return response
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"{method} {path}: no response from {self.host} in time") from error
         except (aiohttp.ClientError, OSError) as error:

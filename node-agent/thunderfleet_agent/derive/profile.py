@@ -24,6 +24,7 @@ from thunderfleet_crds.nodeprofile import (
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
+from thunderfleet_agent.derive import clock as clocks
 from thunderfleet_agent.derive.bridges import bridge_free
 from thunderfleet_agent.derive.condition import ConditionValue
 from thunderfleet_agent.derive.hardware import hardware
@@ -39,6 +40,7 @@ OWN_CONDITIONS = (
     ConditionType.RDMA_READY,
     ConditionType.BRIDGE_FREE,
     ConditionType.BENCHMARKS_FRESH,
+    ConditionType.CLOCK_SYNCHRONIZED,
 )
 MAX_MODELS = 64
 
@@ -62,6 +64,7 @@ def profile(
     reachability: tuple[Reachability, ...] = (),
     benchmarks: Benchmarks | None = None,
     benchmarks_fresh: ConditionValue = NEVER_MEASURED,
+    clock: ConditionValue = clocks.UNKNOWN,
     store: ModelStore | None = None,
     copies: tuple[ModelCopy, ...] = (),
 ) -> Profile:
@@ -79,6 +82,7 @@ def profile(
         ConditionType.RDMA_READY: rdma_ready(facts, devices, bridged, found_ports),
         ConditionType.BRIDGE_FREE: bridge_free(facts, bridged),
         ConditionType.BENCHMARKS_FRESH: benchmarks_fresh,
+        ConditionType.CLOCK_SYNCHRONIZED: clock,
     }
     conditions: tuple[Condition, ...] = tuple(condition for condition in before if condition.type in OWN_CONDITIONS)
     for type_, value in values.items():

@@ -27,6 +27,8 @@ class Account:
 
     def without(self, group: GroupKey) -> tuple[Fleet, Taken]:
         """The fleet and the usage without this group's own use."""
+        if not self.usage.has(group):
+            return self.fleet, self.taken
         taken = self.usage.taken(group)
         return occupied(self.fleet, self.taken, taken), taken
 

@@ -5,6 +5,7 @@ The planner knows in advance which Macs have no port left, so its best answer ca
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.reasons import Reason
@@ -17,6 +18,8 @@ from thunderfleet_operator.observe.plans import GroupView
 from thunderfleet_operator.observe.pods import RankPorts
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Fleet, Placement, Request, WherePlaced
+
+NO_PORTS: Final = frozenset[int]()
 
 
 def _without_ports(
@@ -37,11 +40,16 @@ def _without_ports(
             return error.lack
         return None
 
-    # Macs without any port taken or kept are alike, and most of a large fleet is.
-    untouched = {node: node not in taken.ports and node not in kept for node in fleet.macs}
-    alike = next(((lack(node, 0), lack(node, ring)) for node, plain in untouched.items() if plain), (None, None))
-    for node, plain in untouched.items():
-        any_rank, any_ring = alike if plain else (lack(node, 0), lack(node, ring))
+    # Macs with the same ports taken are alike, and most of a large fleet is.
+    alike: dict[frozenset[int], tuple[str | None, str | None]] = {}
+    for node in fleet.macs:
+        ports = taken.ports.get(node, NO_PORTS)
+        found = alike.get(ports) if node not in kept else None
+        if found is None:
+            found = lack(node, 0), lack(node, ring)
+            if node not in kept:
+                alike[ports] = found
+        any_rank, any_ring = found
         if any_rank is not None:
             no_ports[node] = any_rank
         elif any_ring is not None:

@@ -18,7 +18,7 @@ from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
 from thunderfleet_operator.observe.plans import read_plan
 from thunderfleet_operator.observe.pods import ENDED, pod_node
 from thunderfleet_operator.observe.routers import router_state
-from thunderfleet_operator.placement import AddressKinds, Fleet, Mac
+from thunderfleet_operator.placement import AddressKinds, Cable, Fleet, Mac
 from thunderfleet_operator.watch.cache import (
     CACHES,
     CONFIGMAPS,
@@ -88,9 +88,11 @@ class Reach(IntEnum):
     """Whom a change of the fleet concerns beside the ModelDeployments that use what has changed."""
 
     NOBODY = 0
-    UNSETTLED = 1
+    TAKEN = 1
+    """The same as ``UNSETTLED``, of which none finds more room than before: a group has only taken some."""
+    UNSETTLED = 2
     """ModelDeployments that need a place, and later those that serve: they might have a better one."""
-    EVERYBODY = 2
+    EVERYBODY = 3
     """Also those that serve: what the fleet has of models, or what its benchmarks say, has changed."""
 
 
@@ -101,9 +103,31 @@ def reach(before: Fleet, after: Fleet, profiles_before: Profiles, profiles: Prof
     found = after.difference(before)
     if any(name in before.macs for name in found.gone) or any(_widely(before.macs.get(mac.name), mac) for mac in found.macs):
         return Reach.EVERYBODY
-    if found.macs or found.cables or found.gone or _copies_differ(profiles_before, profiles):
+    if found.gone or _copies_differ(profiles_before, profiles):
         return Reach.UNSETTLED
-    return Reach.NOBODY
+    if not found.macs and not found.cables:
+        return Reach.NOBODY
+    taken = all(_only_taken(before.macs.get(mac.name), mac) for mac in found.macs)
+    used = all(_only_used(before.cables.get(cable.name), cable) for cable in found.cables)
+    return Reach.TAKEN if taken and used else Reach.UNSETTLED
+
+
+def _only_taken(before: Mac | None, after: Mac) -> bool:
+    """Whether a Mac differs only in that it has less room."""
+    if before is None or after.free_bytes > before.free_bytes or after.in_use < before.in_use:
+        return False
+    return replace(after, free_bytes=before.free_bytes, in_use=before.in_use) == before
+
+
+def _only_used(before: Cable | None, after: Cable) -> bool:
+    """Whether a cable differs only in that more groups use it."""
+    if before is None or after.in_use < before.in_use:
+        return False
+    ends = ((before.a, after.a), (before.b, after.b))
+    if any(now.queue_pairs > then.queue_pairs for then, now in ends):
+        return False
+    a, b = (replace(now, queue_pairs=then.queue_pairs) for then, now in ends)
+    return replace(after, a=a, b=b, in_use=before.in_use) == before
 
 
 def _widely(before: Mac | None, after: Mac) -> bool:

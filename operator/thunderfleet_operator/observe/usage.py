@@ -40,6 +40,11 @@ class Usage:
     plans: Mapping[GroupKey, Plan] = field(default_factory=dict)
     held: Mapping[GroupKey, Plan] = field(default_factory=dict)
 
+    def has(self, group: GroupKey) -> bool:
+        """Whether a group takes anything."""
+        planned = group in self.plans or group in self.held
+        return planned or any((pod.owner, pod.group) == group for pod in self.pods.values())
+
     def without(self, group: GroupKey) -> "Usage":
         """The same after a group's pods and plan are gone."""
         pods = {key: pod for key, pod in self.pods.items() if (pod.owner, pod.group) != group}

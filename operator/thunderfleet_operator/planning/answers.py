@@ -43,6 +43,8 @@ class KnownAnswers:
     def where(self, group: int, question: WherePlaced) -> Placement | Unplaceable | None:
         """The answer for a group; None if it is not there, or no longer holds."""
         own = self._where.get(group)
+        if own is not None and isinstance(own.answer, Placement) and own.answers(question):
+            return own.answer
         if own is not None and isinstance(own.answer, Placement) and own.question.same_request(question):
             recent = self._clock() - own.at < LASTING_SECONDS
             return _confirmed(question, own.answer) if recent or not question.fleet.difference(own.question.fleet) else None

@@ -2,6 +2,9 @@
 
 Each ModelDeployment has at most one question for each group. What took long last time is asked later and less often: a
 deployment that nothing can place takes a tenth of the process's time at most, and advice about all groups that serve a quarter.
+
+Many that wait for a place usually ask the same, and a place that one has taken is no answer for the next. So a ModelDeployment
+asks about the fleet as it is when its turn comes, and the turn ends with the round that carries the answer out.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib import logs
 from thunderfleet_lib.backoff import Backoff
 
-from thunderfleet_operator.placement import Answer, Answers, Question, Unplaceable, WherePlaced
+from thunderfleet_operator.placement import Answer, Answers, Placement, Question, Unplaceable, WherePlaced
 from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.planning.process import PlanningFailed
 
@@ -30,6 +33,8 @@ ADVICE_DUTY = 3.0
 """After advice whether a group would be placed better, no more is given for this many times its processor time."""
 IDLE_SECONDS = 60.0
 """The process ends after this long without a question: its memory is not worth keeping."""
+TURN_SECONDS = 5.0
+"""How long a turn waits for a round. Without one, the answer may be about a fleet that has changed."""
 RETRY = Backoff(15.0, 600.0)
 
 
@@ -54,6 +59,12 @@ class _Client:
     """Questions that have not been sent to the process yet, by group."""
     since: float = 0.0
     """Time since which it waits for its turn (monotonic)."""
+    fleet: object = None
+    """What the fleet was when it asked."""
+    asked: int = 0
+    """Number of times that it has asked."""
+    listening: bool = False
+    """Whether a round waits for the answer."""
     answered: int = 0
     """Number of answers so far."""
     cost: float = 0.0
@@ -72,6 +83,11 @@ class _Client:
         return group, self.waiting[group]
 
     @property
+    def wants_place(self) -> bool:
+        """Whether it waits for the place of a group."""
+        return any(isinstance(question, WherePlaced) for question in self.waiting.values())
+
+    @property
     def due(self) -> float:
         """When its next question may be answered."""
         _, question = self.first
@@ -84,13 +100,36 @@ class _Client:
         return not isinstance(self.first[1], WherePlaced), self.since + DUTY * self.cost
 
 
-class Planner:
-    """``changed(key)`` is called when there is an answer about a ModelDeployment. ``clock``: monotonic seconds."""
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Everything else waits for a round of ``key``, in which it asks more often than ``asked`` times."""
 
-    def __init__(self, process: Process, changed: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    key: str
+    asked: int
+
+
+class Planner:
+    """``changed(key)`` is called when there is an answer about a ModelDeployment. ``clock``: monotonic seconds.
+
+    ``turn(key)`` is called instead when everything else waits for its round: to ask again, or to carry out an answer.
+    ``fleet`` returns another value after each change of the fleet.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        changed: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        turn: Callable[[str], None] | None = None,
+        fleet: Callable[[], object] = lambda: None,
+    ) -> None:
         self._process = process
         self._changed = changed
+        self._give_turn = turn if turn is not None else changed
+        self._fleet = fleet
         self._clock = clock
+        self._turn: _Turn | None = None
         self._clients: dict[str, _Client] = {}
         self._running: tuple[str, int, Question] | None = None
         self._advice_at = float("-inf")
@@ -113,22 +152,41 @@ class Planner:
             client.since = self._clock()
         # A question that is being answered is not asked again because the fleet has changed since.
         client.waiting = {group: new for group, new in questions.items() if not self._is_running(key, group, new)}
+        client.fleet, client.asked = self._fleet(), client.asked + 1
         self._wake.set()
-        if not questions or not self._may_be_next(key, client):
+        if not questions or not self._may_be_next(key):
             return False
         count, until = client.answered, self._clock() + MOMENT_SECONDS
-        while client.answered == count and (left := until - self._clock()) > 0:
-            self._answered.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._answered.wait()
+        client.listening = True
+        try:
+            while client.answered == count and (left := until - self._clock()) > 0:
+                self._answered.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._answered.wait()
+        finally:
+            client.listening = False
         return client.answered != count
 
-    def _may_be_next(self, key: str, client: _Client) -> bool:
+    def _may_be_next(self, key: str) -> bool:
         """Whether an answer to this client may come within a moment."""
         if self._running is not None:
             return self._running[0] == key
-        return bool(client.waiting) and self._due(client) <= self._clock()
+        return key == (self._turn.key if self._turn is not None else self._next()[0])
+
+    def in_line(self, key: str) -> bool:
+        """Whether a ModelDeployment waits for its turn to ask for a place. Until then no change of the fleet concerns it."""
+        client = self._clients.get(key)
+        return client is not None and client.wants_place
+
+    def round_over(self, key: str) -> None:
+        """A round of a ModelDeployment has ended, and with it its turn, unless the round began before the answer."""
+        if self._turn is not None and self._turn.key == key and self._client(key).asked != self._turn.asked:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        self._wake.set()
 
     def _due(self, client: _Client) -> float:
         """When the next question of a client may be answered."""
@@ -141,6 +199,8 @@ class Planner:
     def forget(self, key: str) -> None:
         """Forgets a ModelDeployment."""
         self._clients.pop(key, None)
+        if self._turn is not None and self._turn.key == key:
+            self._end_turn()
 
     async def run(self) -> None:
         """Answers questions until cancelled, and then ends the process."""
@@ -149,10 +209,29 @@ class Planner:
                 key, wait = self._next()
                 if key is None:
                     await self._sleep(wait)
-                else:
+                elif await self._is_current(key):
                     await self._answer(key)
         finally:
             await self._process.end()
+
+    async def _is_current(self, key: str) -> bool:
+        """Whether a client's next question can be answered now. One about an older fleet is asked again first."""
+        client = self._clients[key]
+        if not client.wants_place or client.fleet is self._fleet():
+            return True
+        turn = self._turn = _Turn(key, client.asked)
+        self._give_turn(key)
+        await self._until(lambda: self._turn is not turn or client.asked != turn.asked)
+        self._turn = None
+        return self._clients.get(key) is client and bool(client.waiting)
+
+    async def _until(self, over: Callable[[], bool]) -> None:
+        """Waits for a round, but not for one that does not come."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TURN_SECONDS):
+                while not over():
+                    self._wake.clear()
+                    await self._wake.wait()
 
     async def _sleep(self, seconds: float | None) -> None:
         """Until there is a question, or one is due. Ends the process after a long time."""
@@ -171,6 +250,8 @@ class Planner:
         now = self._clock()
         waiting = {key: client for key, client in self._clients.items() if client.waiting}
         ready = {key: client for key, client in waiting.items() if self._due(client) <= now}
+        if self._turn is not None and self._turn.key in ready:
+            return self._turn.key, None
         if ready:
             return min(ready, key=lambda key: ready[key].order), None
         return None, min((self._due(client) - now for client in waiting.values()), default=None)
@@ -204,8 +285,19 @@ class Planner:
             client.again = client.since + pause
         client.known.put(group, question, answer, final=not failed)
         self._answered.set()
-        if self._clients.get(key) is client:
-            self._changed(key)
+        if self._clients.get(key) is not client:
+            return
+        if not isinstance(answer, Placement):
+            if not client.listening:
+                self._changed(key)
+            return
+        turn = self._turn = _Turn(key, client.asked)
+        if not client.listening:
+            self._give_turn(key)
+        # What it takes is not there for the next one. For its next group it may ask at once.
+        await self._until(lambda: self._turn is not turn or (client.asked != turn.asked and client.wants_place))
+        if self._turn is turn and client.asked == turn.asked:
+            self._turn = None
 
     def _client(self, key: str) -> _Client:
         client = self._clients.get(key)

@@ -6,4 +6,5 @@ cache       the collections that the operator keeps in memory
 lean        what the cache keeps of an object
 workqueue   keys, each at most once, handed to one worker
 leader      which replica acts: the holder of a Lease
+components  whether scheduler and controller manager renew their Leases
 """

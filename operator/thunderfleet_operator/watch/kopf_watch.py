@@ -7,7 +7,7 @@ replica acts, posting because the operator creates its own Events, and scanning 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
 from typing import Any
@@ -48,6 +48,21 @@ async def connection(kube: Kube) -> kopf.ConnectionInfo:
     )
 
 
+class _NothingToCompare(kopf.DiffBaseStorage):
+    """For ``on.event`` handlers, which get no differences. Kopf would copy each object twice to find them."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[kopf.FieldSpec] | None = None) -> kopf.BodyEssence:
+        """Nothing of the object."""
+        return kopf.BodyEssence({})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Nothing is stored."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Stores nothing."""
+
+
 def settings() -> kopf.OperatorSettings:
     """Kopf's settings, see above."""
     found = kopf.OperatorSettings()
@@ -62,6 +77,7 @@ def settings() -> kopf.OperatorSettings:
     found.networking.request_timeout = 30
     found.networking.connect_timeout = 10
     found.networking.error_backoffs = Backoffs()
+    found.persistence.diffbase_storage = _NothingToCompare()
     for collection in CACHED:
         if collection.selector:
             found.watching.label_selectors[collection.name] = collection.selector

@@ -16,6 +16,8 @@ class WorkQueue:
         self._ready: dict[str, None] = {}
         self._working: set[str] = set()
         self._again: set[str] = set()
+        self._first: dict[str, None] = {}
+        """Keys that come before the others once they are ready."""
         self._due: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
         self._wake = asyncio.Event()
@@ -23,9 +25,11 @@ class WorkQueue:
     def __len__(self) -> int:
         return len(self._ready) + len(self._again)
 
-    def add(self, key: str) -> None:
-        """Adds a key."""
+    def add(self, key: str, *, first: bool = False) -> None:
+        """Adds a key. ``first``: before all others that wait, also if it waits already."""
         self._due.pop(key, None)
+        if first:
+            self._first[key] = None
         if key in self._working:
             self._again.add(key)
         else:
@@ -63,7 +67,8 @@ class WorkQueue:
         while True:
             wait = self._promote()
             if self._ready:
-                key = next(iter(self._ready))
+                key = next((key for key in self._first if key in self._ready), None) or next(iter(self._ready))
+                self._first.pop(key, None)
                 del self._ready[key]
                 self._working.add(key)
                 return key

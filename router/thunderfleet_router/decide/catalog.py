@@ -4,7 +4,7 @@ Objects may be written by other versions. Those that cannot be read are left out
 others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -102,11 +102,15 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All ModelDeployments, by ``namespace/name``, and the routing keys with which keys are looked up."""
+    """All ModelDeployments, by ``namespace/name``, and the routing keys with which keys are looked up.
+
+    ``by_name``: the ModelDeployments that a name may mean, in the order of ``namespace/name``.
+    """
 
     deployments: Mapping[str, Deployment] = field(default_factory=dict)
     digest_keys: tuple[bytes, ...] = ()
     by_digest: Mapping[str, tuple[Deployment, ...]] = field(default_factory=dict)
+    by_name: Mapping[str, Sequence[Deployment]] = field(default_factory=dict)
 
 
 def build(objects: Iterable[Mapping[str, Any]], documents: Iterable[str], keys: Mapping[str, bytes]) -> Catalog:
@@ -124,7 +128,16 @@ def build(objects: Iterable[Mapping[str, Any]], documents: Iterable[str], keys: 
     for deployment in deployments.values():
         for digest in deployment.keys:
             by_digest[digest] = (*by_digest.get(digest, ()), deployment)
-    return Catalog(deployments, tuple(key for name, key in sorted(keys.items()) if name in used), by_digest)
+    digest_keys = tuple(key for name, key in sorted(keys.items()) if name in used)
+    return Catalog(deployments, digest_keys, by_digest, _by_name(deployments))
+
+
+def _by_name(deployments: Mapping[str, Deployment]) -> dict[str, list[Deployment]]:
+    found: dict[str, list[Deployment]] = {}
+    for _, deployment in sorted(deployments.items()):
+        for name in dict.fromkeys((*deployment.gateway_names, *deployment.aliases)):
+            found.setdefault(name, []).append(deployment)
+    return found
 
 
 def _routes(text: str) -> Routes | None:

@@ -42,24 +42,31 @@ def unauthorized() -> ApiError:
     )
 
 
+def admit(catalog: Catalog, caller: Caller) -> None:
+    """Raises ApiError if the caller has no key, and every ModelDeployment needs one."""
+    if not caller.known and catalog.deployments and all(one.requires_key for one in catalog.deployments.values()):
+        raise unauthorized()
+
+
 def usable(catalog: Catalog, caller: Caller) -> list[Deployment]:
     """The ModelDeployments that the caller may use, own namespaces first. Raises ApiError if every one needs a key."""
+    admit(catalog, caller)
     found = [deployment for deployment in catalog.deployments.values() if caller.may_use(deployment)]
-    if not found and catalog.deployments and not caller.known:
-        raise unauthorized()
     return sorted(found, key=lambda deployment: (deployment.namespace not in caller.namespaces, deployment.full_name))
 
 
 def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping[str, str]) -> Deployment:
     """The ModelDeployment that the caller means. ``aliases``: of the whole fleet, to ``namespace/name``. Raises ApiError."""
+    admit(catalog, caller)
+    if name is not None:
+        found = _find(_scanned(_having(catalog, caller, name, aliases)), caller, name, aliases)
+        if found is not None:
+            return found
     available = usable(catalog, caller)
     if name is None:
         if len(available) == 1:
             return available[0]
         raise ApiError(400, f"the field model is missing; {_listed(available, caller)}", param="model")
-    found = _find(_scanned(available), caller, name, aliases)
-    if found is not None:
-        return found
     if not caller.known and len(available) < len(catalog.deployments):
         raise unauthorized()
     raise ApiError(
@@ -68,6 +75,12 @@ def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping
         param="model",
         code="model_not_found",
     )
+
+
+def _having(catalog: Catalog, caller: Caller, name: str, aliases: Mapping[str, str]) -> list[Deployment]:
+    """The few that the name may mean, of those that the caller may use: a fleet may have a thousand."""
+    found = {one.uid: one for wanted in (name, aliases.get(name)) for one in catalog.by_name.get(wanted or "", ())}
+    return [one for one in found.values() if caller.may_use(one)]
 
 
 def _scanned(available: list[Deployment]) -> Lookup:

@@ -115,7 +115,7 @@ class Exchanges:
         who = caller(catalog, request.headers, request.remote or "")
         record.key = who.name
         # Before the body is read: a caller who may use no model must not take memory.
-        names.usable(catalog, who)
+        names.admit(catalog, who)
         async with self._bodies.read(request, who.id, known=who.known) as body:
             parsed = await _parsed(body)
             deployment = names.resolve(catalog, who, parsed.model, self._settings.aliases)
@@ -144,8 +144,7 @@ class Exchanges:
             self._dispatcher.callers.leave(counted, wanted, call.record.tokens, time.monotonic())
 
     async def _attempts(self, call: "_Call", key_limits: KeyLimits) -> None:
-        digest = suspects.digest(call.deployment.uid, call.request.path, call.body)
-        self._refuse_suspect(digest, call)
+        self._refuse_suspect(call)
         pool = self._dispatcher.pool(call.deployment)
         blocks = prefixes.chain(call.parsed.prompt)
         until = time.monotonic() + self._settings.hold_seconds
@@ -163,15 +162,15 @@ class Exchanges:
                 )
                 outcome = await self._attempt(call, pool, ticket, until)
                 if outcome.group_failed:
-                    self._suspect(digest, call)
-                elif outcome.verdict is Verdict.ANSWERED:
-                    self._suspects.answered(digest)
+                    self._suspect(call)
+                elif outcome.verdict is Verdict.ANSWERED and self._suspects:
+                    self._suspects.answered(call.digest)
                 if outcome.verdict in (Verdict.ANSWERED, Verdict.CUT):
                     call.estimate()
                     return
                 assert outcome.error is not None
                 if outcome.verdict is Verdict.FAILED:
-                    self._refuse_suspect(digest, call)
+                    self._refuse_suspect(call)
                     if len(avoid) > 1 or not pool.has_other(avoid):
                         raise outcome.error
                     self._metrics.retries.inc()
@@ -207,21 +206,21 @@ class Exchanges:
                 ticket.avoid.add(group)
             return outcome
 
-    def _suspect(self, digest: str, call: "_Call") -> None:
-        count = self._suspects.failed(digest, call.sent_to, call.sent_at, time.monotonic())
+    def _suspect(self, call: "_Call") -> None:
+        count = self._suspects.failed(call.digest, call.sent_to, call.sent_at, time.monotonic())
         self._metrics.group_failures.inc()
         log.warning(
             "the request was in flight when group %s of %s failed (%d of %d); digest %s",
-            call.record.group, call.record.model, count, suspects.FAILURES, digest, extra=_about(call),
+            call.record.group, call.record.model, count, suspects.FAILURES, call.digest, extra=_about(call),
         )  # fmt: skip
 
-    def _refuse_suspect(self, digest: str, call: "_Call") -> None:
+    def _refuse_suspect(self, call: "_Call") -> None:
         """Raises ApiError for a request that was in flight at two failures."""
-        if not self._suspects.refused(digest, time.monotonic()):
+        if not self._suspects or not self._suspects.refused(call.digest, time.monotonic()):
             return
         self._metrics.suspects.inc()
         text = "the request is refused: digest %s was in flight at two group failures"
-        log.error(text, digest, extra=_about(call))
+        log.error(text, call.digest, extra=_about(call))
         raise ApiError(
             422,
             "two groups failed while they worked on this request, so it is not sent to another one; change it, or send it "
@@ -244,6 +243,14 @@ class _Call:
     sent_to: str = ""
     """The name of the group that has it."""
     sent_at: float = 0.0
+    _digest: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The request's name among suspects. Made only when there are some, which is rare: a body may have megabytes."""
+        if not self._digest:
+            self._digest = suspects.digest(self.deployment.uid, self.request.path, self.body)
+        return self._digest
 
     @property
     def headers(self) -> dict[str, str]:

@@ -20,6 +20,12 @@ UNREAD_BYTES = 32 * 1024
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+class _Response(web.StreamResponse):
+    """Sends its headers together with the first part of its body, as web.Response does: they come at the same time anyway."""
+
+    _send_headers_immediately = False
+
+
 class ClientGone(ConnectionError):
     """The client does not read its response."""
 
@@ -35,6 +41,7 @@ class Reply:
         """Once it has started."""
         self._writing = asyncio.Lock()
         self._written = time.monotonic()
+        self._comments: asyncio.Task[None] | None = None
         self.answered = False
         """Whether a part of the answer was sent. Comments do not count."""
         self.events = 0
@@ -44,7 +51,7 @@ class Reply:
 
     @property
     def started(self) -> bool:
-        """Whether the status is sent."""
+        """Whether the status is decided."""
         return self.response is not None
 
     @property
@@ -52,15 +59,20 @@ class Reply:
         """Whether what is sent is a stream of events."""
         return self.response is not None and self.response.content_type == "text/event-stream"
 
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last comment, or since the request came."""
+        return time.monotonic() - self._written
+
     def abort(self) -> None:
         """Cuts the connection, so that the client does not take what it has for a whole response."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Sends the status, unless it is sent."""
+        """Starts the response, unless it has started. The status is sent with the first part or comment."""
         if self.response is None:
-            self.response = web.StreamResponse(status=status, headers={**headers, **self.headers})
+            self.response = _Response(status=status, headers={**headers, **self.headers})
             try:
                 await self.response.prepare(self._request)
             except (ConnectionError, aiohttp.ClientError) as error:
@@ -87,6 +99,7 @@ class Reply:
                 await self.response.write(data)
             except (ConnectionError, aiohttp.ClientError) as error:
                 raise ClientGone("the client closed its connection") from error
+            self._written = time.monotonic()
             return
         async with self._writing:
             try:
@@ -130,24 +143,31 @@ class Reply:
     @asynccontextmanager
     async def kept_alive(self, wanted: bool) -> AsyncIterator[None]:
         """While the block runs, writes a comment now and then. ``wanted``: whether the client expects a stream."""
-        keeping = asyncio.create_task(self._keep_alive()) if wanted else None
+        # Most answers start before a comment is due: they need no task.
+        timer = asyncio.get_running_loop().call_later(FIRST_COMMENT_SECONDS, self._start_comments) if wanted else None
         try:
             yield
         finally:
-            if keeping is not None:
+            if timer is not None:
+                timer.cancel()
+            if self._comments is not None:
                 # No comment in the middle of a write.
                 async with self._writing:
-                    keeping.cancel()
-                await asyncio.gather(keeping, return_exceptions=True)
+                    self._comments.cancel()
+                await asyncio.gather(self._comments, return_exceptions=True)
+
+    def _start_comments(self) -> None:
+        if not self.answered:
+            self._comments = asyncio.create_task(self._keep_alive())
 
     async def _keep_alive(self) -> None:
         patience = FIRST_COMMENT_SECONDS
         while not self.answered:
-            await asyncio.sleep(max(patience - (time.monotonic() - self._written), 0.05))
-            if time.monotonic() - self._written >= patience and not self.answered:
+            if self.silent_seconds >= patience:
                 await self.begin(200, _STREAM)
                 await self.comment(b": waiting\n\n")
                 patience = COMMENT_SECONDS
+            await asyncio.sleep(max(patience - self.silent_seconds, 0.05))
 
 
 def event_of(body: bytes, path: str) -> bytes:

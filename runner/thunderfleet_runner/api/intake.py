@@ -133,7 +133,8 @@ class Intake:
         try:
             process = await started
             if process.gone:
-                # The process was ended from outside since the last question.
+                self.on_end(Cause.OTHER)
+                log.warning("the intake process was ended from outside since the last request; another one starts")
                 await process.end()
                 started = self._started = asyncio.ensure_future(self._start())
                 process = await started

@@ -9,11 +9,13 @@ import shlex
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.clock import Moment
+from thunderfleet_lib.kube import ApiError, Kube, ServerClock
 
 from tests.support.waiting import until_async
 
@@ -300,6 +302,9 @@ class FakeKube(Kube):
         self._applied: dict[str, dict[str, dict[str, Any]]] = {}
         self._versions = itertools.count(1)
         self.reconnects = 0
+        self.clock = ServerClock()
+        self.ahead = 0.0
+        """Seconds by which the clock of this Mac is ahead of the API server's."""
 
     async def reconnect(self) -> None:
         self.reconnects += 1
@@ -307,6 +312,8 @@ class FakeKube(Kube):
     async def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **_: object) -> dict[str, Any]:
         if self.away:
             raise ApiError(0, "Unreachable", f"{method} {path}: cannot reach the API server")
+        now = Moment.now()
+        self.clock.note(formatdate(now.wall - self.ahead, usegmt=True), now, now)
         if method == "GET":
             return copy.deepcopy(self._get(path, query or {}))
         assert method == "PATCH" and query["force"] and len(query["fieldManager"].encode()) <= 128

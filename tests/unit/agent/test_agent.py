@@ -234,6 +234,32 @@ async def test_a_new_address_of_the_node_is_taken_over(
         await until(lambda: loop._address_due == float("inf"))
 
 
+async def test_a_wrong_clock_is_published_with_its_fix_and_once(
+    machine: Any, kube: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock() -> dict[str, Any]:
+        found = kube.objects.get(PROFILE, {}).get("status", {}).get("conditions", [])
+        return next((one for one in found if one["type"] == "ClockSynchronized"), {})
+
+    async with running(kube, monkeypatch) as loop:
+        await until(lambda: clock().get("status") == "True")
+        await until(lambda: kube.objects[PROFILE]["status"].get("hardware"))
+        monkeypatch.setattr(rounds_module, "LOOK_SECONDS", 3600.0)
+        loop._look_after = 3600.0
+        # The clock is set: it is compared at once, not with the next look.
+        kube.ahead = 3600.0
+        loop._clock = replace(loop._clock, wall=loop._clock.wall - 3600)
+        await until(lambda: clock()["status"] == "False")
+        assert clock()["reason"] == "ClockWrong"
+        assert "this Mac is 3,600 s ahead of the API server's: run `sudo sntp -sS time.apple.com`" in clock()["message"]
+        before = clock()
+        for _ in range(3):
+            loop._looked = None
+            loop.publish_soon()
+            await until(lambda: loop._looked is not None)
+        assert clock() == before
+
+
 async def test_other_hardware_under_the_old_name_leaves_no_ghost(
     machine: Any, kube: Any, monkeypatch: pytest.MonkeyPatch, until: Any, shapes: Any
 ) -> None:

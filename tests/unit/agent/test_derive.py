@@ -81,6 +81,7 @@ def test_a_working_studio(shapes: Any) -> None:
         "RDMAReady": "True",
         "BridgeFree": "True",
         "BenchmarksFresh": "False",
+        "ClockSynchronized": "Unknown",
     }
     assert set(found.labels) == {f"domain.thunderfleet.io/{uuid.lower()}" for uuid in (shapes.mine, shapes.mine_too)}
     assert NodeProfileStatus.load(status.dump()) == status

@@ -31,6 +31,7 @@ from thunderfleet_operator.act.certificate_controller import ENDPOINTS, SERVICE
 from thunderfleet_operator.act.operator_key import KEY_SECRET
 from thunderfleet_operator.decide.manifests import GATEWAY_PORT
 from thunderfleet_operator.watch.cache import CACHED
+from thunderfleet_operator.watch.components import COMPONENTS
 from thunderfleet_operator.watch.leader import LEASE_NAME
 
 Json = dict[str, Any]
@@ -118,7 +119,7 @@ def test_the_operators_own_names_are_those_of_its_code(render: Render) -> None:
     assert names == {"leases": [LEASE_NAME], "secrets": [KEY_SECRET]}
 
 
-def test_the_operator_approves_for_one_signer_and_reads_two_objects_past_its_cache(render: Render) -> None:
+def test_the_operator_approves_for_one_signer_and_reads_few_objects_past_its_cache(render: Render) -> None:
     role = find(render(), "ClusterRole", "thunderfleet-operator")
     limited = {
         (resource, verb): rule["resourceNames"]
@@ -127,7 +128,7 @@ def test_the_operator_approves_for_one_signer_and_reads_two_objects_past_its_cac
         for verb in rule["verbs"]
         if "resourceNames" in rule
     }
-    read = {path.rsplit("/", 2)[1]: [path.rsplit("/", 1)[1]] for path in (SERVICE, ENDPOINTS)}
+    read = {path.rsplit("/", 2)[1]: [path.rsplit("/", 1)[1]] for path in (SERVICE, ENDPOINTS)} | {"leases": [*COMPONENTS]}
     assert limited == {("signers", "approve"): [SERVING_SIGNER], **{(kind, "get"): names for kind, names in read.items()}}
     unlimited = [rule for rule in role["rules"] if "resourceNames" not in rule]
     assert not [rule for rule in unlimited if "get" in rule["verbs"] or "signers" in rule["resources"]]

@@ -570,6 +570,74 @@ def test_a_component_for_which_nothing_waits_is_not_the_cause(component: str) ->
     assert [step.subject for step in found.steps if "Lease" in step.text] == [component]
 
 
+def test_a_pod_of_the_operator_that_is_not_ready_is_named_and_is_no_cause() -> None:
+    unready: Json = {
+        "metadata": {"name": "operator-2", "namespace": "system"},
+        "spec": {"nodeName": "linux-2"},
+        "status": {"conditions": conditions(Ready=("False", "ContainersNotReady", ""))},
+    }
+    leaving = {**unready, "metadata": {**unready["metadata"], "name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    for one, cause in ((deployment(), None), (deployment("False", "Loading", "rank 1 loads"), "group 0")):
+        found = why.why(picture(deployments=[one], operators=[OPERATOR, unready, leaving]), one)
+        steps = [step for step in found.steps if "is not ready, another replica works" in step.text]
+        assert len(steps) == 1 and steps[0].text.startswith("Pod operator-2 on linux-2 ")
+        assert (found.cause.subject if found.cause else None) == cause
+    for operators, said in (([OPERATOR, unready], "Pod operator-2"), ([unready], "no pod"), ([], "no pod"), ([OPERATOR], None)):
+        values = status.as_values(picture(operators=operators))["controlPlane"]
+        assert [one["problem"].startswith(said) for one in values] == ([True] if said else [])
+    unread = picture(operators=[], unread={"operators": "you may not list pods"})
+    assert status.as_values(unread)["controlPlane"] == []
+
+
+def test_a_control_plane_that_is_alone_says_itself_what_does_not_work() -> None:
+    plane = node("studio-1")
+    text = "kube-scheduler on this Mac does not answer: see the log"
+    plane["status"]["conditions"] += conditions(ControlPlaneReady=("False", "ComponentDown", text))
+    broken = deployment("False", "Pending", "pods start")
+    waiting = pod(1)
+    del waiting["spec"]["nodeName"]
+    parts: Json = {"nodes": [plane, node("studio-2")], "leases": {"operator": lease(1)}}
+    found = why.why(picture(**parts, deployments=[broken], pods=[pod(0), waiting]), broken)
+    assert found.cause is not None and (found.cause.subject, found.cause.text) == ("control plane on studio-1", text)
+    broken = deployment("False", "BackingOff", "restarts", FAILURE)
+    found = why.why(picture(**parts, deployments=[broken]), broken)
+    assert found.cause is not None and found.cause.subject.startswith("last failure")
+    assert status.as_values(picture(**parts))["controlPlane"] == [{"name": "control plane on studio-1", "problem": text}]
+
+
+def skewed() -> Json:
+    """The NodeProfile of a Mac with a wrong clock."""
+    found = profile("studio-2", (LINK,))
+    wrong = ("False", "ClockWrong", "the clock of this Mac is 3,600 s ahead of the API server's: run `sudo sntp`")
+    found["status"]["conditions"] += conditions(ClockSynchronized=wrong)
+    return found
+
+
+def test_a_wrong_clock_is_named_and_is_the_cause_of_nothing_else() -> None:
+    profiles = [profile("studio-1", (LINK,)), skewed()]
+    assert status.as_values(picture(profiles=profiles))["macs"][1]["problem"].startswith(
+        "ClockWrong: the clock of this Mac is 3,600 s"
+    )
+    for one, cause in (
+        (deployment(), None),
+        (deployment("False", "Loading", "rank 1 loads"), "group 0"),
+        (deployment("False", "BackingOff", "restarts", FAILURE), "last failure"),
+    ):
+        found = why.why(picture(deployments=[one], profiles=profiles), one)
+        steps = [step for step in found.steps if "ClockWrong" in step.text]
+        assert [(step.subject, step.state) for step in steps] == [("Node studio-2", why.State.PROBLEM)]
+        assert (found.cause and found.cause.subject.startswith(cause or "?")) is (None if cause is None else True)
+
+
+def test_status_names_a_component_that_does_not_work() -> None:
+    found = picture(leases={**WORKING, "kube-scheduler": lease(40)})
+    assert [one["name"] for one in status.as_values(found)["controlPlane"]] == ["kube-scheduler"]
+    for leases, named in ((found.leases, True), (WORKING, False)):
+        with paper() as (page, text):
+            status.show(picture(leases=leases), page, NOW)
+        assert ("kube-scheduler  has not renewed its Lease" in text.getvalue()) is named
+
+
 class ControlPlane(Server):
     """An API server without etcd, or (``etcd``) one that fails for another reason; ``away``: it closes every connection."""
 

@@ -25,8 +25,8 @@ def test_every_reason_says_what_it_means_and_where_it_appears(reason: Reason) ->
 
 NO_FAULT = {
     "AsExpected", "Asleep", "BothEnds", "Complete", "Connected", "Fetched", "Formed", "Found", "Fresh", "Measured", "Moved",
-    "NoMembers", "Placed", "Quantized", "Ready", "Rebooted", "Resolved", "Scaled", "ScaledToZero", "Suspended", "Usable",
-    "Verified",
+    "NoMembers", "Placed", "Quantized", "Ready", "Rebooted", "Resolved", "Scaled", "ScaledToZero", "Suspended", "Synchronized",
+    "Usable", "Verified",
 }  # fmt: skip
 
 

@@ -353,6 +353,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/operator/test_parts.py::test_keys_are_derived_and_differ_by_placement",
     ),
     "**The operator** has the permissions": ("e2e/test_permissions.py::test_every_right_is_used_and_none_is_missing",),
+    "It may read the Leases": (
+        "unit/chart/test_objects.py::test_the_operator_approves_for_one_signer_and_reads_few_objects_past_its_cache",
+    ),
     "Its key (a Secret in its own namespace)": (
         "unit/operator/test_parts.py::test_the_first_operator_makes_a_key_and_all_others_read_it",
     ),

@@ -146,6 +146,34 @@ def test_pods_that_share_a_user_are_a_condition_of_the_node() -> None:
     assert "run the kubelet as root" in found["message"]
 
 
+def test_a_control_plane_whose_components_do_not_answer_is_a_condition_of_the_node() -> None:
+    plane = CONFIG.model_copy(update={"control_plane_certificates": Path("/pki")})
+
+    def of(config: Config, previous: dict[str, Any], **works: bool) -> dict[str, Any]:
+        given_values: dict[str, Any] = {"previous": previous, "problems": {}, "now": NOW, "version": "v1"}
+        named = {name.replace("_", "-"): answers for name, answers in works.items()}
+        return node_status.status(
+            config, MAC, FINE, addresses=["192.168.64.11"], disk=DiskState((), False), components=named, **given_values
+        )
+
+    first = of(plane, {})
+    assert not [one for one in first["conditions"] if one["type"] == "ControlPlaneReady"], "not known yet"
+    works = of(plane, first, kube_scheduler=True, kube_controller_manager=True)
+    assert condition(works, "ControlPlaneReady")["status"] == "True"
+    broken = of(plane, works, kube_scheduler=False, kube_controller_manager=True)
+    found = condition(broken, "ControlPlaneReady")
+    assert (found["status"], found["reason"]) == ("False", "ComponentDown")
+    assert (
+        found["message"].startswith("kube-scheduler on this Mac does not answer: ") and "thunderfleet init" in found["message"]
+    )
+    both = condition(of(plane, works, kube_scheduler=False, kube_controller_manager=False), "ControlPlaneReady")
+    assert both["message"].startswith("kube-scheduler and kube-controller-manager on this Mac do not answer")
+    assert condition(of(plane, broken), "ControlPlaneReady")["status"] == "False", "a kubelet that starts keeps it"
+    gone = of(CONFIG, broken)
+    assert not [one for one in gone["conditions"] if one["type"] == "ControlPlaneReady"]
+    assert node_status.differs(broken, gone)
+
+
 def test_a_transition_is_a_change_of_status() -> None:
     first = state()
     later = state(previous=first, now=NOW + timedelta(minutes=5))

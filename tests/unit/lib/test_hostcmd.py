@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import resource
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -244,3 +246,35 @@ def test_quotes_are_one_line_of_limited_length() -> None:
     assert hostcmd.quote("a\n  b\t c ") == "a b c"
     assert hostcmd.quote("x" * 300) == "x" * 300
     assert hostcmd.quote("x" * 301) == "x" * 299 + "…"
+
+
+@contextmanager
+def descriptors(spare: int) -> Iterator[None]:
+    """This process can open only so many more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 40, hard))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(spare):
+            os.close(taken.pop())
+        yield
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_too_few_descriptors_are_a_failure_that_leaves_nothing(run: Run, commands: Commands) -> None:
+    """They end no program: a round that cannot read something now reads it later."""
+    commands.script("say", "echo hello")
+    assert isinstance(await run("say"), Output)
+    outcomes, before = [], len(os.listdir("/dev/fd"))
+    for spare in range(20):
+        with descriptors(spare):
+            outcomes.append(await run("say"))
+        assert not children() and len(os.listdir("/dev/fd")) == before, spare
+    assert "cannot be started: Too many open files" in str(outcomes[0])
+    assert outcomes[-1] == Output("say", "hello\n")

@@ -259,7 +259,10 @@ MAC = Mac("a", "10.0.0.1", GIB, GIB)
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"free_bytes": 1}, Reach.UNSETTLED),
+        ({"free_bytes": 1}, Reach.TAKEN),
+        ({"free_bytes": 1, "in_use": True}, Reach.TAKEN),
+        ({"free_bytes": 2 * GIB, "in_use": True}, Reach.UNSETTLED),
+        ({"free_bytes": 1, "labels": {"a": "b"}}, Reach.UNSETTLED),
         ({"quarantine": "why"}, Reach.UNSETTLED),
         ({"ready": False}, Reach.EVERYBODY),
         ({"chip": "Apple M4 Max"}, Reach.EVERYBODY),
@@ -278,3 +281,8 @@ def test_whom_a_change_of_a_cable_concerns() -> None:
     one = Fleet([MAC], [Cable("ab", End("a"), End("b"))])
     assert reach(one, Fleet([MAC], one.cables.values()), {}, {}) is Reach.NOBODY
     assert reach(one, Fleet([MAC]), {}, {}) is reach(Fleet([MAC]), one, {}, {}) is Reach.UNSETTLED
+    used = Fleet([replace(MAC, free_bytes=1)], [Cable("ab", End("a", queue_pairs=9), End("b"), in_use=True)])
+    assert reach(one, used, {}, {}) is Reach.TAKEN
+    assert reach(used, one, {}, {}) is Reach.UNSETTLED, "somebody has left"
+    for other in (Cable("ab", End("a", queue_pairs=9), End("b", "1.1.1.1")), Cable("ab", End("a"), End("b"), connection="2")):
+        assert reach(one, Fleet([MAC], [other]), {}, {}) is Reach.UNSETTLED

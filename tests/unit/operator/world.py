@@ -59,6 +59,12 @@ class InlinePlanner:
     def keep(self, key: str, groups: Set[int]) -> None:
         self.answers(key).keep(groups)
 
+    def in_line(self, key: str) -> bool:
+        return False
+
+    def round_over(self, key: str) -> None:
+        return
+
     def forget(self, key: str) -> None:
         self._known.pop(key, None)
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,38 @@ def test_one_repository_in_two_deployments_is_the_one_that_serves() -> None:
     assert error.value.code == "model_ambiguous" and "one/x, two/x" in str(error.value)
 
 
+ALL_NAMES = ["chat", "gpt", "big", "free", "x", "one", "org/two", "three", "a/chat", "c/gpt", "c/chat", ""]
+
+
+@given(
+    name=st.sampled_from(ALL_NAMES),
+    key=st.sampled_from(["", "sk-a", "sk-b", "sk-other"]),
+    models=st.lists(st.sampled_from([A, B, OPEN, Model("x", "a"), Model("one", "b", repository="org/one")]), max_size=5),
+    aliases=st.dictionaries(st.sampled_from(ALL_NAMES), st.sampled_from(ALL_NAMES), max_size=3),
+)
+def test_a_name_means_the_same_as_when_all_models_are_examined(
+    name: str, key: str, models: list[Model], aliases: dict[str, str]
+) -> None:
+    catalog = _catalog(*models)
+    who = _caller(catalog, key)
+
+    def outcome(find: Callable[[], Deployment | None]) -> object:
+        try:
+            found = find()
+            return found.full_name if found is not None else 404
+        except ApiError as error:
+            return error.status if error.status in (401, 404) else str(error)
+
+    def examined() -> Deployment | None:
+        available = names.usable(catalog, who)
+        found = names._find(names._scanned(available), who, name, aliases)
+        if found is None and not who.known and len(available) < len(catalog.deployments):
+            raise names.unauthorized()
+        return found
+
+    assert outcome(lambda: names.resolve(catalog, who, name, aliases)) == outcome(examined)
+
+
 @given(st.text(max_size=20), st.sampled_from(["", "sk-a", "sk-b", "sk-other"]))
 def test_what_a_caller_gets_is_always_something_it_may_use(name: str, key: str) -> None:
     catalog = _catalog(A, B, OPEN)
@@ -96,6 +129,23 @@ def test_what_a_caller_gets_is_always_something_it_may_use(name: str, key: str) 
     for entry in listed:
         assert who.may_use(names.resolve(catalog, who, entry["id"], {"x": "a/chat", "gpt": "b/chat"}))
     assert len({entry["id"] for entry in listed}) == len(listed)
+
+
+def test_a_name_among_many_models_looks_at_those_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = _catalog(*(Model(f"m{one}", aliases=[f"a{one}"]) for one in range(100)))
+    looked: set[str] = set()
+
+    def noted(keys: names.Keys) -> names.Keys:
+        def note(deployment: Deployment) -> tuple[str, ...]:
+            looked.add(deployment.name)
+            return keys(deployment)
+
+        return note
+
+    monkeypatch.setattr(names, "_STEPS", tuple(noted(keys) for keys in names._STEPS))
+    assert _found(catalog, "a7") == _found(catalog, "default/m7") == "default/m7"
+    assert _found(catalog, "best", aliases={"best": "default/m8"}) == "default/m8"
+    assert looked == {"m7", "m8"}
 
 
 def test_a_list_of_many_models_looks_at_each_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

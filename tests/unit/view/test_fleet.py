@@ -158,6 +158,7 @@ def test_work_in_progress_is_not_red(kind: str, status: str, reason: str) -> Non
         ("Degraded", "True", "PeerLost"),
         ("Quarantined", "True", "StackHung"),
         ("RDMAReady", "False", "StackHung"),
+        ("ClockSynchronized", "False", "ClockWrong"),
         ("Connected", "False", "Unplugged"),
         ("Connected", "Unknown", "NodesNotReady"),
         ("DiskPressure", "True", "KubeletHasDiskPressure"),

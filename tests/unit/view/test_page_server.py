@@ -227,6 +227,25 @@ async def test_a_missing_right_is_named(client: aiohttp.ClientSession) -> None:
     await api.stop()
 
 
+async def test_a_component_that_no_longer_renews_its_lease_is_named(
+    api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 0.05)
+    session = await opened(client, page)
+    renewed = {"kube-system/kube-scheduler": 0, "kube-system/kube-controller-manager": 50, "system/thunderfleet-operator": 51}
+    api.leases = {at: {"spec": {"renewTime": f"2026-03-01T12:00:{second:02}.000000Z"}} for at, second in renewed.items()}
+    await until_async(lambda: bool(page.feed.notes), "it is named at the top of the page")
+    assert [note.rpartition(": ")[0] for note in page.feed.notes] == [
+        "kube-scheduler: has not renewed its Lease for 51 s, so it does not run or does not reach the API server"
+    ]
+    _, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)
+    problems = [step["subject"] for step in json.loads(text)["why"]["steps"] if step["state"] == "problem"]
+    assert "kube-scheduler" in problems
+    api.leases["kube-system/kube-scheduler"]["spec"]["renewTime"] = "2026-03-01T12:00:49Z"
+    await until_async(lambda: not page.feed.notes, "it works again")
+
+
 async def test_details_of_what_is_selected(page: Page, client: aiohttp.ClientSession) -> None:
     session = await opened(client, page)
     status, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)

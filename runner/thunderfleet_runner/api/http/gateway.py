@@ -33,6 +33,7 @@ from thunderfleet_runner.api.http.stream import ClientGone
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.openai import models
 from thunderfleet_runner.api.service import Service, Unavailable
+from thunderfleet_runner.host.intakeprocess import Cause
 from thunderfleet_runner.intakeprotocol import Endpoint
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,9 @@ class Gateway:
         self._exposed.register(Labelled(service.registry, service.labels))
         self._generation = Generation(service, intake, self._admission, self._metrics)
         self._embeddings = Embeddings(service, intake, self._admission, self._metrics)
+        for cause in Cause:
+            # From the start, so that the first exit is an increase.
+            self._metrics.intake_ends.labels(cause.value)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS, early_bytes=EARLY_BYTES)
         """Accepts the connections."""
