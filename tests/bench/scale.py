@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,6 +35,7 @@ from tests.bench.written import MAC_BYTES, cable, endpoint, report_end_again
 
 Json = dict[str, Any]
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,14 @@ class Operator:
     def check(self) -> None:
         """Raises NotInTime if it has ended."""
         if self._process.returncode is not None:
-            said = self._log.read_text(errors="replace").strip()[-500:]
-            raise NotInTime(f"the operator ended with {self._process.returncode}: {said}")
+            raise NotInTime(f"the operator ended with {self._process.returncode}: {_last(self._log)}")
+
+    async def ended(self, load: asyncio.subprocess.Process, log: Path) -> None:
+        """Waits until it or the load ends, and raises NotInTime."""
+        both = {asyncio.create_task(process.wait()) for process in (self._process, load)}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        self.check()
+        raise NotInTime(f"the load ended with {load.returncode}: {_last(log)}")
 
     def usage(self) -> processes.Usage:
         """Memory and processor time. Raises NotInTime."""
@@ -219,6 +226,24 @@ class Operator:
         return since
 
 
+def _last(log: Path) -> str:
+    return log.read_text(errors="replace").strip()[-500:]
+
+
+async def _unless(measuring: Coroutine[Any, Any, T], ended: Coroutine[Any, Any, None]) -> T:
+    """What a measurement returns, unless a program that it needs ends before."""
+    tasks = asyncio.create_task(measuring), asyncio.create_task(ended)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            await tasks[1]
+        return await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _ended(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
@@ -230,7 +255,7 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _load(kubeconfig: Path, size: Size, log: Path) -> AsyncIterator[None]:
+async def _load(kubeconfig: Path, size: Size, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """The simulated Macs' programs."""
     command = [sys.executable, "-m", "tests.bench.fleetload", str(kubeconfig), str(size.macs), str(size.lease_seconds)]
     with log.open("wb") as file:
@@ -238,8 +263,8 @@ async def _load(kubeconfig: Path, size: Size, log: Path) -> AsyncIterator[None]:
     try:
         assert process.stdout is not None
         if not await asyncio.wait_for(process.stdout.readline(), 60):
-            raise NotInTime(f"the load did not begin: see {log}")
-        yield
+            raise NotInTime(f"the load did not begin: {_last(log)}")
+        yield process
     finally:
         await _ended(process)
 
@@ -250,6 +275,11 @@ class Fleet:
     def __init__(self, kube: Kube, size: Size, operator: Operator, links: Seen, deployed: Seen, say: Say) -> None:
         self._kube, self._size, self._operator, self._say = kube, size, operator, say
         self._links, self._deployed = links, deployed
+
+    async def figures(self) -> list[Figure]:
+        """All that one life of the operator shows."""
+        found = [await self.started(), await self.quiet()]
+        return [*found, *await self.at_once(), *await self.changes(), self.memory()]
 
     async def started(self) -> Figure:
         """From the operator's start to the last status: all cables summarised, all groups placed and serving."""
@@ -428,19 +458,20 @@ async def _measure(cluster: Cluster, size: Size, say: Say) -> list[Figure]:
         watches = [asyncio.create_task(seen.run()) for seen in (links, deployed)]
         try:
             await links.until(lambda items: len(items) == size.macs, "all cables seen")
+            logs = cluster.logs
             async with (
-                _load(cluster.kubeconfig, size, cluster.logs / "load.log"),
-                Operator.running(cluster.kubeconfig, cluster.logs / "operator.log") as operator,
+                _load(cluster.kubeconfig, size, logs / "load.log") as load,
+                Operator.running(cluster.kubeconfig, logs / "operator.log") as operator,
             ):
                 fleet = Fleet(kube, size, operator, links, deployed, say)
-                figures = [await fleet.started(), await fleet.quiet()]
-                figures += [*await fleet.at_once(), *await fleet.changes(), fleet.memory()]
+                figures = await _unless(fleet.figures(), operator.ended(load, logs / "load.log"))
             changed = await fleet.changed_meanwhile()
             async with (
-                _load(cluster.kubeconfig, size, cluster.logs / "load-again.log"),
-                Operator.running(cluster.kubeconfig, cluster.logs / "operator-again.log") as operator,
+                _load(cluster.kubeconfig, size, logs / "load-again.log") as load,
+                Operator.running(cluster.kubeconfig, logs / "operator-again.log") as operator,
             ):
-                return [*figures, await Fleet(kube, size, operator, links, deployed, say).restarted(changed)]
+                again = Fleet(kube, size, operator, links, deployed, say).restarted(changed)
+                return [*figures, await _unless(again, operator.ended(load, logs / "load-again.log"))]
         finally:
             for watch in watches:
                 watch.cancel()
@@ -459,6 +490,11 @@ def _at(size: Size, say: Say) -> list[Figure]:
         cluster.kubectl("apply", "-f", "-", text=json.dumps(RUNTIME_CLASS))
         cluster.component("kube-controller-manager", "off")
         return asyncio.run(_measure(cluster, size, say))
+    except NotInTime:
+        # The logs are removed with the cluster.
+        for log in sorted(cluster.logs.glob("operator*.log")):
+            say(f"{log.name} ended with: {_last(log)}")
+        raise
     finally:
         cluster.stop()
         remove(cluster.folder, everything=True)
