@@ -458,20 +458,16 @@ async def _measure(cluster: Cluster, size: Size, say: Say) -> list[Figure]:
         watches = [asyncio.create_task(seen.run()) for seen in (links, deployed)]
         try:
             await links.until(lambda items: len(items) == size.macs, "all cables seen")
-            logs = cluster.logs
-            async with (
-                _load(cluster.kubeconfig, size, logs / "load.log") as load,
-                Operator.running(cluster.kubeconfig, logs / "operator.log") as operator,
-            ):
-                fleet = Fleet(kube, size, operator, links, deployed, say)
-                figures = await _unless(fleet.figures(), operator.ended(load, logs / "load.log"))
-            changed = await fleet.changed_meanwhile()
-            async with (
-                _load(cluster.kubeconfig, size, logs / "load-again.log") as load,
-                Operator.running(cluster.kubeconfig, logs / "operator-again.log") as operator,
-            ):
-                again = Fleet(kube, size, operator, links, deployed, say).restarted(changed)
-                return [*figures, await _unless(again, operator.ended(load, logs / "load-again.log"))]
+            logs, log = cluster.logs, cluster.logs / "load.log"
+            # One load for both operators: groups go on while none runs.
+            async with _load(cluster.kubeconfig, size, log) as load:
+                async with Operator.running(cluster.kubeconfig, logs / "operator.log") as operator:
+                    fleet = Fleet(kube, size, operator, links, deployed, say)
+                    figures = await _unless(fleet.figures(), operator.ended(load, log))
+                changed = await fleet.changed_meanwhile()
+                async with Operator.running(cluster.kubeconfig, logs / "operator-again.log") as operator:
+                    again = Fleet(kube, size, operator, links, deployed, say).restarted(changed)
+                    return [*figures, await _unless(again, operator.ended(load, log))]
         finally:
             for watch in watches:
                 watch.cancel()
