@@ -230,13 +230,16 @@ def _last(log: Path) -> str:
     return log.read_text(errors="replace").strip()[-500:]
 
 
-async def _unless(measuring: Coroutine[Any, Any, T], ended: Coroutine[Any, Any, None]) -> T:
-    """What a measurement returns, unless a program that it needs ends before."""
+async def _unless(
+    measuring: Coroutine[Any, Any, T], ended: Coroutine[Any, Any, None], watches: Iterable[asyncio.Task[None]]
+) -> T:
+    """What a measurement returns, unless a program or a watch that it needs ends before."""
     tasks = asyncio.create_task(measuring), asyncio.create_task(ended)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            await tasks[1]
+        await asyncio.wait({*tasks, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        for needed in (tasks[1], *watches):
+            if needed.done() and not tasks[0].done():
+                await needed
         return await tasks[0]
     finally:
         for task in tasks:
@@ -463,11 +466,11 @@ async def _measure(cluster: Cluster, size: Size, say: Say) -> list[Figure]:
             async with _load(cluster.kubeconfig, size, log) as load:
                 async with Operator.running(cluster.kubeconfig, logs / "operator.log") as operator:
                     fleet = Fleet(kube, size, operator, links, deployed, say)
-                    figures = await _unless(fleet.figures(), operator.ended(load, log))
+                    figures = await _unless(fleet.figures(), operator.ended(load, log), watches)
                 changed = await fleet.changed_meanwhile()
                 async with Operator.running(cluster.kubeconfig, logs / "operator-again.log") as operator:
                     again = Fleet(kube, size, operator, links, deployed, say).restarted(changed)
-                    return [*figures, await _unless(again, operator.ended(load, log))]
+                    return [*figures, await _unless(again, operator.ended(load, log), watches)]
         finally:
             for watch in watches:
                 watch.cancel()
