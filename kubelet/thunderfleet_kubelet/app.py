@@ -176,8 +176,7 @@ class Kubelet:
             node_event=self._node_event,
             images=self.images,
         )
-        # `thunderfleet init` sets the folder on a Mac with a control plane.
-        self.components = ComponentWatch(lambda: self.node.nudge()) if config.control_plane_certificates else None
+        self.components = ComponentWatch(lambda: self.node.nudge()) if config.control_plane_components else None
         self.node = NodeController(
             config,
             machine,

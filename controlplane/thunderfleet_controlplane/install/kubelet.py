@@ -33,6 +33,8 @@ LEASE_SECONDS = 40.0
 """For how long the Lease of a kubelet that runs is valid."""
 CERTIFICATES = "controlPlaneCertificates"
 """The kubelet's setting for the folder with the certificates of the control plane."""
+COMPONENTS = "controlPlaneComponents"
+"""The kubelet's setting that scheduler and controller manager run here."""
 EXIT_SECONDS = 60.0
 """ExitTimeOut of the kubelet's property list."""
 
@@ -81,10 +83,11 @@ class KubeletInstaller:
         ports = {} if thunderbolt_ports is None else {"thunderboltPorts": thunderbolt_ports}
         content = {**content, **ports, "nodeName": name, "apiServersFile": str(self._layout.api_servers)}
         if control_plane:
-            content[CERTIFICATES] = str(self._layout.pki.folder)
+            content |= {CERTIFICATES: str(self._layout.pki.folder), COMPONENTS: True}
         else:
             # The file can come from a Mac that has a control plane.
-            content.pop(CERTIFICATES, None)
+            for setting in (CERTIFICATES, COMPONENTS):
+                content.pop(setting, None)
         make_folder(self._layout.data, 0o755)
         write(self._layout.kubelet_config, yaml.safe_dump(content, sort_keys=False).encode(), 0o644)
 

@@ -209,7 +209,7 @@ def status(
     """
     total, free = capacity(config, machine)
     # Without a control plane, what an earlier configuration left goes.
-    here = config.control_plane_certificates is not None
+    here = config.control_plane_components
     before = [one for one in previous.get("conditions") or [] if here or one.get("type") != CONTROL_PLANE]
     found = [*findings(readings, disk, problems, shared_user), *_network(no_address, before), *_components(components)]
     return {

@@ -100,15 +100,16 @@ def test_a_kubelet_that_runs_already_need_not_renew_at_once(
     assert before - since <= timedelta(seconds=kubelet.LEASE_SECONDS)
 
 
-def test_the_kubelet_of_a_control_plane_reads_its_certificates_and_no_other_does(tmp_path: Path) -> None:
+def test_the_kubelet_of_a_control_plane_watches_its_certificates_and_components_and_no_other_does(tmp_path: Path) -> None:
     layout = HostLayout("0.1.0", *(tmp_path / name for name in ("opt", "data", "logs", "daemons")))
     launchctl: Any = None
     installer = KubeletInstaller(layout, launchctl, tmp_path, {})
     installer.write_config("studio-1", None, control_plane=True)
     found = config.load(layout.kubelet_config)
-    assert found.control_plane_certificates == layout.pki.folder
+    assert found.control_plane_certificates == layout.pki.folder and found.control_plane_components
     installer.write_config("studio-1", None, control_plane=False)
-    assert config.load(layout.kubelet_config).control_plane_certificates is None
+    found = config.load(layout.kubelet_config)
+    assert found.control_plane_certificates is None and not found.control_plane_components
 
 
 def identity(folder: Path, valid: timedelta) -> None:

@@ -147,7 +147,7 @@ def test_pods_that_share_a_user_are_a_condition_of_the_node() -> None:
 
 
 def test_a_control_plane_whose_components_do_not_answer_is_a_condition_of_the_node() -> None:
-    plane = CONFIG.model_copy(update={"control_plane_certificates": Path("/pki")})
+    plane = CONFIG.model_copy(update={"control_plane_components": True})
 
     def of(config: Config, previous: dict[str, Any], **works: bool) -> dict[str, Any]:
         given_values: dict[str, Any] = {"previous": previous, "problems": {}, "now": NOW, "version": "v1"}

@@ -33,7 +33,10 @@ def test_one_kubelet_watches_the_certificates_of_a_control_plane_that_is_on_no_m
     for name in ("mac-1", "linux-1", "linux-2"):
         file = folder.machine(name) / "kubelet.yaml"
         assert yaml.safe_load(file.read_text())["nodeName"] == name
-        if (found := config.load(file).control_plane_certificates) is not None:
-            watched[name] = found
+        found = config.load(file)
+        # The control plane is on this machine, and not in the network of one of the cluster's.
+        assert not found.control_plane_components
+        if found.control_plane_certificates is not None:
+            watched[name] = found.control_plane_certificates
     assert list(watched) == expected
     assert set(watched.values()) <= {folder.control_plane / "pki"}
