@@ -51,6 +51,7 @@ GROUPS = {
         "e2e/test_old_kubectl",
         "e2e/test_kubelet_faults",
     ),
+    # The last one changes the Macs' addresses.
     "desk": (
         "e2e/test_cables",
         "e2e/test_doctor",
@@ -58,11 +59,7 @@ GROUPS = {
         "e2e/test_forgery",
         "e2e/test_router",
         "e2e/test_hpa",
-    ),
-    # A desk of its own: with the files above, one worker would take longer than all others.
-    "desk of copies": (
         "e2e/test_weights",
-        # It changes the Macs' addresses.
         "e2e/test_addresses",
     ),
 }
@@ -76,7 +73,6 @@ LONGEST = (
     "desk",
     "e2e/test_init",
     "default fleet",
-    "desk of copies",
     "e2e/test_faults",
     "e2e/test_measure",
     "e2e/test_control_planes",
