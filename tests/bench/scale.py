@@ -453,7 +453,11 @@ def _taken_twice(plans: Iterable[Plan]) -> list[str]:
 async def _measure(cluster: Cluster, size: Size, say: Say) -> list[Figure]:
     async with await Kube.connect(cluster.kubeconfig) as kube:
         began = time.monotonic()
-        await written.put(cluster, written.objects(await written.samples(kube), size.macs))
+        samples = await written.samples(kube)
+        # The objects of a transaction have one resourceVersion: a watch that begins again there misses the rest of them.
+        cluster.component("kube-scheduler", "off")
+        await written.put(cluster, written.objects(samples, size.macs))
+        cluster.component("kube-scheduler", "on")
         say(f"{size.macs} Macs and as many cables written to etcd in {time.monotonic() - began:.0f} s")
         names = [f"chat-{number:03}" for number in range(DEPLOYMENTS)]
         await asyncio.gather(*(kube.create(DEPLOYED, deployment(name)) for name in names))
