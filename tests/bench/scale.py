@@ -187,7 +187,11 @@ class Operator:
     async def ended(self, load: asyncio.subprocess.Process, log: Path) -> None:
         """Waits until it or the load ends, and raises NotInTime."""
         both = {asyncio.create_task(process.wait()) for process in (self._process, load)}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in both:
+                waiting.cancel()
         self.check()
         raise NotInTime(f"the load ended with {load.returncode}: {_last(log)}")
 

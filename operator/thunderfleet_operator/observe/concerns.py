@@ -89,7 +89,7 @@ class Reach(IntEnum):
 
     NOBODY = 0
     TAKEN = 1
-    """The same as ``UNSETTLED``, of which none finds more room than before: a group has only taken some."""
+    """The same ModelDeployments as ``UNSETTLED``, but a group has only taken room: none of them has more than before."""
     UNSETTLED = 2
     """ModelDeployments that need a place, and later those that serve: they might have a better one."""
     EVERYBODY = 3

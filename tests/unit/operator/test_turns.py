@@ -240,7 +240,7 @@ class Crowd(World):
 
 
 async def test_each_of_many_that_are_applied_at_once_asks_once() -> None:
-    """With answers about the fleet before, all would be told the same Macs, and all but one would ask again."""
+    """With answers about the fleet before, all would get the same Macs, and all but one would ask again."""
     count = 30
     world = Crowd(2 * count)
     world.deployed(count, nodes={"max": 1})
