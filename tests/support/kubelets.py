@@ -374,7 +374,8 @@ def use_terminal(start: Callable[[int], "subprocess.Popen[str]"]) -> None:
     with start(inner) as process:
         os.close(inner)
         try:
-            os.write(outer, b"stty size; echo $((6*7)); exit 4\n")
+            # kubectl sends its size beside what is typed, and first one that is a column and a row larger.
+            os.write(outer, b"until stty size | grep -qx '33 111'; do :; done; stty size; echo $((6*7)); exit 4\n")
             seen = b""
             while b"42\r\n" not in seen:
                 assert select.select([outer], [], [], SECONDS)[0], seen
