@@ -14,6 +14,7 @@ import pytest
 import yaml
 from thunderfleet_kubelet.node.machine import here
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support import distribution
 from tests.support.registry import Entry, Layer, Registry, folder, save, script
@@ -135,7 +136,9 @@ def test_an_image_is_pulled_missed_waited_for_and_deleted_when_nobody_needs_it(f
     one = fleet.running("image-one")
     digest = one["imageID"].rpartition("@")[2]
     assert one["imageID"] == f"{HOST}/team/app@{digest}" and digest.startswith("sha256:")
-    assert "/opt/stays" in until(lambda: fleet.cluster.kubectl("logs", "image-one").stdout, "its log")
+    # The kubelet serves once its certificate is signed.
+    log = until(lambda: fleet.cluster.kubectl("logs", "image-one").stdout, "its log", retry_on=(LocalClusterError,))
+    assert "/opt/stays" in log
 
     def told() -> list[str]:
         return [message for _, reason, message in fleet.events("image-one") if reason == "Pulled"]
