@@ -489,7 +489,12 @@ async def test_a_user_with_edit_makes_models_and_no_pod_on_a_mac(
             return True
 
         await until_async(made, "a user with edit creates a ModelDeployment", WAIT_SECONDS, retry_on=(ApiError,))
-        assert (await who["view"].get(f"{models}/mine"))["spec"]["model"]["repository"] == "a/b"
+
+        async def seen() -> bool:
+            # It aggregates each role by itself.
+            return bool((await who["view"].get(f"{models}/mine"))["spec"]["model"]["repository"] == "a/b")
+
+        await until_async(seen, "a user with view sees it", WAIT_SECONDS, retry_on=(ApiError,))
         await denied(who["view"].patch(f"{models}/mine", {"spec": {"suspend": True}}), "cannot patch resource")
         await who["edit"].patch(f"{models}/mine", {"spec": {"suspend": True}})
         await denied(who["edit"].patch(f"{models}/mine/status", {"status": {}}), "cannot patch resource")

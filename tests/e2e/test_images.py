@@ -14,6 +14,7 @@ import pytest
 import yaml
 from thunderfleet_kubelet.node.machine import here
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support import distribution
 from tests.support.registry import Entry, Layer, Registry, folder, save, script
@@ -85,8 +86,13 @@ class Fleet:
         return next(iter(self.status(name).get("containerStatuses") or [{}]))
 
     def reaches(self, name: str, holds: Callable[[Json], object], what: str) -> Json:
-        until(lambda: holds(self.container(name)), f"{name}: {what}", SECONDS, describe=lambda: json.dumps(self.status(name)))
-        return self.container(name)
+        """The container's status for which ``holds``. A moment later it may have another one, such as that of the next pull."""
+
+        def found() -> Json | None:
+            one = self.container(name)
+            return one if holds(one) else None
+
+        return until(found, f"{name}: {what}", SECONDS, describe=lambda: json.dumps(self.status(name)))
 
     def running(self, name: str) -> Json:
         return self.reaches(name, lambda one: "running" in (one.get("state") or {}), "runs")
@@ -130,8 +136,15 @@ def test_an_image_is_pulled_missed_waited_for_and_deleted_when_nobody_needs_it(f
     one = fleet.running("image-one")
     digest = one["imageID"].rpartition("@")[2]
     assert one["imageID"] == f"{HOST}/team/app@{digest}" and digest.startswith("sha256:")
-    assert "/opt/stays" in until(lambda: fleet.cluster.kubectl("logs", "image-one").stdout, "its log")
-    pulled = [message for _, reason, message in fleet.events("image-one") if reason == "Pulled"]
+    # The kubelet serves once its certificate is signed.
+    log = until(lambda: fleet.cluster.kubectl("logs", "image-one").stdout, "its log", retry_on=(LocalClusterError,))
+    assert "/opt/stays" in log
+
+    def told() -> list[str]:
+        return [message for _, reason, message in fleet.events("image-one") if reason == "Pulled"]
+
+    # The kubelet sends Events one after the other, beside what it does.
+    pulled = until(told, "an Event tells of the pull")
     assert len(pulled) == 1 and pulled[0].startswith(f"Successfully pulled image '{HOST}/team/app:1'")
     until(lambda: fleet.images() >= {f"{HOST}/team/app:1", one["imageID"]}, "the Node lists it")
     # What is missing is waited for, and the reason says what the registry said.

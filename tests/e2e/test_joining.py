@@ -5,6 +5,7 @@ import base64
 import json
 import subprocess
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,15 @@ def test_a_token_gets_no_more_than_a_node(joining: Joining) -> None:
             csr = await kube.create(REQUESTS, csr_object(signing_request(new_key(), node, ["192.0.2.1"]), signer, SECONDS))
             return str(csr["metadata"]["name"])
 
+    def send(signer: str) -> str:
+        return asyncio.run(ask("modest", signer))
+
     for signer, text in (
         (SERVING_SIGNER, "is not node modest"),
         (CLIENT_SIGNER, "must not have DNS names or addresses"),
     ):
-        name = asyncio.run(ask("modest", signer))
+        # The API server hears of a new token by a watch.
+        name = until(partial(send, signer), "the API server takes the token", LIMIT, retry_on=(ApiError,))
 
         def denied(name: str = name) -> str | None:
             conditions = json.loads(cluster.kubectl("get", "csr", name, "-o", "json").stdout)["status"].get("conditions") or []

@@ -24,7 +24,7 @@ def test_loopback_network_runs_pods_too() -> None:
         fleet = Fleet(cluster, Path())
         fleet.apply(pod("here", [container(cluster.image, "echo hello; sleep 3600")], node="kube-one"))
         fleet.running("here")
-        until(lambda: fleet.log("here") == "hello\n", "its log")
+        assert fleet.until_logged("here", "hello\n") == "hello\n"
         assert fleet.exec("here", "cat", text="through") == "through"
     finally:
         cluster.stop()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.network.plan import rate_rule
 
-from tests.support.line import MEASURED, SYSTEM, Deploy, Line, condition, on_fleet
+from tests.support.line import MEASURED, SYSTEM, Deploy, Deployment, Line, condition, on_fleet
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -94,14 +94,16 @@ def within(entry: Json, rate: int) -> bool:
     return bool(abs(entry.get("throughputMbps", 0) - rate) <= rate / 10)
 
 
+def off(line: Line) -> list[str]:
+    """The directions of cables that are not measured right."""
+    said = measured(line, "Socket")
+    return [f"{way}: {said.get(way)}" for way, (_, rate) in SHAPES.items() if not within(said.get(way, {}), rate)]
+
+
 def until_right(line: Line) -> None:
     """Waits until each direction of each cable is measured right: a busy processor sends less, until the next time."""
-
-    def off() -> list[str]:
-        said = measured(line, "Socket")
-        return [f"{way}: {said.get(way)}" for way, (_, rate) in SHAPES.items() if not within(said.get(way, {}), rate)]
-
-    until(lambda: not off(), "every direction is within a tenth of its shape", WAIT_SECONDS, describe=lambda: "\n".join(off()))
+    goal = "every direction is within a tenth of its shape"
+    until(lambda: not off(line), goal, WAIT_SECONDS, describe=lambda: "\n".join(off(line)))
 
 
 def memory(line: Line, mac: str) -> float | None:
@@ -205,8 +207,23 @@ def test_profiles_show_what_the_gpu_does(line: Line) -> None:
 
 def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line: Line, deploy: Deploy) -> None:
     equal_memory(line)
-    until_right(line)
-    served = deploy("fast", transport="Ring", nodes={"min": 2, "max": 2}).until_ready()
+
+    def placed() -> Deployment | None:
+        """A group that was placed by figures that are right. Frozen agents put no others in their place meanwhile."""
+        until_right(line)
+        for mac in line.macs:
+            signalled(line, mac, "STOP")
+        try:
+            if off(line):
+                return None
+            made = deploy("fast", transport="Ring", nodes={"min": 2, "max": 2})
+            made.until_condition("Placed", "True")
+            return made
+        finally:
+            for mac in line.macs:
+                signalled(line, mac, "CONT")
+
+    served = until(placed, "a group is placed by figures that are right", WAIT_SECONDS).until_ready()
     assert {rank["node"] for rank in served.ranks()} == {"studio-2", "studio-3"}, served.conditions()
     link = "studio-2.tb2--studio-3.tb2"
 

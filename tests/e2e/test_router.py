@@ -109,7 +109,7 @@ def test_two_deployments_behind_one_url(line: Line) -> None:
     sleeper = line.deploy("sleeper", **ONE_MAC, autoscaling=SLEEPS, server={"apiKeySecret": "keys", "aliases": ["gpt-tiny"]})
     store_keys(sleeper, ci="sk-sleeper")
     served.until_ready()
-    assert len(routers(served)) == len(line.macs)
+    served.until(lambda: len(routers(served)) == len(line.macs), "status has the router of each Mac")
     name = f"{served.namespace}/{served.name}"
     for url in routers(served):
         until(partial(accepted, line, url, name, "sk-ci"), f"{url} serves {name}")

@@ -21,6 +21,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.api import Api, path_of
 from tests.support.waiting import until
@@ -135,6 +136,12 @@ class Fleet:
 
     def log(self, name: str, *words: str) -> str:
         return self.kubectl("logs", name, *words).stdout
+
+    def until_logged(self, name: str, text: str) -> str:
+        """The log of a pod, once it contains ``text``. A kubelet may run a pod before it serves with a signed certificate."""
+        return until(
+            lambda: log if text in (log := self.log(name)) else None, f"{name} logs {text!r}", retry_on=(LocalClusterError,)
+        )
 
     def events(self, name: str) -> dict[str, str]:
         """Reason to message of a pod's Events."""
@@ -354,7 +361,7 @@ def fleet_of(cluster: Cluster) -> Fleet:
         found.apply(*objects(cluster.image, scratch))
         # From here on the new content makes its way into the volume; the last of the quiet tests looks for it.
         found.running("reader")
-        until(lambda: "saw old" in found.log("reader"), "the old content was seen")
+        found.until_logged("reader", "saw old")
         found.kubectl("patch", "configmap", "words", "-p", '{"data":{"greeting":"new"}}')
     return _FLEETS[cluster]
 
