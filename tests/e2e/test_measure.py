@@ -182,7 +182,7 @@ def test_doctor_tests_each_cable(line: Line) -> None:
     found = until(lambda: found if worked(found := tested()) else None, "every cable works", WAIT_SECONDS)
     one = "studio-1.tb1--studio-2.tb1"
     assert "two processes of MLX formed a group over RDMA now" in found[one, "pair"]["finding"]
-    assert "the sum was right" in found[one, "all-reduce"]["finding"] and "round trip" in found[one, "dial"]["finding"]
+    assert "got the right sum" in found[one, "all-reduce"]["finding"] and "round trip" in found[one, "dial"]["finding"]
 
 
 def test_profiles_show_what_the_gpu_does(line: Line) -> None:
