@@ -148,7 +148,7 @@ def test_an_undo_that_continues_claims_no_more_than_the_record_shows(tmp_path: P
     stopped.round(Goal(SERVER, managed=False), Reach(answers=True))
     assert stopped.record.undoing and not stopped.record.refused
     note = stopped.round(Goal(SERVER), Reach(answers=True)).decision.note
-    assert "already being undone when thunderboltPorts was set back to Managed" in note and "API server" not in note
+    assert "when thunderboltPorts was set back to Managed" in note and "API server" not in note
     refused = switch.why_undoing(Record(undoing=True, refused="en0 Thunderbolt 1+"))
     assert "API server was not reached" in refused and "not ready in time" in refused
 
