@@ -152,7 +152,7 @@ class Operator:
         self.metrics.clock.set_function(lambda: float(kube.clock.wrong or 0))
         for part in Part:
             self.metrics.silent.labels(part).set_function(partial(self._silent, part))
-        self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
+        self._shown = ObjectMetrics(self._objects, self.leading)
 
     def _objects(self) -> Objects:
         index = self._index
@@ -261,6 +261,7 @@ class Operator:
             stuck=lambda: any(worker.stuck for worker in self._workers.values()),
             synced=lambda: self._synced.is_set() and self._watching.is_set(),
             leading=self.leading,
+            objects=self._shown.page,
         )
         page = await health.serve(self._configuration.host, self._configuration.metrics_port)
         tasks: list[asyncio.Task[None]] = []
