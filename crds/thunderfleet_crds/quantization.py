@@ -19,7 +19,8 @@ MAX_NAME: Final = 96
 """Characters of the last part of a repository's name."""
 
 
-def _listed(values: tuple[int, ...]) -> str:
+def listed(values: tuple[int, ...]) -> str:
+    """The values in words: ``2, 3 or 4``."""
     return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
 
 
@@ -28,15 +29,15 @@ class Quantize(ApiModel):
 
     bits: Annotated[int, Field(ge=BITS[0], le=BITS[-1])] = Field(
         default=4,
-        description=f"Bits of each weight: {_listed(BITS)}.",
-        json_schema_extra={"x-rule": f"self in [{', '.join(map(str, BITS))}]", "x-message": f"bits must be {_listed(BITS)}"},
+        description=f"Bits of each weight: {listed(BITS)}.",
+        json_schema_extra={"x-rule": f"self in [{', '.join(map(str, BITS))}]", "x-message": f"bits must be {listed(BITS)}"},
     )
     group_size: Annotated[int, Field(ge=GROUP_SIZES[0], le=GROUP_SIZES[-1])] = Field(
         default=64,
-        description=f"Number of weights that share a scale and a bias: {_listed(GROUP_SIZES)}.",
+        description=f"Number of weights that share a scale and a bias: {listed(GROUP_SIZES)}.",
         json_schema_extra={
             "x-rule": f"self in [{', '.join(map(str, GROUP_SIZES))}]",
-            "x-message": f"groupSize must be {_listed(GROUP_SIZES)}",
+            "x-message": f"groupSize must be {listed(GROUP_SIZES)}",
         },
     )
 

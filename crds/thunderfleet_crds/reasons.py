@@ -639,7 +639,7 @@ class Reason(StrEnum):
     MEASURED = ("Measured", "The benchmark of the serving group has succeeded.", "", (On.BENCHMARKED,))
     AS_EXPECTED = (
         "AsExpected",
-        "Degraded: no group has failed. Stalled: nobody has to change anything.",
+        "Degraded: no group has failed. Stalled: nothing has to be changed.",
         "",
         (On.DEGRADED, On.STALLED),
     )
@@ -1024,8 +1024,8 @@ class Reason(StrEnum):
     DIVERGED = (
         "Diverged",
         "The ranks computed different tokens or logits while the group served. No wrong token was sent.",
-        "None at first: the next attempt makes the checks of spec.verify again; what they find has a reason of its own. If the "
-        "message says that they have found nothing, report a bug.",
+        "None at first: the next attempt makes the checks of spec.verify again, and fails with another reason if they find the "
+        "fault. If the message says that they have found nothing, report a bug.",
         (FAILURE,),
     )
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))

@@ -58,22 +58,23 @@ class ImagePulls(_Settings):
     """How images are pulled from registries, kept and deleted."""
 
     registries: list[str] = ["*"]
-    """The registries from which images are pulled: a host, and its port if the images' names have it; ``*.`` and the end of a
-    host; either with ``/`` and the first parts of repositories; or ``*`` for all. An empty list turns pulls off."""
+    """The registries from which images are pulled. An entry is a host (with its port if the images' names have one), ``*.`` and
+    the end of a host, one of these followed by ``/`` and the first parts of repositories, or ``*`` for all registries. An empty
+    list turns pulls off."""
     plain_http: list[str] = []
-    """Registries (host and port as in the images' names) that are asked without TLS, as those on this machine
-    (localhost, 127.0.0.0/8) always are. What they send is verified by its digest,
-    but others on the network can see user names and passwords, and can choose what a tag means."""
+    """Registries (host and port as in the images' names) that the kubelet contacts without TLS. It always contacts those on
+    this machine (localhost, 127.0.0.0/8) without TLS. Content is verified by its digest, but others on the network can see user
+    names and passwords, and can choose the image that a tag names."""
     ca_file: Path | None = None
     """A PEM file of certificate authorities that are trusted for registries, beside those of the system."""
     max_bytes: Annotated[int, Field(ge=1024**2, le=2**44)] = 64 * 1024**3
     """The largest image, in bytes; its layers and its unpacked files are each limited to this."""
     high_threshold_percent: Annotated[int, Field(ge=1, le=100)] = 85
-    """Unused images are deleted while more than this part of their file system is used."""
+    """Unused images are deleted when more than this percentage of their file system is used."""
     low_threshold_percent: Annotated[int, Field(ge=0, le=100)] = 80
-    """Images are deleted until no more than this part is used."""
+    """Unused images are deleted until no more than this percentage of their file system is used."""
     minimum_age_seconds: Annotated[int, Field(ge=0, le=86400)] = 120
-    """How long an image is unused before it can be deleted."""
+    """How long an image must be unused before it can be deleted."""
 
     @field_validator("registries", "plain_http")
     @classmethod
@@ -131,7 +132,8 @@ class Config(_Settings):
     it; ``config.json``, if there is one, is the ``config`` object of an OCI image. The kubelet has the image
     thunderfleet/thunderfleet of its own version without an entry."""
     image_pulls: ImagePulls = ImagePulls()
-    """How images are pulled whose names have a registry (registry.example.com/name:tag) and that ``images`` does not have."""
+    """How images are pulled. Only images that are not in ``images``, and whose names have a registry
+    (registry.example.com/name:tag), are pulled."""
     pod_users: PodUsers = PodUsers()
     """The users and groups of pods: each pod has one of its own. No account of the machine may have one of these ids. Only a
     kubelet that runs as root uses them."""
@@ -169,9 +171,9 @@ class Config(_Settings):
     shutdown_grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
     """How long pods get to end when the machine shuts down: pods of ordinary priority first, critical ones after them. 0: the
     kubelet leaves them to the system. A pod that ended this way has failed, with the reason Terminated, and its controller
-    makes another one."""
+    creates another one."""
     shutdown_grace_period_critical_pods_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
-    """The part of it that critical pods get."""
+    """The part of shutdownGracePeriodSeconds that critical pods get."""
 
     @field_validator("node_name")
     @classmethod

@@ -67,8 +67,8 @@ def _changeable(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     if about.st_uid != ROOT:
-        return f"{path} belongs to user {about.st_uid}, not to root: `sudo chown root '{path}'`, after a look at what is in it"
+        return f"{path} belongs to user {about.st_uid}, not to root: `sudo chown root '{path}'`, after you have checked it"
     # The mode of a link means nothing; in a sticky folder only an owner replaces a file.
     if about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX and not stat.S_ISLNK(about.st_mode):
-        return f"users other than root can write {path}: `sudo chmod go-w '{path}'`, after a look at what is in it"
+        return f"users other than root can write {path}: `sudo chmod go-w '{path}'`, after you have checked it"
     return None

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         (
             "resolve",
-            "print the commit of a revision on the hub, or of a URI, and the memory that the model needs, without its weights",
+            "print the commit of a revision on the hub, or of a URI, and the memory that the model needs; download no weights",
         ),
         ("download", "download a model from the hub, or from a URI, into the model store of this Mac"),
         ("quantize", "quantize a model of the hub with mlx-lm, for the model store of this Mac"),

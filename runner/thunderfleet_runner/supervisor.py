@@ -111,7 +111,7 @@ class Supervisor:
         self._changes = control.Changes()
         self._tasks: list[asyncio.Task[None]] = []
         if ignored := ignored_variables(os.environ):
-            log.warning("ranks do not get %s: set MLX's variables in spec.runtime", ", ".join(ignored))
+            log.warning("ranks run without %s: set MLX's variables in spec.runtime", ", ".join(ignored))
         self.service = Service(self.plan, self.rank, lambda: self.role.state)
         command = settings.intake(self.plan.model_path, self.plan.group)
         self._intake = Intake(IntakeStarter(command).start)

@@ -124,7 +124,7 @@ def test_kubectl_shows_the_fleet_and_what_serves(line: Line, there: tuple[str, .
     shown = view(line, "status", *within)
     assert shown.returncode == 0 and re.search(rf"{NAME} +{MODEL} +1/1 ", shown.stdout), shown.stdout + shown.stderr
     explained = view(line, "why", NAME, *within)
-    assert explained.returncode == 0 and "it serves and nothing is wrong" in explained.stdout, explained.stdout
+    assert explained.returncode == 0 and "the model serves and nothing is wrong" in explained.stdout, explained.stdout
     drawn = json.loads(view(line, "topology", "-o", "json", *within).stdout)
     (mac,) = (mac["name"] for mac in drawn["macs"] if mac["ranks"])
     assert [cable["name"] for cable in drawn["cables"]] == [

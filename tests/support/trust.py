@@ -262,7 +262,7 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "plan-relabel",
-            "take the operator's label off a plan in A",
+            "remove the operator's label from a plan in A",
             f"PATCH {IN_A}/configmaps/$plan",
             "401 policy policy role role role role role role role role",
             {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}},
@@ -313,7 +313,7 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "operator-lease",
-            "take the operator's Lease",
+            "take over the operator's Lease",
             "PATCH /apis/coordination.k8s.io/v1/namespaces/$system/leases/thunderfleet-operator",
             "401 yes role role role role yes role role role role",
             {"spec": {"holderIdentity": "matrix"}},
@@ -559,34 +559,34 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "node-proxy",
-            "ask Mac 1's kubelet through the API server",
+            "send a request to Mac 1's kubelet through the API server",
             "GET /api/v1/nodes/$mac/proxy/pods",
             "401 yes role role role role role role role role role",
         ),
         Action(
             "csr-own",
-            "ask for a certificate of Mac 1's kubelet",
+            "request a client certificate for Mac 1's kubelet",
             f"POST {CSRS}",
             "401 yes role role role role role role role yes yes",
             _csr("$csr"),
         ),
         Action(
             "csr-other",
-            "ask for a certificate of Mac 2's kubelet",
+            "request a client certificate for Mac 2's kubelet",
             f"POST {CSRS}",
             "401 yes role role role role role role role node yes",
             _csr("$othercsr"),
         ),
         Action(
             "csr-serving-other",
-            "ask for a serving certificate of Mac 2's kubelet",
+            "request a serving certificate for Mac 2's kubelet",
             f"POST {CSRS}",
             "401 yes role role role role role role role node yes",
             _csr("$othercsr", "kubernetes.io/kubelet-serving"),
         ),
         Action(
             "csr-approve",
-            "approve a request for a certificate of another signer than that of serving certificates",
+            "approve a certificate request of another signer than kubernetes.io/kubelet-serving",
             f"PATCH {CSRS}/matrix-$a/approval",
             "401 yes role role role role role signer role role role",
             APPROVED,
@@ -625,13 +625,13 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "api-servers-read",
-            "read at which addresses the API servers are",
+            "read the addresses of the API servers",
             "GET /apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
             "401 yes role role role role role yes role yes role",
         ),
         Action(
             "api-servers-write",
-            "write where Macs look for API servers",
+            "write the addresses at which Macs look for API servers",
             "PATCH /api/v1/namespaces/kube-system/configmaps/thunderfleet-api-servers",
             "401 yes role role role role role role role role role",
             _object("ConfigMap", "thunderfleet-api-servers", data={"matrix": "192.0.2.1"}),
@@ -653,7 +653,7 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "widen-agent",
-            "widen the agents' role",
+            "add permissions to the agents' role",
             f"PATCH {RBAC}/clusterroles/thunderfleet-agent",
             "401 yes role role role role role role role role role",
             {"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]},
@@ -667,7 +667,7 @@ API: dict[str, tuple[Action, ...]] = {
         ),
         Action(
             "namespace-label",
-            "relax PodSecurity in A",
+            "lower the PodSecurity level of A",
             f"PATCH {IN_A}",
             "401 yes role role role role role role role role role",
             {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}},
@@ -786,8 +786,8 @@ PORTS: dict[str, tuple[Knock, ...]] = {
 def pages() -> str:
     """The tables as Markdown."""
     parts = [
-        "# Permissions\n\nWhat each identity may do, and what each port answers to whom. An end-to-end test asks a real\n",
-        "cluster for every cell, and fails when one differs.\n",
+        "# Permissions\n\nWhat each identity may do, and which callers each port answers. An end-to-end test checks every\n",
+        "cell on a real cluster, and fails if one differs.\n",
         "[security.md](../security.md) explains what the cells mean for users of the cluster.\n",
         "\n## Requests to the API server\n\n",
         *_legend(IDENTITIES),

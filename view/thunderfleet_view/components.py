@@ -32,8 +32,10 @@ def behind(leases: Mapping[str, Json]) -> Mapping[str, float]:
 
 
 ADVICE: Final[Mapping[str, str]] = {
-    SCHEDULER: "start it; pods get no Node meanwhile",
-    CONTROLLER_MANAGER: "start it; Macs that go off stay Ready meanwhile, and pods of agents and the operator are not replaced",
+    SCHEDULER: "start it; until then pods are not scheduled",
+    CONTROLLER_MANAGER: (
+        "start it; until then Macs that are off stay Ready, and pods of agents and the operator are not replaced"
+    ),
     OPERATOR: "check its pods with `kubectl get pods -A -l app.kubernetes.io/component=operator`",
 }
 
@@ -52,7 +54,7 @@ def operator_problem(operators: Sequence[Json] | None) -> str:
 def _unready(pod: Json) -> str:
     name, namespace = facts.name(pod), facts.plain(pod["metadata"].get("namespace") or "")
     node = facts.plain((pod.get("spec") or {}).get("nodeName") or "no Node")
-    return f"Pod {name} on {node} is not ready, another replica works: `kubectl describe pod -n {namespace} {name}` says why"
+    return f"Pod {name} on {node} is not ready; another replica works: `kubectl describe pod -n {namespace} {name}` says why"
 
 
 def problems(

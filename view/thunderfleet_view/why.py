@@ -248,7 +248,7 @@ def _cables(picture: Picture, deployment: Json, group: Json, serves: bool) -> It
     links = {facts.name(link): link for link in picture.links}
     for name in names:
         link = links.get(name)
-        problem = cable_problem(link) if link is not None else "no Mac sees it: plug the cable into these ports"
+        problem = cable_problem(link) if link is not None else "no Mac detects this cable: plug it into these ports"
         note = "" if name in used else " (the group has left it)"
         # RDMA that is off does not affect a group that serves over TCP.
         harmless = serves and link is not None and facts.holds(link, ConditionType.CONNECTED)

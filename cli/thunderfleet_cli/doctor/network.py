@@ -142,7 +142,8 @@ def _members(answers: Answers, now: Network, managed: bool) -> Check:
     answer = answers[ROUTE]
     route = _ROUTE_INTERFACE.search(answer.text) if isinstance(answer, Output) else None
     if route is None or route.group(1).startswith("bridge"):
-        text = f"{found}: the way to this Mac may lead through it, so this is not repaired; connect this Mac to a LAN first"
+        why = "the bridge may carry the only connection to this Mac, so --fix leaves it as it is"
+        text = f"{found}: {why}; connect this Mac to a LAN first"
         return Check("thunderbolt-bridge", State.FAILURE, text, fix, Reason.BRIDGE_MEMBER)
     return Check(
         "thunderbolt-bridge", State.FAILURE, found, fix, Reason.BRIDGE_MEMBER, repair=Repair(tuple(commands), tuple(undo))

@@ -76,7 +76,7 @@ async def _ask(kube: Kube, test: cabletests.Test) -> dict[str, cabletests.Tried]
         seconds = TEST_SECONDS * len(test.links)
         ran = await run_in_pod(kube, agent.namespace, agent.pod, agent.container, test.argv, seconds=seconds)
     except ApiError as error:
-        return cabletests.unanswered(test, f"the agent of {agent.node} cannot be asked: {error}")
+        return cabletests.unanswered(test, f"cannot run the test in the agent's pod on {agent.node}: {error}")
     return cabletests.read(test, ran.code, ran.output, ran.error)
 
 

@@ -66,10 +66,11 @@ def _grouped(name: str, tried: Tried) -> Iterator[Check]:
         return
     error, formed = str(answer.get("error") or ""), f"two processes of MLX formed a group over {over} now"
     if answer.get("refused"):
-        yield Check("pair", State.UNKNOWN, f"no group of two was tried over {over} now: {_sentence(error)}", subject=name)
+        finding = f"the test of a group of two over {over} did not start: {_sentence(error)}"
+        yield Check("pair", State.UNKNOWN, finding, subject=name)
     elif not error:
         yield Check("pair", State.OK, formed, subject=name)
-        finding = f"they added numbers over {over} and the sum was right; it took {microseconds(answer, 'allSumMicroseconds')}"
+        finding = f"both added numbers over {over} and got the right sum, in {microseconds(answer, 'allSumMicroseconds')}"
         yield Check("all-reduce", State.OK, finding, subject=name)
     elif answer.get("wrongSum"):
         yield Check("pair", State.OK, formed, subject=name)
@@ -80,7 +81,7 @@ def _grouped(name: str, tried: Tried) -> Iterator[Check]:
             "conditions of the cable nor the logs of both agents name the cause, replug the cable, then replace it"
         )
         yield Check("pair", State.FAILURE, finding, "kubectl describe tbl " + name, subject=name)
-        finding = "nothing was added: the two processes did not form a group"
+        finding = "the addition was not tested: the two processes did not form a group"
         yield Check("all-reduce", State.UNKNOWN, finding, subject=name)
 
 

@@ -114,7 +114,8 @@ def clock(answers: Answers) -> Check:
         return Check("clock", State.OK, f"the clock is accurate to {abs(offset) + uncertainty:.3g} s")
     state = State.FAILURE if wrong > CLOCK_FAILURE_SECONDS else State.WARNING
     # A positive offset is what has to be added.
-    finding = f"the clock is {abs(offset):.3g} s {'behind' if offset > 0 else 'ahead'}; certificates and Leases depend on it"
+    found_at = f"the clock is {abs(offset):.3g} s {'behind' if offset > 0 else 'ahead'}"
+    finding = f"{found_at}: times in logs are wrong, and with a difference of minutes new certificates may not be valid yet"
     return Check("clock", state, finding, f"sudo sntp -sS {CLOCK[1]}")
 
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from thunderfleet_crds.quantization import BITS, GROUP_SIZES
+from thunderfleet_crds.quantization import BITS, GROUP_SIZES, listed
 
 from thunderfleet_cli.model.command import list_models, pull, remove
 from thunderfleet_cli.parsers import Parsers
@@ -24,7 +24,7 @@ def add(commands: Parsers) -> None:
     fetch.add_argument(
         "--sha256",
         metavar="HASH",
-        help="of a folder at a URI: hash of its file SHA256SUMS, as `sha256sum SHA256SUMS` prints it",
+        help="with a URI: hash of the file SHA256SUMS in the folder, as `sha256sum SHA256SUMS` prints it",
     )
     fetch.add_argument("--revision", default="main", help="branch, tag or commit")
     fetch.add_argument(
@@ -35,14 +35,14 @@ def add(commands: Parsers) -> None:
         help="number of Macs that keep the model; 0: only read its sizes, for `thunderfleet-operator plan`",
     )
     fetch.add_argument(
-        "--quantize", type=int, choices=BITS, metavar="BITS", help=f"quantize the weights to {', '.join(map(str, BITS))} bits"
+        "--quantize", type=int, choices=BITS, metavar="BITS", help=f"quantize the weights to {listed(BITS)} bits"
     )
     fetch.add_argument(
         "--group-size",
         type=int,
         choices=GROUP_SIZES,
         metavar="N",
-        help=f"with --quantize: number of weights that share a scale, {', '.join(map(str, GROUP_SIZES))} (default: 64)",
+        help=f"with --quantize: number of weights that share a scale, {listed(GROUP_SIZES)} (default: 64)",
     )
     fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
     fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")

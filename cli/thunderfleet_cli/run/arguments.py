@@ -26,7 +26,7 @@ def add(commands: Parsers) -> None:
     parser.add_argument(
         "--sha256",
         metavar="HASH",
-        help="of a folder at a URI: hash of its file SHA256SUMS, as `sha256sum SHA256SUMS` prints it",
+        help="with a URI: hash of the file SHA256SUMS in the folder, as `sha256sum SHA256SUMS` prints it",
     )
     parser.add_argument(
         "--prompt", metavar="TEXT", help="answer this prompt and exit (default: standard input, or a chat at a terminal)"

@@ -43,7 +43,7 @@ def absent(picture: Picture) -> Iterator[tuple[str, str]]:
         return
     known = {facts.name(link) for link in picture.links}
     for name in sorted(facts.users(picture).keys() - known):
-        yield name, "no Mac sees it: plug the cable into these ports"
+        yield name, "no Mac detects this cable: plug it into these ports"
 
 
 def seen_by(link: Json) -> list[str]:

@@ -17,7 +17,7 @@ def show(found: Why, picture: Picture, page: Page) -> None:
     if found.cause is not None:
         page.cells(("cause: ", "bold"), f"{found.cause.subject}: {found.cause.text}")
     elif any(step.state is State.PROBLEM for step in found.steps):
-        page.line("it serves; the problems above do not affect it now")
+        page.line("the model serves; the problems above do not affect it now")
     else:
-        page.line("it serves and nothing is wrong")
+        page.line("the model serves and nothing is wrong")
     unread(picture, page)

@@ -68,7 +68,7 @@ class Learner:
             async with Kube.with_files(self._server, self._identity / "ca.crt", certificate=client, key=client) as kube:
                 found = told(await _get(kube, CONFIG_MAP), await _get(kube, SLICE), self._port)
         except (ApiError, OSError, ValueError, ConfigException) as error:
-            log.debug("cannot read where the API servers are: %s", error)
+            log.debug("cannot read the addresses of the API servers: %s", error)
             return False
         self.look()
         if found and found != self._pool.servers:

@@ -61,7 +61,7 @@ def parse(text: str) -> Reference | None:
         raise ValueError(f"{text!r}: a digest is sha256: and 64 hexadecimal digits in lower case")
     if colon and not _TAG.fullmatch(tag):
         raise ValueError(
-            f"{text!r}: a tag has up to 128 letters, digits, '_', '.' and '-', and begins with none of the last two"
+            f"{text!r}: a tag has up to 128 letters, digits, '_', '.' and '-', and does not begin with one of the last two"
         )
     if not _REPOSITORY.fullmatch(path) or len(first) + 1 + len(path) > MAX_NAME:
         raise ValueError(

@@ -130,7 +130,7 @@ class Requests:
     async def _authorize(self, asked: Challenge | None) -> str:
         """The value of the Authorization header that the registry asks for. Raises PullError."""
         if asked is None:
-            raise PullError(f"{self.origin.host} refuses access and does not say what it needs")
+            raise PullError(f"{self.origin.host} refuses access and does not say how to authenticate")
         if asked.scheme == "basic":
             if self._credential is None:
                 raise PullError(f"{self.origin.host} asks for a user name and a password; name a Secret in imagePullSecrets")
@@ -142,8 +142,8 @@ class Requests:
             realm = URL(asked.realm)
             realm.origin()
         except ValueError:
-            raise PullError(f"{self.origin.host} names an invalid address for tokens") from None
-        self._check_scheme(realm, f"{self.origin.host} asks for tokens of")
+            raise PullError(f"{self.origin.host} names an invalid URL for tokens") from None
+        self._check_scheme(realm, f"{self.origin.host} requires a token of")
         scope = asked.scope or f"repository:{self._reference.repository}:pull"
         query = {"scope": scope} | ({"service": asked.service} if asked.service else {})
         headers = {"Authorization": self._credential.basic} if self._credential is not None else {}

@@ -104,13 +104,13 @@ class Store:
             try:
                 stored = _read(self.trees / key)
             except (OSError, MemoryError) as error:
-                say("%s: cannot read its record now, so it is not used: %s", self.trees / key, error)
+                say("%s: cannot read the record of this image, so the image is not used now: %s", self.trees / key, error)
                 continue
             self._unread.discard(key)
             if stored is not None:
                 self.images[key] = stored
                 continue
-            log.warning("%s: its record is broken; deleted", self.trees / key)
+            log.warning("%s: the record of this image is damaged; the image is deleted", self.trees / key)
             with contextlib.suppress(OSError):
                 # Files are deleted beside the event loop, later.
                 self._move_out(key)

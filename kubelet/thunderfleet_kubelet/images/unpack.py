@@ -74,7 +74,7 @@ class Tree:
         if os.path.islink(path):
             path = os.path.realpath(path)
             if not self.inside(path):
-                raise UnpackError(f"{part!r} is a link out of the image")
+                raise UnpackError(f"{part!r} is a link that leads out of the image")
         if os.path.isdir(path):
             # What this layer puts there must outlive an opaque folder above it.
             self.fresh.add(path)
@@ -138,7 +138,7 @@ class Tree:
         """Raises UnpackError if a link leads out, now that everything is in its place."""
         for link in self.links:
             if os.path.islink(link) and not self.inside(os.path.realpath(link)):
-                raise UnpackError(f"{link[len(self.root) :]}: a link out of the image")
+                raise UnpackError(f"{link[len(self.root) :]} is a link that leads out of the image")
 
 
 def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget, spare: int = 0) -> None:
@@ -172,7 +172,7 @@ def _unpack_layer(tree: Tree, file: Path, compression: str, digest: str) -> None
                 layer.expect_header()
         layer.expect_content()
         if layer.finish() != digest:
-            raise UnpackError("its content has another digest than the image's configuration says")
+            raise UnpackError("its content does not have the digest in the image's configuration")
 
 
 def _entry(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -283,7 +283,7 @@ def _link(tree: Tree, folder: str, path: str, member: tarfile.TarInfo) -> None:
         # In a container, the image is the root. Here, only relative links stay inside.
         target = posixpath.relpath(tree.root + posixpath.normpath("/" + target.lstrip("/")), folder)
     if not tree.inside(os.path.realpath(os.path.join(folder, target))):
-        raise UnpackError(f"{member.name!r} is a link out of the image, to {member.linkname[:200]!r}")
+        raise UnpackError(f"{member.name!r} is a link that leads out of the image, to {member.linkname[:200]!r}")
     os.symlink(target, path)
     tree.links.add(path)
     tree.folders.clear()

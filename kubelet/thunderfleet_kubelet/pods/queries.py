@@ -270,7 +270,7 @@ class PodQueries:
         found = await asyncio.to_thread(_listening, running, own, port)
         chosen = listeners.choose(found)
         if chosen is None:
-            who = "another process, which is not of this pod, listens there" if found else "no process listens there"
+            who = "a process outside of this pod listens there" if found else "no process listens there"
             raise PortRefused(f"pod {namespace}/{pod} does not listen on TCP port {port} of node {self._node_name}: {who}")
         async with asyncio.timeout(DIAL_SECONDS):
             return await asyncio.open_connection(chosen.reached_at, port, limit=DIAL_BYTES)

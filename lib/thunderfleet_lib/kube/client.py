@@ -233,7 +233,7 @@ class Kube:
             socket = await self._rest.pool_manager.ws_connect(url, protocols=protocols, headers=headers, max_msg_size=1 << 20)
         except aiohttp.WSServerHandshakeError as error:
             raise ApiError(
-                error.status, f"HTTP{error.status}", f"{path}: {self.host} does not start it: {error.message}"
+                error.status, f"HTTP{error.status}", f"{path}: {self.host} refuses the stream: {error.message}"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Unreachable", f"{path}: cannot reach {self.host}: {error}") from error

@@ -132,7 +132,7 @@ def why_undoing(record: Record) -> str:
     """Why ports that are managed are being put back: the record keeps that it is so, not why."""
     if record.refused:
         return "the API server was not reached without the bridge, or the ports were not ready in time"
-    return "undoing had started before thunderboltPorts was Managed again"
+    return "the changes were already being undone when thunderboltPorts was set back to Managed"
 
 
 def undo(network: Network, record: Record, why: str) -> Decision:

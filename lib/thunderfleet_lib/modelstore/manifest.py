@@ -112,7 +112,7 @@ class Manifest:
         if self.narrow:
             return
         if (self.sums is not None) != is_kept_name(self.repository):
-            raise InvalidManifest("the files of a URI, and no others, have a list with their hashes")
+            raise InvalidManifest("the manifest of a model at a URI, and no other, must contain the list of its hashes")
         if self.sums is not None:
             _check_sums(self.commit, self.files, self.sums)
         if self.conversion is not None:
@@ -294,7 +294,7 @@ def _check_together(files: Iterable[FileEntry]) -> None:
     folders: dict[str, str] = {}
     for entry in files:
         if sizes.setdefault(entry.blob, entry.size) != entry.size:
-            raise InvalidManifest(f"file {entry.path!r} has the hash of another file, but not its size")
+            raise InvalidManifest(f"file {entry.path!r} has the hash of another file, but a different size")
         key = _folded(entry.path)
         if key in seen:
             raise InvalidManifest(f"files {seen[key]!r} and {entry.path!r} have the same name on a Mac's disk")

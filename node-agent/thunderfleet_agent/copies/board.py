@@ -336,6 +336,6 @@ class Board:
         names = ", ".join(sorted({source.node for source in self._sources.values()}))
         unlisted = [large.entry.path for large in self.active if large.list is None]
         if unlisted:
-            return f"{names} has not checked {unlisted[0]} yet, or does not have it"
+            return f"no checked copy of {unlisted[0]} on {names} yet"
         path = next((large.entry.path for large in self.active), "") or next(iter(self.small.values())).path
-        return f"no missing part of {path} has arrived at {names} yet"
+        return f"none of the missing parts of {path} has arrived on {names} yet"

@@ -284,7 +284,7 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
     transfer, problem = attempt.transfer, attempt.problem
     if transfer is None:
         if problem is None:
-            text = "waits until other models are copied" if attempt.queued else "connects to the Macs that have it"
+            text = "waiting until other models are copied" if attempt.queued else "connecting to the Macs that have the model"
             return _waiting(one, attempt.bytes_done, None, text).model_copy(update=_from(attempt.main))
         phase = CopyPhase.WAITING if problem.reason is Reason.NO_SOURCE else CopyPhase.FAILED
         return _waiting(one, attempt.bytes_done, problem.reason, str(problem), phase)

@@ -429,7 +429,7 @@ class Transfer:
 
     def _drop(self, node: str, why: str) -> None:
         """Stops fetching from a Mac that sent wrong bytes, for a limited time."""
-        log.error("copy of %s: %s; nothing is fetched from it for a while", self._manifest.repository, why)
+        log.error("copy of %s: %s; nothing is copied from that Mac for a while", self._manifest.repository, why)
         self._network.wrong(node)
         with self._lock:
             self._failures.drop(node, why, time.monotonic())

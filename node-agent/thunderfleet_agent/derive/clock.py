@@ -6,7 +6,7 @@ from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_agent.derive.condition import ConditionValue
 
-UNKNOWN = ConditionValue(None, Reason.NOT_OBSERVED, "no response of the API server has said what time it is")
+UNKNOWN = ConditionValue(None, Reason.NOT_OBSERVED, "no response of the API server has contained its time yet")
 
 
 def clock_synchronized(known: bool, ahead: int | None) -> ConditionValue:

@@ -18,9 +18,9 @@ from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 
 PROGRESS_BYTES = 1024
 _SAID = {
-    "Reading": "reads the repository",
+    "Reading": "reading the repository",
     "Quantizing": "mlx-lm writes the quantized weights",
-    "Checking": "computes the hashes of the quantized files",
+    "Checking": "computing the hashes of the quantized files",
 }
 
 
@@ -72,7 +72,7 @@ def report(one: Conversion, staged: Path) -> ModelCopy:
         bytes=total or one.bytes,
         bytes_done=min(done, total),
         source=CopySource.HUB,
-        message=_SAID.get(step, "waits for the pod that quantizes it"),
+        message=_SAID.get(step, "waiting for the pod that quantizes the repository"),
     )
     shared = {field: getattr(state, field) for field in CopyState.model_fields}
     return ModelCopy(repository=one.repository, commit=one.commit, manifest=one.digest, **shared)

@@ -343,7 +343,8 @@ class Keeper:
         rate = self._rates.setdefault(one.digest, Rate())
         rate.add(self._clock(), done)
         problem = self._problems.get(one.digest)
-        waits = "waits for the pod that downloads it" if one.source is CopySource.HUB else "waits for a Mac that has it"
+        source = "the pod that downloads the model" if one.source is CopySource.HUB else "a Mac that has the model"
+        waits = f"waiting for {source}"
         return CopyState(
             phase=phase,
             bytes=one.bytes,

@@ -132,7 +132,7 @@ class Writer:
     async def emit(self, about: events.About, occurrence: Occurrence) -> None:
         """Creates an Event, unless there were too many about the object. A failure to do so is only logged."""
         if not self._events.take(str(about.metadata.uid), time.monotonic()):
-            log.debug("no Event %s about %s: there were too many", occurrence.reason, about.metadata.name)
+            log.debug("Event %s about %s is not created: there were too many", occurrence.reason, about.metadata.name)
             return
         self._counted("events", "create")
         try:

@@ -125,7 +125,7 @@ def _reason(candidate: Candidate, request: Request, divided: Division, basis: st
 def _builds(candidate: Candidate) -> str:
     """A warning about Macs whose RDMA stacks may not fit together: those of different builds of macOS."""
     named = _different(candidate, lambda mac: mac.build)
-    return f"the Macs run different builds of macOS ({named}): RDMA is safer with the same on all" if named else ""
+    return f"the Macs run different builds of macOS ({named}): RDMA is safer if all run the same build" if named else ""
 
 
 def _generations(candidate: Candidate) -> str:

@@ -131,7 +131,7 @@ class _Relay:
         """The group failed."""
         reason = str(error) or type(error).__name__
         extra = logs.about(group=seat.group.index)
-        log.warning("group %s failed with a request: %s", seat.group.name, reason[:300], extra=extra)
+        log.warning("group %s failed during a request: %s", seat.group.name, reason[:300], extra=extra)
         said = ApiError(
             503, "the group that worked on this request failed; send it again", type="server_error", code="group_failed",
             headers={"Retry-After": "5"},

@@ -32,7 +32,7 @@ def of_status(answer: Answer, repository: str, revision: str, endpoint: str, *, 
     what, token = f"repository {repository}", "with the token of the Secret" if with_token else "without a token"
     match answer.status, answer.code:
         case _, "GatedRepo":
-            return HubFault(Reason.GATED, f"{what} is gated: {endpoint} does not give it {token}; {_ask(with_token)}")
+            return HubFault(Reason.GATED, f"{what} is gated: {endpoint} refuses access {token}; {_ask(with_token)}")
         case _, "RevisionNotFound":
             return HubFault(Reason.REVISION_NOT_FOUND, f"{what} has no revision {revision}")
         case _, "EntryNotFound":
@@ -57,7 +57,7 @@ def of_status(answer: Answer, repository: str, revision: str, endpoint: str, *, 
             return HubFault(Reason.REPOSITORY_NOT_FOUND, f"{endpoint} has no {what} {token}; {advice}{more}")
         case 403, _:
             said = f": {answer.message}" if answer.message else ""
-            return HubFault(Reason.GATED, f"{endpoint} does not give {what} {token}{said}; {_ask(with_token)}")
+            return HubFault(Reason.GATED, f"{endpoint} refuses access to {what} {token}{said}; {_ask(with_token)}")
         case status, _:
             seconds = retry_seconds(answer.retry_after)
             return HubFault(Reason.HUB_FAILED, f"{endpoint} answers with status {status}", seconds)

@@ -59,13 +59,13 @@ def test_progress_is_reported_then_the_files_are_taken_over(mac: Mac) -> None:
     assert mac.round() == {KEPT.removeprefix("owner/"): (CopyPhase.QUANTIZING, None)}
     (copy,) = mac.keeper.copies
     assert (copy.manifest, copy.bytes_done, copy.message) == (
-        conversion_id(SOURCE, HOW), 0, "waits for the pod that quantizes it"
+        conversion_id(SOURCE, HOW), 0, "waiting for the pod that quantizes the repository"
     )  # fmt: skip
     for done in (1000, 3000):
         say(folder, "Reading", done, 4000)
         mac.round()
     (copy,) = mac.keeper.copies
-    assert (copy.bytes, copy.bytes_done, copy.message) == (4000, 3000, "reads the repository")
+    assert (copy.bytes, copy.bytes_done, copy.message) == (4000, 3000, "reading the repository")
     assert (copy.bytes_per_second, copy.seconds_left) == (200, 5)
     say(folder, "Quantizing", 10, 1000)
     mac.round()

@@ -199,7 +199,7 @@ def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
     [
         ({}, "last failure, rank 1 on studio-2", "PeerLost: rank 1 ended"),
         ({"links": [link("False", "plug it in")]}, f"ThunderboltLink {LINK}", "PortDown: plug it in"),
-        ({"links": []}, f"ThunderboltLink {LINK}", "no Mac sees it"),
+        ({"links": []}, f"ThunderboltLink {LINK}", "no Mac detects this cable"),
         (
             {"nodes": [node("studio-1"), node("studio-2", "Unknown", "no news")]},
             "Node studio-2",
@@ -280,7 +280,7 @@ def test_a_cable_that_a_group_needs_and_nobody_sees_comes_first() -> None:
     with paper() as (page, text):
         cables.show(found, page)
     first = text.getvalue().splitlines()[1]
-    assert first.startswith("studio-1.tb2--studio-3.tb1") and "default/chat-0" in first and "plug the cable" in first
+    assert first.startswith("studio-1.tb2--studio-3.tb1") and "default/chat-0" in first and "plug it into these ports" in first
     (known, missing) = cables.as_values(found)
     assert known["seenBy"] == ["studio-1", "studio-2"] and known["neededBy"] == ["default/chat-0"]
     assert missing["connected"] is False
@@ -579,7 +579,7 @@ def test_a_pod_of_the_operator_that_is_not_ready_is_named_and_is_no_cause() -> N
     leaving = {**unready, "metadata": {**unready["metadata"], "name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     for one, cause in ((deployment(), None), (deployment("False", "Loading", "rank 1 loads"), "group 0")):
         found = why.why(picture(deployments=[one], operators=[OPERATOR, unready, leaving]), one)
-        steps = [step for step in found.steps if "is not ready, another replica works" in step.text]
+        steps = [step for step in found.steps if "is not ready; another replica works" in step.text]
         assert len(steps) == 1 and steps[0].text.startswith("Pod operator-2 on linux-2 ")
         assert (found.cause.subject if found.cause else None) == cause
     for operators, said in (([OPERATOR, unready], "Pod operator-2"), ([unready], "no pod"), ([], "no pod"), ([OPERATOR], None)):

@@ -130,7 +130,7 @@ FOREIGN = {
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_file_of_another_program_is_refused(tmp_path: Path, case: str) -> None:
     (tmp_path / "file").write_bytes(FOREIGN[case])
-    with pytest.raises(InstallError, match=r"file is damaged, or is no file of|file is not complete"):
+    with pytest.raises(InstallError, match=r"file is damaged, or was not written by|file is not complete"):
         check(tmp_path / "file")
 
 

@@ -81,7 +81,7 @@ def test_an_etcd_from_a_snapshot_has_everything_at_a_later_revision(layout: Host
         old = ask(layout, "/v3/kv/range", {"key": key, "revision": put["header"]["revision"]})
         assert "compacted" in old["message"]
     (tmp_path / "snapshot").write_bytes(taken[:-1])
-    with pytest.raises(InstallError, match="cannot be made from the snapshot"):
+    with pytest.raises(InstallError, match="cannot restore etcd's data from the snapshot"):
         etcd.make_data(BlockingHost(), program, tmp_path / "snapshot", tmp_path / "damaged")
 
 

@@ -106,7 +106,7 @@ def test_a_member_joins_votes_and_leaves(etcds: Etcds, monkeypatch: pytest.Monke
     assert joined.etcd_initial == initial_cluster(on_second.members(), second.etcd_name, second.peer_url)
     etcds.start(joined)
     settling.settle(mac(said), joined, on_second)
-    assert not by_host(on_second, 1).learner and said[-1] == "member-second has all data, and votes"
+    assert not by_host(on_second, 1).learner and said[-1] == "member-second has all data and is now a voting member"
     settling.settle(mac(said), joined, on_second)
     assert settling.has_data(second.layout)
 

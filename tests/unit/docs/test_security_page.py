@@ -70,7 +70,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Without routers it may get none but": (
         "unit/chart/test_router_objects.py::test_without_routers_nothing_of_them_exists_and_no_secret_is_read",
     ),
-    "Who may create ModelDeployments in a namespace can make": ADVICE,
+    "A user who may create ModelDeployments in a namespace can make": ADVICE,
     "router | `router.port`": (f"{ROUTED}::test_strangers_learn_nothing", f"{ROUTER}::test_its_certificate_is_read_again"),
     "**Routers** read ModelDeployments": (f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",),
     "**Routers with the live page** (": (
@@ -98,15 +98,15 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{ROUTED}::test_limits_of_a_key_hold_in_each_router",
         f"{ROUTER}::test_a_request_with_a_key_wakes_a_model",
     ),
-    "who may create ModelDeployments in a namespace |": (
+    "user who may create ModelDeployments in a namespace |": (
         f"{ROUTES}::test_own_namespaces_come_first_and_aliases_never_shadow_names",
         f"{ROUTES}::test_an_alias_of_another_namespace_attracts_no_holder_of_a_key",
     ),
-    "who reads ConfigMaps of the release's namespace |": (
+    "user who can read ConfigMaps of the release's namespace |": (
         "unit/crds/test_routing.py::test_a_key_has_another_digest_with_another_routing_key",
     ),
-    "who reads the Secret `thunderfleet-router`": UNPROTECTED,
-    "on the LAN | read prompts and answers between": UNPROTECTED,
+    "user who can read the Secret `thunderfleet-router`": UNPROTECTED,
+    "anyone on the LAN | read prompts and answers between": UNPROTECTED,
     "API keys should be random": ADVICE,
     "A request that makes groups fail": (f"{ROUTED}::test_a_request_that_was_there_at_two_failures_is_refused",),
     "The body of a request is checked for its size": (
@@ -249,7 +249,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "balancer | 6444": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "The balancer has the rights": (f"{BALANCER}::test_the_balancer_asks_as_the_kubelet",),
     "TLS is between its clients": (f"{BALANCER}::test_large_bodies_pass_and_ends_are_passed_on",),
-    "A user who can open connections on a Mac": (f"{BALANCER}::test_many_connections_do_not_keep_out_another",),
+    "The balancer has at most 1024": (f"{BALANCER}::test_many_connections_do_not_keep_out_another",),
+    "A user who opens that many on a Mac": (f"{BALANCER}::test_many_connections_do_not_keep_out_another",),
     "A Mac with a control plane": ADVICE,
     "API server | 6443": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "etcd | 2379": (
@@ -501,8 +502,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "A ModelDeployment gets the files only after": (
         "unit/operator/test_uris.py::test_the_files_of_another_namespace_are_not_used",
     ),
-    "These rules bind people": ADVICE,
-    "Who may create pods on Macs can send": UNPROTECTED,
+    "These rules apply to users": ADVICE,
+    "A user who may create pods on Macs can send": UNPROTECTED,
     # What is not protected
     "Gateways speak plain HTTP": UNPROTECTED,
     "Put a TLS proxy": ADVICE,

@@ -179,8 +179,8 @@ def error(code: str, message: str) -> Answer:
         (error("14", "%zz%C3"), "health rpc failed: UNAVAILABLE: %zz�"),
         (error("99", ""), "health rpc failed: 99: "),
         (error("-1", ""), "the server does not speak gRPC: its answer has no grpc-status"),
-        (lambda connection: connection.reset_stream(1, 7), "the server broke the call off: REFUSED_STREAM"),
-        (lambda connection: connection.reset_stream(1, 99), "the server broke the call off: 99"),
+        (lambda connection: connection.reset_stream(1, 7), "the server reset the stream: REFUSED_STREAM"),
+        (lambda connection: connection.reset_stream(1, 99), "the server reset the stream: 99"),
         (lambda connection: connection.close_connection(), "the server ends the connection: NO_ERROR"),
     ],
 )  # fmt: skip

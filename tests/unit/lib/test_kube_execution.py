@@ -68,7 +68,7 @@ async def test_output_and_exit_code(api: tuple[Api, Kube]) -> None:
 
 async def test_a_command_that_does_not_end_or_run(api: tuple[Api, Kube], monkeypatch: pytest.MonkeyPatch) -> None:
     made, kube = api
-    with pytest.raises(ApiError, match="does not start it") as refused:
+    with pytest.raises(ApiError, match="refuses the stream") as refused:
         await run(kube)
     assert refused.value.status == 403
 

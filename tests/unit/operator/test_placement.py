@@ -113,7 +113,7 @@ def test_rdma_between_different_builds_of_macos_is_warned_of() -> None:
         macs = (mac("a", 6, SPLITS, backends=BOTH, build=first), mac("b", 6, SPLITS, backends=BOTH, build=second))
         return placed(plan(Fleet(macs, [cable("a", "b", rdma=rdma)]), Request(path=PATH, memory=NO_KV))).reason
 
-    warning = "; the Macs run different builds of macOS (a 25D125, b 25E230): RDMA is safer with the same on all"
+    warning = "; the Macs run different builds of macOS (a 25D125, b 25E230): RDMA is safer if all run the same build"
     assert reason("25D125", "25E230").endswith(warning)
     for other in (reason("25D125", "25D125"), reason("25D125", ""), reason("25D125", "25E230", rdma="it is Down")):
         assert "builds of macOS" not in other

@@ -77,6 +77,11 @@ def test_an_old_spec_is_reconciling_although_its_group_serves() -> None:
     old = replace(SERVES, outdated=True)
     status = after(None, [old])
     assert shown(status) == ("True", "RollingOut", *IDLE)
+    told = [find_condition(one.conditions, "Reconciling") for one in (status, after(None, [old, old]))]
+    assert [one.message for one in told if one is not None] == [
+        "1 group has an earlier spec and will be replaced",
+        "2 groups have an earlier spec and will be replaced",
+    ]
     assert next(one for one in status.conditions if one.type == "Ready").status == "True"
     assert shown(after(None, [replace(old, placed_now=True)]))[1] != "RollingOut"
 

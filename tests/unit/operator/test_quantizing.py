@@ -232,7 +232,7 @@ def test_a_mac_that_is_away_is_waited_for_as_long_as_quantizing_again_takes() ->
     assert first.status.manifest == DIGEST
     waits = {copy.node: copy.message for copy in first.status.macs}["b"]
     only, then = (
-        "waits for a, which has the only copy and cannot be reached",
+        "waiting for a, which has the only copy and cannot be reached",
         "the repository is quantized again at 05:50:45 UTC",
     )
     assert waits == f"{only}; if that lasts, {then}"

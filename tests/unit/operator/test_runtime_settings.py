@@ -20,7 +20,7 @@ from thunderfleet_operator.placement.result import RankPlacement
 from tests.unit.operator import values
 from tests.unit.operator.values import report
 
-UNUSED = "runtime.fastSynch is not used, which needs parallelism Tensor and transport JACCL"
+UNUSED = "runtime.fastSynch has no effect: it needs parallelism Tensor and transport JACCL"
 
 
 def deployment(**runtime: Any) -> ModelDeployment:

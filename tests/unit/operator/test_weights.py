@@ -281,7 +281,7 @@ def test_the_hub_is_read_once_unless_no_mac_can_give_the_model_away() -> None:
     # One that only is not there yet is waited for.
     alone = decide(observed(cache(RESOLVED, copies=2), a=profile("a"), b=lonely))
     shown = next(copy for copy in alone.status.macs if copy.node == "b")
-    assert (shown.reason, shown.message) == (None, "waits for a, which downloads the model")
+    assert (shown.reason, shown.message) == (None, "waiting for a, which downloads the model")
 
 
 def test_a_mac_that_is_lost_in_the_middle_is_replaced_by_another_pod() -> None:
@@ -491,7 +491,8 @@ def test_a_mac_with_a_part_needs_disk_for_the_rest_of_the_model(disk: int, copie
 def test_a_model_that_was_resolved_before_parts_says_how_to_get_them() -> None:
     _, weights = WeightsFleets().of("k", Fleet(), {}, cache({**RESOLVED, "files": 6, "model": SIZED}), Copies.SHARD)
     found = resolution(weights, Resolution(False, Reason.MODEL_NOT_FOUND, ""), Copies.SHARD)
-    assert "an earlier version of Thunderfleet resolved it; delete the ModelCache" in found.message
+    assert "an earlier version of Thunderfleet resolved the model and did not record the layers" in found.message
+    assert "in its files; delete the ModelCache" in found.message
 
 
 def test_a_model_without_parts_is_fetched_whole_and_the_condition_says_why() -> None:
@@ -532,8 +533,8 @@ def test_what_is_no_result_is_none(text: str) -> None:
     ("macs", "enabled", "said"),
     [
         ((Mac("a", "1", 1, store=STORE),), True, "ModelCache tiny was created; no Mac has the model, so it is fetched"),
-        ((Mac("a", "1", 1, store=STORE), Mac("b", "2", 1, profiled=False)), True, "it is fetched if b reports none either"),
-        ((Mac("a", "1", 1), Mac("b", "2", 1, profiled=False)), True, "it is fetched if a, b report none either"),
+        ((Mac("a", "1", 1, store=STORE), Mac("b", "2", 1, profiled=False)), True, "it is fetched if b does not have it either"),
+        ((Mac("a", "1", 1), Mac("b", "2", 1, profiled=False)), True, "it is fetched if a, b do not have it either"),
         ((Mac("a", "1", 1, store=STORE),), False, "copy it"),
         ((Mac("a", "1", 1, ready=False, store=STORE),), True, "copy it"),
         ((Mac("a", "1", 1),), True, "copy it"),

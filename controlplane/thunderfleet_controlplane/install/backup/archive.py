@@ -187,7 +187,7 @@ def _opened(source: Path) -> Iterator[_Lines]:
         raise InstallError(f"{source} is not complete: its end is missing; {ANOTHER}") from None
     # RecursionError: deeply nested JSON.
     except (gzip.BadGzipFile, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InstallError(f"{source} is damaged, or is no file of `thunderfleet backup` ({error}); {ANOTHER}") from None
+        raise InstallError(f"{source} is damaged, or was not written by `thunderfleet backup` ({error}); {ANOTHER}") from None
     except OSError as error:
         raise InstallError(f"cannot read {source}: {error.strerror or error}", usage=True) from None
 

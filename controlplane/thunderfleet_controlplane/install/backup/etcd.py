@@ -83,4 +83,4 @@ def make_data(host: BlockingHost, etcdutl: Path, source: Path, data: Path) -> No
     )
     if isinstance(said, Failure):
         why = said.error.strip()[-600:] or said
-        raise InstallError(f"etcd's data cannot be made from the snapshot: {why}; free some space, or use another backup")
+        raise InstallError(f"cannot restore etcd's data from the snapshot: {why}; free some space, or use another backup")

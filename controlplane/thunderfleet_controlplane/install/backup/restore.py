@@ -120,8 +120,8 @@ def _others(mac: Mac) -> list[str]:
         return []
     every = ", ".join(map(str, members))
     return [
-        f"this cluster has several control planes, which would go on without this one: {every}. Run `sudo thunderfleet reset` "
-        "on each of these Macs except this one first; after the restore, join them again"
+        f"this cluster has several control planes, and the others would continue without this one: {every}. Run `sudo "
+        "thunderfleet reset` on each of these Macs except this one first; after the restore, join them again"
     ]
 
 

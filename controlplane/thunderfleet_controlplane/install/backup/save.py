@@ -61,7 +61,7 @@ def _note(mac: Mac, when: str) -> None:
     try:
         asyncio.run(note())
     except (ApiError, OSError, TimeoutError) as error:
-        mac.step("backup", f"the time of this backup is not on Node {name}, so the alert about old backups may fire: {error}")
+        mac.step("backup", f"cannot write the time of this backup to Node {name}, so an alert about backups may fire: {error}")
 
 
 def contents(layout: HostLayout) -> Iterator[tuple[str, bytes]]:

@@ -98,7 +98,7 @@ class Etcd:
                 return answer
             said = answer.get("message") if isinstance(answer, dict) else None
             problem = EtcdError(f"etcd at {host}: {said or f'status {status}'}", refused=True)
-        raise problem or EtcdError("there is no etcd to ask")
+        raise problem or EtcdError("no member of etcd is known")
 
     def _ask(self, host: str, method: str, path: str, body: str, seconds: float) -> tuple[int, bytes]:
         pair = self._pki.pair("etcd-client")

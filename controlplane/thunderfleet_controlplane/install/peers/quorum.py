@@ -32,7 +32,7 @@ def parse(answer: Mapping[str, Any]) -> tuple[Member, ...]:
             for one in answer["members"]
         )
     except (KeyError, TypeError, AttributeError):
-        raise ValueError("etcd does not say what its members are") from None
+        raise ValueError("etcd does not list its members") from None
 
 
 def initial_cluster(members: Iterable[Member], own_name: str, own_url: str) -> str:

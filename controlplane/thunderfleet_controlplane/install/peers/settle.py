@@ -51,7 +51,7 @@ def settle(mac: Mac, config: HostConfig, etcd: Etcd | None = None) -> None:
             etcd.move(mine, config.peer_url)
         if mine.learner:
             etcd.promote(mine)
-            mac.step("etcd", f"{config.etcd_name} has all data, and votes")
+            mac.step("etcd", f"{config.etcd_name} has all data and is now a voting member")
         return ""
 
     until(step, lambda: why_not(mac.launchctl, mac.layout, "etcd", label("etcd")))

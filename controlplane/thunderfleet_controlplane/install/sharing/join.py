@@ -32,7 +32,7 @@ from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing.sealed import SealedError, unseal
 
 CLAIM_BYTES = 16
-REMOVE = "if it does not go on, run `sudo thunderfleet reset --member {}` on a Mac with a control plane"
+REMOVE = "if that Mac does not continue, run `sudo thunderfleet reset --member {}` on a Mac with a control plane"
 
 
 @dataclass(frozen=True)

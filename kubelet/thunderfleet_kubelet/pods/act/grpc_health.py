@@ -120,7 +120,7 @@ class _Call:
                     self.ended = True
                     return
                 case StreamReset():
-                    raise NoAnswer(f"the server broke the call off: {_error(event.error_code)}")
+                    raise NoAnswer(f"the server reset the stream: {_error(event.error_code)}")
                 case ConnectionTerminated():
                     raise NoAnswer(f"the server ends the connection: {_error(event.error_code)}")
 

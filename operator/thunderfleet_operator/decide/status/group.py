@@ -122,7 +122,7 @@ def _reason(reason: str, plan: Plan, deployment: ModelDeployment) -> str:
     wanted = deployment.spec.runtime.fast_synch is FastSynch.ENABLED
     if not wanted or uses_fast_synch(transport(plan), plan.split):
         return reason
-    unused = "runtime.fastSynch is not used, which needs parallelism Tensor and transport JACCL"
+    unused = "runtime.fastSynch has no effect: it needs parallelism Tensor and transport JACCL"
     return "; ".join(part for part in (reason[: MESSAGE_LENGTH - len(unused) - 2], unused) if part)
 
 

@@ -36,7 +36,7 @@ NEEDS_A_PERSON = frozenset(
     )
 )
 """What the hub or a server refuses until a person changes something."""
-NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nobody has to change anything")
+NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nothing has to be changed")
 STARTS = frozenset(GroupPhase) - {GroupPhase.READY, GroupPhase.DRAINING, GroupPhase.GAVE_UP, GroupPhase.BACKING_OFF}
 """Phases of a group before it serves."""
 SEE_STALLED = Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
@@ -151,7 +151,7 @@ def reconciling(of: Progress, *, stalled: bool) -> Verdict:
         return Verdict(False, *no_groups(of.deployment))
     outdated = sum(outcome.outdated and not outcome.placed_now for outcome in of.outcomes)
     if outdated:
-        return Verdict(True, Reason.ROLLING_OUT, f"{_count(outdated)} of an earlier spec to be replaced")
+        return Verdict(True, Reason.ROLLING_OUT, f"{_count(outdated)} an earlier spec and will be replaced")
     if of.ready.status is not True:
         return Verdict(True, Reason.PROGRESSING, f"see condition {ConditionType.READY}")
     return Verdict(False, Reason.READY, of.ready.message)

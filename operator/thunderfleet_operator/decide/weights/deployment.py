@@ -21,8 +21,8 @@ from thunderfleet_operator.placement import Fleet, Mac
 from thunderfleet_operator.placement.eligibility import wanted_model
 
 _UNKNOWN_PARTS = (
-    "the layers in its files are not known, because an earlier version of Thunderfleet resolved it; delete the ModelCache "
-    "to resolve it again (the Macs keep the files)"
+    "an earlier version of Thunderfleet resolved the model and did not record the layers in its files; delete the ModelCache "
+    "to resolve the model again (the Macs keep the files)"
 )
 
 
@@ -90,8 +90,8 @@ def _awaited(fleet: Fleet) -> Resolution | None:
     # Without a model store on any of them, it will not be fetched.
     if not silent or not any(mac.store or not mac.profiled for mac in up):
         return None
-    text = f"no Mac that has reported its models has the model; it is fetched if {listed(silent)} {{}} none either"
-    return Resolution(False, Reason.RESOLVING, text.format("reports" if len(silent) == 1 else "report"))
+    text = f"no Mac that has reported its models has this model; it is fetched if {listed(silent)} {{}} not have it either"
+    return Resolution(False, Reason.RESOLVING, text.format("does" if len(silent) == 1 else "do"))
 
 
 def _created(name: str) -> Resolution:

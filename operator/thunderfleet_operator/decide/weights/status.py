@@ -132,7 +132,7 @@ def _copies(
                 and copy.node != made_from.node
                 and copy.reason == Reason.NO_SOURCE
             ):
-                only = f"waits for {made_from.node}, which has the only copy and cannot be reached"
+                only = f"waiting for {made_from.node}, which has the only copy and cannot be reached"
                 then = f"if that lasts, the repository is quantized again at {again_at:%H:%M:%S} UTC"
                 copy = copy.model_copy(update={"message": f"{only}; {then}"})
         found.append(copy)
@@ -159,16 +159,16 @@ def _waits(
     """What a copy waits for, if the agent of the Mac does not know it."""
     store = profile.status.store if profile is not None else None
     if node is None or not node.ready:
-        return {"message": "waits for the Mac, which is not Ready", "bytes_per_second": None, "seconds_left": None}
+        return {"message": "waiting for the Mac, which is not Ready", "bytes_per_second": None, "seconds_left": None}
     if store is None:
-        return {"message": "waits for the agent of the Mac, which reports no model store (chart value agent.modelStore)"}
+        return {"message": "waiting for the agent of the Mac, which reports no model store (chart value agent.modelStore)"}
     if store.problem:
         return {"reason": Reason.NO_MAC_TO_FETCH, "message": f"the model store cannot be used: {store.problem}"}
     download, hub = status.download, next((one.node for one in status.assignments if one.source is CopySource.HUB), None)
     if source is CopySource.PEER and copy.reason == Reason.NO_SOURCE and hub is not None:
         part = next((one.files for one in status.assignments if one.node == hub), None)
-        what = "the model" if part is None else "the files that it needs itself first"
-        return {"reason": None, "message": f"waits for {hub}, which downloads {what}"}
+        what = "downloads the model" if part is None else "first downloads the files that it needs itself"
+        return {"reason": None, "message": f"waiting for {hub}, which {what}"}
     if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
         when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
         return {"reason": download.reason, "message": f"{download.message}{when}"[:MESSAGE_LENGTH]}

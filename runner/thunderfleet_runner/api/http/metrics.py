@@ -41,7 +41,7 @@ class GatewayMetrics:
         self.whole = histogram("request_seconds", "Seconds from the arrival of a request to its last token.", _SECONDS)
         self.prompt_size = histogram("prompt_size_tokens", "Prompt tokens of one request.", _TOKENS)
         self.answer_size = histogram("answer_size_tokens", "Generated tokens of one request.", _TOKENS)
-        self.hits = counter("prompt_cache_hits", "Requests with a prompt of which a part was in the prompt cache.")
+        self.hits = counter("prompt_cache_hits", "Requests for which a part of the prompt was in the prompt cache.")
         self.rate = histogram("decode_tokens_per_second", "Tokens per second of one request after its first token.", _RATES)
         self.queued = histogram("queue_seconds", "Seconds that requests waited in the queue.", _SECONDS)
         self.prompt = counter("prompt_tokens", "Prompt tokens of served requests.")
