@@ -18,7 +18,7 @@ from thunderfleet_lib.listener import allow_descriptors
 from thunderfleet_operator.act.cache_controller import CacheController
 from thunderfleet_operator.act.certificate_controller import CertificateController
 from thunderfleet_operator.act.drains import Drains
-from thunderfleet_operator.act.executor import Executor
+from thunderfleet_operator.act.executor import CHECK_SECONDS, Executor
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.link_controller import LinkController
 from thunderfleet_operator.act.mac_controller import MacController
@@ -39,7 +39,17 @@ from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import CACHES, DEPLOYMENTS, LINKS, NODEPROFILES, REQUESTS, Cache, Collection, unpacked
+from thunderfleet_operator.watch.cache import (
+    CACHES,
+    DEPLOYMENTS,
+    LINKS,
+    NODEPROFILES,
+    REQUESTS,
+    SECRETS,
+    Cache,
+    Collection,
+    unpacked,
+)
 from thunderfleet_operator.watch.components import Components
 from thunderfleet_operator.watch.leader import Leader
 from thunderfleet_operator.watch.lists import Lists
@@ -82,7 +92,7 @@ class Operator:
         self.cache = Cache() if cache is None else cache
         self.queue = WorkQueue()
         self.cables = WorkQueue()
-        """The queue of the rounds of cables."""
+        """The queue of the rounds of cables, and of those that check Secrets."""
         self._keys = Keyring()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
         self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
@@ -95,7 +105,16 @@ class Operator:
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
         caches = CacheController(self._index, writer, settings.pods, settings.hub, lambda: self._keys, _now)
-        executor = Executor(writer, self.groups, macs, drains, self.metrics, settings.pods, lambda: self._keys)
+        executor = Executor(
+            writer,
+            self.groups,
+            macs,
+            drains,
+            self.metrics,
+            settings.pods,
+            lambda: self._keys,
+            later=lambda key: self.cables.add_after(f"{SECRETS.name}/{key}", CHECK_SECONDS),
+        )
         self._scaling = ScalingMemory(time.monotonic)
         address = host_port(configuration.host, configuration.demand_port)
         self._publisher = Publisher(
@@ -136,7 +155,7 @@ class Operator:
             REQUESTS.name: certificates.round,
             CACHES.name: caches.round,
         }
-        cables: dict[str, Round] = {LINKS.name: links.round}
+        cables: dict[str, Round] = {LINKS.name: links.round, SECRETS.name: executor.check_secrets}
         self._workers = {
             "worker": Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill),
             "cables": Worker(self.cables, cables, self.metrics, self.leading, self.lists.refill, CABLES_AT_ONCE),
@@ -152,7 +171,7 @@ class Operator:
         self.metrics.clock.set_function(lambda: float(kube.clock.wrong or 0))
         for part in Part:
             self.metrics.silent.labels(part).set_function(partial(self._silent, part))
-        self.metrics.registry.register(ObjectMetrics(self._objects, self.leading))
+        self._shown = ObjectMetrics(self._objects, self.leading)
 
     def _objects(self) -> Objects:
         index = self._index
@@ -209,6 +228,7 @@ class Operator:
         except ValueError as error:
             log.error("%s; using the keys that were read at the start", error)
         self._took_over = True
+        self.reconciler.begin()
         self._add(DEPLOYMENTS, LINKS, NODEPROFILES, CACHES)
         for node in self._index.requests_of:
             self.queue.add(work_key(REQUESTS, node))
@@ -261,6 +281,7 @@ class Operator:
             stuck=lambda: any(worker.stuck for worker in self._workers.values()),
             synced=lambda: self._synced.is_set() and self._watching.is_set(),
             leading=self.leading,
+            objects=self._shown.page,
         )
         page = await health.serve(self._configuration.host, self._configuration.metrics_port)
         tasks: list[asyncio.Task[None]] = []

@@ -15,12 +15,22 @@ CONNECTIONS = 64
 
 
 class Health:
-    """``stuck``: whether the worker hangs. ``synced``: whether the cache is filled. ``leading``: whether this replica acts."""
+    """``stuck``: whether the worker hangs. ``synced``: whether the cache is filled. ``leading``: whether this replica acts.
+
+    ``objects``: more of the page of metrics, in the text format of Prometheus.
+    """
 
     def __init__(
-        self, metrics: Metrics, *, stuck: Callable[[], bool], synced: Callable[[], bool], leading: Callable[[], bool]
+        self,
+        metrics: Metrics,
+        *,
+        stuck: Callable[[], bool],
+        synced: Callable[[], bool],
+        leading: Callable[[], bool],
+        objects: Callable[[], bytes] = bytes,
     ) -> None:
         self._metrics = metrics
+        self._objects = objects
         self._stuck = stuck
         self._synced = synced
         self._leading = leading
@@ -32,7 +42,8 @@ class Health:
         return self._listener.open
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": METRICS_TYPE})
+        page = generate_latest(self._metrics.registry) + self._objects()
+        return web.Response(body=page, headers={"Content-Type": METRICS_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         if self._stuck():

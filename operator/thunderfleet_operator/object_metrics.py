@@ -1,35 +1,113 @@
 """Metrics of ModelDeployments, cables and Macs, which name the object that has a problem.
 
-They show the objects of the cache when they are scraped, and only those of the leader, so that replicas double nothing.
+They show the objects of the cache when they are scraped, and only those of the leader, so that replicas double nothing. A large
+fleet has tens of thousands of samples: the lines of an object that has not changed since the last page are kept.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from thunderfleet_crds.conditions import Condition, find_condition
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment
+from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
 from thunderfleet_operator.observe.nodes import Node
 
+PREFIX = "thunderfleet_"
 VALUES: Mapping[ConditionStatus, float] = {ConditionStatus.TRUE: 1.0, ConditionStatus.FALSE: 0.0, ConditionStatus.UNKNOWN: -1.0}
 CONDITION = "1 if the condition is True, 0 if it is False, -1 if it is Unknown"
 OF = ("namespace", "name")
+OF_GROUP = (*OF, "group")
 MEGABIT_BYTES = 125_000
+
+
+class _Family(NamedTuple):
+    """A gauge's description and the names of its labels."""
+
+    text: str
+    labels: tuple[str, ...]
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "modeldeployment_condition": _Family(f"{CONDITION}.", (*OF, "type", "reason")),
+    "modeldeployment_replicas": _Family("Groups that the ModelDeployment asks for.", OF),
+    "modeldeployment_ready_replicas": _Family("Groups that serve.", OF),
+    "modeldeployment_not_ready_timestamp_seconds": _Family(
+        "Time since which the ModelDeployment is not Ready, in seconds since the Unix epoch; absent while it is Ready, and "
+        "while it should have no groups.",
+        OF,
+    ),
+    "modeldeployment_benchmark_tokens_per_second": _Family("Generation rate that the most recent benchmark measured.", OF),
+    "modeldeployment_group_state": _Family("1 for the present state of the group.", (*OF_GROUP, "state")),
+    "modeldeployment_group_restarts": _Family(
+        "Restarts after failures that count against spec.recovery.maxRestarts.", OF_GROUP
+    ),
+    "modeldeployment_group_max_restarts": _Family("spec.recovery.maxRestarts.", OF_GROUP),
+    "modeldeployment_group_last_failure_timestamp_seconds": _Family(
+        "Time of the last failure of the group in seconds since the Unix epoch, with its first cause: reason, Node and cable.",
+        (*OF_GROUP, "reason", "node", "link"),
+    ),
+    "thunderboltlink_condition": _Family(f"{CONDITION}.", ("name", "type", "reason")),
+    "thunderboltlink_groups": _Family("Groups that use the cable.", ("name",)),
+    "thunderboltlink_negotiated_bytes_per_second": _Family("Negotiated speed, the lower of both ends.", ("name",)),
+    "thunderboltlink_measured_bytes_per_second": _Family(
+        "Throughput that the most recent benchmark measured.", ("name", "from", "to", "transport")
+    ),
+    "thunderboltlink_flapping": _Family(
+        "1 if the cable connects and disconnects so often that not every change is reported.", ("name",)
+    ),
+    "mac_condition": _Family(f"{CONDITION}.", ("node", "type", "reason")),
+    "mac_ready": _Family("1 if the Node is Ready, else 0.", ("node",)),
+    "mac_pressure": _Family(
+        "1 while the kubelet ends pods because the Mac has this pressure, such as DiskPressure, else 0.", ("node", "type")
+    ),
+    "mac_gpu_memory_limit_bytes": _Family("Memory that the GPU of the Mac may use.", ("node",)),
+    "mac_gpu_memory_reserved_bytes": _Family("GPU memory that groups have reserved on the Mac.", ("node",)),
+    "mac_groups": _Family("Groups that are placed on the Mac.", ("node",)),
+    "mac_last_panic_timestamp_seconds": _Family("Time of the last kernel panic in seconds since the Unix epoch.", ("node",)),
+    "control_plane_backup_timestamp_seconds": _Family(
+        "Time of the last `thunderfleet backup` on a Mac with a control plane, in seconds since the Unix epoch; before the "
+        "first one on that Mac, when the oldest Node with a control plane was created.",
+        ("node",),
+    ),
+}
+"""All families, without ``PREFIX``, in the order of the page."""
+
+
+class _Sample(NamedTuple):
+    """``labels``: the values of the family's labels."""
+
+    family: str
+    labels: tuple[str, ...]
+    value: float
 
 
 @dataclass(frozen=True)
 class Objects:
-    """What the metrics are made from. An object that cannot be read is None."""
+    """What the metrics are made from. An object that cannot be read is None. Objects are replaced, never modified."""
 
     deployments: Iterable[ModelDeployment | None] = ()
     links: Iterable[ThunderboltLink | None] = ()
     profiles: Iterable[NodeProfile | None] = ()
     nodes: Iterable[Node] = ()
+
+
+class _Source(NamedTuple):
+    """Something with samples: the same object and equal ``others`` have the same."""
+
+    key: tuple[str, ...]
+    of: object
+    others: object
+    """What its samples depend on beside the object."""
+    samples: Callable[[], Iterator[_Sample]]
 
 
 class ObjectMetrics(Collector):
@@ -38,31 +116,80 @@ class ObjectMetrics(Collector):
     def __init__(self, objects: Callable[[], Objects], leading: Callable[[], bool]) -> None:
         self._objects = objects
         self._leading = leading
+        self._kept: dict[tuple[str, ...], tuple[_Source, Mapping[str, str]]] = {}
+        """By key, the sources of the last page and their lines by family."""
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        return self._families(Objects())
+        return self._families(())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        return self._families(self._objects() if self._leading() else Objects())
+        return self._families(self._sources())
 
-    def _families(self, objects: Objects) -> Iterator[GaugeMetricFamily]:
-        deployments = [one for one in objects.deployments if one is not None]
-        profiles = [one for one in objects.profiles if one is not None]
-        yield from _deployments(deployments)
-        yield from _groups(deployments)
-        yield from _cables([one for one in objects.links if one is not None], _users(profiles))
-        nodes = list(objects.nodes)
-        yield from _macs(profiles, nodes, _reserved(deployments))
-        yield from _backups(nodes)
+    def page(self) -> bytes:
+        """All of it in the text format of Prometheus, as prometheus-client writes what ``collect`` returns."""
+        known, kept = self._kept, dict[tuple[str, ...], tuple[_Source, Mapping[str, str]]]()
+        found: dict[str, list[str]] = {
+            name: [f"# HELP {PREFIX}{name} {family.text}\n# TYPE {PREFIX}{name} gauge\n"] for name, family in FAMILIES.items()
+        }
+        for source in self._sources():
+            entry = known.get(source.key)
+            if entry is None or entry[0].of is not source.of or entry[0].others != source.others:
+                entry = source, _lines(source.samples())
+            kept[source.key] = entry
+            for name, lines in entry[1].items():
+                found[name].append(lines)
+        self._kept = kept
+        return "".join(line for lines in found.values() for line in lines).encode()
+
+    def _sources(self) -> Iterator[_Source]:
+        return _sources(self._objects()) if self._leading() else iter(())
+
+    def _families(self, sources: Iterable[_Source]) -> Iterator[GaugeMetricFamily]:
+        found = {name: GaugeMetricFamily(PREFIX + name, of.text, labels=of.labels) for name, of in FAMILIES.items()}
+        for source in sources:
+            for sample in source.samples():
+                found[sample.family].add_metric(sample.labels, sample.value)
+        yield from found.values()
 
 
-def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"thunderfleet_{name}", text, labels=labels)
+def _lines(samples: Iterable[_Sample]) -> Mapping[str, str]:
+    """By family, the lines of these samples."""
+    found: dict[str, str] = {}
+    for family, values, value in samples:
+        labels = ",".join(
+            f'{name}="{_escaped(text)}"' for name, text in sorted(zip(FAMILIES[family].labels, values, strict=True))
+        )
+        number: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+        found[family] = f"{found.get(family, '')}{PREFIX}{family}{{{labels}}} {number}\n"
+    return found
 
 
-def _conditions(family: GaugeMetricFamily, labels: tuple[str, ...], conditions: Iterable[Condition]) -> None:
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _sources(objects: Objects) -> Iterator[_Source]:
+    deployments = [one for one in objects.deployments if one is not None]
+    profiles = [one for one in objects.profiles if one is not None]
+    nodes, users, reserved = list(objects.nodes), _users(profiles), _reserved(deployments)
+    oldest = _oldest(nodes)
+    for deployment in deployments:
+        key = ("deployment", str(deployment.metadata.namespace), deployment.metadata.name)
+        yield _Source(key, deployment, None, partial(_deployment, deployment))
+    for link in objects.links:
+        if link is not None:
+            count = len(users.get(link.metadata.name, ()))
+            yield _Source(("link", link.metadata.name), link, count, partial(_cable, link, count))
+    for node in nodes:
+        yield _Source(("node", node.name), node, oldest, partial(_node, node, oldest))
+    for profile in profiles:
+        size = reserved.get(profile.metadata.name, 0)
+        yield _Source(("profile", profile.metadata.name), profile, size, partial(_mac, profile, size))
+
+
+def _conditions(family: str, labels: tuple[str, ...], conditions: Iterable[Condition]) -> Iterator[_Sample]:
     for condition in conditions:
-        family.add_metric([*labels, condition.type, condition.reason], VALUES[condition.status])
+        yield _Sample(family, (*labels, condition.type, condition.reason), VALUES[condition.status])
 
 
 def _number(text: str | None) -> float | None:
@@ -72,59 +199,25 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _deployments(deployments: Iterable[ModelDeployment]) -> Iterator[GaugeMetricFamily]:
-    conditions = _family("modeldeployment_condition", f"{CONDITION}.", *OF, "type", "reason")
-    wanted = _family("modeldeployment_replicas", "Groups that the ModelDeployment asks for.", *OF)
-    ready = _family("modeldeployment_ready_replicas", "Groups that serve.", *OF)
-    down = _family(
-        "modeldeployment_not_ready_timestamp_seconds",
-        "Time since which the ModelDeployment is not Ready, in seconds since the Unix epoch; absent while it is Ready, and "
-        "while it should have no groups.",
-        *OF,
-    )
-    speed = _family(
-        "modeldeployment_benchmark_tokens_per_second", "Generation rate that the most recent benchmark measured.", *OF
-    )
-    for deployment in deployments:
-        of, status = (str(deployment.metadata.namespace), deployment.metadata.name), deployment.status
-        _conditions(conditions, of, status.conditions)
-        wanted.add_metric(of, deployment.wanted_groups)
-        ready.add_metric(of, status.ready_replicas)
-        found = find_condition(status.conditions, ConditionType.READY)
-        if found is not None and found.status is not ConditionStatus.TRUE and deployment.wanted_groups:
-            down.add_metric(of, found.last_transition_time.timestamp())
-        rate = _number(status.benchmark.decode_tokens_per_second) if status.benchmark else None
-        if rate is not None:
-            speed.add_metric(of, rate)
-    yield from (conditions, wanted, ready, down, speed)
-
-
-def _groups(deployments: Iterable[ModelDeployment]) -> Iterator[GaugeMetricFamily]:
-    labels = (*OF, "group")
-    state = _family("modeldeployment_group_state", "1 for the present state of the group.", *labels, "state")
-    restarts = _family(
-        "modeldeployment_group_restarts", "Restarts after failures that count against spec.recovery.maxRestarts.", *labels
-    )
-    limit = _family("modeldeployment_group_max_restarts", "spec.recovery.maxRestarts.", *labels)
-    failure = _family(
-        "modeldeployment_group_last_failure_timestamp_seconds",
-        "Time of the last failure of the group in seconds since the Unix epoch, with its first cause: reason, Node and cable.",
-        *(*labels, "reason", "node", "link"),
-    )
-    for deployment in deployments:
-        for group in deployment.status.groups:
-            of = (str(deployment.metadata.namespace), deployment.metadata.name, str(group.index))
-            state.add_metric([*of, group.state], 1.0)
-            restarts.add_metric(of, group.restarts)
-            limit.add_metric(of, deployment.spec.recovery.max_restarts)
-            _failure(failure, of, group)
-    yield from (state, restarts, limit, failure)
-
-
-def _failure(family: GaugeMetricFamily, of: tuple[str, ...], group: Group) -> None:
-    last = group.last_failure
-    if last is not None:
-        family.add_metric([*of, last.reason, last.node or "", last.link or ""], last.time.timestamp())
+def _deployment(deployment: ModelDeployment) -> Iterator[_Sample]:
+    of, status = (str(deployment.metadata.namespace), deployment.metadata.name), deployment.status
+    yield from _conditions("modeldeployment_condition", of, status.conditions)
+    yield _Sample("modeldeployment_replicas", of, deployment.wanted_groups)
+    yield _Sample("modeldeployment_ready_replicas", of, status.ready_replicas)
+    found = find_condition(status.conditions, ConditionType.READY)
+    if found is not None and found.status is not ConditionStatus.TRUE and deployment.wanted_groups:
+        yield _Sample("modeldeployment_not_ready_timestamp_seconds", of, found.last_transition_time.timestamp())
+    rate = _number(status.benchmark.decode_tokens_per_second) if status.benchmark else None
+    if rate is not None:
+        yield _Sample("modeldeployment_benchmark_tokens_per_second", of, rate)
+    for group in status.groups:
+        its = (*of, str(group.index))
+        yield _Sample("modeldeployment_group_state", (*its, group.state), 1.0)
+        yield _Sample("modeldeployment_group_restarts", its, group.restarts)
+        yield _Sample("modeldeployment_group_max_restarts", its, deployment.spec.recovery.max_restarts)
+        if (last := group.last_failure) is not None:
+            labels = (*its, last.reason, last.node or "", last.link or "")
+            yield _Sample("modeldeployment_group_last_failure_timestamp_seconds", labels, last.time.timestamp())
 
 
 def _users(profiles: Iterable[NodeProfile]) -> Mapping[str, set[str]]:
@@ -137,32 +230,18 @@ def _users(profiles: Iterable[NodeProfile]) -> Mapping[str, set[str]]:
     return found
 
 
-def _cables(links: Iterable[ThunderboltLink], users: Mapping[str, set[str]]) -> Iterator[GaugeMetricFamily]:
-    conditions = _family("thunderboltlink_condition", f"{CONDITION}.", "name", "type", "reason")
-    groups = _family("thunderboltlink_groups", "Groups that use the cable.", "name")
-    negotiated = _family("thunderboltlink_negotiated_bytes_per_second", "Negotiated speed, the lower of both ends.", "name")
-    measured = _family(
-        "thunderboltlink_measured_bytes_per_second",
-        "Throughput that the most recent benchmark measured.",
-        *("name", "from", "to", "transport"),
-    )
-    flapping = _family(
-        "thunderboltlink_flapping",
-        "1 if the cable connects and disconnects so often that not every change is reported.",
-        "name",
-    )
-    for link in links:
-        name, status = link.metadata.name, link.status
-        _conditions(conditions, (name,), status.conditions)
-        groups.add_metric([name], len(users.get(name, ())))
-        speeds = [end.speed_mbps for end in status.endpoints if end.speed_mbps]
-        if speeds:
-            negotiated.add_metric([name], min(speeds) * MEGABIT_BYTES)
-        for one in status.measurements:
-            if one.throughput_mbps is not None:
-                measured.add_metric([name, one.from_, one.to, one.transport], one.throughput_mbps * MEGABIT_BYTES)
-        flapping.add_metric([name], float(any(end.flapping for end in status.endpoints)))
-    yield from (conditions, groups, negotiated, measured, flapping)
+def _cable(link: ThunderboltLink, users: int) -> Iterator[_Sample]:
+    name, status = link.metadata.name, link.status
+    yield from _conditions("thunderboltlink_condition", (name,), status.conditions)
+    yield _Sample("thunderboltlink_groups", (name,), users)
+    speeds = [end.speed_mbps for end in status.endpoints if end.speed_mbps]
+    if speeds:
+        yield _Sample("thunderboltlink_negotiated_bytes_per_second", (name,), min(speeds) * MEGABIT_BYTES)
+    for one in status.measurements:
+        if one.throughput_mbps is not None:
+            labels = (name, one.from_, one.to, one.transport)
+            yield _Sample("thunderboltlink_measured_bytes_per_second", labels, one.throughput_mbps * MEGABIT_BYTES)
+    yield _Sample("thunderboltlink_flapping", (name,), float(any(end.flapping for end in status.endpoints)))
 
 
 def _reserved(deployments: Iterable[ModelDeployment]) -> Mapping[str, int]:
@@ -176,50 +255,34 @@ def _reserved(deployments: Iterable[ModelDeployment]) -> Mapping[str, int]:
     return found
 
 
-def _backups(nodes: Iterable[Node]) -> Iterator[GaugeMetricFamily]:
-    saved = _family(
-        "control_plane_backup_timestamp_seconds",
-        "Time of the last `thunderfleet backup` on a Mac with a control plane, in seconds since the Unix epoch; before the "
-        "first one on that Mac, when the oldest Node with a control plane was created.",
-        "node",
-    )
-    # Other control planes have backups of their own.
-    planes = [node for node in nodes if node.mac and node.ours and node.control_plane]
-    # A backup on any of them is one of the cluster, so a Mac that joins must not look like a recent one.
-    oldest = min((node.created for node in planes if node.created is not None), default=None)
-    for node in planes:
-        if (last := node.saved or oldest) is not None:
-            saved.add_metric([node.name], last.timestamp())
-    yield saved
+def _is_plane(node: Node) -> bool:
+    """Whether it is a control plane of Thunderfleet. Others have backups of their own."""
+    return bool(node.mac and node.ours and node.control_plane)
 
 
-def _macs(profiles: Iterable[NodeProfile], nodes: Iterable[Node], reserved: Mapping[str, int]) -> Iterator[GaugeMetricFamily]:
-    conditions = _family("mac_condition", f"{CONDITION}.", "node", "type", "reason")
-    ready = _family("mac_ready", "1 if the Node is Ready, else 0.", "node")
-    pressure = _family(
-        "mac_pressure",
-        "1 while the kubelet ends pods because the Mac has this pressure, such as DiskPressure, else 0.",
-        "node",
-        "type",
-    )
-    limit = _family("mac_gpu_memory_limit_bytes", "Memory that the GPU of the Mac may use.", "node")
-    used = _family("mac_gpu_memory_reserved_bytes", "GPU memory that groups have reserved on the Mac.", "node")
-    groups = _family("mac_groups", "Groups that are placed on the Mac.", "node")
-    panic = _family(
-        "mac_last_panic_timestamp_seconds", "Time of the last kernel panic in seconds since the Unix epoch.", "node"
-    )
-    for node in nodes:
-        if node.mac:
-            ready.add_metric([node.name], float(node.ready))
-            for kind, holds in node.pressures:
-                pressure.add_metric([node.name, kind], float(holds))
-    for profile in profiles:
-        name, status = profile.metadata.name, profile.status
-        _conditions(conditions, (name,), status.conditions)
-        if status.hardware is not None and status.hardware.gpu_memory_limit_bytes is not None:
-            limit.add_metric([name], status.hardware.gpu_memory_limit_bytes)
-        used.add_metric([name], reserved.get(name, 0))
-        groups.add_metric([name], len(status.groups))
-        if status.last_panic is not None:
-            panic.add_metric([name], status.last_panic.time.timestamp())
-    yield from (conditions, ready, pressure, limit, used, groups, panic)
+def _oldest(nodes: Iterable[Node]) -> datetime | None:
+    """When the oldest Node with a control plane was created.
+
+    A backup on any of them is one of the cluster, so a Mac that joins must not look like a recent one.
+    """
+    return min((node.created for node in nodes if _is_plane(node) and node.created is not None), default=None)
+
+
+def _node(node: Node, oldest: datetime | None) -> Iterator[_Sample]:
+    if node.mac:
+        yield _Sample("mac_ready", (node.name,), float(node.ready))
+        for kind, holds in node.pressures:
+            yield _Sample("mac_pressure", (node.name, kind), float(holds))
+    if _is_plane(node) and (last := node.saved or oldest) is not None:
+        yield _Sample("control_plane_backup_timestamp_seconds", (node.name,), last.timestamp())
+
+
+def _mac(profile: NodeProfile, reserved: int) -> Iterator[_Sample]:
+    of, status = (profile.metadata.name,), profile.status
+    yield from _conditions("mac_condition", of, status.conditions)
+    if status.hardware is not None and status.hardware.gpu_memory_limit_bytes is not None:
+        yield _Sample("mac_gpu_memory_limit_bytes", of, status.hardware.gpu_memory_limit_bytes)
+    yield _Sample("mac_gpu_memory_reserved_bytes", of, reserved)
+    yield _Sample("mac_groups", of, len(status.groups))
+    if status.last_panic is not None:
+        yield _Sample("mac_last_panic_timestamp_seconds", of, status.last_panic.time.timestamp())

@@ -95,7 +95,7 @@ class Reconciler:
         self._settled: set[str] = set()
         """ModelDeployments whose last round found all groups serving and nothing to do."""
         self._fleet: tuple[Fleet, Profiles] = Fleet(), {}
-        """What the last round of the fleet saw."""
+        """What the last round of the fleet saw. Rounds that have begun or are queued since then see it, or a newer one."""
 
     async def deployment(self, key: str) -> float | None:
         """One round. Seconds until the next although nothing may have changed."""
@@ -136,6 +136,10 @@ class Reconciler:
             self._settled.add(key)
         self._count_groups()
         return done.recheck_seconds
+
+    def begin(self) -> None:
+        """A round of every ModelDeployment follows: a change of the fleet until now begins no other one."""
+        self._fleet = self._index.fleet, self._index.profiles
 
     async def fleet(self, _: str) -> None:
         """A round of the fleet: begins rounds of the ModelDeployments that what has changed since the last one concerns."""

@@ -17,6 +17,7 @@ from thunderfleet_lib.kube import ApiError
 
 from thunderfleet_operator.act.writer import NotLeading
 from thunderfleet_operator.metrics import Metrics
+from thunderfleet_operator.watch.cache import SECRETS
 from thunderfleet_operator.watch.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Worker:
 
 def _about(kind: str, name: str) -> logs.Fields:
     """The fields of the log for one round."""
-    if kind == MODELDEPLOYMENT_PLURAL:
+    if kind in (MODELDEPLOYMENT_PLURAL, SECRETS.name):
         owner = logs.of_key(name)
         return {"namespace": owner.get("namespace"), "deployment": owner.get("deployment")}
     return {"node": name} if kind == NODEPROFILE_PLURAL else {}

@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 RESTORE_SECONDS = 10.0
 """Between two writes of the same Service or EndpointSlice: another program may undo them again and again."""
+CHECK_SECONDS = 10.0
+"""After a start, the Secrets of groups that have their pods are looked after so much later than the groups themselves."""
 NAMES_TRIED = 8
 """Epochs whose names are tried when other objects have them, such as those of a deleted ModelDeployment."""
 
@@ -65,7 +67,7 @@ class Done(NamedTuple):
 
 
 class Executor:
-    """``keys`` returns the operator's keys."""
+    """``keys`` returns the operator's keys. ``later`` is called with a ModelDeployment whose Secrets are to be checked."""
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class Executor:
         metrics: Metrics,
         settings: PodSettings,
         keys: Callable[[], Keyring],
+        later: Callable[[str], None],
     ) -> None:
         self._writer = writer
         self._groups = groups
@@ -84,7 +87,11 @@ class Executor:
         self._metrics = metrics
         self._settings = settings
         self._keys = keys
+        self._later = later
         self._secrets: set[str] = set()
+        """Secrets that this process has created or found, as ``namespace/name``."""
+        self._unchecked: dict[str, dict[int, Epoch]] = {}
+        """Placements that have their pods, and whose Secret this process has not seen, by ModelDeployment and group."""
         self._pairs: dict[str, dict[int, tuple[Epoch, KeyPair | None]]] = {}
         """The keys of placements, by ModelDeployment and group. Every round needs them, and deriving them costs a signature."""
         self._written: dict[tuple[str, str], tuple[str, float]] = {}
@@ -141,6 +148,7 @@ class Executor:
         """Stops polling the groups of a ModelDeployment that has been deleted."""
         self._groups.listen(key, {})
         self._pairs.pop(key, None)
+        self._unchecked.pop(key, None)
         self._drains.keep(key, frozenset())
         self._written = {name: written for name, written in self._written.items() if name[0] != key}
 
@@ -187,22 +195,52 @@ class Executor:
         if decision.create:
             # Before the pods: agents stop measuring on these Macs first.
             await self._macs.settle(rank.node for rank in epoch.plan.ranks)
+        if not decision.create and written is None:
+            self._check_later(epoch)
+            return Result(deleted=deleted)
+        created, blocked = await self._create(deployment, epoch, decision.create, nodes)
+        return Result(written, created, deleted, blocked)
+
+    async def _create(
+        self, deployment: ModelDeployment, epoch: Epoch, ranks: tuple[int, ...], nodes: Mapping[str, Node]
+    ) -> tuple[tuple[Pod, ...], Blocked | None]:
+        """Creates the Secret and then these pods of a placement. The pods; why there are no more if one was refused."""
         created: list[Pod] = []
         blocked: Blocked | None = None
         try:
             await self._create_secret(epoch)
-            for rank in decision.create:
+            for rank in ranks:
                 created.append(await self._create_pod(deployment, epoch, rank, nodes))
         except ApiError as error:
             if error.status not in (403, 409, 422):
                 raise
-            if decision.create:
+            if ranks:
                 blocked = refusals.of_pods(epoch.plan, error)
             else:
-                # Its pods run with the Secret that they have.
-                extra = logs.about(epoch=epoch.number)
-                log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error, extra=extra)
-        return Result(written, tuple(created), deleted, blocked)
+                _refused(epoch, error)
+        return tuple(created), blocked
+
+    def _check_later(self, epoch: Epoch) -> None:
+        """Its pods run with the Secret that they have: no round waits until it is known that nobody has deleted it."""
+        if self._secret_of(epoch) in self._secrets:
+            return
+        plan = epoch.plan
+        key = f"{plan.namespace}/{plan.deployment}"
+        self._unchecked.setdefault(key, {})[plan.index] = epoch
+        self._later(key)
+
+    async def check_secrets(self, key: str) -> None:
+        """Creates Secrets that somebody has deleted, of groups that have their pods."""
+        unchecked = self._unchecked.get(key, {})
+        for index, epoch in list(unchecked.items()):
+            try:
+                await self._create_secret(epoch)
+            except ApiError as error:
+                if error.status not in (403, 422):
+                    raise
+                _refused(epoch, error)
+            if unchecked.get(index) is epoch:
+                del unchecked[index]
 
     async def _write_plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Epoch:
         """Writes the plan under the next epoch whose name is free. Raises ApiError (409) if too many are taken."""
@@ -227,9 +265,9 @@ class Executor:
     async def _create_secret(self, epoch: Epoch) -> None:
         """Creates a placement's keys, once in the life of this process: they are derived, so the bytes never change."""
         plan, master = epoch.plan, self._master(epoch)
-        name = secret_name(master, plan)
-        if f"{plan.namespace}/{name}" in self._secrets:
+        if (key := self._secret_of(epoch)) in self._secrets:
             return
+        name = secret_name(master, plan)
         pair = group_keys(master, plan)
         try:
             await self._writer.create(SECRETS, manifests.secret(plan, epoch.uid, name, pair.certificate, pair.key))
@@ -237,7 +275,11 @@ class Executor:
             # No other client can predict the name: an earlier round has created it.
             if error.status != 409:
                 raise
-        self._secrets.add(f"{plan.namespace}/{name}")
+        self._secrets.add(key)
+
+    def _secret_of(self, epoch: Epoch) -> str:
+        """The ``namespace/name`` of a placement's Secret."""
+        return f"{epoch.plan.namespace}/{secret_name(self._master(epoch), epoch.plan)}"
 
     async def _create_pod(self, deployment: ModelDeployment, epoch: Epoch, rank: int, nodes: Mapping[str, Node]) -> Pod:
         plan = epoch.plan
@@ -270,7 +312,8 @@ class Executor:
         for epoch in epochs:
             await self._writer.delete(CONFIGMAPS, deployment.metadata.namespace, epoch.config_map, epoch.uid)
             if epoch.proven:
-                self._secrets.discard(f"{epoch.plan.namespace}/{secret_name(self._master(epoch), epoch.plan)}")
+                self._secrets.discard(self._secret_of(epoch))
+                self._unchecked.get(f"{epoch.plan.namespace}/{epoch.plan.deployment}", {}).pop(epoch.plan.index, None)
 
     async def _front(self, key: str, deployment: ModelDeployment, decision: Decision) -> tuple[Blocked | None, float | None]:
         """Writes the Service and its EndpointSlice. Why there is no Service; seconds until one of them is restored."""
@@ -394,3 +437,9 @@ class Executor:
         rechecks += self._drains.start(key, replaced, notice=decision.deployment.wanted_groups > 1)
         self._drains.keep(key, {view.index for view in replaced} | {group.view.index for group in decision.ending})
         return rechecks
+
+
+def _refused(epoch: Epoch, error: ApiError) -> None:
+    """Says that a Secret cannot be created without which the group serves."""
+    extra = logs.about(epoch=epoch.number)
+    log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error, extra=extra)

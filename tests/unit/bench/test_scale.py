@@ -1,12 +1,18 @@
 """The fleet that the benchmark of scale simulates, and what it takes for a fault."""
 
+import asyncio
 import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from thunderfleet_agent.publish.publisher import LINKS
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.thunderboltlink import link_name
 
-from tests.bench.scale import SIZES, _taken_twice, percentile
+from tests.bench import scale
+from tests.bench.scale import DEPLOYED, SIZES, Fleet, Seen, _taken_twice, percentile
 from tests.bench.written import MAC_BYTES, RING, Sample, address, cable, endpoint, mac_name
 from tests.unit.operator.values import plan
 
@@ -57,3 +63,84 @@ def test_percentiles_are_samples() -> None:
     samples = [float(number) for number in range(100, 0, -1)]
     assert (percentile(samples, 50), percentile(samples, 99), percentile(samples, 100)) == (50, 99, 100)
     assert percentile([3.0], 99) == 3
+
+
+# --- when the operator has nothing left to write ---------------------------------------------------------------------
+
+Json = dict[str, Any]
+
+
+def versioned(version: str) -> Json:
+    return {"metadata": {"name": "a", "resourceVersion": version}}
+
+
+class Watched:
+    """A collection whose watches end when it is told to; stands in for ``Kube``."""
+
+    def __init__(self) -> None:
+        self.version = "1"
+        self.lists = 0
+        self.again = asyncio.Event()
+        """Set once it has been listed twice."""
+        self.events: asyncio.Queue[tuple[str, Json] | None] = asyncio.Queue()
+
+    async def list(self, _: str) -> tuple[list[Json], str]:
+        self.lists += 1
+        if self.lists == 2:
+            self.again.set()
+        return [versioned(self.version)], self.version
+
+    async def watch(self, _: str, __: str) -> AsyncIterator[tuple[str, Json]]:
+        while (event := await self.events.get()) is not None:
+            yield event
+
+
+async def test_bookmarks_and_lists_of_the_same_are_no_changes() -> None:
+    kube: Any = Watched()
+    seen = Seen(kube, LINKS)
+    task = asyncio.create_task(seen.run())
+    await seen.until(lambda items: "a" in items, "listed")
+    first = seen.changed_at
+    kube.events.put_nowait(("BOOKMARK", versioned("9")))
+    kube.events.put_nowait(None)
+    await kube.again.wait()
+    await seen.until(lambda items: "a" in items, "listed")
+    assert seen.changed_at == first
+    kube.version = "2"
+    kube.events.put_nowait(None)
+    await seen.until(lambda items: items["a"]["metadata"]["resourceVersion"] == "2", "listed again")
+    assert (second := seen.changed_at) > first, "a change that only a list shows"
+    kube.events.put_nowait(("DELETED", versioned("3")))
+    await seen.until(lambda items: not items, "deleted")
+    assert seen.changed_at > second
+    task.cancel()
+
+
+class Writing:
+    """An operator whose count of writes moves so many times more."""
+
+    def __init__(self, moves: int) -> None:
+        self.moves, self.count = moves, 0
+
+    def check(self) -> None:
+        return
+
+    async def writes(self) -> Counter[str]:
+        if self.count < self.moves:
+            self.count += 1
+        return Counter(writes=self.count)
+
+
+async def test_the_operator_is_done_when_nothing_changes_and_it_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "SETTLE_SECONDS", 0.01)
+    kube: Any = Watched()
+    operator: Any = Writing(5)
+    seen = {path: Seen(kube, path) for path in (LINKS, DEPLOYED)}
+    fleet = Fleet(kube, SIZES[0], operator, seen, lambda text: None)
+    seen[DEPLOYED].changed_at += 0.02
+    assert await fleet._done() == seen[DEPLOYED].changed_at, "the last change of any collection"
+    assert operator.count == 5, "and no write follows that changes nothing"
+    operator.moves = 10**9
+    monkeypatch.setattr(scale, "WAIT_SECONDS", 0.2)
+    with pytest.raises(scale.NotInTime, match="still writes"):
+        await fleet._done()

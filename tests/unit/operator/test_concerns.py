@@ -1,8 +1,13 @@
 """Which keys a change puts on the queue, and that nobody misses what a filter leaves out."""
 
+import asyncio
 import copy
 from typing import Any
+from unittest.mock import AsyncMock
 
+import pytest
+from thunderfleet_lib.kube import ApiError
+from thunderfleet_operator import app
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide.deployment import Settings
@@ -10,6 +15,7 @@ from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe.concerns import concerned
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, NODES, PODS
+from thunderfleet_operator.watch.leader import Leader
 
 from tests.unit.operator.world import Json, World
 
@@ -88,6 +94,40 @@ async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_o
     await writer.apply_status(DEPLOYMENTS, {"metadata": name, "status": {"benchmark": {"epoch": 1}}})
     operator._event(DEPLOYMENTS, "MODIFIED", world.cache[DEPLOYMENTS].items["ns/md"])
     assert {await operator.queue.get() for _ in range(len(operator.queue))} == {DEPLOYMENT, "modeldeployments/ns/other"}
+
+
+async def test_a_new_leader_works_on_everything_and_looks_for_secrets_beside_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.deploy()
+    await world.serve()
+    (secret,) = (path for path in world.objects if "/secrets/" in path)
+    del world.objects[secret]
+    created = asyncio.Event()
+
+    def noticed(_: str, path: str) -> ApiError | None:
+        if path == secret:
+            created.set()
+        return None
+
+    world.refuse = noticed
+    monkeypatch.setattr(app, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(app, "GroupClient", lambda *_: world)
+    monkeypatch.setattr(app.Operator, "_load_keys", AsyncMock())
+    monkeypatch.setattr(Leader, "leading", lambda self: True)
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    kube: Any = world
+    operator = Operator(kube, configuration, world.cache)
+    operator._keys = world.keys
+    await operator._take_over()
+    assert DEPLOYMENT in operator.queue._ready and operator.reconciler._fleet[0] is operator._index.fleet
+    workers = [asyncio.create_task(worker.run()) for worker in operator._workers.values()]
+    async with asyncio.timeout(60):
+        await created.wait()
+    assert secret in world.objects
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def test_a_write_that_removes_an_object_reports_it_once(world: World) -> None:

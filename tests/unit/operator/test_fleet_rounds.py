@@ -25,6 +25,8 @@ PAIRS = (("s1", "s2"), ("s3", "s4"), ("s5", "s6"))
 MINI = "mini"
 NAMES = ("placed", "moves", "waits", "sleeps")
 LIMIT = 300
+RESTART = "restart"
+"""Of the operator, among other events."""
 
 
 class Planner(InlinePlanner):
@@ -193,7 +195,7 @@ EVENTS = st.one_of(
         runtime=st.sampled_from([{"mlxVersion": v, "backends": ["ring", *b]} for v in "12" for b in ([], ["jaccl"])]),
     ),
     st.builds(_profile, MACS, store=st.sampled_from([None, {"folder": "/store", "freeBytes": GIB}, {"folder": "/store"}])),
-    st.just(None),
+    st.sampled_from([None, RESTART]),
 )
 
 
@@ -205,7 +207,9 @@ def test_who_is_left_out_would_have_written_nothing(events: list[Any]) -> None:
         await world.settle()
         assert not await world.left_out()
         for number, event in enumerate(events):
-            if event is None:
+            if event in (None, RESTART):
+                if event is RESTART:
+                    world.restarted().begin()
                 world.later(ADVICE_SECONDS + 1)
                 await world.settle()
                 continue
@@ -214,6 +218,24 @@ def test_who_is_left_out_would_have_written_nothing(events: list[Any]) -> None:
             assert await world.left_out() == [], (number, event[:2])
 
     asyncio.run(run())
+
+
+async def test_a_start_begins_one_round_of_those_that_serve() -> None:
+    """What the first cables are found to be concerns them no more than a later change of cables: they have just had a round."""
+    world = FleetWorld()
+    await world.settle()
+    world.restarted()
+    world.rounds.clear()
+    world.later_keys.clear()
+    world.reconciler.begin()
+    world.keys_to_do |= dict.fromkeys(work_key(DEPLOYMENTS, f"ns/{name}") for name in NAMES)
+    used = {rank.node for name in ("placed", "moves") for rank in world.md_of(name).status.groups[0].ranks}
+    free = next(number for number, pair in enumerate(PAIRS) if not set(pair) & used)
+    world.event(*_end(free, 0, speedMbps=20_000))
+    await world.work()
+    counted = {name: world.rounds.count(f"modeldeployments/ns/{name}") for name in ("placed", "moves")}
+    assert counted == {"placed": 1, "moves": 1} and FLEET_KEY in world.rounds
+    assert {"ns/placed", "ns/moves"} <= world.later_keys.keys(), "a better place is looked for later"
 
 
 async def test_a_cable_of_others_begins_a_round_of_those_that_serve_later() -> None:

@@ -468,6 +468,9 @@ async def test_a_refused_secret_does_not_make_a_group_that_serves_wait(world: Wo
     world.refuse = lambda verb, path: ApiError(403, "Forbidden", "exceeded quota") if "/secrets/" in path else None
     await world.restarted().deployment("ns/md")
     assert world.condition("Ready")[0] == "True" and world.condition("Placed")[0] == "True"
+    assert world.unchecked == ["ns/md"]
+    await world.executor.check_secrets("ns/md")
+    assert world.condition("Ready")[0] == "True" and world.condition("Placed")[0] == "True"
 
 
 async def test_a_lost_key_with_pods_that_are_missing_places_the_group_again(world: World) -> None:

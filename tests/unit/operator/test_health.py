@@ -25,7 +25,7 @@ def port() -> int:
 @pytest.fixture
 async def health(port: int) -> AsyncIterator[Health]:
     listener.allow_descriptors()
-    page = Health(Metrics(), stuck=lambda: False, synced=lambda: True, leading=lambda: True)
+    page = Health(Metrics(), stuck=lambda: False, synced=lambda: True, leading=lambda: True, objects=lambda: b"# of objects\n")
     runner = await page.serve("127.0.0.1", port)
     yield page
     await runner.cleanup()
@@ -45,7 +45,7 @@ async def test_idle_connections_and_slow_headers_keep_no_probe_out(health: Healt
     assert await _get(port, "/healthz") == (200, "ok\n")
     assert await _get(port, "/readyz") == (200, "leader\n")
     status, text = await _get(port, "/metrics")
-    assert status == 200 and "thunderfleet_operator_leading" in text
+    assert status == 200 and "thunderfleet_operator_leading" in text and text.endswith("\n# of objects\n")
     held.drop()
 
 

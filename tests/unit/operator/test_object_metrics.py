@@ -4,11 +4,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
+from thunderfleet_crds.conditions import Condition
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_BACKUP
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.vocabulary import ConditionStatus
+from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.nodes import Node, read_node
 
@@ -176,3 +181,77 @@ def test_a_replica_that_does_not_lead_shows_nothing() -> None:
     text = generate_latest(registry(Objects([deployment()], [link()], [profile()]), leading=False)).decode()
     assert "# TYPE thunderfleet_mac_ready gauge" in text
     assert not [line for line in text.splitlines() if not line.startswith("#")]
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.sampled_from('ab\\"\n {},é'), max_size=4)
+CONDITIONS = st.builds(
+    Condition.model_construct,
+    type=TEXTS,
+    reason=TEXTS,
+    status=st.sampled_from(list(ConditionStatus)),
+    message=st.just(""),
+    last_transition_time=st.just(datetime(2026, 3, 1, tzinfo=UTC)),
+)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Objects:
+    """A few objects of the same names, each in any state."""
+    made = deployment(draw(st.sampled_from(["True", "False"])))
+    group = made.status.groups[0].model_copy(update={"ranks": made.status.groups[0].ranks[: draw(st.integers(0, 2))]})
+    conditions = (*made.status.conditions, *draw(st.lists(CONDITIONS, max_size=2)))
+    status = made.status.model_copy(update={"groups": (group,) * draw(st.integers(0, 1)), "conditions": conditions})
+    shown = profile()
+    used = shown.status.model_copy(update={"groups": shown.status.groups * draw(st.integers(0, 1))})
+    cable = link()
+    ends = cable.status.model_copy(update={"conditions": tuple(draw(st.lists(CONDITIONS, max_size=2)))})
+    planes = [control_plane(name, draw(st.integers(1, 3)), draw(st.sampled_from([None, 5]))) for name in ("studio-1", "b")]
+    return Objects(
+        draw(st.sampled_from([[], [made.model_copy(update={"status": status})]])),
+        draw(st.sampled_from([[], [cable.model_copy(update={"status": ends})], [None]])),
+        draw(st.sampled_from([[], [shown.model_copy(update={"status": used})]])),
+        planes[: draw(st.integers(0, 2))],
+    )
+
+
+def mixed(parts: tuple[Objects, Objects, Objects, Objects]) -> Objects:
+    return Objects(parts[0].deployments, parts[1].links, parts[2].profiles, parts[3].nodes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_every_page_is_what_the_objects_are_now(data: st.DataObject) -> None:
+    """Objects come, change one without the others, and go; each page is as prometheus-client writes the same families."""
+    variants = data.draw(st.lists(fleets(), min_size=1, max_size=3))
+    one = st.sampled_from(variants)
+    now = Objects()
+    leading = True
+    shown = ObjectMetrics(lambda: now, lambda: leading)
+    expected = CollectorRegistry()
+    expected.register(ObjectMetrics(lambda: now, lambda: leading))
+    for _ in range(4):
+        now = mixed(data.draw(st.tuples(one, one, one, one)))
+        leading = data.draw(st.booleans())
+        assert shown.page() == generate_latest(expected)
+
+
+def test_what_has_not_changed_is_rendered_once() -> None:
+    """A page for a thousand Macs would else keep the operator from its work for a third of a second."""
+    now = Objects([deployment()], [link()], [profile()], [control_plane("a", 1)])
+    shown = ObjectMetrics(lambda: now, lambda: True)
+    first = shown.page()
+    rendered = {key: lines for key, (_, lines) in shown._kept.items()}
+    assert len(rendered) == 4 and shown.page() == first
+    assert all(shown._kept[key][1] is lines for key, lines in rendered.items())
+    now = Objects([deployment("True")], now.links, now.profiles, now.nodes)
+    assert shown.page() != first
+    assert [key[0] for key, lines in rendered.items() if shown._kept[key][1] is not lines] == ["deployment"]
+    now = Objects()
+    shown.page()
+    assert not shown._kept
+
+
+def test_no_name_is_also_that_of_another_metric() -> None:
+    Metrics().registry.register(ObjectMetrics(Objects, lambda: False))

@@ -105,10 +105,61 @@ async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
     await world.round()
     assert len(world.writes) == writes
     await world.restarted().deployment("ns/md")
+    assert world.versions() == before and len(world.writes) == writes
+    # The derived Secret alone is created again, later, and exists.
+    assert world.unchecked == ["ns/md"]
+    await world.executor.check_secrets("ns/md")
     assert world.versions() == before
-    # The derived Secret alone is created again, and exists.
     ((verb, path),) = world.writes[writes:]
     assert verb == "create" and path.startswith("/api/v1/namespaces/ns/secrets/md-0-e1-")
+    await world.executor.check_secrets("ns/md")
+    await world.round()
+    assert len(world.writes) == writes + 1 and world.unchecked == ["ns/md"], "once in the life of a process"
+
+
+async def test_a_secret_that_somebody_deleted_is_created_again_after_a_restart(world: World) -> None:
+    world.deploy()
+    await world.serve()
+    (path,) = (path for path in world.objects if "/secrets/" in path)
+    data = world.objects.pop(path)["data"]
+    await world.restarted().deployment("ns/md")
+    world.refuse = lambda verb, where: ApiError(500, "Internal", "no") if where == path else None
+    with pytest.raises(ApiError):
+        await world.executor.check_secrets("ns/md")
+    world.refuse = lambda verb, where: None
+    await world.executor.check_secrets("ns/md")
+    assert world.objects[path]["data"] == data
+
+
+async def test_pods_wait_for_their_secret_after_a_restart(world: World) -> None:
+    world.deploy()
+    world.refuse = lambda verb, path: ApiError(500, "Internal", "no") if path.endswith("e1-1") else None
+    with pytest.raises(ApiError):
+        await world.round()
+    (path,) = (path for path in world.objects if "/secrets/" in path)
+    del world.objects[path]
+    world.refuse = lambda verb, path: None
+    world.writes.clear()
+    await world.restarted().deployment("ns/md")
+    created = [where for verb, where in world.writes if verb == "create" and ("/secrets/" in where or "/pods/" in where)]
+    assert created[0] == path and len(created) == 2 and world.unchecked == []
+
+
+async def test_no_secret_is_created_for_a_group_that_has_another_placement_by_now(world: World) -> None:
+    world.deploy()
+    await world.serve()
+    await world.restarted().deployment("ns/md")
+    assert world.unchecked == ["ns/md"]
+    world.remove(PODS, "ns/md-0-e1-1")
+    await world.round()
+    world.later(10)
+    await world.round()
+    world.end_pods()
+    await world.round()
+    assert list(world.cache[CONFIGMAPS].items) == ["ns/md-0-e2"]
+    writes = len(world.writes)
+    await world.executor.check_secrets("ns/md")
+    assert len(world.writes) == writes
 
 
 async def test_the_keys_of_a_placement_are_derived_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,12 @@ class World:
         self.certificates = CertificateController(kube, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
         drains = Drains(groups, lambda: self.now.timestamp())
-        executor = Executor(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys)
+        self.unchecked: list[str] = []
+        """ModelDeployments whose Secrets are to be checked later."""
+        executor = Executor(
+            *(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys), self.unchecked.append
+        )
+        self.executor = executor
         self.planner = InlinePlanner()
         planner: Any = self.planner
         self.reconciler = Reconciler(
