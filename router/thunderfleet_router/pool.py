@@ -118,6 +118,10 @@ class Pool:
         if refusal is not None:
             ticket.seat.set_exception(refusal)
             return
+        if not self.waiting and (group := self._choice(ticket, self._free(light=ticket.light))) is not None:
+            # Nobody is before it.
+            self._seat(ticket, group)
+            return
         self.waiting.add(ticket, first=again)
         self._seat_all()
 
@@ -220,7 +224,7 @@ class Pool:
             nonlocal chosen
             if ticket.light not in free:
                 free[ticket.light] = self._free(light=ticket.light)
-            chosen = self._choice(ticket, free[ticket.light]) if free[ticket.light] else None
+            chosen = self._choice(ticket, free[ticket.light])
             return chosen is not None
 
         ticket = self.waiting.take(fits)
@@ -238,6 +242,8 @@ class Pool:
         ]
 
     def _choice(self, ticket: Ticket, free: Sequence[tuple[Group, _Load]]) -> Group | None:
+        if not free:
+            return None
         able = {group.name: (group, load) for group, load in free if group.name not in ticket.avoid}
         chosen = choose(
             Candidate(name, load.count(light=ticket.light), self._cached(name, ticket.blocks), load.used)

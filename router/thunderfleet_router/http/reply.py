@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from thunderfleet_lib.httpapi.errors import ANTHROPIC_PATH, ApiError, of_path
 
 FIRST_COMMENT_SECONDS = 5.0
@@ -18,12 +18,6 @@ READ_SECONDS = 60.0
 UNREAD_BYTES = 32 * 1024
 """What a client may not have read before writes wait for it."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
-class _Response(web.StreamResponse):
-    """Sends its headers together with the first part of its body, as web.Response does: they come at the same time anyway."""
-
-    _send_headers_immediately = False
 
 
 class ClientGone(ConnectionError):
@@ -72,7 +66,7 @@ class Reply:
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Starts the response, unless it has started. The status is sent with the first part or comment."""
         if self.response is None:
-            self.response = _Response(status=status, headers={**headers, **self.headers})
+            self.response = _streamed(self._request, status, {**headers, **self.headers})
             try:
                 await self.response.prepare(self._request)
             except (ConnectionError, aiohttp.ClientError) as error:
@@ -168,6 +162,17 @@ class Reply:
                 await self.comment(b": waiting\n\n")
                 patience = COMMENT_SECONDS
             await asyncio.sleep(max(patience - self.silent_seconds, 0.05))
+
+
+def _streamed(request: web.Request, status: int, headers: Mapping[str, str]) -> web.StreamResponse:
+    """A response whose parts follow."""
+    if request.version < HttpVersion11:
+        # Its end is that of the connection.
+        return web.StreamResponse(status=status, headers=headers)
+    # A Response sends its headers with its first part, a StreamResponse before: that is one write more to start a stream.
+    response = web.Response(status=status, headers=headers)
+    response.enable_chunked_encoding()
+    return response
 
 
 def event_of(body: bytes, path: str) -> bytes:

@@ -1,12 +1,14 @@
 """One attempt at one group: the request to its gateway, and its response passed on while it arrives."""
 
 import asyncio
+import contextlib
 import logging
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 from thunderfleet_lib import logs
@@ -77,6 +79,8 @@ class Upstream:
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, skip_auto_headers=("User-Agent", "Accept-Encoding"),
             cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=READ_BYTES,
+            # Without sock_read, which makes a timer for each part of a stream; see Patience.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -86,32 +90,87 @@ class Upstream:
         self, seat: Seat, path: str, body: bytes, headers: Mapping[str, str], reply: Reply, *, stream: bool
     ) -> Outcome:
         """Sends the request and passes the response on. Raises ClientGone or CancelledError when the client leaves."""
-        relay = _Relay(reply)
-        silent = SILENT_STREAM_SECONDS if stream else SILENT_SECONDS
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silent)
+        loop = asyncio.get_running_loop()
+        patience = Patience(SILENT_STREAM_SECONDS if stream else SILENT_SECONDS, loop)
+        relay = _Relay(reply, patience)
         try:
             async with asyncio.timeout(None) as limit:
-                loop = asyncio.get_running_loop()
-                seat.on_lost = lambda: limit.reschedule(loop.time())
-                async with self._session.post(
-                    seat.group.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
-                ) as answer:
-                    return await relay.pass_on(answer)
+                seat.on_lost = patience.start(lambda: limit.reschedule(loop.time()))
+                try:
+                    async with self._session.post(
+                        seat.group.url + path, data=body, headers=headers, allow_redirects=False
+                    ) as answer:
+                        return await relay.pass_on(answer)
+                finally:
+                    # What follows is the client's time.
+                    patience.end()
         except ClientGone:
             raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             return Outcome(Verdict.NOT_TAKEN, error=_unreachable(seat, error), reached=False)
         except (GroupLost, aiohttp.ClientError, TimeoutError, OSError) as error:
-            return await relay.lost(seat, error)
+            return await relay.lost(seat, error, patience.spent)
         finally:
             seat.on_lost = None
+
+
+class Clock(Protocol):
+    """What an attempt needs of an event loop to know how long its gateway is silent."""
+
+    def time(self) -> float:
+        """Seconds."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Calls it after ``delay`` seconds."""
+
+
+class Patience:
+    """How long a gateway may send nothing: ``seconds``. One timer for each attempt, which looks when it last sent something."""
+
+    def __init__(self, seconds: float, loop: Clock) -> None:
+        self.spent = ""
+        """Why the attempt has been ended; empty as long as the gateway is not silent for too long."""
+        self._seconds = seconds
+        self._loop = loop
+        self._waits_since = loop.time()
+        self._end: Callable[[], None] = lambda: None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, end: Callable[[], None]) -> Callable[[], None]:
+        """Calls ``end`` once the gateway is silent for too long, unless ``end()`` comes first. Returns its argument."""
+        self._end = end
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return end
+
+    def end(self) -> None:
+        """The attempt has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def part(self, content: aiohttp.StreamReader) -> bytes:
+        """What comes next; empty at the end. The time until the next call is the client's, and does not count."""
+        self._waits_since = self._loop.time()
+        data = await content.readany()
+        self._waits_since = math.inf
+        return data
+
+    def _look(self) -> None:
+        left = min(self._waits_since - self._loop.time(), 0.0) + self._seconds
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+            return
+        self.spent = f"its gateway sent nothing for {self._seconds:g} s"
+        # The attempt may be ending already.
+        with contextlib.suppress(RuntimeError):
+            self._end()
 
 
 class _Relay:
     """Passes one response on."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, patience: Patience) -> None:
         self._reply = reply
+        self._part = patience.part
         self._tail = b""
 
     async def pass_on(self, answer: aiohttp.ClientResponse) -> Outcome:
@@ -127,9 +186,9 @@ class _Relay:
             return await self._stream(answer, headers)
         return await self._whole(answer, headers)
 
-    async def lost(self, seat: Seat, error: Exception) -> Outcome:
-        """The group failed."""
-        reason = str(error) or type(error).__name__
+    async def lost(self, seat: Seat, error: Exception, silence: str) -> Outcome:
+        """The group failed. ``silence``: that the attempt was ended because its gateway was silent, or empty."""
+        reason = silence or str(error) or type(error).__name__
         extra = logs.about(group=seat.group.index)
         log.warning("group %s failed during a request: %s", seat.group.name, reason[:300], extra=extra)
         said = ApiError(
@@ -147,7 +206,7 @@ class _Relay:
 
     async def _whole(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
         body = bytearray()
-        async for data in answer.content.iter_any():
+        while data := await self._part(answer.content):
             body += data
             if len(body) > BUFFER_BYTES:
                 break
@@ -156,7 +215,7 @@ class _Relay:
             return Outcome(Verdict.ANSWERED, answer.status, _tokens_of_whole(answer))
         await self._reply.begin(answer.status, headers)
         await self._reply.write(bytes(body))
-        async for data in answer.content.iter_any():
+        while data := await self._part(answer.content):
             await self._reply.write(data)
         await self._reply.end()
         return Outcome(Verdict.ANSWERED, answer.status, _tokens_of_whole(answer))
@@ -164,7 +223,7 @@ class _Relay:
     async def _stream(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
         part = await self._comments(answer, headers)
         reply = self._reply
-        async for data in answer.content.iter_any():
+        while data := await self._part(answer.content):
             # Whole events only: when the group fails in the middle of one, an error event can follow.
             part = await self._events(part + data)
         if part:
@@ -190,7 +249,7 @@ class _Relay:
     async def _comments(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> bytes:
         """Passes the stream on until its first event. Returns the beginning of one that is not complete."""
         waiting = b""
-        async for data in answer.content.iter_any():
+        while data := await self._part(answer.content):
             waiting += data
             comments, waiting = _split(waiting)
             if comments:

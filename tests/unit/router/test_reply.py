@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-async def _answered(handle: Callable[[Reply, socket.socket], Awaitable[None]]) -> bytes:
+async def _answered(handle: Callable[[Reply, socket.socket], Awaitable[None]], version: bytes = b"1.1") -> bytes:
     """What a client gets that sends one request, which ``handle`` answers; it has the client's end of the connection too."""
     failed: list[BaseException] = []
 
@@ -44,7 +44,7 @@ async def _answered(handle: Callable[[Reply, socket.socket], Awaitable[None]]) -
         with socket.create_connection((server.host, server.port)) as client:
             client.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await loop.sock_sendall(client, b"GET / HTTP/" + version + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
             got = b""
             while part := await loop.sock_recv(client, 65536):
                 got += part
@@ -63,6 +63,17 @@ async def test_the_headers_of_a_stream_are_sent_with_its_first_part() -> None:
 
     got = await _answered(handle)
     assert got.startswith(b"HTTP/1.1 200 OK\r\n") and b"X-Request-Id: r1\r\n" in got and got.endswith(b"\r\n0\r\n\r\n")
+
+
+async def test_a_client_without_chunks_gets_a_stream_that_ends_with_its_connection() -> None:
+    async def handle(one: Reply, _: socket.socket) -> None:
+        await one.begin(200, STREAM)
+        await one.write(b"data: 1\n\n")
+        await one.write(b"data: 2\n\n")
+
+    head, _, body = (await _answered(handle, b"1.0")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 200 OK\r\n") and b"Content-Length" not in head and b"Transfer-Encoding" not in head
+    assert body == b"data: 1\n\ndata: 2\n\n"
 
 
 async def test_a_comment_ends_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:

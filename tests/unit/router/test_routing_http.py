@@ -376,6 +376,29 @@ async def test_requests_of_a_group_that_died_silently_go_elsewhere(monkeypatch: 
             assert (await before)[1]["group"] == "b"
 
 
+async def test_a_gateway_that_says_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upstream, "SILENT_STREAM_SECONDS", 0.05)
+    async with gateways("a") as (one,):
+        left = asyncio.Event()
+
+        async def silent(request: web.Request, body: bytes) -> web.StreamResponse:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+            raise AssertionError
+
+        one.behaves = silent
+        async with client_of(Kit(Model(urls=[one.url]))) as client:
+            answer = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+            assert answer.status == 503 and (await answer.json())["error"]["code"] == "group_failed"
+            # Its gateway is told to stop.
+            await left.wait()
+    assert "failed with a request: its gateway sent nothing for 0.05 s" in caplog.text
+
+
 async def test_requests_wait_for_a_loading_group() -> None:
     async with gateways("a") as (a,):
         kit = Kit(Model(urls=[a.url], states=["Loading"]))
