@@ -396,7 +396,7 @@ async def test_a_gateway_that_says_nothing_is_given_up(
             assert answer.status == 503 and (await answer.json())["error"]["code"] == "group_failed"
             # Its gateway is told to stop.
             await left.wait()
-    assert "failed with a request: its gateway sent nothing for 0.05 s" in caplog.text
+    assert "failed during a request: its gateway sent nothing for 0.05 s" in caplog.text
 
 
 async def test_requests_wait_for_a_loading_group() -> None:
