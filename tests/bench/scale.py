@@ -62,8 +62,8 @@ QUIET_SECONDS = 60.0
 CHANGED_MEANWHILE = 20
 """Cables that change while no operator runs."""
 SETTLE_SECONDS = 5.0
-"""So long no object has changed that the operator writes before its own count of writes is read, and again until it counts as
-done."""
+"""Seconds without a change of any object that the operator writes, before its own count of writes is read; and so many seconds
+more without a change or a write until it counts as done."""
 WAIT_SECONDS = 600.0
 # Ports other than those of an operator that already runs on this machine.
 METRICS_PORT, DEMAND_PORT = 9499, 9498

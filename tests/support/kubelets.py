@@ -381,7 +381,7 @@ def use_terminal(start: Callable[[int], "subprocess.Popen[str]"]) -> None:
     with start(inner) as process:
         os.close(inner)
         try:
-            # kubectl sends its size beside what is typed, and first one that is a column and a row larger.
+            # kubectl sends the size in parallel with what is typed, and first one with a row and a column more.
             os.write(outer, b"until stty size | grep -qx '33 111'; do :; done; stty size; echo $((6*7)); exit 4\n")
             seen = b""
             while b"42\r\n" not in seen:

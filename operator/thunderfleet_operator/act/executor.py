@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 RESTORE_SECONDS = 10.0
 """Between two writes of the same Service or EndpointSlice: another program may undo them again and again."""
 CHECK_SECONDS = 10.0
-"""After a start, the Secrets of groups that have their pods are looked after so much later than the groups themselves."""
+"""Delay of the check that the Secret of a group that has its pods still exists, from the first round of this process."""
 NAMES_TRIED = 8
 """Epochs whose names are tried when other objects have them, such as those of a deleted ModelDeployment."""
 
@@ -221,7 +221,7 @@ class Executor:
         return tuple(created), blocked
 
     def _check_later(self, epoch: Epoch) -> None:
-        """Its pods run with the Secret that they have: no round waits until it is known that nobody has deleted it."""
+        """Has the Secret of a placement checked in a round of its own: its pods run with the Secret that they have."""
         if self._secret_of(epoch) in self._secrets:
             return
         plan = epoch.plan
@@ -230,7 +230,7 @@ class Executor:
         self._later(key)
 
     async def check_secrets(self, key: str) -> None:
-        """Creates Secrets that somebody has deleted, of groups that have their pods."""
+        """Creates the Secrets of a ModelDeployment's groups again if somebody has deleted them. Raises ApiError."""
         unchecked = self._unchecked.get(key, {})
         for index, epoch in list(unchecked.items()):
             try:
@@ -440,6 +440,6 @@ class Executor:
 
 
 def _refused(epoch: Epoch, error: ApiError) -> None:
-    """Says that a Secret cannot be created without which the group serves."""
+    """Logs that the Secret of a group cannot be created. Its pods run with the Secret that they have."""
     extra = logs.about(epoch=epoch.number)
     log.warning("%s: cannot create the Secret of epoch %d: %s", epoch.plan.group, epoch.number, error, extra=extra)
