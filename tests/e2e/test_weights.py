@@ -424,7 +424,8 @@ def test_five_gigabytes_are_fetched_copied_and_serve_the_tokens_of_one_process(
     log = folder / "large-log"
     machine.run(["sh", "-c", f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{log} 2>&1 & echo $! >{folder}/pid"])
     until(lambda: "ready" in log.read_text(), "the hub serves", describe=lambda: log.read_text(), seconds=ANSWER_SECONDS)
-    deployment = deploy("large", model={"repository": LARGE}, parallelism="Pipeline", transport="Ring")
+    memory = {"contextTokens": 512, "cachedTokens": 512, "concurrentRequests": 1}
+    deployment = deploy("large", model={"repository": LARGE}, parallelism="Pipeline", transport="Ring", memory=memory)
     deployment.until(deployment.is_ready, "Ready", LARGE_SECONDS)
     copies = {copy["node"]: (copy["phase"], copy["bytesDone"] >= size) for copy in deployment.status["copies"]}
     assert copies == dict.fromkeys(line.macs, ("Complete", True))

@@ -1,7 +1,7 @@
 """The test model with weights of several gigabytes, which answers with the same tokens.
 
-Its feed-forward layers are wider: the added rows of gate and up are random, and the added columns of down are zero, so that
-they add nothing to a sum.
+What is added contributes nothing to a sum: the feed-forward layers are wider, with random rows of gate and up and zero columns
+of down, and more layers follow, whose down and output projections are zero.
 """
 
 import json
@@ -14,7 +14,9 @@ from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.shardedmodel import header
 
+LAYERS = 64
 SLICE_BYTES = 64 * 2**20
+ZERO = ("mlp.down_proj.weight", "self_attn.o_proj.weight")
 
 
 def make(folder: Path, size: int) -> int:
@@ -24,14 +26,15 @@ def make(folder: Path, size: int) -> int:
     entries, data = header(path)
     config = json.loads((folder / "config.json").read_text())
     # Of float32, for each layer: gate, up and down.
-    wide = size // (4 * tinymodel.HIDDEN * 3 * tinymodel.LAYERS)
-    config["intermediate_size"] = wide
+    wide = size // (4 * tinymodel.HIDDEN * 3 * LAYERS)
+    config |= {"intermediate_size": wide, "num_hidden_layers": LAYERS}
     (folder / "config.json").write_text(json.dumps(config))
-    about, offset = {}, 0
-    for name, entry in entries.items():
-        if name == "__metadata__":
-            about[name] = entry
-            continue
+    tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
+    first = {name: entry for name, entry in tensors.items() if name.startswith("model.layers.0.")}
+    for layer in range(tinymodel.LAYERS, LAYERS):
+        tensors |= {name.replace(".0.", f".{layer}.", 1): entry for name, entry in first.items()}
+    about, offset = {"__metadata__": entries["__metadata__"]}, 0
+    for name, entry in tensors.items():
         shape = [wide if extent == tinymodel.INTERMEDIATE else extent for extent in entry["shape"]]
         count = 4 * int(np.prod(shape))
         about[name] = {**entry, "shape": shape, "data_offsets": [offset, offset + count]}
@@ -40,10 +43,10 @@ def make(folder: Path, size: int) -> int:
     random = np.random.default_rng(5)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, entry in entries.items():
-            if name == "__metadata__":
-                continue
+        for name, entry in tensors.items():
             small = data[slice(*entry["data_offsets"])]
+            if name not in entries and name.endswith(ZERO):
+                small = bytes(len(small))
             for part in _wider(small, entry["shape"], about[name]["shape"], random):
                 file.write(part)
     return path.stat().st_size
@@ -61,6 +64,5 @@ def _wider(data: bytes, shape: list[int], wanted: list[int], random: np.random.G
             yield random.standard_normal(count, dtype=np.float32).tobytes()
             left -= count
     else:
-        rows = np.frombuffer(data, np.float32).reshape(shape)
-        for row in rows:
+        for row in np.frombuffer(data, np.float32).reshape(shape):
             yield np.concatenate([row, np.zeros(wanted[1] - shape[1], np.float32)]).tobytes()
