@@ -66,7 +66,8 @@ def shared(
             stash[FLEET] = running, stack.pop_all()
     found, fleet = stash[FLEET]
     yield cast(Running, found)
-    following = stash[NEXT]
+    # Nothing, if the run was interrupted.
+    following = stash.get(NEXT, None)
     if following is None or group_of(following.nodeid) != group_of(request.node.nodeid):
         del stash[FLEET]
         fleet.close()

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support import shardedmodel
+from tests.support import largemodel, shardedmodel
 from tests.support.folders import read, with_list
 from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Deployment, Json, Line, chat, condition
 from tests.support.waiting import until
@@ -41,6 +41,7 @@ PLAIN, PLAIN_SEED = "plain/tiny", 14
 """To be quantized. Other weights again, so that they have to be read."""
 URI_PORT, URI_LAYERS = 18090, 3
 GATED, GATED_LAYERS, TOKEN = "gated/tiny", 1, "hf_of-a-test"
+LARGE, LARGE_BYTES, LARGE_SECONDS = "large/tiny", 5 * 10**9, 900
 ANSWER_SECONDS = 300
 PROMPT, TOKENS = "Hello", 8
 
@@ -407,3 +408,29 @@ def test_a_mac_that_is_needed_later_copies_the_model_without_the_hub(
     for group in deployment.status["groups"]:
         answer = line.request(f"{group['endpoint']}/chat/completions", {**chat(PROMPT, TOKENS), "model": LATER})
         assert answer.json["choices"][0]["token_ids"] == expected
+
+
+@pytest.mark.soak
+def test_five_gigabytes_are_fetched_copied_and_serve_the_tokens_of_one_process(
+    line: Line, hub: str, deploy: Deploy, alone: Alone
+) -> None:
+    machine = line.cluster.machines["linux-1"]
+    folder = machine.folder / "hub"
+    # Its place is taken by a hub that has this model; tests before may have ended it.
+    machine.run(["kill", (folder / "pid").read_text().strip()])
+    size = largemodel.make(folder / "large", LARGE_BYTES)
+    command = [sys.executable, "-m", "thunderfleet_localcluster.models.hub", machine.address, str(PORT)]
+    command.append(f"{LARGE}={folder / 'large'}")
+    log = folder / "large-log"
+    machine.run(["sh", "-c", f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{log} 2>&1 & echo $! >{folder}/pid"])
+    until(lambda: "ready" in log.read_text(), "the hub serves", describe=lambda: log.read_text(), seconds=ANSWER_SECONDS)
+    memory = {"contextTokens": 512, "cachedTokens": 512, "concurrentRequests": 1}
+    deployment = deploy("large", model={"repository": LARGE}, parallelism="Pipeline", transport="Ring", memory=memory)
+    deployment.until(deployment.is_ready, "Ready", LARGE_SECONDS)
+    copies = {copy["node"]: (copy["phase"], copy["bytesDone"] >= size) for copy in deployment.status["copies"]}
+    assert copies == dict.fromkeys(line.macs, ("Complete", True))
+    answer = line.request(f"{deployment.endpoint}/chat/completions", {**chat(PROMPT, TOKENS), "model": LARGE})
+    assert answer.status == 200, answer.body
+    # Its weights are those of the small model, and others that add nothing.
+    assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
+    assert sum(text.startswith("GET /cdn/") for text in log.read_text().splitlines()) == 2, "the header, then the file, once"

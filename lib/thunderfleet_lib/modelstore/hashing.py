@@ -1,6 +1,7 @@
 """Hashes of files as the hub gives them: SHA-256, or git's id of a blob for small files."""
 
 import hashlib
+import os
 from typing import BinaryIO, Protocol
 
 from thunderfleet_lib.modelstore.manifest import FileEntry
@@ -33,7 +34,7 @@ def start(entry: FileEntry) -> Hash:
 def check(stream: BinaryIO, entry: FileEntry, copy: BinaryIO | None = None) -> None:
     """Reads the stream to its end. Raises WrongBytes, OSError.
 
-    ``copy`` receives the bytes, at most the size of the entry.
+    ``copy``, an unbuffered file, receives the bytes, at most the size of the entry.
     """
     found, size = start(entry), 0
     block = bytearray(BLOCK_BYTES)
@@ -44,10 +45,17 @@ def check(stream: BinaryIO, entry: FileEntry, copy: BinaryIO | None = None) -> N
             break
         found.update(view[:count])
         if copy is not None:
-            copy.write(view[:count])
+            write_all(copy, view[:count], size - count)
     if size != entry.size:
         raise WrongBytes(
             f"{entry.path} has {'more than ' if size > entry.size else ''}{min(size, entry.size)} bytes, not {entry.size}"
         )
     if found.hexdigest() != entry.blob:
         raise WrongBytes(f"{entry.path} does not have its hash {entry.blob}: the bytes were changed on the way or on disk")
+
+
+def write_all(file: BinaryIO, data: memoryview, at: int) -> None:
+    """Writes all of the bytes at an offset. Raises OSError: what one call to the system writes may be less, on a full disk."""
+    while data:
+        written = os.pwrite(file.fileno(), data, at)
+        data, at = data[written:], at + written

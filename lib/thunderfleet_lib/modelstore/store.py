@@ -29,6 +29,8 @@ from thunderfleet_lib.modelstore.manifest import MAX_MANIFEST_BYTES, FileEntry, 
 log = logging.getLogger(__name__)
 
 MAX_MODELS = 1024
+CLONES = sys.platform == "darwin"
+"""Whether file systems of this platform have copies that share their blocks with the original."""
 
 
 class Busy(OSError):
@@ -229,9 +231,15 @@ class Store:
                     raise WrongBytes(f"{entry.path} is not a regular file")
                 if about.st_uid == os.geteuid() and about.st_nlink == 1 and about.st_dev == writer.path.parent.stat().st_dev:
                     os.replace(staged, writer.path)
-                elif not _clone(source, writer.path):
-                    with writer.open() as copy:
-                        hashing.check(file, entry, copy)
+                elif not clone(source, writer.path):
+                    try:
+                        with writer.open() as copy:
+                            hashing.check(file, entry, copy)
+                    except WrongBytes:
+                        writer.discard()
+                        raise
+                    writer.keep()
+                    return
             writer.finish()
 
     # --- models ------------------------------------------------------------------------------------------------------
@@ -446,9 +454,9 @@ def _remove_file(path: Path) -> int:
     return size
 
 
-def _clone(source: int, target: Path) -> bool:
+def clone(source: int, target: Path) -> bool:
     """A copy-on-write copy of an open file. False where the file system has none."""
-    if sys.platform != "darwin":
+    if not CLONES:
         return False
     library = ctypes.CDLL(None, use_errno=True)
     # fclonefileat(srcfd, dst_dirfd, dst, flags): AT_FDCWD is -2 on macOS.

@@ -27,6 +27,7 @@ from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube, Reflector
 from thunderfleet_lib.modelstore.eviction import Kept, evict
 from thunderfleet_lib.modelstore.hashing import WrongBytes
+from thunderfleet_lib.modelstore.intake import Intake
 from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
@@ -95,6 +96,7 @@ class Keeper:
         """Paths of models of the store that the hub has listed only for a token. They are not published as models of this Mac:
         a namespace gets them through a ModelCache whose own token the hub has accepted."""
         self.restricted = self._restricted({})
+        self._intake = Intake(self.store, RESERVE_BYTES)
         self._node = node
         self._changed = changed
         self._arrived = arrived
@@ -197,6 +199,7 @@ class Keeper:
         self.store.prepare_once()
         self.store.restrict({digest: one.token for digest, one in wanted.items()})
         self.restricted = self._restricted(wanted)
+        self._intake.retain([self.store.layout.staged(download) for one in wanted.values() for download in one.downloads])
         states = {}
         for digest, one in wanted.items():
             try:
@@ -309,11 +312,12 @@ class Keeper:
         missing, taken = self.store.missing(manifest), 0
         for entry in missing:
             for download in one.downloads:
-                staged = self.store.layout.staged(download) / entry.blob
-                if taken >= BLOBS_AT_ONCE or not staged.is_file():
+                if taken >= BLOBS_AT_ONCE:
                     continue
+                folder = self.store.layout.staged(download)
                 try:
-                    self.store.adopt(one.repository, entry, staged)
+                    if not self._intake.take(one.repository, entry, folder):
+                        continue
                 except Busy:
                     continue
                 except FileNotFoundError:
@@ -321,7 +325,7 @@ class Keeper:
                     continue
                 except WrongBytes as error:
                     log.warning("%s: %s", one.repository, error)
-                    staged.unlink(missing_ok=True)
+                    (folder / entry.blob).unlink(missing_ok=True)
                     self._problems[one.digest] = CopyState(reason=Reason.WRONG_BYTES, message=str(error))
                     continue
                 self._origins[one.digest] = {"source": CopySource.HUB}
@@ -363,6 +367,10 @@ class Keeper:
 
     def _evict(self, needed: int) -> None:
         excess = needed + RESERVE_BYTES - self.store.free_bytes()
+        if excess > 0:
+            # What is copied while it arrives saves time only.
+            self._intake.retain(())
+            excess = needed + RESERVE_BYTES - self.store.free_bytes()
         kept = self.store.kept()
         for old in evict(kept, self._referenced(kept, self._wanted()), excess):
             log.info("removing %s, commit %s, which nothing needs, to make room on the disk", old.repository, old.commit)

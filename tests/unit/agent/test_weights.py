@@ -18,6 +18,7 @@ from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.modelstore import intake
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 from thunderfleet_lib.modelstore.parts import PART_FILE
 
@@ -209,6 +210,50 @@ def test_progress_counts_what_is_staged_and_is_no_model_yet(mac: Mac) -> None:
     assert mac.round()["tiny"][0] in (CopyPhase.COPYING, CopyPhase.CHECKING)
     assert mac.keeper.copies[0].source is CopySource.HUB
     assert not mac.store.layout.snapshot("owner/tiny", manifest("tiny").commit).exists()
+
+
+def arrives(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A large file of which half has arrived, after a round."""
+    monkeypatch.setattr(intake, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(intake, "CLONED_SHARE", 0.5)
+    mac.wants(cache("tiny"))
+    folder = mac.download("tiny")
+    weights = next(entry for entry in manifest("tiny").files if entry.path == "model.safetensors")
+    (folder / weights.blob).unlink()
+    path = folder / f"{weights.blob}.incomplete"
+    path.write_bytes(contents("tiny")["model.safetensors"][:2000])
+    assert mac.round()["tiny"][0] is CopyPhase.COPYING
+    assert 2002 in [copy.bytes_done for copy in mac.keeper.copies]
+    return path
+
+
+def test_a_large_file_is_hashed_while_it_arrives(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = arrives(mac, monkeypatch)
+    assert len(list(mac.store.layout.temporary.iterdir())) == 1
+    path.write_bytes(contents("tiny")["model.safetensors"])
+    os.replace(path, path.with_suffix(""))
+    monkeypatch.setattr(mac.store, "adopt", lambda *_: None)
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    assert list(mac.store.layout.temporary.iterdir()) == []
+
+
+def test_the_disk_of_a_copy_is_given_back_before_a_model_is_removed(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac.wants(cache("old"))
+    mac.download("old")
+    mac.round()
+    arrives(mac, monkeypatch)
+    copies = mac.store.layout.temporary
+    needed = keepers.RESERVE_BYTES + manifest("tiny").total_bytes
+    monkeypatch.setattr(mac.store, "free_bytes", lambda: 0 if list(copies.iterdir()) else needed)
+    assert set(mac.round()) == {"old", "tiny"}
+    assert list(copies.iterdir()) == []
+
+
+def test_a_copy_goes_with_its_cache(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrives(mac, monkeypatch)
+    mac.wants()
+    mac.round()
+    assert list(mac.store.layout.temporary.iterdir()) == []
 
 
 def test_wrong_bytes_are_removed_and_reported_until_right_ones_come(mac: Mac) -> None:
