@@ -27,6 +27,7 @@ sandbox     where a container finds the volumes of its pod
 timestamps  ages of timestamps from clocks that may be wrong
 trees       removes trees of other users, shows the last lines of files
 tls         keys, certificates and signing requests
+tlsbuffers  how much memory asyncio keeps for each TLS connection
 unclaimed   what clients send before a request is known, counted by connection and address; pure
 """
 

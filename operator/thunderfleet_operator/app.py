@@ -14,6 +14,7 @@ from aiohttp import web
 from thunderfleet_crds.routing import DemandReport
 from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
 from thunderfleet_lib.listener import allow_descriptors
+from thunderfleet_lib.tlsbuffers import small_buffers
 
 from thunderfleet_operator.act.cache_controller import CacheController
 from thunderfleet_operator.act.certificate_controller import CertificateController
@@ -341,5 +342,6 @@ async def _wait(event: asyncio.Event) -> None:
 async def run(configuration: Configuration) -> None:
     """Runs one replica."""
     allow_descriptors()
+    small_buffers()
     async with await Kube.connect(configuration.kubeconfig) as kube:
         await Operator(kube, configuration).run()

@@ -154,11 +154,11 @@ class Reconciler:
 
     def _put_off(self, key: str, found: Reach) -> float:
         """Seconds until the round of a ModelDeployment that a change of the fleet may concern."""
-        if key in self._settled:
-            # A better place is looked for once in a while, however often the fleet changes.
+        if key in self._settled or (found is Reach.TAKEN and key not in self.unplaced):
+            # A better place is looked for once in a while, however often the fleet changes. What others take is none.
             return ADVICE_SECONDS
         # Without a place before, and with less room now: only its message may change.
-        crowd = len(self.unplaced) if key in self.unplaced and found is Reach.TAKEN else 0
+        crowd = len(self.unplaced) if found is Reach.TAKEN else 0
         return min(ADVICE_SECONDS, CROWD_SECONDS * crowd) if crowd > CROWD else 0.0
 
     def _see_fleet(self) -> None:

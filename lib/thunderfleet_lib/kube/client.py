@@ -15,13 +15,13 @@ from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from kubernetes.aio.config.kube_config import load_kube_config
 
 from thunderfleet_lib.clock import Moment
 from thunderfleet_lib.kube import plugin
 from thunderfleet_lib.kube.names import Json, key_of
+from thunderfleet_lib.kube.proxy import transport
 from thunderfleet_lib.kube.server_clock import ServerClock
 from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
@@ -100,7 +100,7 @@ class Kube:
 
     def __init__(self, configuration: Any) -> None:
         self._configuration = configuration
-        self._rest = RESTClientObject(configuration)
+        self._rest = transport(configuration)
         self.host: str = str(configuration.host).rstrip("/")
         self._watched: set[aiohttp.StreamReader] = set()
         """What watches read from now."""
@@ -176,7 +176,7 @@ class Kube:
         Requests on their way fail with ApiError (unanswered); watches notice at once, and not when they have been silent for
         minutes.
         """
-        old, self._rest = self._rest, RESTClientObject(self._configuration)
+        old, self._rest = self._rest, transport(self._configuration)
         for content in self._watched:
             # A closed connection alone does not wake whoever reads from it.
             content.set_exception(aiohttp.ClientConnectionError("the client closed the connection"))
@@ -230,7 +230,9 @@ class Kube:
                 headers["Authorization"] = token
             if self._rest.pool_manager is None:
                 self._rest.pool_manager = self._rest._create_pool_manager()
-            socket = await self._rest.pool_manager.ws_connect(url, protocols=protocols, headers=headers, max_msg_size=1 << 20)
+            socket = await self._rest.pool_manager.ws_connect(
+                url, protocols=protocols, headers=headers, max_msg_size=1 << 20, proxy=self._rest.proxy
+            )
         except aiohttp.WSServerHandshakeError as error:
             raise ApiError(
                 error.status, f"HTTP{error.status}", f"{path}: {self.host} refuses the stream: {error.message}"

@@ -62,6 +62,22 @@ def _only_heartbeat(before: Json | None, after: Json | None) -> bool:
     return before is not None and after is not None and read_node(before) == read_node(after)
 
 
+def _only_groups(before: Json | None, after: Json | None) -> bool:
+    """Whether a NodeProfile differs only in which groups have the Mac, as the operator writes for each group that gets a place.
+
+    Nothing about the Mac or its cables follows from it; what is left of the Mac's room does.
+    """
+    return before is not None and after is not None and _beside_groups(before) == _beside_groups(after)
+
+
+def _beside_groups(profile: Json) -> Json:
+    metadata, status = profile["metadata"], profile.get("status") or {}
+    return {
+        "metadata": {key: metadata[key] for key in metadata if key not in ("resourceVersion", "managedFields")},
+        "status": {key: status[key] for key in status if key != "groups"},
+    }
+
+
 def _fleet_keys(index: Index, collection: Collection, key: str, macs: Iterable[str]) -> Iterator[str]:
     """A change of a Mac concerns its cables first. A Node concerns every ModelDeployment: it is rarely anything but a fault."""
     if collection is not LINKS:
@@ -202,6 +218,9 @@ def concerned(
         yield work_key(collection, key)
     macs = macs_of(collection, key, item)
     yield from (work_key(NODEPROFILES, node) for node in macs)
+    if collection is NODEPROFILES and _only_groups(before, after):
+        yield FLEET_KEY
+        return
     if collection in (NODES, NODEPROFILES, LINKS):
         yield from _fleet_keys(index, collection, key, macs)
         return

@@ -63,6 +63,26 @@ class _NothingToCompare(kopf.DiffBaseStorage):
         """Stores nothing."""
 
 
+class _NoProgress(kopf.ProgressStorage):
+    """For ``on.event`` handlers, which kopf never runs again. It would look in each object for what it had stored there."""
+
+    def fetch(self, *, key: kopf.HandlerId, body: kopf.Body) -> None:
+        """Nothing is stored."""
+
+    def store(self, *, key: kopf.HandlerId, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:
+        """Stores nothing."""
+
+    def purge(self, *, key: kopf.HandlerId, body: kopf.Body, patch: kopf.Patch) -> None:
+        """There is nothing to remove."""
+
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
+        """Changes nothing."""
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        """The same: there is nothing to leave out."""
+        return essence
+
+
 def settings() -> kopf.OperatorSettings:
     """Kopf's settings, see above."""
     found = kopf.OperatorSettings()
@@ -78,6 +98,7 @@ def settings() -> kopf.OperatorSettings:
     found.networking.connect_timeout = 10
     found.networking.error_backoffs = Backoffs()
     found.persistence.diffbase_storage = _NothingToCompare()
+    found.persistence.progress_storage = _NoProgress()
     for collection in CACHED:
         if collection.selector:
             found.watching.label_selectors[collection.name] = collection.selector

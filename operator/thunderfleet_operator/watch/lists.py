@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
-from thunderfleet_operator.watch.cache import CACHED, Cache, Collection
+from thunderfleet_operator.watch.cache import CACHED, Cache, Collection, unpacked
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,14 @@ class Lists:
         self._relisted: dict[str, float] = {}
 
     async def fill(self) -> None:
-        """Fills the cache; waits for CRDs and permissions that are missing, and says so."""
+        """Fills the cache; waits for CRDs and permissions that are missing, and says so.
+
+        Nobody is told what has changed: this process works on nothing yet, and then on everything.
+        """
         for collection in CACHED:
             while True:
                 try:
-                    await self._fill(collection)
+                    await self._fill(collection, tell=False)
                     break
                 except ApiError as error:
                     advice = (
@@ -51,10 +54,13 @@ class Lists:
     async def refill(self) -> None:
         """Lists everything once more, after a write whose result is unknown. Raises ApiError."""
         for collection in CACHED:
-            await self._fill(collection)
+            await self._fill(collection, tell=True)
 
-    async def _fill(self, collection: Collection) -> None:
-        """Takes a list over page by page: all pages of a large fleet together are several times as large as the cache."""
+    async def _fill(self, collection: Collection, *, tell: bool) -> None:
+        """Takes a list over page by page: all pages of a large fleet together are several times as large as the cache.
+
+        ``tell``: whether ``changed`` is called.
+        """
         store = self._cache[collection]
         keys: set[str] = set()
         version = ""
@@ -63,15 +69,17 @@ class Lists:
             for item in page.items:
                 key = key_of(item)
                 keys.add(key)
-                before = store.items.get(key)
-                if store.put(item):
-                    self._changed(collection, key, before, store.items.get(key))
-        self._keep(collection, keys, version)
+                before = store.items.kept.get(key)
+                # Unpacked only if it has changed, as few have.
+                if store.put(item) and tell:
+                    self._changed(collection, key, unpacked(before) if before is not None else None, store.items[key])
+        self._keep(collection, keys, version, tell=tell)
 
-    def _keep(self, collection: Collection, keys: set[str], version: str) -> None:
+    def _keep(self, collection: Collection, keys: set[str], version: str, *, tell: bool = True) -> None:
         """Removes from the cache what a list did not have."""
         for key, item in self._cache[collection].keep(keys, version).items():
-            self._changed(collection, key, item, None)
+            if tell:
+                self._changed(collection, key, item, None)
 
     def relisted(self, collection: Collection) -> None:
         """Notes that kopf has listed an object of this collection."""

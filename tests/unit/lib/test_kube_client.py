@@ -1,7 +1,9 @@
 """The client of the API server: lists of several pages, and connections that are of no use any more."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -69,3 +71,61 @@ async def test_lists_have_all_pages(server: str) -> None:
         assert [item["metadata"]["name"] for item in items] == list("abcde") and version == "7"
         assert await kube.list_keys("/api/v1/things") == (set("abcde"), "7")
         assert await kube.list("/api/v1/nothing") == ([], "")
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[tuple[str, asyncio.Queue[str]]]:
+    """A proxy that answers itself: its address, and what it was asked for, with the login."""
+    asked: asyncio.Queue[str] = asyncio.Queue()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        login = request.headers.get("Proxy-Authorization", "").removeprefix("Basic ")
+        asked.put_nowait(f"{base64.b64decode(login).decode()} {request.raw_path if '//' in request.raw_path else request.url}")
+        return web.json_response({"metadata": {"name": "by the proxy"}})
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}", asked
+    await runner.cleanup()
+
+
+async def test_the_proxy_of_the_environment_is_used_but_not_for_its_exceptions(
+    server: str, proxy: tuple[str, asyncio.Queue[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, asked = proxy
+    monkeypatch.setenv("http_proxy", f"http://me:secret@{at}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for host, name in ((server, "x"), ("http://api.invalid:6443", "by the proxy")):
+        configuration = Configuration()
+        configuration.host = host
+        async with Kube(configuration) as kube:
+            assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == name
+            await kube.reconnect()
+            assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == name
+    assert asked.qsize() == 2 and "api.invalid" in (said := asked.get_nowait()) and said.startswith("me:secret ")
+
+
+async def test_a_kubeconfigs_proxy_comes_before_that_of_the_environment(
+    proxy: tuple[str, asyncio.Queue[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, asked = proxy
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    configuration = Configuration()
+    configuration.host, configuration.proxy = "http://api.invalid:6443", f"http://{at}"
+    async with Kube(configuration) as kube:
+        assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == "by the proxy"
+    assert asked.qsize() == 1
+
+
+async def test_a_login_in_netrc_is_not_for_the_api_server(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all hosts would go along with the token, and there is room for one of them only."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login somebody password secret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    configuration = Configuration()
+    configuration.host = server
+    configuration.api_key["BearerToken"] = "Bearer a-token"
+    async with Kube(configuration) as kube:
+        assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == "x"

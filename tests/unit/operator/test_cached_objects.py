@@ -142,6 +142,19 @@ async def test_a_list_is_taken_over_page_by_page() -> None:
     ]
 
 
+async def test_the_first_list_tells_nobody_and_later_ones_only_of_what_has_changed() -> None:
+    """Whoever begins to act works on everything: at a thousand Macs it would take a second to say so object by object."""
+    cache, changes = Cache(), list[Any]()
+    kube = Pages(PODS.path, [Page([item("a", 5), item("b", 6)], "10")], lambda: None)
+    lists = Lists(kube, cache, lambda *change: changes.append(change))
+    await lists.fill()
+    assert set(cache[PODS].items) == {"a", "b"} and not changes
+    kube._given = [Page([item("a", 5), item("b", 11)], "12")]
+    await lists.refill()
+    told = [(key, *(one["metadata"]["resourceVersion"] for one in objects)) for _, key, *objects in changes]
+    assert told == [("b", "6", "11")]
+
+
 def test_kopf_lists_in_pages_and_holds_no_object_for_long() -> None:
     """It lists everything once more at its start, while the cache has it already."""
     found = kopf_watch.settings()

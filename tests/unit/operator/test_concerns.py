@@ -13,8 +13,8 @@ from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.observe.concerns import concerned
-from thunderfleet_operator.watch.cache import DEPLOYMENTS, NODES, PODS
+from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned
+from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 from thunderfleet_operator.watch.leader import Leader
 
 from tests.unit.operator.world import Json, World
@@ -48,6 +48,23 @@ async def test_a_heartbeat_concerns_nothing(world: World) -> None:
     cordoned = {**node, "spec": {**node["spec"], "unschedulable": True}}
     assert set(concerned(world.index, NODES, "mini", node, cordoned, [])) == {"nodeprofiles/mini", DEPLOYMENT}
     assert set(concerned(world.index, NODES, "mini", None, node, [])) == {"nodeprofiles/mini", DEPLOYMENT}
+
+
+async def test_which_groups_have_a_mac_concerns_neither_its_cables_nor_who_serves_there(world: World) -> None:
+    """The operator writes it of each Mac of each group that gets a place."""
+    world.deploy()
+    await world.serve()
+    cable = next(iter(world.cache[LINKS].items))
+    before = world.cache[NODEPROFILES].items["studio-1"]
+    metadata = {**before["metadata"], "resourceVersion": "999", "managedFields": [{"manager": "thunderfleet"}]}
+
+    def keys(**status: object) -> set[str]:
+        after = {**before, "metadata": metadata, "status": {**before["status"], **status}}
+        return set(concerned(world.index, NODEPROFILES, "studio-1", before, after, []))
+
+    own = {"nodeprofiles/studio-1", FLEET_KEY}
+    assert keys(groups=[{"name": "ns/other-0", "epoch": 1}]) == keys(groups=[]) == own
+    assert keys(rdma={"enabled": False}) == keys(groups=[], rdma={}) == {*own, f"thunderboltlinks/{cable}", DEPLOYMENT}
 
 
 async def test_a_deleted_deployment_makes_room_for_others(world: World) -> None:

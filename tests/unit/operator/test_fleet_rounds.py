@@ -251,6 +251,24 @@ async def test_a_cable_of_others_begins_a_round_of_those_that_serve_later() -> N
     assert world.later_keys == {f"ns/{name}": ADVICE_SECONDS for name in ("placed", "moves", "sleeps")}
 
 
+async def test_a_group_that_gets_a_place_begins_no_round_of_those_that_have_one() -> None:
+    """Of 200 groups that start one after the other, each would else have a round for each that follows."""
+    world = FleetWorld()
+    await world.settle()
+    # As while it starts.
+    world.reconciler._settled.discard("ns/placed")
+    for seen in (world.rounds, world.later_keys):
+        seen.clear()
+    meta = {"name": "late", "namespace": "ns", "uid": "uid-late", "generation": 1}
+    world.put(DEPLOYMENTS, {"metadata": meta, "spec": {"model": {"repository": "org/tiny"}, "nodes": {}}})
+    world.keys_to_do[work_key(DEPLOYMENTS, "ns/late")] = None
+    await world.work()
+    assert world.md_of("late").status.ready == "1/1" and FLEET_KEY in world.rounds
+    assert {"modeldeployments/ns/placed", "modeldeployments/ns/moves"}.isdisjoint(world.rounds)
+    assert world.later_keys["ns/placed"] == world.later_keys["ns/moves"] == ADVICE_SECONDS
+    assert "modeldeployments/ns/waits" in world.rounds, "which has no place, and says why"
+
+
 async def test_what_agents_report_beside_the_fleet_begins_no_round_of_others() -> None:
     world = FleetWorld()
     await world.settle()

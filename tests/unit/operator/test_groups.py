@@ -2,22 +2,33 @@
 
 import asyncio
 import ssl
+import tracemalloc
+from asyncio import sslproto
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from kubernetes.aio.config.config_exception import ConfigException
 from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
 from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, GroupPhase, Split
+from thunderfleet_operator import app
 from thunderfleet_operator.act import group_client as listening
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys
+from thunderfleet_operator.app import Configuration
+from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.link_status import summary
+from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.model import resolve
+from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
 
 from tests.support.waiting import until_async
@@ -225,6 +236,31 @@ async def test_a_stranger_on_the_control_port_is_ignored(serve: Any) -> None:
         await until_async(lambda: groups.first_answers_in("ns/md") <= 0)
         assert groups.report("ns/md", 0, 1).state is None
     finally:
+        await groups.close()
+
+
+async def test_the_operators_connections_to_its_groups_keep_small_buffers(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps one connection to each group, since rank 0 holds a poll until something changes."""
+    monkeypatch.setattr(SSLProtocol, "max_size", SSLProtocol.max_size)
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    with pytest.raises(ConfigException):
+        await app.run(replace(configuration, kubeconfig=tmp_path / "missing"))
+    plans, pair = dict[int, tuple[Plan, KeyPair]](), group_keys(MASTER, plan(1))
+    for number in range(8):
+        state = {"uid": "uid", "index": number, "epoch": 1, "phase": "Ready"}
+        plans[number] = plan_at(await serve(pair, state)).model_copy(update={"index": number}), pair
+    groups = GroupClient(lambda key: None, lambda: True)
+    tracemalloc.start()
+    try:
+        groups.listen("ns/md", plans)
+        await until_async(lambda: all(groups.report("ns/md", number, 1).state is not None for number in plans))
+        kept = tracemalloc.take_snapshot().filter_traces((tracemalloc.Filter(True, sslproto.__file__),))
+        size = sum(one.size for one in kept.statistics("filename"))
+        assert 0 < size < len(plans) * 2 * 32 * 1024, "both ends are in this process; asyncio's own buffers take 256 KiB each"
+    finally:
+        tracemalloc.stop()
         await groups.close()
 
 
