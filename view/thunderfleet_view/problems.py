@@ -15,6 +15,7 @@ from thunderfleet_view.renewals import silent_kubelets
 WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
 """Reasons that are not problems: models run over TCP on such Macs and cables."""
 
+AGENT_FAILS: Final = "the agent does not work"
 OVERDUE_SECONDS: Final = 10.0
 """How long a pod may take to end beyond its grace period."""
 RELIEF: Final[Mapping[str, str]] = {
@@ -77,7 +78,7 @@ def silent_macs(picture: Picture) -> Mapping[str, str]:
     """By Node, what is wrong with its kubelet or agent although the Node is Ready."""
     agents = {
         facts.plain((pod.get("spec") or {}).get("nodeName") or ""): (
-            f"the agent does not work (Pod {facts.name(pod)}): "
+            f"{AGENT_FAILS} (Pod {facts.name(pod)}): "
             f"`kubectl describe pod -n {facts.plain(pod['metadata'].get('namespace') or '')} {facts.name(pod)}` says why"
         )
         for pod in picture.agents

@@ -18,7 +18,7 @@ from thunderfleet_view.components import HARMLESS, OPERATOR, SCHEDULER, WORKS
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import without_scheduler_noise
 from thunderfleet_view.health import FAILED, Health, of_condition
-from thunderfleet_view.problems import cable_problem, leftover_problem, leftovers, problem_of_mac, silent_macs
+from thunderfleet_view.problems import AGENT_FAILS, cable_problem, leftover_problem, leftovers, problem_of_mac, silent_macs
 
 CONDITIONS = (
     ConditionType.MODEL_RESOLVED,
@@ -243,8 +243,8 @@ def _mac(picture: Picture, name: str, silent: Mapping[str, str]) -> Iterator[Ste
     problem = problem_of_mac(node, profile, silent)
     # A cordoned Mac keeps its pods.
     bad = bool(problem) and not problem.startswith("cordoned")
-    # A wrong clock ends no group, so everything else that is found says more.
-    depth = Depth.CONDITION if problem.startswith(Reason.CLOCK_WRONG) else Depth.MAC
+    # Groups start and serve without an agent and with a wrong clock, so everything else that is found says more.
+    depth = Depth.CONDITION if problem.startswith((Reason.CLOCK_WRONG, AGENT_FAILS)) else Depth.MAC
     yield Step(3, f"Node {name}", State.PROBLEM if bad else State.OK, problem or "Ready", depth)
 
 
