@@ -4,6 +4,7 @@ backoff     exponential back-off with limit and jitter
 clientparts  parts of the official Kubernetes client that are loaded when they are used
 clock       clocks that count sleep
 csr         certificate requests of kubelets: parser and rules
+descriptors  how many more files and connections a process can open
 discovery   the certificate authority of a server, by its hash
 eventlimit  a bound on the Events about one object; pure
 gpu_memory  how much memory the GPU of a Mac may use

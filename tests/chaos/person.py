@@ -13,14 +13,14 @@ from typing import Any
 
 import yaml
 from thunderfleet_cli.connection import Connection
+from thunderfleet_cli.view import status
 from thunderfleet_cli.view.picture import picture
 from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs
-from thunderfleet_view import components, facts
+from thunderfleet_view import facts
 from thunderfleet_view.health import Health, of_condition
-from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem, macs
-from thunderfleet_view.why import State, Step, why
+from thunderfleet_view.why import State, Step, left, why
 
 from tests.chaos.culprit import Channel, Culprit, Look
 from tests.support.line import CHART, PROMETHEUS_PORT, Line
@@ -126,18 +126,20 @@ class Person:
         except LocalClusterError as error:
             return {Channel.WHY: (str(error),), Channel.STATUS: (str(error),), Channel.CONDITION: ()}
         deployment = next((one for one in found.deployments if facts.name(one) == self.name), None)
+        shown = status.as_values(found)
         problems = [
-            *((facts.name(node), mac_problem(node, profile)) for node, profile in macs(found)),
-            *((f"cable {facts.name(link)}", cable_problem(link)) for link in found.links),
-            *components.problems(found.leases, found.operators, found.nodes).items(),
-            *((self.name, deployment_problem(one)) for one in (deployment,) if one is not None),
+            f"{kind}{one['name']}: {one['problem']}"
+            for key, kind in (("macs", ""), ("cables", "cable "), ("controlPlane", ""), ("deployments", ""))
+            for one in shown[key]
+            if one["problem"]
         ]
-        status = tuple(f"{name}: {problem}" for name, problem in problems if problem)
+        texts = {Channel.STATUS: tuple(problems)}
         if deployment is None:
-            return {Channel.WHY: (), Channel.STATUS: status, Channel.CONDITION: ()}
+            rest = left(found, self.name)
+            return {**texts, Channel.WHY: (f"{self.name} is {rest}",) if rest else (), Channel.CONDITION: ()}
         cause = why(found, deployment).cause
         said = () if cause is None else (_sentence(cause),)
-        return {Channel.WHY: said, Channel.STATUS: status, Channel.CONDITION: tuple(_conditions(deployment))}
+        return {**texts, Channel.WHY: said, Channel.CONDITION: tuple(_conditions(deployment))}
 
     def _steps(self) -> tuple[str, ...]:
         try:

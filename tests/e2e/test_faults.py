@@ -1,5 +1,6 @@
 """Faults on a real control plane with real processes, and what must hold after each."""
 
+import asyncio
 import re
 import ssl
 import sys
@@ -11,7 +12,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from thunderfleet_cli.connection import Connection
+from thunderfleet_cli.view.picture import picture
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_view.facts import Picture
+from thunderfleet_view.problems import silent_macs
+from thunderfleet_view.renewals import noted
 
 from tests.support.line import Alone, Deploy, Deployment, Line, condition
 from tests.support.tiers import quick
@@ -281,8 +287,16 @@ def test_supervisor_killed(pair: Deployment, line: Line, alone: Alone, rank: int
     assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
+def shown(line: Line, served: Deployment) -> Picture:
+    """What ``status`` and ``why`` read."""
+    return asyncio.run(picture(Connection(line.cluster.kubeconfig, None, served.namespace, None), served.namespace))
+
+
 def test_mac_off_and_the_group_moves_to_another(pair: Deployment, line: Line, alone: Alone) -> None:
-    before = pair.group()
+    before, working = pair.group(), shown(line, pair)
+    leases = [*working.leases.values(), *working.kubelets.values()]
+    assert len(leases) > len(line.cluster.machines) and all(map(noted, leases)), "the API server says when it was renewed"
+    assert working.now is not None
     lost = next(rank["node"] for rank in before["ranks"] if rank["node"] != "studio-1")
     line.cluster.machines[lost].off()
     try:
@@ -302,11 +316,14 @@ def test_mac_off_and_the_group_moves_to_another(pair: Deployment, line: Line, al
         def left() -> list[str]:
             return [pod["node"] for pod in pair.status.get("terminatingPods", [])]
 
+        # Its Lease names it sooner than its Node, which stays Ready for longer.
+        until(lambda: lost in silent_macs(shown(line, pair)), "`status` names the Mac")
         # The other pod of the old placement may end after the new one serves.
         pair.until(lambda: left() == [lost], "status lists the pod on the Mac that is off; it is not force-deleted")
     finally:
         line.cluster.machines[lost].on()
     until(line.ready_machines, "the Mac is back")
+    until(lambda: not silent_macs(shown(line, pair)), "`status` names no Mac")
     pair.until(lambda: not pair.status.get("terminatingPods"), "its old pod has ended")
     assert pair.is_ready()
 

@@ -79,6 +79,7 @@ class FleetApi:
             app.router.add_get(path, self._handler(kind))
         app.router.add_get("/api/v1/pods", self._pods)
         app.router.add_get("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}", self._lease)
+        app.router.add_get("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", self._list_leases)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics", self._metrics)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._no_pods)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -122,6 +123,15 @@ class FleetApi:
         if found is None:
             return web.json_response({"reason": "NotFound", "message": "no", "code": 404}, status=404)
         return web.json_response(found)
+
+    async def _list_leases(self, request: web.Request) -> web.Response:
+        inside = f"{request.match_info['namespace']}/"
+        items = [
+            {**lease, "metadata": {"name": at.removeprefix(inside)}}
+            for at, lease in self.leases.items()
+            if at.startswith(inside)
+        ]
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.agents_status != 200:

@@ -1,35 +1,26 @@
-"""Whether components of the control plane work, as their Leases, Nodes and the operator's pods show. Pure."""
+"""Whether components of the control plane and the operator work, as Leases, Nodes and the operator's pods show. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from thunderfleet_crds.names import CONDITION_CONTROL_PLANE
 
 from thunderfleet_view import facts
-from thunderfleet_view.facts import Json, parsed_time
+from thunderfleet_view.facts import Json, Picture, parsed_time
+from thunderfleet_view.renewals import ahead, behind
 
 SCHEDULER: Final = "kube-scheduler"
 CONTROLLER_MANAGER: Final = "kube-controller-manager"
 OPERATOR: Final = "operator"
 LEASE: Final = "thunderfleet-operator"
 """The Lease of the operator's replicas."""
-STALE_SECONDS: Final = 25.0
-"""A component that has been behind the others for longer does not work. Each renews its Lease every few seconds."""
-
-
-def behind(leases: Mapping[str, Json]) -> Mapping[str, float]:
-    """By component, for how many seconds it has not renewed its Lease while another one has renewed its own.
-
-    Only those that are stale. Compared with each other, because the clock of this machine may differ.
-    """
-    renewed = {
-        component: when.timestamp()
-        for component, lease in leases.items()
-        if (when := parsed_time((lease.get("spec") or {}).get("renewTime"))) is not None
-    }
-    newest = max(renewed.values(), default=0.0)
-    return {component: newest - when for component, when in renewed.items() if newest - when > STALE_SECONDS}
-
+API_SERVER: Final = "API server"
+ETCD: Final = "etcd"
+SLOW_SECONDS: Final = 1.0
+"""A part of the control plane is slow if the quickest of a few small requests takes longer."""
+RECENT_SECONDS: Final = 60.0
+"""For how long a container of the operator that has ended is reported."""
 
 ADVICE: Final[Mapping[str, str]] = {
     SCHEDULER: "start it; until then pods are not scheduled",
@@ -37,7 +28,20 @@ ADVICE: Final[Mapping[str, str]] = {
         "start it; until then Macs that are off stay Ready, and pods of agents and the operator are not replaced"
     ),
     OPERATOR: "check its pods with `kubectl get pods -A -l app.kubernetes.io/component=operator`",
+    API_SERVER: "check the load of its machine, and that of the disk of etcd",
+    ETCD: "check that its disk is fast and has room, and the load of its machine",
 }
+CLOCK: Final = "clock of the operator"
+RESTART: Final = "restart of the operator"
+WORKS: Final = frozenset((RESTART, API_SERVER, ETCD))
+"""Subjects of what works, but has just ended or may only be busy."""
+HARMLESS: Final = frozenset((CLOCK, *WORKS))
+"""Subjects of problems that explain no state of a ModelDeployment by themselves."""
+
+
+def slow_part(ping: float) -> str:
+    """Which part of a slow control plane is slow. ``ping``: the seconds of a request that etcd has no part in."""
+    return API_SERVER if ping > SLOW_SECONDS else ETCD
 
 
 def operator_problem(operators: Sequence[Json] | None) -> str:
@@ -52,24 +56,74 @@ def operator_problem(operators: Sequence[Json] | None) -> str:
 
 
 def _unready(pod: Json) -> str:
-    name, namespace = facts.name(pod), facts.plain(pod["metadata"].get("namespace") or "")
-    node = facts.plain((pod.get("spec") or {}).get("nodeName") or "no Node")
-    return f"Pod {name} on {node} is not ready; another replica works: `kubectl describe pod -n {namespace} {name}` says why"
+    return f"{_pod(pod)} is not ready; another replica works: {_describe(pod)} says why"
 
 
-def problems(
-    leases: Mapping[str, Json], operators: Sequence[Json] | None = None, nodes: Iterable[Json] = ()
-) -> Mapping[str, str]:
-    """What is wrong with each component that does not work, and what to do.
+def _pod(pod: Json) -> str:
+    return f"Pod {facts.name(pod)} on {facts.plain((pod.get('spec') or {}).get('nodeName') or 'no Node')}"
 
-    ``operators``: the operator's pods; None if they could not be read. ``nodes``: those with a control plane say themselves
-    what does not work there; a component that is alone renews no Lease.
+
+def _describe(pod: Json) -> str:
+    return f"`kubectl describe pod -n {facts.plain(pod['metadata'].get('namespace') or '')} {facts.name(pod)}`"
+
+
+def _operator_clock(picture: Picture) -> str:
+    """How wrong the clock of the operator's leader is; "" if it is right, or if that is not known."""
+    lease = picture.leases.get(OPERATOR, {})
+    seconds = ahead(lease)
+    if not seconds:
+        return ""
+    holder = str((lease.get("spec") or {}).get("holderIdentity") or "").rpartition("_")[0]
+    where = next((_pod(pod) for pod in picture.operators if facts.name(pod) == holder), "the operator")
+    direction = "ahead of" if seconds > 0 else "behind"
+    return (
+        f"the clock of {where} is {abs(seconds):,.0f} s {direction} the API server's: set the clock of that machine, on a Mac "
+        "with `sudo sntp -sS time.apple.com`"
+    )
+
+
+def _operator_restarts(picture: Picture) -> str:
+    """Which of the operator's containers have ended a moment ago and were started again."""
+    found = (_restarted(pod, picture.now) for pod in picture.operators)
+    return "; ".join(text for text in found if text)
+
+
+def _restarted(pod: Json, now: datetime | None) -> str:
+    for one in facts.status(pod).get("containerStatuses") or ():
+        ended = (one.get("lastState") or {}).get("terminated") or {}
+        when = parsed_time(ended.get("finishedAt"))
+        if now is None or when is None or (seconds := (now - when).total_seconds()) > RECENT_SECONDS:
+            continue
+        return (
+            f"{_pod(pod)} ended {max(0, seconds):.0f} s ago (exit code {ended.get('exitCode')}) and was started again; "
+            f"{_describe(pod)} says why"
+        )
+    return ""
+
+
+def problems(picture: Picture) -> Mapping[str, str]:
+    """What is wrong with each component that does not work, and what to do."""
+    said = "" if "operators" in picture.unread else operator_problem(picture.operators)
+    return {**beside_pods(picture), **({OPERATOR: said} if said else {})}
+
+
+def beside_pods(picture: Picture) -> Mapping[str, str]:
+    """The same, without what the state of the operator's pods says.
+
+    Nodes with a control plane say themselves what does not work there; a component that is alone renews no Lease.
     """
     text = "has not renewed its Lease for {:.0f} s, so it does not run or does not reach the API server: {}"
-    found = {component: text.format(seconds, ADVICE[component]) for component, seconds in behind(leases).items()}
-    if said := operator_problem(operators):
-        found[OPERATOR] = said
-    for node in nodes:
+    silent = behind(picture.leases, picture.kubelets.values())
+    found = {component: text.format(seconds, ADVICE[component]) for component, seconds in silent.items()}
+    for subject, said in (
+        (CLOCK, _operator_clock(picture)),
+        (RESTART, _operator_restarts(picture)),
+    ):
+        if said:
+            found[subject] = said
+    for part, seconds in picture.slow.items():
+        found[part] = f"the {part} answers slowly: a small request took {seconds:.1f} s: {ADVICE[part]}"
+    for node in picture.nodes:
         condition = facts.conditions(node).get(CONDITION_CONTROL_PLANE, {})
         if condition.get("status") == "False":
             found[f"control plane on {facts.name(node)}"] = facts.plain(condition.get("message") or "")

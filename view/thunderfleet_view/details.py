@@ -1,16 +1,16 @@
 """Conditions and causes, for what somebody has selected on the page. Pure."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from thunderfleet_view import facts, why
-from thunderfleet_view.facts import Json, Picture
+from thunderfleet_view.facts import Json, Picture, Signs
 from thunderfleet_view.fleet import Fleet, Kind
 from thunderfleet_view.health import of_condition
 
 _KINDS = {"mac": (Kind.NODES, Kind.PROFILES), "cable": (Kind.LINKS,), "model": (Kind.DEPLOYMENTS,)}
 MAX_CONDITIONS = 32
+NO_SIGNS = Signs()
 
 
 def details(
@@ -18,18 +18,18 @@ def details(
     entity_id: str,
     pods: Sequence[Json],
     operators: Sequence[Json] | None,
-    leases: Mapping[str, Json] = MappingProxyType({}),
+    signs: Signs = NO_SIGNS,
 ) -> dict[str, Any] | None:
     """Conditions of the objects behind an entity; of a model, also the way to the cause. None if there is no such entity.
 
-    ``pods``: those of the model. ``operators``: the operator's pods; None if they could not be read. ``leases``: of
-    components of the control plane, as far as they could be read.
+    ``pods``: those of the model. ``operators``: the operator's pods; None if they could not be read. ``signs``: of
+    programs that work, as far as they could be read.
     """
     sort, _, key = entity_id.partition("/")
     found = [item for kind in _KINDS.get(sort, ()) if (item := fleet.objects[kind].get(key)) is not None]
     if entity_id not in fleet.entities or not found:
         return None
-    explained = why.as_values(why.why(_picture(fleet, pods, operators, leases), found[0])) if sort == "model" else None
+    explained = why.as_values(why.why(_picture(fleet, pods, operators, signs), found[0])) if sort == "model" else None
     return {"id": entity_id, "conditions": [one for item in found for one in _conditions(item)], "why": explained}
 
 
@@ -47,7 +47,7 @@ def _conditions(item: Json) -> Sequence[dict[str, str]]:
     ]
 
 
-def _picture(fleet: Fleet, pods: Sequence[Json], operators: Sequence[Json] | None, leases: Mapping[str, Json]) -> Picture:
+def _picture(fleet: Fleet, pods: Sequence[Json], operators: Sequence[Json] | None, signs: Signs) -> Picture:
     unread = {} if operators is not None else {"operators": "the operator's pods could not be read"}
     return Picture(
         nodes=list(fleet.objects[Kind.NODES].values()),
@@ -55,6 +55,6 @@ def _picture(fleet: Fleet, pods: Sequence[Json], operators: Sequence[Json] | Non
         links=list(fleet.objects[Kind.LINKS].values()),
         pods=pods,
         operators=operators or (),
-        leases=leases,
         unread=unread,
+        **vars(signs),
     )

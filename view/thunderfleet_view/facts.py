@@ -22,8 +22,10 @@ class Picture:
     """The objects of a cluster at one moment.
 
     ``deployments``, ``pods`` and ``events`` are those of ``namespace``; None: of all namespaces. ``operators``: the operator's
-    pods. ``leases``: of components of the control plane, as far as they could be read. ``unread``: why a kind could not be
-    read, by its plural name; its objects are then missing here.
+    pods. ``leases``: of components of the control plane, as far as they could be read. ``kubelets``: the Leases of Nodes, by
+    Node. ``agents``: pods of agents, if some of them are not ready. ``now``: the time of the API server. ``slow``: a part of
+    the control plane that answers slowly, with the seconds that a small request took. ``unread``: why a kind could not be read,
+    by its plural name; its objects are then missing here.
     """
 
     namespace: str | None = None
@@ -35,7 +37,22 @@ class Picture:
     operators: Sequence[Json] = ()
     events: Sequence[Json] = ()
     leases: Mapping[str, Json] = field(default_factory=dict)
+    kubelets: Mapping[str, Json] = field(default_factory=dict)
+    agents: Sequence[Json] = ()
+    now: datetime | None = None
+    slow: Mapping[str, float] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """By what programs show that they work: fields of ``Picture``. What could not be read is left out."""
+
+    leases: Mapping[str, Json] = field(default_factory=dict)
+    kubelets: Mapping[str, Json] = field(default_factory=dict)
+    agents: Sequence[Json] = ()
+    now: datetime | None = None
+    slow: Mapping[str, float] = field(default_factory=dict)
 
 
 def plain(value: object) -> str:

@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
+from thunderfleet_crds.names import CONDITION_DESCRIPTORS
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, GroupPhase
 
@@ -23,7 +24,9 @@ class Health(StrEnum):
 
 FAILED: Final = frozenset((GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP))
 """Phases of a group that has failed."""
-_FAULTS: Final = frozenset((ConditionType.DEGRADED, ConditionType.QUARANTINED, ConditionType.STALLED, "NetworkUnavailable"))
+_FAULTS: Final = frozenset(
+    (ConditionType.DEGRADED, ConditionType.QUARANTINED, ConditionType.STALLED, "NetworkUnavailable", CONDITION_DESCRIPTORS)
+)
 """Conditions that are True only because of a fault."""
 _WANTED: Final = frozenset((*WITHOUT_RDMA, Reason.SUSPENDED, Reason.ASLEEP, Reason.SCALED_TO_ZERO, Reason.DISABLED))
 """Reasons of conditions that are False because of the hardware or of what somebody has set."""

@@ -3,16 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from thunderfleet_crds.names import CONDITION_DESCRIPTORS, LABEL_DEPLOYMENT
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import waiting_for
+from thunderfleet_view.renewals import silent_kubelets
 
 WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
 """Reasons that are not problems: models run over TCP on such Macs and cables."""
 
+AGENT_FAILS: Final = "the agent does not work"
+OVERDUE_SECONDS: Final = 10.0
+"""How long a pod may take to end beyond its grace period."""
 RELIEF: Final[Mapping[str, str]] = {
     "DiskPressure": "delete models or other files from its disk",
     "MemoryPressure": "end programs that use its memory",
@@ -44,6 +49,9 @@ def mac_problem(node: Json, profile: Json | None) -> str:
         return text if ready.get("status") == "False" else f"{text}: check that the Mac is on and that its kubelet runs"
     if pressure := _pressure(node):
         return pressure
+    starved = facts.conditions(node).get(CONDITION_DESCRIPTORS, {})
+    if starved.get("status") == "True":
+        return facts.said(starved)
     if profile is None:
         return "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there"
     found = facts.conditions(profile)
@@ -56,6 +64,75 @@ def mac_problem(node: Json, profile: Json | None) -> str:
     if (node.get("spec") or {}).get("unschedulable"):
         return f"cordoned: `kubectl uncordon {facts.name(node)}` allows new pods"
     return ""
+
+
+def problem_of_mac(node: Json, profile: Json | None, silent: Mapping[str, str]) -> str:
+    """What is wrong with a Mac, its kubelet or its agent; "" if nothing is. ``silent``: see ``silent_macs``."""
+    found = mac_problem(node, profile)
+    if found and not found.startswith("cordoned"):
+        return found
+    return silent.get(facts.name(node)) or found
+
+
+def silent_macs(picture: Picture) -> Mapping[str, str]:
+    """By Node, what is wrong with its kubelet or agent although the Node is Ready."""
+    agents = {
+        facts.plain((pod.get("spec") or {}).get("nodeName") or ""): (
+            f"{AGENT_FAILS} (Pod {facts.name(pod)}): "
+            f"`kubectl describe pod -n {facts.plain(pod['metadata'].get('namespace') or '')} {facts.name(pod)}` says why"
+        )
+        for pod in picture.agents
+        if _stuck(pod)
+    }
+    kubelets = {
+        name: (
+            f"the kubelet has not renewed its Lease for {seconds:.0f} s: check that the Mac is on, that its kubelet runs, and "
+            "that it reaches the API server"
+        )
+        for name, seconds in silent_kubelets(picture.kubelets, picture.leases.values()).items()
+    }
+    return {**agents, **kubelets}
+
+
+def leftovers(picture: Picture) -> Mapping[str, Sequence[Json]]:
+    """Pods that are left of ModelDeployments that were deleted, by ``namespace/name`` of these."""
+    there = {(one["metadata"].get("namespace"), one["metadata"]["name"]) for one in picture.deployments}
+    found: dict[str, list[Json]] = {}
+    for pod in picture.pods:
+        namespace, deployment = pod["metadata"].get("namespace"), facts.labels(pod).get(LABEL_DEPLOYMENT)
+        if deployment and (namespace, deployment) not in there:
+            found.setdefault(f"{facts.plain(namespace)}/{facts.plain(deployment)}", []).append(pod)
+    return found
+
+
+def leftover_problem(pods: Sequence[Json], picture: Picture, *, overdue: bool) -> str:
+    """Which pods are left of a ModelDeployment that was deleted, and what is wrong with their Macs; "" if there are none.
+
+    ``overdue``: only those that should have ended by now.
+    """
+    late = [pod for pod in pods if not overdue or _overdue(pod, picture)]
+    silent, profiles = silent_macs(picture), {facts.name(profile): profile for profile in picture.profiles}
+    nodes = {facts.name(node): node for node in picture.nodes}
+    places = dict.fromkeys(facts.plain((pod.get("spec") or {}).get("nodeName") or "no Node") for pod in late)
+    text = ", ".join(f"Pod {facts.name(pod)} on {(pod.get('spec') or {}).get('nodeName') or 'no Node'}" for pod in late)
+    causes = [
+        f"{name}: {said}"
+        for name in places
+        if name in nodes and (said := problem_of_mac(nodes[name], profiles.get(name), silent))
+    ]
+    return "; ".join((f"deleted, but not ended: {facts.plain(text)}", *causes)) if late else ""
+
+
+def _overdue(pod: Json, picture: Picture) -> bool:
+    """Whether a pod should have ended by now. The API server writes until when it may take."""
+    until = facts.parsed_time(pod["metadata"].get("deletionTimestamp"))
+    return until is not None and picture.now is not None and (picture.now - until).total_seconds() > OVERDUE_SECONDS
+
+
+def _stuck(pod: Json) -> bool:
+    """Whether a pod is not ready although its container has started once, so not because it is new."""
+    started = [one for one in facts.status(pod).get("containerStatuses") or () if one.get("started") or one.get("restartCount")]
+    return bool(started) and not facts.holds(pod, "Ready") and not pod["metadata"].get("deletionTimestamp")
 
 
 def _pressure(node: Json) -> str:

@@ -12,10 +12,12 @@ from typing import Final
 from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 
-from thunderfleet_view import components
+from thunderfleet_view import components, facts
+from thunderfleet_view.facts import Picture, Signs
 from thunderfleet_view.feed import Feed
 from thunderfleet_view.fleet import Entity, Fleet, Kind
-from thunderfleet_view.leases import read_leases
+from thunderfleet_view.leases import read_signs
+from thunderfleet_view.problems import silent_macs
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +50,8 @@ class Watch:
         self._feed = feed
         self._namespace = namespace
         self._leased = leased
-        self.leases: Mapping[str, Json] = {}
-        """The Leases that could be read last, by component."""
+        self.signs = Signs()
+        """What could be read last of Leases and agents."""
         self._operators: Sequence[Json] | None = None
         self._away: datetime | None = None
         self._silent = 0.0
@@ -106,13 +108,19 @@ class Watch:
         return note
 
     def _components(self) -> Mapping[str, str]:
-        nodes = self.fleet.objects[Kind.NODES].values()
-        return components.problems(self.leases, self._operators, nodes) if self._leased else {}
+        if not self._leased:
+            return {}
+        unread = {} if self._operators is not None else {"operators": "the operator's pods could not be read"}
+        nodes, about = list(self.fleet.objects[Kind.NODES].values()), vars(self.signs)
+        picture = Picture(nodes=nodes, operators=self._operators or (), unread=unread, **about)
+        ready = {facts.name(node) for node in nodes if facts.holds(node, "Ready")}
+        silent = {name: text for name, text in silent_macs(picture).items() if name in ready}
+        return {**components.problems(picture), **silent}
 
     async def _read_leases(self) -> None:
         while True:
             self._operators = await self._pods("/api/v1/pods", OPERATORS)
-            self.leases = await read_leases(self._kube, self._operators or ())
+            self.signs = await read_signs(self._kube, self._operators or ())
             await asyncio.sleep(LEASES_SECONDS)
 
     async def _look(self) -> None:

@@ -4,7 +4,7 @@ Steps go from the deployment over the operator, groups, ranks, Nodes and pods to
 hardware that has a problem: a pod on a Mac that is off is not the fault of the pod.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -14,11 +14,11 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
 from thunderfleet_view import components, facts
-from thunderfleet_view.components import OPERATOR, SCHEDULER
+from thunderfleet_view.components import HARMLESS, OPERATOR, SCHEDULER, WORKS
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import without_scheduler_noise
 from thunderfleet_view.health import FAILED, Health, of_condition
-from thunderfleet_view.problems import cable_problem, mac_problem
+from thunderfleet_view.problems import AGENT_FAILS, cable_problem, leftover_problem, leftovers, problem_of_mac, silent_macs
 
 CONDITIONS = (
     ConditionType.MODEL_RESOLVED,
@@ -78,8 +78,9 @@ class Why:
 def why(picture: Picture, deployment: Json) -> Why:
     """Explains the state of a deployment of the picture."""
     steps = [*_deployment(deployment), *_operator(picture, deployment), *_control_plane(picture, deployment)]
+    silent = silent_macs(picture)
     for group in facts.groups(deployment):
-        steps += _group(picture, deployment, group)
+        steps += _group(picture, deployment, group, silent)
     found = facts.conditions(deployment)
     serves = found.get(ConditionType.READY, {}).get("status") == ConditionStatus.TRUE
     degraded = found.get(ConditionType.DEGRADED, {}).get("status") == ConditionStatus.TRUE
@@ -88,8 +89,16 @@ def why(picture: Picture, deployment: Json) -> Why:
         return Why(steps, None)
     problems = [step for step in steps if step.state in (State.PROBLEM, State.WAITING)]
     unknown = [step for step in steps if step.state is State.UNKNOWN]
-    silent = Step(0, "operator", State.UNKNOWN, "has not reported on this ModelDeployment yet", Depth.OPERATOR)
-    return Why(steps, max(problems or unknown or [silent], key=_weight))
+    unheard = Step(0, "operator", State.UNKNOWN, "has not reported on this ModelDeployment yet", Depth.OPERATOR)
+    return Why(steps, max(problems or unknown or [unheard], key=_weight))
+
+
+def left(picture: Picture, name: str) -> str:
+    """What is left of a deleted ModelDeployment (its name, or ``namespace/name``), and where; "" if nothing is."""
+    for full_name, pods in leftovers(picture).items():
+        if name in (full_name, full_name.partition("/")[2]):
+            return leftover_problem(pods, picture, overdue=False)
+    return ""
 
 
 def _weight(step: Step) -> tuple[bool, Depth, bool]:
@@ -157,13 +166,14 @@ def _control_plane(picture: Picture, deployment: Json) -> Iterator[Step]:
     """Components of Kubernetes that do not work. Each is the cause only of what waits for it."""
     waits = any(not (pod.get("spec") or {}).get("nodeName") for pod in facts.pods_of(picture, deployment))
     # The controller manager starts no pod of a model, so everything that is found about the model says more.
-    for component, text in components.problems(picture.leases, nodes=picture.nodes).items():
+    for component, text in components.beside_pods(picture).items():
         scheduler = SCHEDULER in (component, text.partition(" ")[0])
         first = component == OPERATOR or (scheduler and waits)
-        yield Step(1, component, State.PROBLEM, text, Depth.OPERATOR if first else Depth.PLACEMENT)
+        depth = Depth.OPERATOR if first else Depth.CONDITION if component in HARMLESS else Depth.PLACEMENT
+        yield Step(1, component, State.UNKNOWN if component in WORKS else State.PROBLEM, text, depth)
 
 
-def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
+def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str, str]) -> Iterator[Step]:
     number, state = group.get("index", 0), facts.plain(group.get("state") or GroupPhase.PENDING)
     serves = state == GroupPhase.READY
     # It has recovered from the failure, and leaves its place for a better one.
@@ -201,18 +211,18 @@ def _group(picture: Picture, deployment: Json, group: Json) -> Iterator[Step]:
             facts.plain(failure.get("time") or ""),
         )
     for rank in group.get("ranks") or ():
-        yield from _rank(picture, deployment, group, rank)
+        yield from _rank(picture, deployment, group, rank, silent)
     yield from _cables(picture, deployment, group, serves)
 
 
-def _rank(picture: Picture, deployment: Json, group: Json, rank: Json) -> Iterator[Step]:
+def _rank(picture: Picture, deployment: Json, group: Json, rank: Json, silent: Mapping[str, str]) -> Iterator[Step]:
     number, node_name = rank.get("rank", 0), facts.plain(rank.get("node") or "")
     state = facts.plain(rank.get("state") or "")
     error = facts.plain(rank.get("lastError") or "")
     bad = state == "Failed"
     text = f"{state} on {node_name}" + (f": {error}" if error else "")
     yield Step(2, f"rank {number}", State.PROBLEM if bad else State.OK, text, Depth.GROUP)
-    yield from _mac(picture, node_name)
+    yield from _mac(picture, node_name, silent)
     for pod in facts.pods_of(picture, deployment):
         labels = facts.labels(pod)
         if labels.get(LABEL_GROUP) == str(group.get("index", 0)) and labels.get(LABEL_RANK) == str(number):
@@ -220,7 +230,7 @@ def _rank(picture: Picture, deployment: Json, group: Json, rank: Json) -> Iterat
             yield Step(3, f"Pod {facts.name(pod)}", State.PROBLEM if problem else State.OK, problem or _phase(pod), Depth.POD)
 
 
-def _mac(picture: Picture, name: str) -> Iterator[Step]:
+def _mac(picture: Picture, name: str, silent: Mapping[str, str]) -> Iterator[Step]:
     if "nodes" in picture.unread or "profiles" in picture.unread:
         return
     node = next((one for one in picture.nodes if facts.name(one) == name), None)
@@ -230,11 +240,11 @@ def _mac(picture: Picture, name: str) -> Iterator[Step]:
         )
         return
     profile = next((one for one in picture.profiles if facts.name(one) == name), None)
-    problem = mac_problem(node, profile)
+    problem = problem_of_mac(node, profile, silent)
     # A cordoned Mac keeps its pods.
     bad = bool(problem) and not problem.startswith("cordoned")
-    # A wrong clock ends no group, so everything else that is found says more.
-    depth = Depth.CONDITION if problem.startswith(Reason.CLOCK_WRONG) else Depth.MAC
+    # Groups start and serve without an agent and with a wrong clock, so everything else that is found says more.
+    depth = Depth.CONDITION if problem.startswith((Reason.CLOCK_WRONG, AGENT_FAILS)) else Depth.MAC
     yield Step(3, f"Node {name}", State.PROBLEM if bad else State.OK, problem or "Ready", depth)
 
 

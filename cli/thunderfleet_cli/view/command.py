@@ -204,6 +204,8 @@ def _deployment(found: Picture, name: str) -> Json:
     for deployment in found.deployments:
         if facts.name(deployment) == short and name in (short, facts.full_name(deployment)):
             return deployment
+    if said := explain.left(found, name):
+        raise LocalClusterError(f"ModelDeployment {name} is {said}")
     known = ", ".join(facts.name(one) for one in found.deployments[:20]) or "none"
     where = f"namespace {found.namespace}" if found.namespace else "any namespace"
     raise LocalClusterError(

@@ -1,19 +1,23 @@
 """Reads the objects of a cluster. What may not be read is named, with the right that is missing."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from thunderfleet_crds import names
-from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube import ApiError, Json, Kube, Part, silent_part
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
-from thunderfleet_view.leases import read_leases
+from thunderfleet_view.leases import read_signs
 
 from thunderfleet_cli.connection import Connection
-from thunderfleet_cli.view.control_plane import trouble
+from thunderfleet_cli.view.control_plane import of_part, trouble
+
+T = TypeVar("T")
 
 SECONDS = 30.0
+PATIENT_SECONDS, AGAIN_SECONDS = 3.0, 2.0
+"""After so long without all objects the API server is asked how it is, and then again and again."""
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"
 METRICS = "/apis/metrics.k8s.io/v1beta1"
 OPERATOR = f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=operator"
@@ -95,7 +99,7 @@ async def _lists(
 ) -> tuple[Mapping[str, Sequence[Json]], Mapping[str, str]]:
     try:
         async with asyncio.timeout(SECONDS):
-            answers = await asyncio.gather(*(_read(kube, kind, namespace) for kind in kinds))
+            answers = await _unless_silent(kube, asyncio.gather(*(_read(kube, kind, namespace) for kind in kinds)))
     except TimeoutError:
         said = await trouble(kube) or f"the API server {kube.host} did not answer within {SECONDS:g} s"
         raise LocalClusterError(said) from None
@@ -111,6 +115,36 @@ async def _lists(
     return found, unread
 
 
+async def _unless_silent(kube: Kube, reading: Awaitable[T]) -> T:
+    """Waits for ``reading``. Raises LocalClusterError as soon as it is certain that a part of the control plane is silent."""
+    work, watch = asyncio.ensure_future(reading), asyncio.create_task(_silence(kube))
+    try:
+        await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise LocalClusterError(watch.result())
+        return work.result()
+    finally:
+        for task in (work, watch):
+            task.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
+
+
+async def _silence(kube: Kube) -> str:
+    """Which part of the control plane does not answer, once it has not answered twice in a row.
+
+    An API server that is only busy has answered another request meanwhile.
+    """
+    await asyncio.sleep(PATIENT_SECONDS)
+    before: tuple[Part | None, int] = (None, 0)
+    while True:
+        part = await silent_part(kube)
+        found = (part, kube.clock.responses if part is Part.API_SERVER else 0)
+        if part is not None and found == before:
+            return of_part(part, kube.host)
+        before = found
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
 async def picture(connection: Connection, namespace: str | None, *, events: bool = False) -> Picture:
     """The objects of the cluster. ``namespace``: None for all. Raises LocalClusterError."""
     kinds = (*CLUSTER, "deployments", "pods", *(("events",) if events else ()))
@@ -118,6 +152,6 @@ async def picture(connection: Connection, namespace: str | None, *, events: bool
         found, unread = await _lists(kube, kinds, namespace)
         if "deployments" in unread:
             raise LocalClusterError(unread["deployments"])
-        known = await read_leases(kube, found.get("operators", ()))
-    about: dict[str, Any] = {**found, "leases": known}
+        signs = await read_signs(kube, found.get("operators", ()))
+    about: dict[str, Any] = {**found, **vars(signs)}
     return Picture(namespace=namespace, unread=unread, **about)

@@ -7,7 +7,15 @@ from typing import Any
 from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_view import components, facts
 from thunderfleet_view.facts import Json, Picture
-from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem, macs
+from thunderfleet_view.problems import (
+    cable_problem,
+    deployment_problem,
+    leftover_problem,
+    leftovers,
+    macs,
+    problem_of_mac,
+    silent_macs,
+)
 
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
 
@@ -17,6 +25,7 @@ def as_values(picture: Picture) -> dict[str, Any]:
 
     Of the control plane, only what does not work.
     """
+    silent = silent_macs(picture)
     return {
         "deployments": [
             {
@@ -41,7 +50,7 @@ def as_values(picture: Picture) -> dict[str, Any]:
                 "memoryBytes": _hardware(profile).get("memoryBytes"),
                 "rdma": _rdma(profile),
                 "groups": [facts.plain(use.get("name")) for use in _uses(profile)],
-                "problem": mac_problem(node, profile),
+                "problem": problem_of_mac(node, profile, silent),
             }
             for node, profile in macs(picture)
         ],
@@ -69,9 +78,11 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
     else:
         page.line(f"no ModelDeployments in {'any namespace' if many else f'namespace {picture.namespace}'}")
     if picture.nodes:
+        silent = silent_macs(picture)
         page.line()
         page.table(
-            ("MAC", "READY", "CHIP", "MEMORY", "GPU LIMIT", "RDMA", "GROUPS", "PROBLEM"), [_mac(*one) for one in macs(picture)]
+            ("MAC", "READY", "CHIP", "MEMORY", "GPU LIMIT", "RDMA", "GROUPS", "PROBLEM"),
+            [_mac(*one, silent) for one in macs(picture)],
         )
     if picture.links:
         page.line()
@@ -87,7 +98,21 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
 
 
 def _components(picture: Picture) -> Mapping[str, str]:
-    return components.problems(picture.leases, None if "operators" in picture.unread else picture.operators, picture.nodes)
+    """Of the control plane and of Nodes that run the operator."""
+    machines = {facts.plain((pod.get("spec") or {}).get("nodeName") or "") for pod in picture.operators}
+    silent = silent_macs(picture)
+    others = {
+        f"Node {name}": silent[name]
+        for node in picture.nodes
+        if facts.is_linux(node) and (name := facts.name(node)) in machines and name in silent and facts.holds(node, "Ready")
+    }
+    return {**components.problems(picture), **others, **_left(picture)}
+
+
+def _left(picture: Picture) -> Mapping[str, str]:
+    """What is left of ModelDeployments that were deleted, although it should have ended."""
+    found = {name: leftover_problem(pods, picture, overdue=True) for name, pods in leftovers(picture).items()}
+    return {f"ModelDeployment {name}": text for name, text in found.items() if text}
 
 
 def unread(picture: Picture, page: Page) -> None:
@@ -134,8 +159,8 @@ def _deployment(deployment: Json, many: bool, now: datetime) -> Sequence[Cell]:
     )
 
 
-def _mac(node: Json, profile: Json | None) -> Sequence[Cell]:
-    ready, problem = facts.holds(node, "Ready"), mac_problem(node, profile)
+def _mac(node: Json, profile: Json | None, silent: Mapping[str, str]) -> Sequence[Cell]:
+    ready, problem = facts.holds(node, "Ready"), problem_of_mac(node, profile, silent)
     return (
         facts.name(node),
         ("yes" if ready else "no", (DOUBTFUL if problem else GOOD) if ready else BAD),

@@ -1,13 +1,13 @@
 """``topology``: Macs, what runs on them, and the cables between them, as a drawing for a terminal. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json, Picture
-from thunderfleet_view.problems import cable_problem, mac_problem, macs
+from thunderfleet_view.problems import cable_problem, macs, problem_of_mac, silent_macs
 
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, QUIET, Page
 from thunderfleet_cli.view.status import unread
@@ -51,7 +51,8 @@ class Topology:
 def topology(picture: Picture) -> Topology:
     """The drawing's content. A Mac that only a cable names is in it too."""
     ranks = _ranks(picture)
-    found = [_mac(node, profile, ranks.get(facts.name(node), ())) for node, profile in macs(picture)]
+    silent = silent_macs(picture)
+    found = [_mac(node, profile, ranks.get(facts.name(node), ()), silent) for node, profile in macs(picture)]
     needed = facts.users(picture)
     cables = [_cable(link, needed.get(facts.name(link), ())) for link in picture.links]
     known = {mac.name for mac in found}
@@ -140,14 +141,14 @@ def _ranks(picture: Picture) -> dict[str, list[tuple[str, int, str]]]:
     return found
 
 
-def _mac(node: Json, profile: Json | None, ranks: Sequence[tuple[str, int, str]]) -> Mac:
+def _mac(node: Json, profile: Json | None, ranks: Sequence[tuple[str, int, str]], silent: Mapping[str, str]) -> Mac:
     hardware = facts.status(profile or {}).get("hardware") or {}
     return Mac(
         facts.name(node),
         facts.plain(hardware.get("chip") or "").removeprefix("Apple "),
         facts.gibibytes(hardware.get("memoryBytes")),
         facts.holds(node, "Ready"),
-        mac_problem(node, profile),
+        problem_of_mac(node, profile, silent),
         sorted(ranks),
     )
 

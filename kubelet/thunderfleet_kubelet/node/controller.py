@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from thunderfleet_crds.names import TAINT_MACOS
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.descriptors import Descriptors, descriptors
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config
@@ -36,7 +37,7 @@ class NodeController:
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
     this kubelet cannot give each pod its own. ``disk``: looks at the disk. ``machine_changed``: called with the machine when it
     has another amount of memory for pods. ``images``: those of the status.
-    ``components``: whether those of a control plane on this machine work.
+    ``components``: whether those of a control plane on this machine work. ``own_descriptors``: counts those of the kubelet.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class NodeController:
         machine_changed: Callable[[Machine], None] = lambda machine: None,
         images: Callable[[], list[Json]] = list,
         components: Callable[[], Mapping[str, bool]] = dict,
+        own_descriptors: Callable[[], Descriptors | None] = descriptors,
         *,
         addresses: Sequence[str],
     ) -> None:
@@ -66,6 +68,7 @@ class NodeController:
         self.machine_changed = machine_changed
         self.images = images
         self.components = components
+        self.own_descriptors = own_descriptors
         self.addresses = tuple(addresses)
         """The Node's addresses. Call ``nudge`` after a change."""
         self.no_address: str | None = None
@@ -166,6 +169,7 @@ class NodeController:
             disk=self.disk(),
             images=self.images(),
             components=self.components(),
+            descriptors=self.own_descriptors(),
             addresses=self.addresses,
             no_address=self.no_address,
             shared_user=self.shared_user,

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from thunderfleet_crds.names import CONDITION_CONTROL_PLANE as CONTROL_PLANE
-from thunderfleet_crds.names import LABEL_CHIP, RESOURCE_GPU_MEMORY, RUNTIME_GPU_MEMORY, TAINT_MACOS
+from thunderfleet_crds.names import CONDITION_DESCRIPTORS, LABEL_CHIP, RESOURCE_GPU_MEMORY, RUNTIME_GPU_MEMORY, TAINT_MACOS
+from thunderfleet_lib.descriptors import Descriptors
 
 from thunderfleet_kubelet import pressure
 from thunderfleet_kubelet.config import Config
@@ -25,6 +26,9 @@ NO_ADDRESS, HAS_ADDRESS = "NoAddress", "HasAddress"
 
 PODS_SHARE_USER = "PodsShareUser"
 """The condition of a Node whose pods are not kept apart. Of this kubelet only; Kubernetes has no such condition."""
+
+FEW_DESCRIPTORS, ENOUGH_DESCRIPTORS = 16, 32
+"""A kubelet with fewer free descriptors can hardly start a pod or serve a log; it is well again with as many as the second."""
 
 PROCESS_PART = 0.9
 """PIDPressure: more than this fraction of the possible processes run."""
@@ -131,6 +135,24 @@ def _components(works: Mapping[str, bool]) -> list[Json]:
     return [{"type": CONTROL_PLANE, "status": "True", "reason": "ComponentsWork", "message": text}]
 
 
+def _descriptors(found: Descriptors | None, before: Sequence[Json]) -> list[Json]:
+    """Only of a kubelet that has or had too few."""
+    old = next((one for one in before if one.get("type") == CONDITION_DESCRIPTORS), None)
+    if found is None:
+        return [] if old is None else [old]
+    short = old is not None and old.get("status") == "True"
+    if found.free < (ENOUGH_DESCRIPTORS if short else FEW_DESCRIPTORS):
+        text = (
+            f"almost all {found.limit} file descriptors of the kubelet are in use, so it cannot start pods or serve logs: "
+            "restart it (`sudo launchctl kickstart -k system/io.thunderfleet.kubelet`); containers keep running"
+        )
+        return [{"type": CONDITION_DESCRIPTORS, "status": "True", "reason": "KubeletHasFewDescriptors", "message": text}]
+    if old is None:
+        return []
+    text = "the kubelet can open files and connections"
+    return [{"type": CONDITION_DESCRIPTORS, "status": "False", "reason": "KubeletHasEnoughDescriptors", "message": text}]
+
+
 def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[Json]:
     """``found`` with times; the transition time changes only with the status. Conditions of other writers stay as they are."""
     before = {str(one.get("type")): one for one in previous}
@@ -200,18 +222,25 @@ def status(
     no_address: str | None = None,
     images: Sequence[Json] = (),
     components: Mapping[str, bool] = MappingProxyType({}),
+    descriptors: Descriptors | None = None,
 ) -> Json:
     """The Node's ``status``.
 
     ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
     they have no users of their own. ``images``: those that were pulled. ``no_address``: why ``addresses`` are those that the
     machine had before; None if it has them. ``components``: whether those of a control plane on this machine work.
+    ``descriptors``: the kubelet's own; None if they are not known.
     """
     total, free = capacity(config, machine)
     # Without a control plane, what an earlier configuration left goes.
     here = config.control_plane_components
     before = [one for one in previous.get("conditions") or [] if here or one.get("type") != CONTROL_PLANE]
-    found = [*findings(readings, disk, problems, shared_user), *_network(no_address, before), *_components(components)]
+    found = [
+        *findings(readings, disk, problems, shared_user),
+        *_network(no_address, before),
+        *_components(components),
+        *_descriptors(descriptors, before),
+    ]
     return {
         "capacity": total,
         "allocatable": free,

@@ -6,6 +6,7 @@ limits for wrong and right differ, so that a clock near a limit does not make it
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -49,12 +50,23 @@ def ahead(date: str | None, sent: Moment, received: Moment) -> Ahead | None:
     return Ahead(sent.wall - server - 1, received.wall - server)
 
 
+def _parsed(date: str | None) -> datetime | None:
+    try:
+        return parsedate_to_datetime(date) if date else None
+    except ValueError:
+        return None
+
+
 class ServerClock:
     """What the responses of an API server say about the clock of this machine."""
 
     def __init__(self) -> None:
         self.known = False
         """Whether any response said something."""
+        self.responses = 0
+        """Number of responses."""
+        self.now: datetime | None = None
+        """The time of the API server at its last response, with whole seconds; None until it is known."""
         self.wrong: int | None = None
         """By how many seconds the clock is ahead (negative: behind); None if it is not wrong.
 
@@ -64,6 +76,8 @@ class ServerClock:
 
     def note(self, date: str | None, sent: Moment, received: Moment) -> None:
         """Takes the ``Date`` of a response."""
+        self.responses += 1
+        self.now = _parsed(date) or self.now
         found = ahead(date, sent, received)
         if found is None:
             return

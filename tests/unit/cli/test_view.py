@@ -6,7 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +29,7 @@ from thunderfleet_lib.kube import ApiError
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_view import facts, why
 from thunderfleet_view.facts import Picture
+from thunderfleet_view.health import Health, of_condition
 from thunderfleet_view.problems import mac_problem
 
 Json = dict[str, Any]
@@ -638,6 +639,175 @@ def test_status_names_a_component_that_does_not_work() -> None:
         assert ("kube-scheduler  has not renewed its Lease" in text.getvalue()) is named
 
 
+def noted(seconds: float, clock: float = 0.0, holder: str = "") -> Json:
+    """The same, as the API server notes it, by a holder whose clock is ``clock`` seconds ahead."""
+    then = NOW - timedelta(seconds=seconds)
+    field: Json = {"f:spec": {"f:renewTime": {}}}
+    spec = {"renewTime": (then + timedelta(seconds=clock)).isoformat(), "holderIdentity": holder}
+    return {"metadata": {"managedFields": [{"time": then.isoformat(), "fieldsV1": field}]}, "spec": spec}
+
+
+def kubelets(silent: float = 4) -> Json:
+    """Leases of the Nodes; that of studio-2 was renewed ``silent`` seconds ago."""
+    return {"studio-1": noted(9), "studio-2": noted(silent), "box": noted(1)}
+
+
+def agent(node: str = "studio-2", ready: str = "False", **container: Any) -> Json:
+    return {
+        "metadata": {"name": f"agent-{node}", "namespace": "system"},
+        "spec": {"nodeName": node},
+        "status": {"conditions": conditions(Ready=(ready, "", "")), "containerStatuses": [{"name": "agent", **container}]},
+    }
+
+
+def lines(found: Picture) -> str:
+    """What ``status`` prints."""
+    with paper() as (page, text):
+        status.show(found, page, NOW)
+    return text.getvalue()
+
+
+HEALTHY: Json = {
+    "leases": {**WORKING, "operator": noted(3, holder="operator_1")},
+    "kubelets": kubelets(),
+    "agents": [agent(ready="True", started=True), agent(started=False)],
+    "now": NOW,
+}
+"""What programs that work show; a second agent starts."""
+
+
+def test_nothing_is_said_of_programs_that_work() -> None:
+    serving = deployment()
+    assert lines(picture(**HEALTHY)) == lines(picture())
+    assert status.as_values(picture(**HEALTHY)) == status.as_values(picture())
+    assert why.why(picture(**HEALTHY), serving) == why.why(picture(), serving)
+    loading = deployment("False", "Loading", "rank 1 loads")
+    parts: Json = {"deployments": [loading]}
+    assert why.why(picture(**parts, **HEALTHY), loading) == why.why(picture(**parts), loading)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"kubelets": kubelets(40)}, "the kubelet has not renewed its Lease for 39 s: check that the Mac is on"),
+        ({"agents": [agent(started=True)]}, "the agent does not work (Pod agent-studio-2): `kubectl describe pod -n system "),
+        ({"agents": [agent(restartCount=4)]}, "the agent does not work (Pod agent-studio-2)"),
+    ],
+)
+def test_a_mac_whose_kubelet_or_agent_is_silent_is_named_before_its_node_is_not_ready(parts: Json, said: str) -> None:
+    shown = picture(**{**HEALTHY, **parts})
+    problems = {one["name"]: one["problem"] for one in status.as_values(shown)["macs"]}
+    assert problems["studio-1"] == "" and problems["studio-2"].startswith(said)
+    assert said in lines(shown)
+    drawn = {mac.name: mac.problem for mac in topology.topology(shown).macs}
+    assert drawn == problems
+    steps = why.why(shown, deployment())
+    assert steps.cause is None, "it serves"
+    assert [step.subject for step in steps.steps if step.text.startswith(said)] == ["Node studio-2"]
+    loading = deployment("False", "Loading", "rank 1 loads")
+    cause = why.why(picture(**{**HEALTHY, **parts}, deployments=[loading]), loading).cause
+    # A group loads without an agent.
+    expected = "Node studio-2" if said.startswith("the kubelet") else "group 0"
+    assert cause is not None and cause.subject == expected
+    assert expected == "group 0" or cause.text.startswith(said)
+
+
+def test_a_kubelet_without_descriptors_is_named() -> None:
+    starved = node("studio-2")
+    starved["status"]["conditions"] += conditions(DescriptorsExhausted=("True", "KubeletHasFewDescriptors", "restart it"))
+    loading = deployment("False", "Loading", "rank 1 loads")
+    shown = picture(**HEALTHY, nodes=[node("studio-1"), starved], deployments=[loading])
+    said = "KubeletHasFewDescriptors: restart it"
+    assert [one["problem"] for one in status.as_values(shown)["macs"]] == ["", said]
+    cause = why.why(shown, loading).cause
+    assert cause is not None and (cause.subject, cause.text) == ("Node studio-2", said)
+    (one,) = (one for one in starved["status"]["conditions"] if one["type"] == "DescriptorsExhausted")
+    assert of_condition(one) is Health.BAD and of_condition({**one, "status": "False"}) is Health.GOOD
+
+
+def test_a_node_that_is_not_ready_says_more_than_its_lease_and_a_cordoned_one_less() -> None:
+    silent: Json = {**HEALTHY, "kubelets": kubelets(60)}
+    lost = picture(**silent, nodes=[node("studio-1"), node("studio-2", "Unknown", "Kubelet stopped posting node status.")])
+    assert status.as_values(lost)["macs"][1]["problem"].startswith("NotReady: ")
+    cordoned = node("studio-2")
+    cordoned["spec"] = {"unschedulable": True}
+    for parts, said in ((HEALTHY, "cordoned"), (silent, "the kubelet has not renewed")):
+        found = picture(**parts, nodes=[node("studio-1"), cordoned])
+        assert status.as_values(found)["macs"][1]["problem"].startswith(said)
+
+
+def test_the_kubelet_of_the_operators_machine_is_named_and_no_other_that_is_no_mac() -> None:
+    silent = {**kubelets(), "box": noted(40)}
+    placed: Json = {**OPERATOR, "spec": {"nodeName": "box"}}
+    for operators, named in (([placed], ["Node box"]), ([OPERATOR], [])):
+        values = status.as_values(picture(**{**HEALTHY, "kubelets": silent}, operators=operators))
+        assert [one["name"] for one in values["controlPlane"]] == named
+
+
+def test_the_clock_of_the_operator_is_named_with_its_machine_and_explains_nothing() -> None:
+    leases = {**WORKING, "operator": noted(3, clock=-3600, holder="operator_1a")}
+    placed: Json = {**OPERATOR, "spec": {"nodeName": "studio-2"}}
+    for one, cause in ((deployment(), None), (deployment("False", "Loading", "rank 1 loads"), "group 0")):
+        shown = picture(**{**HEALTHY, "leases": leases}, operators=[placed], deployments=[one])
+        (problem,) = status.as_values(shown)["controlPlane"]
+        assert problem["name"] == "clock of the operator"
+        assert problem["problem"].startswith("the clock of Pod operator on studio-2 is 3,600 s behind the API server's: set ")
+        found = why.why(shown, one)
+        assert (found.cause.subject if found.cause else None) == cause
+
+
+@pytest.mark.parametrize(("ago", "named"), [(12, True), (61, False)])
+def test_an_operator_that_ended_a_moment_ago_is_named(ago: float, named: bool) -> None:
+    ended = {"terminated": {"finishedAt": (NOW - timedelta(seconds=ago)).isoformat(), "exitCode": 137}}
+    back: Json = {
+        "metadata": {"name": "operator", "namespace": "system"},
+        "spec": {"nodeName": "box"},
+        "status": {**OPERATOR["status"], "containerStatuses": [{"restartCount": 1, "lastState": ended}]},
+    }
+    values = status.as_values(picture(**HEALTHY, operators=[back]))["controlPlane"]
+    text = (
+        "Pod operator on box ended 12 s ago (exit code 137) and was started again; `kubectl describe pod -n system operator` "
+    )
+    assert [one["problem"].startswith(text) for one in values] == ([True] if named else [])
+    found = why.why(picture(**HEALTHY, operators=[back]), deployment())
+    assert [step.state for step in found.steps if "ended" in step.text] == ([why.State.UNKNOWN] if named else [])
+    unknown = picture(**{**HEALTHY, "now": None}, operators=[back])
+    assert status.as_values(unknown)["controlPlane"] == []
+
+
+@pytest.mark.parametrize("part", ["API server", "etcd"])
+def test_a_slow_part_of_the_control_plane_is_named_and_explains_nothing(part: str) -> None:
+    loading = deployment("False", "Loading", "rank 1 loads")
+    shown = picture(**HEALTHY, slow={part: 2.34}, deployments=[loading])
+    (problem,) = status.as_values(shown)["controlPlane"]
+    assert problem["problem"].startswith(f"the {part} answers slowly: a small request took 2.3 s: check ")
+    found = why.why(shown, loading)
+    assert found.cause is not None and found.cause.subject == "group 0"
+    assert [step.subject for step in found.steps if "slowly" in step.text] == [part]
+
+
+def ending(rank: int, seconds: float) -> Json:
+    """A pod that may take until ``seconds`` ago to end."""
+    found = pod(rank)
+    found["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=seconds)).isoformat()
+    return found
+
+
+def test_what_is_left_of_a_deleted_deployment_is_named_with_its_mac() -> None:
+    gone: Json = {**HEALTHY, "deployments": [], "kubelets": kubelets(40)}
+    found = picture(**gone, pods=[ending(1, -20)])
+    assert why.left(found, "chat") == why.left(found, "default/chat")
+    assert why.left(found, "chat").startswith(
+        "deleted, but not ended: Pod chat-0-1-1 on studio-2; studio-2: the kubelet has not renewed its Lease for 39 s"
+    )
+    assert why.left(found, "other") == "" and why.left(picture(**HEALTHY), "chat") == ""
+    assert status.as_values(found)["controlPlane"] == [], "it may take longer"
+    late = picture(**gone, pods=[ending(0, -20), ending(1, 20)])
+    (problem,) = status.as_values(late)["controlPlane"]
+    assert problem["name"] == "ModelDeployment default/chat"
+    assert problem["problem"].startswith("deleted, but not ended: Pod chat-0-1-1 on studio-2; ")
+
+
 class ControlPlane(Server):
     """An API server without etcd, or (``etcd``) one that fails for another reason; ``away``: it closes every connection."""
 
@@ -679,3 +849,73 @@ def test_the_part_of_the_control_plane_that_does_not_answer_is_named(
         assert main([*command, "--kubeconfig", kubeconfig]) == 1
         text = capsys.readouterr().err
         assert said in text and ("etcd does not" in text) == (not etcd and not away)
+
+
+class Silent(Server):
+    """An API server whose lists come once its health was asked ``wanted`` times (None: never).
+
+    ``answers``: the bodies of ``/livez``, the last one for all later requests; "": it closes the connection.
+    """
+
+    wanted: int | None = None
+    answers: tuple[str, ...] = ("ok",)
+    asked = 0
+    there = threading.Event()
+
+    def do_GET(self) -> None:
+        if urlsplit(self.path).path == "/livez":
+            said = self.answers[min(Silent.asked, len(self.answers) - 1)]
+            Silent.asked += 1
+            if self.wanted is not None and Silent.asked >= self.wanted:
+                self.there.set()
+            if said:
+                self.send_response(200 if said == "ok" else 500)
+                self.end_headers()
+                self.wfile.write(said.encode())
+            self.close_connection = True
+            return
+        self.there.wait()
+        # A client that has given up has closed its connections.
+        with suppress(OSError):
+            if urlsplit(self.path).path.endswith("/modeldeployments"):
+                self.say(200, {"items": [deployment()]})
+            else:
+                self.say(403, {"kind": "Status", "reason": "Forbidden", "message": "forbidden"})
+
+
+WITHOUT_ETCD = "[+]ping ok\n[-]etcd failed: reason withheld\nlivez check failed"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answers", "said"),
+    [
+        (None, (WITHOUT_ETCD,), "etcd does not answer the API server"),
+        (None, ("",), "the API server http://127.0.0.1"),
+        (None, ("ok", WITHOUT_ETCD, "ok", WITHOUT_ETCD), "etcd does not answer the API server"),
+        (4, ("ok",), ""),
+        (4, (WITHOUT_ETCD, "ok", WITHOUT_ETCD, "ok"), ""),
+    ],
+    ids=["etcd", "API server", "etcd after a while", "busy", "now and then"],
+)
+def test_a_silent_control_plane_is_named_while_lists_hang_and_a_busy_one_is_waited_for(
+    kubeconfig: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: int | None,
+    answers: tuple[str, ...],
+    said: str,
+) -> None:
+    there = threading.Event()
+    for name, value in {"do_GET": Silent.do_GET, "wanted": wanted, "answers": answers, "there": there}.items():
+        monkeypatch.setattr(Server, name, value, raising=False)
+    monkeypatch.setattr(Silent, "asked", 0)
+    for name in ("PATIENT_SECONDS", "AGAIN_SECONDS"):
+        monkeypatch.setattr(f"thunderfleet_cli.view.picture.{name}", 0.01)
+    # The lists never come, so only what is asked meanwhile can end the command.
+    monkeypatch.setattr("thunderfleet_cli.view.picture.SECONDS", 3600.0)
+    try:
+        assert main(["why", "chat", "--kubeconfig", kubeconfig]) == (1 if said else 0)
+    finally:
+        there.set()
+    found = capsys.readouterr()
+    assert said in found.err and ("the model serves" in found.out) == (not said)

@@ -12,6 +12,7 @@ from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
 from thunderfleet_kubelet.pressure import DiskState, thresholds
+from thunderfleet_lib.descriptors import Descriptors
 from thunderfleet_lib.quantity import parse_quantity
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -144,6 +145,29 @@ def test_pods_that_share_a_user_are_a_condition_of_the_node() -> None:
     assert (found["status"], found["reason"]) == ("True", "KubeletNotRoot")
     assert "user 501" in found["message"]
     assert "run the kubelet as root" in found["message"]
+
+
+def test_a_kubelet_that_can_open_hardly_any_more_files_says_so_until_it_can() -> None:
+    kind = "DescriptorsExhausted"
+
+    def after(previous: dict[str, Any], free: int | None) -> dict[str, Any]:
+        return state(previous=previous, descriptors=None if free is None else Descriptors(free, 256))
+
+    def said(found: dict[str, Any]) -> list[tuple[str, str]]:
+        return [(one["status"], one["reason"]) for one in found["conditions"] if one["type"] == kind]
+
+    healthy = after({}, 16)
+    assert said(healthy) == [] and said(after({}, None)) == []
+    starved = after(healthy, 15)
+    assert said(starved) == [("True", "KubeletHasFewDescriptors")]
+    text = condition(starved, kind)["message"]
+    assert "almost all 256 file descriptors of the kubelet" in text and "launchctl kickstart" in text
+    assert not node_status.differs(starved, after(starved, 2)), "a number that changes writes nothing"
+    for free in (None, 16, 31):
+        assert said(after(starved, free)) == [("True", "KubeletHasFewDescriptors")], free
+    fed = after(starved, 32)
+    assert said(fed) == [("False", "KubeletHasEnoughDescriptors")]
+    assert said(after(fed, 20)) == said(fed) and said(after(fed, 3)) == said(starved)
 
 
 def test_a_control_plane_whose_components_do_not_answer_is_a_condition_of_the_node() -> None:

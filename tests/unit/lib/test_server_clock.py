@@ -1,6 +1,7 @@
 """Whether the clock of this machine is wrong, from the dates of responses."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from email.utils import formatdate
 from itertools import pairwise
 
@@ -139,3 +140,12 @@ async def test_a_client_compares_with_each_response(server: tuple[str, dict[str,
             await kube.get_or_none("/version")
         # A busy machine answers late, which changes the estimate by half of that.
         assert kube.clock.wrong is not None and abs(kube.clock.wrong - behind) < 600
+
+
+def test_the_time_of_the_api_server_is_that_of_its_last_response() -> None:
+    clock = ServerClock()
+    assert clock.now is None and clock.responses == 0
+    moment = Moment.now()
+    for date in ("Sun, 01 Mar 2026 12:00:00 GMT", None, "soon"):
+        clock.note(date, moment, moment)
+    assert clock.now == datetime(2026, 3, 1, 12, tzinfo=UTC) and clock.responses == 3

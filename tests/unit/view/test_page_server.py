@@ -246,6 +246,29 @@ async def test_a_component_that_no_longer_renews_its_lease_is_named(
     await until_async(lambda: not page.feed.notes, "it works again")
 
 
+async def test_a_mac_whose_kubelet_is_silent_is_named_while_its_node_is_ready(
+    api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 0.05)
+    session = await opened(client, page)
+    _, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)
+    steps = json.loads(text)["why"]["steps"]
+    silent = next(step["subject"].removeprefix("Node ") for step in steps if step["subject"].startswith("Node "))
+    ages = {"system/thunderfleet-operator": 58, **{f"kube-node-lease/{name}": 50 for name in api.objects[Kind.NODES]}}
+    ages[f"kube-node-lease/{silent}"] = 8
+    api.leases = {at: {"spec": {"renewTime": f"2026-03-01T12:00:{second:02}.000000Z"}} for at, second in ages.items()}
+    await until_async(lambda: bool(page.feed.notes), "it is named at the top of the page")
+    assert [note.partition(": check")[0] for note in page.feed.notes] == [
+        f"{silent}: the kubelet has not renewed its Lease for 50 s"
+    ]
+    _, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)
+    problems = [step["subject"] for step in json.loads(text)["why"]["steps"] if step["state"] == "problem"]
+    assert f"Node {silent}" in problems
+    api.leases[f"kube-node-lease/{silent}"]["spec"]["renewTime"] = "2026-03-01T12:00:49Z"
+    await until_async(lambda: not page.feed.notes, "it renews its Lease again")
+
+
 async def test_details_of_what_is_selected(page: Page, client: aiohttp.ClientSession) -> None:
     session = await opened(client, page)
     status, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)

@@ -112,7 +112,7 @@ class Server:
         if entity is None:
             return responses.problem(404, "there is no such Mac, cable or model")
         pods, operators = await self._watch.pods_of(entity) if wanted.startswith("model/") else ((), ())
-        found = details(self._watch.fleet, wanted, pods, operators, self._watch.leases)
+        found = details(self._watch.fleet, wanted, pods, operators, self._watch.signs)
         return responses.values(found) if found is not None else responses.problem(404, "it has just been deleted")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
