@@ -38,6 +38,8 @@ class Api:
         self.token_seconds = 3600.0
         self.status_writes = 0
         self.away = False
+        self.lose_answers = 0
+        """How many of the next Events are created without an answer."""
         self.version = 100
         self.on_change: Callable[[], None] = lambda: None
 
@@ -64,13 +66,23 @@ class Api:
             status = {"token": f"token-{self.tokens}", "expirationTimestamp": end}
             return {"spec": {**body["spec"], "expirationSeconds": self.token_seconds}, "status": status}
         assert path.endswith("/events")
+        if body["metadata"]["name"] in {event["metadata"]["name"] for event in self.events}:
+            raise ApiError(409, "AlreadyExists", path)
         self.events.append(body)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise ApiError(0, "Unreachable", f"{path}: connection reset")
         return body
 
     async def patch(self, path: str, body: Json, content: str = "", manager: str | None = None) -> Json:
         self._check(path)
         if "/events/" in path:
-            return {}
+            name = path.rpartition("/")[2]
+            for event in self.events:
+                if event["metadata"]["name"] == name:
+                    event.update(body)
+                    return event
+            raise ApiError(404, "NotFound", path)
         pod = self.objects.get(path.removesuffix("/status"))
         if pod is None:
             raise ApiError(404, "NotFound", path)

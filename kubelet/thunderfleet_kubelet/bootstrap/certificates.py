@@ -5,6 +5,7 @@ One file, so that key and certificate always match. Approvers compare requests w
 
 import asyncio
 import base64
+import hashlib
 import ipaddress
 import logging
 from collections.abc import Sequence
@@ -69,12 +70,15 @@ def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> byt
 
 
 def csr_object(request: bytes, signer: str, seconds: int) -> Json:
-    """The CertificateSigningRequest for ``request`` (PEM); ``seconds``: the lifetime to ask for."""
+    """The CertificateSigningRequest for ``request`` (PEM); ``seconds``: the lifetime to ask for.
+
+    Its name follows from ``request``, so that it can be found if the answer to its creation is lost.
+    """
     purpose = "client auth" if signer == CLIENT_SIGNER else "server auth"
     return {
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
-        "metadata": {"generateName": "thunderfleet-csr-"},
+        "metadata": {"name": f"thunderfleet-csr-{hashlib.sha256(request).hexdigest()[:16]}"},
         "spec": {
             "request": base64.b64encode(request).decode(),
             "signerName": signer,
@@ -113,7 +117,7 @@ async def obtain(
     Raises CertificateError (denied, or not in time) and ApiError (the request failed).
     """
     key = new_key()
-    csr = await kube.create(REQUESTS, csr_object(signing_request(key, node, addresses), signer, seconds))
+    csr = await _sent(kube, csr_object(signing_request(key, node, addresses), signer, seconds))
     name = str(csr["metadata"]["name"])
     log.info("sent certificate request %s (%s)", name, signer)
     pause = POLL_SECONDS
@@ -141,6 +145,19 @@ async def obtain(
     pair = Pair(key, certificate)
     _check(pair)
     return pair
+
+
+async def _sent(kube: Kube, wanted: Json) -> Json:
+    """Creates the request. If the answer is lost, it looks whether it was created: another one would stay pending."""
+    try:
+        return await kube.create(REQUESTS, wanted)
+    except ApiError as error:
+        if not error.unanswered:
+            raise
+        try:
+            return await kube.get(f"{REQUESTS}/{wanted['metadata']['name']}")
+        except ApiError:
+            raise error from None
 
 
 def _check(pair: Pair) -> None:

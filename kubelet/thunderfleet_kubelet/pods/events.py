@@ -2,7 +2,8 @@
 
 A repeated Event raises the count of the existing one, at most every ``QUIET_SECONDS``, and the Events about one pod are
 bounded (``eventlimit``), so that a crash-looping container does not fill etcd. While the API server is away, the last ``KEPT``
-Events are kept.
+Events are kept. The name of an Event is chosen before the first request, so that a request whose answer was lost can be sent
+again and creates nothing twice.
 """
 
 import asyncio
@@ -24,7 +25,14 @@ log = logging.getLogger(__name__)
 QUIET_SECONDS = 15.0
 KEPT = 500
 RETRY_SECONDS = 5.0
+MAX_NAME = 253
 COMPONENT = "thunderfleet-kubelet"
+
+
+def event_name(about: str) -> str:
+    """A new name for an Event about the object of this name."""
+    suffix = f".{uuid.uuid4().hex[:16]}"
+    return about[: MAX_NAME - len(suffix)].rstrip("-.") + suffix
 
 
 @dataclass
@@ -73,7 +81,13 @@ class Recorder:
         known.written = time.monotonic()
         if not known.name and not self._limit.take(metadata["uid"], known.written):
             return
-        body: Json = {"involvedObject": reference, "type": kind, "reason": reason, "message": message}
+        body: Json = {
+            "metadata": {"name": event_name(metadata["name"]), "namespace": metadata["namespace"]},
+            "involvedObject": reference,
+            "type": kind,
+            "reason": reason,
+            "message": message,
+        }
         self._queue.append((key, body))
         self._wake.set()
         if len(self._known) > KEPT:
@@ -81,7 +95,7 @@ class Recorder:
 
     async def _send(self, key: tuple[str, ...], body: Json) -> None:
         known = self._known.get(key) or _Known(first=time.time(), count=1)
-        path = f"/api/v1/namespaces/{body['involvedObject']['namespace']}/events"
+        path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
         now = format_time(time.time())
         if known.name:
             try:
@@ -90,23 +104,26 @@ class Recorder:
             except ApiError as error:
                 if error.status != 404:
                     raise
-        name = f"{body['involvedObject']['name']}.{uuid.uuid4().hex[:16]}"
-        await self.kube().create(
-            path,
-            {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"name": name, "namespace": body["involvedObject"]["namespace"]},
-                **body,
-                "count": known.count,
-                "firstTimestamp": format_time(known.first),
-                "lastTimestamp": now,
-                "source": {"component": COMPONENT, "host": self.node_name},
-                "reportingComponent": COMPONENT,
-                "reportingInstance": self.node_name,
-            },
-        )
-        known.name = name
+        try:
+            await self.kube().create(
+                path,
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    **body,
+                    "count": known.count,
+                    "firstTimestamp": format_time(known.first),
+                    "lastTimestamp": now,
+                    "source": {"component": COMPONENT, "host": self.node_name},
+                    "reportingComponent": COMPONENT,
+                    "reportingInstance": self.node_name,
+                },
+            )
+        except ApiError as error:
+            # Nobody else has the name: an earlier request created it, and its answer was lost.
+            if error.status != 409:
+                raise
+        known.name = body["metadata"]["name"]
 
     async def run(self) -> None:
         """Sends until cancelled."""
@@ -123,7 +140,8 @@ class Recorder:
                 except Exception:
                     # One bad event must not stop the others.
                     log.exception("event %s not written", body["reason"])
-                if self._queue and self._queue[0][0] == key:
+                # A full queue may have dropped it meanwhile.
+                if self._queue and self._queue[0][1] is body:
                     self._queue.popleft()
             self._wake.clear()
             await self._wake.wait()

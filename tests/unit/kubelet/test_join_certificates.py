@@ -142,13 +142,24 @@ class Signer:
         self.csr: dict[str, Any] = {}
         self.asked = 0
         self.answers: list[Any] = []
+        self.accepted = 0
+        self.lose: ApiError | None = None
+        """What the client of the creation sees, although the request is there."""
+        self.refuse: ApiError | None = None
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.csr = {**body, "metadata": {"name": "csr-1"}}
+        if self.refuse is not None:
+            raise self.refuse
+        self.csr = body
+        self.accepted += 1
+        if self.lose is not None:
+            raise self.lose
         return self.csr
 
     async def get(self, path: str) -> dict[str, Any]:
         self.asked += 1
+        if not self.csr or path.rpartition("/")[2] != self.csr["metadata"]["name"]:
+            raise ApiError(404, "NotFound", path)
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Exception):
             raise answer
@@ -179,6 +190,25 @@ async def test_obtaining_waits_through_an_api_server_that_stumbles() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_request_whose_answer_is_lost_is_found_and_not_sent_again() -> None:
+    signer = Signer()
+    signer.lose = ApiError(0, "Timeout", "no response")
+    signer.answers = [None, "sign"]
+    held = await ask(signer)
+    assert usable(held, "studio-1", START)
+    assert signer.accepted == 1
+
+
+@pytest.mark.parametrize("refusal", [ApiError(0, "Unreachable", "refused"), ApiError(403, "Forbidden", "not you")])
+async def test_a_request_that_did_not_arrive_says_why(refusal: ApiError) -> None:
+    signer = Signer()
+    signer.refuse = refusal
+    with pytest.raises(ApiError) as caught:
+        await ask(signer)
+    assert caught.value is refusal
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("answer", "words"),
     [(ApiError(404, "NotFound", "gone"), "was deleted before it was signed"), ("other", "does not match the key")],
@@ -192,7 +222,7 @@ async def test_obtaining_ends_with_a_sentence(answer: Any, words: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_obtaining_has_a_limit_that_says_what_to_do() -> None:
-    with pytest.raises(CertificateError, match=r"csr-1 was not signed .*`kubectl get csr`"):
+    with pytest.raises(CertificateError, match=r"thunderfleet-csr-[0-9a-f]{16} was not signed .*`kubectl get csr`"):
         await ask(Signer(), limit=0.05)
 
 
