@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 FOLLOW_SECONDS = 0.2
+OPEN_TRIES = 20
 CHUNK_BYTES = 64 * 1024
 
 
@@ -50,11 +51,33 @@ def _is_full(line: bytes) -> bool:
     return len(head) > 2 and head[2] == b"F"
 
 
-def tail_start(path: Path, lines: int) -> tuple[int, int]:
-    """The offset in bytes of the last ``lines`` whole lines of a file, and how many of them the file has."""
-    if path.stat().st_size == 0:
+def _open_all(path: Path) -> list[int]:
+    """The log's files, open, oldest first. None is left out or there twice, though the shim may rotate them meanwhile."""
+    for number in range(OPEN_TRIES):
+        opened: list[int] = []
+        try:
+            for file in files_of(path):
+                with contextlib.suppress(FileNotFoundError):
+                    opened.append(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            _close(opened)
+            raise
+        if number == OPEN_TRIES - 1 or [_inode(file) for file in files_of(path)] == [os.fstat(fd).st_ino for fd in opened]:
+            break
+        _close(opened)
+    return opened
+
+
+def _close(opened: list[int]) -> None:
+    for fd in opened:
+        os.close(fd)
+
+
+def tail_start(fd: int, lines: int) -> tuple[int, int]:
+    """The offset in bytes of the last ``lines`` whole lines of an open file, and how many of them the file has."""
+    if os.fstat(fd).st_size == 0:
         return 0, 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as view:
         end = view.rfind(b"\n") + 1
         found, start = 0, end
         while start > 0:
@@ -68,19 +91,17 @@ def tail_start(path: Path, lines: int) -> tuple[int, int]:
         return 0, found
 
 
-def _first(files: list[Path], tail: int | None) -> list[tuple[Path, int]]:
-    """The files to read, and the offset in each."""
-    if tail is None:
-        return [(file, 0) for file in files]
-    chosen: list[tuple[Path, int]] = []
+def _from_tail(opened: list[int], tail: int) -> list[int]:
+    """The files that have the last ``tail`` lines, each at the position where these begin. Closes the others."""
     left = tail
-    for file in reversed(files):
-        offset, found = tail_start(file, left)
-        chosen.insert(0, (file, offset))
+    for index in range(len(opened) - 1, -1, -1):
+        offset, found = tail_start(opened[index], left)
+        os.lseek(opened[index], offset, os.SEEK_SET)
         left -= found
         if left <= 0 and offset > 0:
-            break
-    return chosen
+            _close(opened[:index])
+            return opened[index:]
+    return opened
 
 
 def _render(line: bytes, options: LogOptions, since: bytes) -> bytes:
@@ -114,24 +135,28 @@ class _Reader:
     def __init__(self, path: Path, tail: int | None) -> None:
         self._path = path
         self._rest = b""
-        self._open: list[int] = []
-        for file, offset in _first(files_of(path), tail):
-            with contextlib.suppress(FileNotFoundError):
-                fd = os.open(file, os.O_RDONLY)
-                os.lseek(fd, offset, os.SEEK_SET)
-                self._open.append(fd)
+        opened = _open_all(path)
+        self._open = opened if tail is None else _from_tail(opened, tail)
 
     def close(self) -> None:
-        for fd in self._open:
-            os.close(fd)
+        _close(self._open)
+
+    def _newer(self) -> list[int]:
+        """The files after the one that is open. A slow reader may have missed several rotations."""
+        opened = _open_all(self._path)
+        inodes = [os.fstat(fd).st_ino for fd in opened]
+        own = os.fstat(self._open[0]).st_ino
+        start = inodes.index(own) + 1 if own in inodes else 0
+        _close(opened[:start])
+        return opened[start:]
 
     def read(self) -> list[bytes] | None:
         """The next lines; None if there are none now."""
         while True:
             if not self._open:
-                if _inode(self._path) is None:
+                self._open = _open_all(self._path)
+                if not self._open:
                     return None
-                self._open.append(os.open(self._path, os.O_RDONLY))
             lines = self._chunk(self._open[0])
             if lines is None and len(self._open) == 1:
                 if not _replaced(self._open[0], self._path):
@@ -139,7 +164,9 @@ class _Reader:
                 # More may have been written between the last read and the rotation.
                 lines = self._chunk(self._open[0])
                 if lines is None:
-                    self._open.append(os.open(self._path, os.O_RDONLY))
+                    self._open += self._newer()
+                    if len(self._open) == 1:
+                        return None
             if lines is not None:
                 return lines
             os.close(self._open.pop(0))

@@ -19,6 +19,10 @@ def _last_part(line: bytes) -> bytes:
     return line[max(0, len(line) - 1) // LINE_BYTES * LINE_BYTES :]
 
 
+def _appending(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+
+
 class Log:
     """A log in the format of container runtimes: ``<RFC 3339 time> <stdout|stderr> <F|P> <text>``, one line per line of output.
 
@@ -29,12 +33,14 @@ class Log:
         self.path, self.limit, self.files = path, limit, files
         self.size = 0
         self.fd = -1
+        self.torn = False
+        """Whether the file ends within a line, because the disk was full."""
         self._second, self._text = -1, ""
         self.open()
 
     def open(self) -> None:
         """Opens the file, and creates it if needed."""
-        self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self.fd = _appending(self.path)
         self.size = os.fstat(self.fd).st_size
 
     def _stamp(self) -> str:
@@ -52,21 +58,32 @@ class Log:
         try:
             if self.size and self.size + len(data) > self.limit:
                 self._rotate()
+            if self.torn:
+                data = b"\n" + data
             while data:
                 written = os.write(self.fd, data)
                 self.size += written
+                self.torn = data[written - 1 : written] != b"\n"
                 data = data[written:]
         except OSError:
             # A full disk must not end the program; its output is lost while the disk is full.
             return
 
     def _rotate(self) -> None:
-        for number in range(self.files - 1, 0, -1):
-            older = f"{self.path}.{number - 1}" if number > 1 else self.path
-            if os.path.exists(older):
-                os.replace(older, f"{self.path}.{number}")
+        # First of all, because a full disk may refuse it: then nothing has changed, and the next line tries again.
+        fresh = f"{self.path}.new"
+        fd = _appending(fresh)
+        try:
+            for number in range(self.files - 1, 0, -1):
+                older = f"{self.path}.{number - 1}" if number > 1 else self.path
+                if os.path.exists(older):
+                    os.replace(older, f"{self.path}.{number}")
+            os.replace(fresh, self.path)
+        except OSError:
+            os.close(fd)
+            raise
         os.close(self.fd)
-        self.open()
+        self.fd, self.size, self.torn = fd, 0, False
 
 
 class Stream:

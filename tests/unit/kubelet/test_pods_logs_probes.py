@@ -1,6 +1,7 @@
 """Reading logs from disk in every way; probes of real listeners."""
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -98,6 +99,93 @@ async def test_following_over_a_rotation(tmp_path: Path) -> None:
     await asyncio.wait_for(task, 60)
     assert "".join(seen).split() == [str(number) for number in range(20)]
     assert len(logs.files_of(path)) == 3
+
+
+async def test_a_follower_that_missed_rotations_reads_the_files_between(tmp_path: Path) -> None:
+    """Nothing is read while a client does not take what was read before, or while the kubelet is frozen."""
+    path = tmp_path / "0.log"
+    writer = Log(str(path), limit=200, files=9)
+    writer.write("stdout", [(b"0", True)])
+    live = True
+    parts = logs.read(path, LogOptions(follow=True), lambda: live)
+    seen = [(await anext(parts)).decode()]
+    for number in range(1, 20):
+        writer.write("stdout", [(str(number).encode(), True)])
+    live = False
+    seen += [part.decode() async for part in parts]
+    assert len(logs.files_of(path)) > 3, "rotated more than once"
+    assert "".join(seen).split() == [str(number) for number in range(20)]
+
+
+@pytest.mark.parametrize("tail", [None, 15])
+async def test_a_rotation_while_files_are_opened_leaves_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: int | None
+) -> None:
+    path = tmp_path / "0.log"
+    writer = Log(str(path), limit=200, files=9)
+    for number in range(19):
+        writer.write("stdout", [(str(number).encode(), True)])
+    listed, before = logs.files_of, len(logs.files_of(path))
+
+    def and_then_rotates(path: Path) -> list[Path]:
+        found = listed(path)
+        if len(found) == before:
+            writer.limit = 0
+            writer.write("stdout", [(b"19", True)])
+        return found
+
+    monkeypatch.setattr(logs, "files_of", and_then_rotates)
+    wanted = [str(number) for number in range(20)][-(tail or 20) :]
+    assert (await read(path, tail=tail)).split() == wanted
+
+
+@pytest.mark.parametrize("refused", [errno.ENOSPC, errno.EMFILE])
+async def test_a_log_that_cannot_be_rotated_now_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    path = tmp_path / "0.log"
+    writer = Log(str(path), limit=100, files=3)
+    for number in range(6):
+        writer.write("stdout", [(str(number).encode(), True)])
+    before = {file.name: file.read_bytes() for file in logs.files_of(path)}
+    real = os.open
+
+    def full(file: str, flags: int, *more: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(refused, "refused")
+        return real(file, flags, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        for _ in range(5):
+            writer.write("stdout", [(b"x" * 90, True)])
+    assert {file.name: file.read_bytes() for file in logs.files_of(path)} == before, "nothing is rotated away"
+    writer.write("stdout", [(b"after", True)])
+    assert (await read(path)).split()[-1] == "after"
+    assert path.with_name("0.log.1").read_bytes() == before["0.log"]
+
+
+async def test_a_line_that_a_full_disk_cut_ends_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "0.log"
+    writer = Log(str(path), limit=10**9, files=3)
+    writer.write("stdout", [(b"before", True)])
+    real, room = os.write, 45
+
+    def full(fd: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, "full")
+        written = real(fd, data[:room])
+        room -= written
+        return written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        writer.write("stdout", [(b"while it is full", True)])
+        writer.write("stdout", [(b"lost", True)])
+    writer.write("stdout", [(b"after", True)])
+    writer.write("stdout", [(b"and on", True)])
+    assert (await read(path)).splitlines() == ["before", "while", "after", "and on"]
 
 
 @given(lines=st.lists(st.tuples(st.text("ab ", max_size=5), st.booleans()), max_size=30), tail=st.integers(0, 12))
