@@ -17,6 +17,8 @@ from thunderfleet_kubelet.images.requests import MAX_SMALL, SMALL_SECONDS, Reque
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 MAX_ERROR = 64 * 1024
+ERROR_SECONDS = 10.0
+"""How long the text of an error may take; the error counts without it too."""
 MAX_WORDS = 200
 
 
@@ -104,7 +106,8 @@ class Registry:
 async def _error_of(response: aiohttp.ClientResponse) -> str:
     """What the registry says about an error, in one short line; empty if it says nothing readable."""
     try:
-        answer: Any = json.loads(await read(response, MAX_ERROR))
+        async with within(ERROR_SECONDS, "no text of the error"):
+            answer: Any = json.loads(await read(response, MAX_ERROR))
         words = str(answer["errors"][0].get("message") or answer["errors"][0].get("code") or "")
     except (PullError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return ""

@@ -24,6 +24,8 @@ from thunderfleet_kubelet.images.secrets import Credential
 CONNECT_SECONDS = 15.0
 SILENCE_SECONDS = 30.0
 """How long a registry may send nothing."""
+ANSWER_SECONDS = 60.0
+"""How long the head of an answer may take. A registry that sends it byte by byte, or sends interim answers, is never silent."""
 SMALL_SECONDS = 60.0
 """How long a manifest or a token may take."""
 MAX_REDIRECTS = 5
@@ -123,7 +125,8 @@ class Requests:
 
     async def _send(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         try:
-            return await self._client.get(url, headers=headers, allow_redirects=False)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._client.get(url, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise Transient(f"{url.host}: {said(error)}") from None
 

@@ -1,6 +1,7 @@
 """Pulls from real HTTP servers that speak the distribution API, and that lie, cut, refuse and redirect."""
 
 import asyncio
+import contextlib
 import errno
 import io
 import json
@@ -13,13 +14,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from thunderfleet_kubelet.images import download, pull, requests
+from thunderfleet_kubelet.images import registry as registries
 from thunderfleet_kubelet.images.collector import Collector
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.pull import Pull, Pulled
@@ -479,8 +481,6 @@ async def test_small_answers_are_bounded_and_limited(machine: Machine, monkeypat
         await never.wait()
         return web.Response()
 
-    from thunderfleet_kubelet.images import registry as registries
-
     monkeypatch.setattr(registries, "SMALL_SECONDS", 0.2)
     host = await serve(machine, silent)
     try:
@@ -488,6 +488,55 @@ async def test_small_answers_are_bounded_and_limited(machine: Machine, monkeypat
             await machine.pull(f"{host}/app:1")
     finally:
         never.set()
+
+
+@pytest.mark.parametrize("how", ["head", "interim", "error"])
+async def test_a_blob_whose_answer_drips_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The registry is never silent: it sends a little every few milliseconds, and never the blob."""
+    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(registries, "ERROR_SECONDS", 0.3)
+    monkeypatch.setattr(download, "FRUITLESS", 1)
+    registry = await machine.registry()
+    registry.simple("app", "1", random("data", 10 * KIB))
+    first, piece = {
+        "head": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
+        "interim": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+        "error": (b"HTTP/1.1 500 No\r\nContent-Length: 60000\r\n\r\n", b"x"),
+    }[how]
+
+    dripping: set[asyncio.Task[None]] = set()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dripping.add(cast("asyncio.Task[None]", asyncio.current_task()))
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(first)
+                while True:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0.005)
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+
+    async def stop() -> None:
+        server.close()
+        for task in dripping:
+            task.cancel()
+        await asyncio.gather(*dripping, return_exceptions=True)
+        # The aborted transports close in the next turn.
+        await asyncio.sleep(0)
+
+    machine.stack.push_async_callback(stop)
+    host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    registry.elsewhere = f"http://{host}"
+    machine.settings = replace(machine.settings, plain_http=(*machine.settings.plain_http, host))
+    words = "no answer in time" if how != "error" else "HTTP 500"
+    with pytest.raises(PullError, match=words):
+        await asyncio.wait_for(machine.pull(f"{registry.host}/app:1"), 60)
 
 
 async def test_a_registry_that_slows_down_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
