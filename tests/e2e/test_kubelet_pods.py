@@ -195,6 +195,20 @@ def test_startup_readiness_and_liveness_probes(fleet: Fleet) -> None:
     until(lambda: "liveness probe failed" in fleet.events("probed").get("Killing", ""), "the Event")
 
 
+def test_a_grpc_probe_follows_the_health_service(fleet: Fleet) -> None:
+    def said(text: str) -> bool:
+        events = fleet.get("events", "--field-selector", "involvedObject.name=health")["items"]
+        return any(event["reason"] == "Unhealthy" and text in event["message"] for event in events)
+
+    fleet.await_pod("health", lambda item: first(item).get("ready") is True, "is ready")
+    fleet.exec("health", "touch", "sick")
+    fleet.await_pod("health", lambda item: first(item).get("ready") is False, "is ready no more")
+    until(lambda: said('service unhealthy (responded with "NOT_SERVING")'), "the Event")
+    fleet.exec("health", "rm", "sick")
+    item = fleet.await_pod("health", lambda item: first(item).get("ready") is True, "is ready again")
+    assert first(item)["restartCount"] == 0
+
+
 def test_restart_policies_and_crash_loop_back_off(fleet: Fleet) -> None:
     failed = fleet.await_pod("fails", lambda item: item["status"].get("phase") == "Failed", "fails")
     assert first(failed)["state"]["terminated"]["exitCode"] == 3

@@ -36,6 +36,7 @@ TOLERATION = {"key": "thunderfleet.io/macos", "operator": "Exists", "effect": "N
 ROOT = os.geteuid() == 0
 HTTP_PORT = 18080
 FORWARD_PORT = 18081
+GRPC_PORT = 18082
 
 
 def container(image: str, script: str, name: str = "main", **more: Any) -> Json:
@@ -208,6 +209,28 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", {FORWARD_PORT}), Answer)
 print("listens")
 server.serve_forever()
 '"""
+# Answers every request of gRPC as its health service does: serving (1) until a file ``sick`` exists, then not serving (2).
+HEALTH = f"""exec python3 -u -c '
+import os, socket
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import StreamEnded
+os.chdir(os.environ["HOME"])
+listener = socket.create_server(("", {GRPC_PORT}))
+while True:
+    with listener.accept()[0] as peer:
+        http = H2Connection(H2Configuration(client_side=False))
+        http.initiate_connection()
+        peer.sendall(http.data_to_send())
+        while data := peer.recv(65536):
+            for event in http.receive_data(data):
+                if isinstance(event, StreamEnded):
+                    stream, status = event.stream_id, 2 if os.path.exists("sick") else 1
+                    http.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+                    http.send_data(stream, bytes([0, 0, 0, 0, 2, 8, status]))
+                    http.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+            peer.sendall(http.data_to_send())
+'"""
 # Reads a mounted file in a loop: prints each new content once, and any content that is neither old nor new.
 READ = """exec python3 -u -c '
 import os, time
@@ -306,6 +329,7 @@ def objects(image: str, scratch: Path) -> list[Json]:
                 )
             ],
         ),
+        pod("health", [container(image, HEALTH, readinessProbe={"grpc": {"port": GRPC_PORT}, "failureThreshold": 1, **quick})]),
         pod("fails", [container(image, "echo sorry >&2; exit 3")], restartPolicy="Never"),
         pod("succeeds", [container(image, "true")], restartPolicy="Never"),
         pod(
