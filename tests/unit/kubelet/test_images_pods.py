@@ -433,3 +433,58 @@ async def test_a_pull_that_takes_too_long_is_ended(node: Node, monkeypatch: pyte
         assert "takes more than 0.2 s" in await node.waiting("one", "ErrImagePull")
     finally:
         node.registry.hold.set()
+
+
+def nested(depth: int) -> Any:
+    """Lists in lists, which text cannot be made of."""
+    found: Any = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+ODD: list[tuple[Json, str]] = [
+    ({"Env": [nested(900)]}, "an entry of Env must be text, not list"),
+    ({"Env": ["A=\ud800"]}, "an entry of Env has a character"),
+    ({"Env": ["\ud800=a"]}, "an entry of Env has a character"),
+    ({"Env": ["A=\0"]}, "an entry of Env has a character"),
+    ({"Env": {"A": "B"}}, "Env entry 'A' must be NAME=VALUE"),
+    ({"Entrypoint": ["/en\0try"]}, "a word of Entrypoint has a character"),
+    ({"Entrypoint": ["/entry\udfff"]}, "a word of Entrypoint has a character"),
+    ({"Entrypoint": [nested(900)]}, "a word of Entrypoint must be text, not list"),
+    ({"Entrypoint": 3}, "not iterable"),
+    ({"Cmd": ["\0"]}, "a word of Cmd has a character"),
+    ({"WorkingDir": "/a\0b"}, "WorkingDir has a character"),
+    ({"WorkingDir": "/\ud800"}, "WorkingDir has a character"),
+    ({"WorkingDir": nested(900)}, "WorkingDir must be text, not list"),
+    ({"User": "a\0b"}, "User has a character"),
+    ({"User": "\ud800"}, "User has a character"),
+    ({"User": "9" * 5000}, "User has 5000 characters"),
+    ({"User": nested(900)}, "User must be text, not list"),
+]
+
+
+async def test_a_configuration_that_no_process_can_have_is_an_error_of_its_container(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the pod would wait without a reason, and its kubelet log an error every few seconds."""
+    for number, (config, _) in enumerate(ODD):
+        node.registry.simple(f"odd-{number}", "1", *HELLO, config={**CONFIG, **config})
+    await node.world.boot()
+    for number, (_, words) in enumerate(ODD):
+        node.run(f"odd-{number}", f"odd-{number}:1")
+        assert words in await node.waiting(f"odd-{number}", "ImageInspectError")
+        node.world.api.delete_pod(f"odd-{number}", grace=0)
+    assert "step failed" not in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["/a\0b", "/\ud800"])
+async def test_a_working_folder_that_no_process_can_have_is_an_error_of_its_container(
+    node: Node, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.registry.simple("app", "1", *HELLO, config=CONFIG)
+    await node.world.boot()
+    container = {"name": "main", "image": node.name("app:1"), "workingDir": folder}
+    node.world.api.add_pod("one", {"containers": [container]})
+    assert await node.waiting("one", "CreateContainerConfigError")
+    assert "step failed" not in caplog.text

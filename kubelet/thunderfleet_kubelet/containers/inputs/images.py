@@ -14,6 +14,9 @@ from thunderfleet_kubelet.containers.errors import ImageError
 
 Json = dict[str, Any]
 
+MAX_USER = 256
+"""Characters of a user and a group."""
+
 
 @dataclass(frozen=True)
 class Image:
@@ -86,19 +89,33 @@ def _path(value: str, folder: Path) -> str:
     return ":".join([*inside, *(value.split(":") if value else [])])
 
 
+def _text(value: object, what: str) -> str:
+    """``value`` as text that a process can be given. Raises ValueError."""
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{what} must be text, not {type(value).__name__}")
+    text = str(value)
+    # JSON can have both, and neither an environment nor a path.
+    if "\0" in text or any("\ud800" <= one <= "\udfff" for one in text):
+        raise ValueError(f"{what} has a character that no process can be given: {text[:100]!r}")
+    return text
+
+
 def _parse(name: str, folder: Path, config: Json) -> Image:
     env = []
     for entry in config.get("Env") or []:
-        key, mark, value = str(entry).partition("=")
+        key, mark, value = _text(entry, "an entry of Env").partition("=")
         if not key or not mark:
             raise ValueError(f"Env entry {entry!r} must be NAME=VALUE")
         env.append((key, value))
+    user = _text(config.get("User") or "", "User")
+    if len(user) > MAX_USER:
+        raise ValueError(f"User has {len(user)} characters; at most {MAX_USER} are allowed")
     return Image(
         name=name,
         folder=folder,
         env=tuple(env),
-        entrypoint=tuple(str(word) for word in config.get("Entrypoint") or []),
-        command=tuple(str(word) for word in config.get("Cmd") or []),
-        working_folder=str(config.get("WorkingDir") or ""),
-        user=str(config.get("User") or ""),
+        entrypoint=tuple(_text(word, "a word of Entrypoint") for word in config.get("Entrypoint") or []),
+        command=tuple(_text(word, "a word of Cmd") for word in config.get("Cmd") or []),
+        working_folder=_text(config.get("WorkingDir") or "", "WorkingDir"),
+        user=user,
     )

@@ -71,6 +71,9 @@ class Starter:
             self._fail(name, "CreateContainerConfigError", str(error))
         except ApiError as error:
             self._fail(name, "CreateContainerConfigError", f"cannot read ConfigMaps and Secrets: {error}")
+        except ValueError as error:
+            # A path or an argument that the system cannot be given, such as one with a null character.
+            self._fail(name, "CreateContainerConfigError", str(error))
         except (StartFailed, OSError) as error:
             self._fail(name, "RunContainerError", str(error))
         else:
