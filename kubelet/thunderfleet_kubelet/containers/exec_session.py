@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import struct
+import subprocess
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -235,15 +236,11 @@ def _stream(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
 
 
 async def start(folder: PodFolder, container: str, number: int, command: list[str], *, stdin: bool, tty: bool) -> Session:
-    """Starts ``command`` in the environment of attempt ``number``. Raises FileNotFoundError or PermissionError."""
+    """Starts ``command`` in the environment of attempt ``number``. Raises OSError, which says what cannot start."""
     spec = read_json(folder.attempt(container, number) / "spec.json")
     if spec is None:
         raise FileNotFoundError(folder.attempt(container, number) / "spec.json")
-    identity: Json = {}
-    if spec["uid"] != os.geteuid() or spec["gid"] != os.getegid():
-        identity = {"user": spec["uid"], "group": spec["gid"], "extra_groups": spec["groups"]}
-    elif spec["groups"]:
-        identity = {"extra_groups": spec["groups"]}
+    identity = _identity(spec)
     env = dict(spec["env"])
     if tty:
         env.setdefault("TERM", "xterm")
@@ -270,15 +267,27 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
             umask=0o022,
             **identity,
         )
-    except (FileNotFoundError, PermissionError) as error:
+    except BaseException as error:
         if terminal is not None:
             terminal.close()
         failed = Program(command, env, spec["cwd"], spec["uid"], spec["gid"], spec["groups"])
-        raise type(error)(explain(failed, error)) from error
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise type(error)(explain(failed, error)) from error
+        if isinstance(error, OSError | ValueError | subprocess.SubprocessError):
+            # Not a program, too many arguments, a null character in one of them.
+            raise OSError(explain(failed, error)) from error
+        raise
     finally:
         if inner >= 0:
             os.close(inner)
     return Session(transport, protocol, terminal)
+
+
+def _identity(spec: Json) -> Json:
+    """The user and groups of the container's program, as arguments of a process."""
+    if spec["uid"] != os.geteuid() or spec["gid"] != os.getegid():
+        return {"user": spec["uid"], "group": spec["gid"], "extra_groups": spec["groups"]}
+    return {"extra_groups": spec["groups"]} if spec["groups"] else {}
 
 
 def _find(name: str, path: str, cwd: str) -> str:

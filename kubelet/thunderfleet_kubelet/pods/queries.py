@@ -219,7 +219,7 @@ class PodQueries:
     async def exec(
         self, namespace: str, pod: str, container: str | None, command: list[str], *, stdin: bool, tty: bool
     ) -> exec_session.Session:
-        """Starts ``command`` in a running container. Raises PodLookupError, FileNotFoundError or PermissionError."""
+        """Starts ``command`` in a running container. Raises PodLookupError or OSError."""
         worker, name, last = self._find(namespace, pod, container)
         if last is None or last.state != "running":
             raise ContainerNotRunning(f"container {name} in pod {pod} is not running")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from thunderfleet_kubelet.containers.logs import LogOptions
 
@@ -47,8 +47,11 @@ def _since(query: Mapping[str, str], now: datetime) -> datetime | None:
         raise BadRequest(f"sinceTime={text}: must be RFC 3339, such as 2026-01-31T12:00:00Z")
     try:
         # Go writes nanoseconds, datetime holds microseconds.
-        return datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
-    except ValueError:
+        found = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
+        # The first and the last day of all years may be none in UTC.
+        found.astimezone(UTC)
+        return found
+    except (ValueError, OverflowError):
         raise BadRequest(f"sinceTime={text}: not a valid time") from None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import errno
 import json
 import os
@@ -236,6 +237,17 @@ async def test_pre_stop_runs_before_the_signal(world: World) -> None:
     assert "hooked" in await log
 
 
+def open_terminals() -> int:
+    """How many terminals this process has open."""
+
+    def is_terminal(fd: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.isatty(int(fd))
+        return False
+
+    return sum(map(is_terminal, os.listdir("/dev/fd")))
+
+
 async def test_exec_in_the_container(world: World) -> None:
     manager = await world.boot()
     queries = manager.queries
@@ -264,6 +276,14 @@ async def test_exec_in_the_container(world: World) -> None:
 
     with pytest.raises(FileNotFoundError, match="'nothing-of-that-name' not found on PATH"):
         await queries.exec("default", "shell", "main", ["nothing-of-that-name"], stdin=False, tty=False)
+    # Neither a program nor a script.
+    (world.folder("shell").sandbox("main", 0) / "text").write_text("words\n")
+    (world.folder("shell").sandbox("main", 0) / "text").chmod(0o755)
+    terminals = open_terminals()
+    for command, words in ((["./text"], "Exec format error"), (["sh", "a\0b"], "null byte"), (["sh", "x" * 2**23], "too long")):
+        with pytest.raises(OSError, match=f"cannot start: .*{words}"):
+            await queries.exec("default", "shell", "main", command, stdin=False, tty=True)
+    assert open_terminals() == terminals, "a machine has few terminals"
     with pytest.raises(NoSuchPod):
         await queries.exec("default", "other", "main", ["true"], stdin=False, tty=False)
     with pytest.raises(NoSuchContainer):

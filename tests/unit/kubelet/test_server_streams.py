@@ -390,6 +390,8 @@ async def test_a_pod_that_is_not_here(served: Served) -> None:
         ("limitBytes=0", "at least 1"),
         ("sinceTime=yesterday", "2026-01-31T12:00:00Z"),
         ("sinceTime=2026-13-31T12:00:00Z", "not a valid time"),
+        ("sinceTime=0001-01-01T00:00:00%2B14:00", "not a valid time"),
+        ("sinceTime=9999-12-31T23:59:59-14:00", "not a valid time"),
         ("sinceSeconds=1&sinceTime=2026-01-31T12:00:00Z", "at most one"),
         ("follow=perhaps", "true or false"),
         ("stream=Stdin", "one of All, Stdout, Stderr"),
