@@ -22,6 +22,7 @@ router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses
 copymodel    a model that copies what it has read
 shardedmodel  the test model in several files of weights
+largemodel   the test model with weights of several gigabytes, which answers with the same tokens
 nodeconformance  names of the tests of Kubernetes, from their sources
 oldkubectl   kubectl of two minor versions before the cluster's
 kubelets     a cluster of kubelets with many pods
