@@ -60,9 +60,9 @@ ANNOTATION_BACKUP: Final = f"{GROUP}/backup"
 
 TAINT_MACOS: Final = f"{GROUP}/macos"
 CONDITION_CONTROL_PLANE: Final = "ControlPlaneReady"
-CONDITION_DESCRIPTORS: Final = "DescriptorsExhausted"
-"""Of a Node whose kubelet can open hardly any more files and connections. Kubernetes has no such condition."""
 """Condition of the Node of a Mac with a control plane: whether scheduler and controller manager there answer."""
+CONDITION_DESCRIPTORS: Final = "DescriptorsExhausted"
+"""Condition of a Node whose kubelet can open hardly any more files and connections. Kubernetes has no such condition."""
 RUNTIME_CLASS: Final = "macos"
 
 MAX_GROUPS: Final = 64
