@@ -1,13 +1,11 @@
 """The cached objects as values, kept from round to round.
 
 One rule for all of them: a value is made from objects, and is made again when the revision of a collection that it was made
-from has moved. An object that has not changed keeps its value, and a table of the same values stays the same table. So whatever
-is made from values compares them by identity: the status of one ModelDeployment changes nothing in the sums of all others.
+from has moved. An object that has not changed keeps its value, so whatever is made from values may compare them by identity.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from operator import is_
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
@@ -22,7 +20,7 @@ from thunderfleet_operator.observe.fetchpods import FetchPod, read_fetch_pod
 from thunderfleet_operator.observe.fleet import FleetBuilder
 from thunderfleet_operator.observe.linksof import LinksOf
 from thunderfleet_operator.observe.nodes import Node, read_node
-from thunderfleet_operator.observe.objects import DeploymentKey, GroupKey, Json, PlacementKey
+from thunderfleet_operator.observe.objects import DeploymentKey, Json, PlacementKey
 from thunderfleet_operator.observe.plans import Epoch, accepted, counts, newest_epochs, placement_key, read_epoch
 from thunderfleet_operator.observe.pods import Pod, proven, read_pod
 from thunderfleet_operator.observe.profiles import ProfileReader
@@ -62,7 +60,7 @@ _PLANS = (CONFIGMAPS, DEPLOYMENTS)
 
 
 class _Kept(NamedTuple):
-    """``revision``: of the collection that the values of ``objects`` are of, or what a table was made from."""
+    """``revision``: of the collection that the values of ``objects`` are of, or of the collections of a table."""
 
     revision: object
     objects: dict[str, Kept]
@@ -92,13 +90,6 @@ def _followed(store: Store, known: _Kept, changes: Iterable[str], read: Callable
         elif items.get(key) is not item:
             items[key], values[key] = item, read(unpacked(item))
     return _Kept(store.revision, items, values)
-
-
-def _alike(one: object, other: object) -> bool:
-    """Whether these are tables of the same values, which are compared by identity, in the same order."""
-    if not isinstance(one, dict) or not isinstance(other, dict) or len(one) != len(other):
-        return False
-    return all(a == b and one[a] is other[b] for a, b in zip(one, other, strict=True))
 
 
 def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, tuple[T, ...]]:
@@ -165,21 +156,12 @@ class Index:
             self._kept[collection.name] = _Kept(None, objects, values)
 
     def _table(self, name: str, collections: Iterable[Collection], make: Callable[[], T]) -> T:
-        """A value made from whole collections; the one before if it is a table of the same values."""
+        """A value made from whole collections."""
         self._follow_keys()
         revision = tuple(self._cache[collection].revision for collection in collections)
         known = self._kept.get(name)
         if known is None or known.revision != revision:
-            made = make()
-            known = self._kept[name] = _Kept(revision, {}, known.value if known and _alike(known.value, made) else made)
-        return cast("T", known.value)
-
-    def _derived(self, name: str, sources: tuple[object, ...], make: Callable[[], T]) -> T:
-        """A value made from other values; the one before as long as these are the same."""
-        known = self._kept.get(name)
-        past = known.revision if known is not None else None
-        if known is None or not isinstance(past, tuple) or not all(map(is_, past, sources)):
-            known = self._kept[name] = _Kept(sources, {}, make())
+            known = self._kept[name] = _Kept(revision, {}, make())
         return cast("T", known.value)
 
     # --- one value an object -----------------------------------------------------------------------------------------
@@ -242,15 +224,14 @@ class Index:
 
     def routers(self, namespace: str) -> tuple[Router, ...]:
         """The routers in the namespace of the release that are ready."""
-        pods, nodes = self.pods, self.live_nodes
-        return self._derived(
+        return self._table(
             f"routers in {namespace}",
-            (pods, nodes),
+            (PODS, DEPLOYMENTS, NODES),
             lambda: tuple(
                 Router(pod.node, node.address)
-                for pod in pods.values()
+                for pod in self.pods.values()
                 if pod.router and pod.ready and pod.terminating is None and pod.deployment[0] == namespace and pod.node
-                if (node := nodes.get(pod.node)) is not None and node.address is not None
+                if (node := self.live_nodes.get(pod.node)) is not None and node.address is not None
             ),
         )
 
@@ -306,52 +287,48 @@ class Index:
     @property
     def epochs_of(self) -> Mapping[DeploymentKey, tuple[Epoch, ...]]:
         """By the namespace and name of their ModelDeployment."""
-        epochs = self.epochs
-        return self._derived("epochs of", (epochs,), lambda: _grouped((e.deployment, e) for e in epochs.values()))
+        return self._table("epochs of", _PLANS, lambda: _grouped((e.deployment, e) for e in self.epochs.values()))
 
     @property
     def pods_of(self) -> Mapping[DeploymentKey, tuple[Pod, ...]]:
         """Runner pods, by the namespace and name of their ModelDeployment."""
-        pods = self.pods
-        return self._derived("pods of", (pods,), lambda: _grouped((p.deployment, p) for p in pods.values() if p.deployment[1]))
+        return self._table(
+            "pods of", (PODS, DEPLOYMENTS), lambda: _grouped((p.deployment, p) for p in self.pods.values() if p.deployment[1])
+        )
 
     @property
     def plans(self) -> Mapping[PlacementKey, Plan]:
         """Plans that are not being deleted. Copies of earlier ones are left out."""
-        epochs = self.epochs
-        return self._derived(
+        return self._table(
             "plans",
-            (epochs,),
-            lambda: {placement_key(e.plan): e.plan for e in epochs.values() if e.current and not e.deleting},
+            _PLANS,
+            lambda: {placement_key(e.plan): e.plan for e in self.epochs.values() if e.current and not e.deleting},
         )
 
     @property
     def newest_epochs(self) -> Mapping[tuple[str, str, int], int]:
         """By namespace, name and group: the number of the newest plan."""
-        plans = self.plans
-        return self._derived("newest epochs", (plans,), lambda: {key[:3]: key[3] for key in sorted(plans)})
+        return self._table("newest epochs", _PLANS, lambda: {key[:3]: key[3] for key in sorted(self.plans)})
 
     @property
     def plans_on(self) -> Mapping[str, tuple[PlacementKey, ...]]:
         """By Mac, the placements whose plan names it."""
-        plans = self.plans
-        return self._derived(
+        return self._table(
             "plans on",
-            (plans,),
-            lambda: _grouped((rank.node, key) for key, plan in plans.items() for rank in plan.ranks),
+            _PLANS,
+            lambda: _grouped((rank.node, key) for key, plan in self.plans.items() for rank in plan.ranks),
         )
 
     @property
     def running_on(self) -> Mapping[str, frozenset[PlacementKey]]:
         """By Mac, the placements that have a pod there that has not ended."""
-        pods = self.pods
-        return self._derived(
+        return self._table(
             "running on",
-            (pods,),
+            (PODS, DEPLOYMENTS),
             lambda: {
                 node: frozenset(keys)
                 for node, keys in _grouped(
-                    (p.node, p.placement) for p in pods.values() if p.owner and p.node and not p.ended
+                    (p.node, p.placement) for p in self.pods.values() if p.owner and p.node and not p.ended
                 ).items()
             },
         )
@@ -364,24 +341,19 @@ class Index:
     @property
     def usage(self) -> Usage:
         """What takes something on the Macs."""
-        pods, epochs = self.pods, self.epochs
-        newest = self._derived("newest of groups", (epochs,), lambda: newest_epochs(epochs.values()))
 
-        def plans(*, counting: bool) -> dict[GroupKey, Plan]:
-            deployment = self._deployment
-            return {
-                key: epoch.plan for key, epoch in newest.items() if counts(epoch, deployment(*epoch.deployment)) is counting
-            }
+        def make() -> Usage:
+            newest = newest_epochs(self.epochs.values())
+            full = {key: epoch for key, epoch in newest.items() if counts(epoch, self._deployment(*epoch.deployment))}
+            held = {key: epoch.plan for key, epoch in newest.items() if key not in full}
+            return Usage(self.pods, {key: epoch.plan for key, epoch in full.items()}, held)
 
-        full = self._table("plans that count", _PLANS, lambda: plans(counting=True))
-        held = self._table("plans that hold", _PLANS, lambda: plans(counting=False))
-        return self._derived("usage", (pods, full, held), lambda: Usage(pods, full, held))
+        return self._table("usage", (PODS, *_PLANS), make)
 
     @property
     def taken(self) -> Taken:
         """What is taken on each Mac."""
-        usage = self.usage
-        return self._derived("taken", (usage,), usage.taken)
+        return self._table("taken", (PODS, *_PLANS), lambda: self.usage.taken())
 
     @property
     def fleet(self) -> Fleet:

@@ -1,9 +1,7 @@
 """What pods and plans take on each Mac: memory, ports, cables and queue pairs."""
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
 
 from thunderfleet_crds.plan import Plan, RankPlan
 
@@ -25,34 +23,12 @@ class Taken:
     queue_pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By Mac and RDMA device."""
 
-    def replaced(self, macs: Set[str], new: "Taken") -> "Taken":
-        """The same, with what ``new`` has of these Macs, and nothing else of them."""
-        return Taken(
-            {**{node: size for node, size in self.memory.items() if node not in macs}, **new.memory},
-            {**{node: ports for node, ports in self.ports.items() if node not in macs}, **new.ports},
-            (self.groups - macs) | new.groups,
-            frozenset([at for at in self.addresses if at[0] not in macs]) | new.addresses,
-            {**{at: count for at, count in self.queue_pairs.items() if at[0] not in macs}, **new.queue_pairs},
-        )
-
     def with_ports(self, node: str, ports: frozenset[int]) -> "Taken":
         """The same, with ports that a program other than a pod holds."""
         return replace(self, ports={**self.ports, node: self.ports.get(node, frozenset()) | ports})
 
 
-class _Share(NamedTuple):
-    """What one pod, or one rank of a plan, takes on its Mac. ``memory``: None if the rank's pod stands for it."""
-
-    group: GroupKey
-    memory: int | None
-    ports: frozenset[int] = frozenset()
-    in_use: bool = True
-    address: str | None = None
-    queue_pairs: tuple[tuple[str, int], ...] = ()
-    """By RDMA device."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Everything that takes something: pods by ``namespace/name``, and each group's newest plan.
 
@@ -66,11 +42,8 @@ class Usage:
 
     def has(self, group: GroupKey) -> bool:
         """Whether a group takes anything."""
-        return group in self.plans or group in self.held or group in self._with_pods
-
-    @cached_property
-    def _with_pods(self) -> frozenset[GroupKey]:
-        return frozenset([(pod.owner, pod.group) for pod in self.pods.values()])
+        planned = group in self.plans or group in self.held
+        return planned or any((pod.owner, pod.group) == group for pod in self.pods.values())
 
     def without(self, group: GroupKey) -> "Usage":
         """The same after a group's pods and plan are gone."""
@@ -91,74 +64,42 @@ class Usage:
         pods = [(rank, self.pod(plan, rank)) for rank in plan.ranks]
         return [rank for rank, pod in pods if pod is not None and _holds(pod) and pod.node == rank.node]
 
-    @cached_property
-    def _shares(self) -> dict[str, list[_Share]]:
-        """By Mac.
+    def taken(self, without: GroupKey | None = None) -> Taken:
+        """The sums by Mac. ``without``: a group that does not count, because it makes room for its next placement.
 
         A rank whose pod has been bound to its Mac counts as that pod, and as its plan says until then. A pod that is bound to
         no Mac takes nothing by itself: anybody could create one that asks for a whole Mac and is never scheduled.
         """
-        found: dict[str, list[_Share]] = {}
+        memory: dict[str, int] = {}
+        ports: dict[str, frozenset[int]] = {}
+        groups: set[str] = set()
         for pod in self.pods.values():
-            if pod.node is not None and _holds(pod):
-                share = _Share((pod.owner, pod.group), pod.memory_bytes, pod.ports, pod.owner is not None)
-                found.setdefault(pod.node, []).append(share)
+            if pod.node is None or not _holds(pod) or (without is not None and (pod.owner, pod.group) == without):
+                continue
+            memory[pod.node] = memory.get(pod.node, 0) + pod.memory_bytes
+            if pod.ports:
+                ports[pod.node] = ports.get(pod.node, frozenset()) | pod.ports
+            if pod.owner is not None:
+                groups.add(pod.node)
+        addresses: set[tuple[str, str]] = set()
+        queue_pairs: dict[tuple[str, str], int] = {}
         claims = [(key, plan, plan.ranks) for key, plan in self.plans.items()]
         claims += [(key, plan, tuple(self._running(plan))) for key, plan in self.held.items()]
         for key, plan, ranks in claims:
+            if key == without:
+                continue
+            for device, count in _queue_pairs(plan, ranks).items():
+                queue_pairs[device] = queue_pairs.get(device, 0) + count
+            addresses |= {(rank.node, rank.ring_address) for rank in ranks if rank.ring_address}
             for rank in ranks:
-                found.setdefault(rank.node, []).append(self._planned(key, plan, rank))
-        return found
-
-    def _planned(self, group: GroupKey, plan: Plan, rank: RankPlan) -> _Share:
-        address, pairs = rank.ring_address or None, _queue_pairs(plan, rank)
-        made = self.pod(plan, rank)
-        if made is not None and (made.scheduled or made.ended):
-            return _Share(group, None, in_use=False, address=address, queue_pairs=pairs)
-        ports = frozenset((rank.gateway_port, rank.control_port, *rank.ring_ports))
-        return _Share(group, rank.memory_bytes, ports, address=address, queue_pairs=pairs)
-
-    @cached_property
-    def _taken(self) -> Taken:
-        return _sums(self._shares)
-
-    @cached_property
-    def _macs_of(self) -> dict[GroupKey, set[str]]:
-        """By group, the Macs on which it takes something."""
-        found: dict[GroupKey, set[str]] = {}
-        for node, shares in self._shares.items():
-            for share in shares:
-                found.setdefault(share.group, set()).add(node)
-        return found
-
-    def taken(self, without: GroupKey | None = None) -> Taken:
-        """The sums by Mac. ``without``: a group that does not count, because it makes room for its next placement."""
-        macs = self._macs_of.get(without) if without is not None else None
-        if not macs:
-            return self._taken
-        left = {node: [share for share in self._shares[node] if share.group != without] for node in macs}
-        return self._taken.replaced(macs, _sums(left))
-
-
-def _sums(shares: Mapping[str, Iterable[_Share]]) -> Taken:
-    memory: dict[str, int] = {}
-    ports: dict[str, frozenset[int]] = {}
-    groups: set[str] = set()
-    addresses: set[tuple[str, str]] = set()
-    queue_pairs: dict[tuple[str, str], int] = {}
-    for node, all_of in shares.items():
-        for share in all_of:
-            if share.memory is not None:
-                memory[node] = memory.get(node, 0) + share.memory
-            if share.ports:
-                ports[node] = ports.get(node, frozenset()) | share.ports
-            if share.in_use:
-                groups.add(node)
-            if share.address is not None:
-                addresses.add((node, share.address))
-            for device, count in share.queue_pairs:
-                queue_pairs[node, device] = queue_pairs.get((node, device), 0) + count
-    return Taken(memory, ports, frozenset(groups), frozenset(addresses), queue_pairs)
+                made = self.pod(plan, rank)
+                if made is not None and (made.scheduled or made.ended):
+                    continue
+                memory[rank.node] = memory.get(rank.node, 0) + rank.memory_bytes
+                held = frozenset((rank.gateway_port, rank.control_port, *rank.ring_ports))
+                ports[rank.node] = ports.get(rank.node, frozenset()) | held
+                groups.add(rank.node)
+        return Taken(memory, ports, frozenset(groups), frozenset(addresses), queue_pairs)
 
 
 def _holds(pod: Pod) -> bool:
@@ -169,7 +110,12 @@ def _but(plans: Mapping[GroupKey, Plan], group: GroupKey) -> dict[GroupKey, Plan
     return {key: plan for key, plan in plans.items() if key != group}
 
 
-def _queue_pairs(plan: Plan, rank: RankPlan) -> tuple[tuple[str, int], ...]:
-    """By RDMA device of a rank: one for each rank that the device faces; in a ring of two, one for each direction."""
+def _queue_pairs(plan: Plan, ranks: Iterable[RankPlan]) -> dict[tuple[str, str], int]:
+    """By Mac and RDMA device: one for each rank that the device faces; in a ring of two, one for each direction."""
+    found: dict[tuple[str, str], int] = {}
     each = 2 if plan.jaccl_ring and plan.world_size == 2 else 1
-    return tuple((device, each) for device in rank.devices if device is not None)
+    for rank in ranks:
+        for device in rank.devices:
+            if device is not None:
+                found[rank.node, device] = found.get((rank.node, device), 0) + each
+    return found

@@ -4,14 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator.decide.account import Account
 from thunderfleet_operator.observe.fleet import occupied
-from thunderfleet_operator.observe.objects import GroupKey
 from thunderfleet_operator.observe.plans import Epoch, accepted, group_views, newest_epochs
 from thunderfleet_operator.observe.plans import read_epoch as read_signed
 from thunderfleet_operator.observe.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, proven
@@ -98,44 +95,6 @@ def test_queue_pairs_by_device(ring: bool, nodes: tuple[str, ...], each: int) ->
     assert set(found.values()) == {each} and ("a", "dev1") in found and ("a", "dev0") not in found
     twice = Usage({}, {OWN: jaccl(ring=ring, nodes=nodes), ("uid", 1): jaccl(ring=ring, nodes=nodes)}).taken().queue_pairs
     assert set(twice.values()) == {2 * each}
-
-
-def _pod_of(index: int, rank: int, node: str, *, owner: str | None, scheduled: bool, phase: str) -> tuple[str, Pod]:
-    name = f"md-{index}-e1-{rank}"
-    ports = frozenset({20000 + index, 20000})
-    fields: dict[str, Any] = {"group": index if owner else -1, "node": node, "memory_bytes": 10 + index, "ports": ports}
-    return f"ns/{name}", pod(rank, name=name, owner=owner, scheduled=scheduled, phase=phase, **fields)
-
-
-def _plan_of(index: int, nodes: tuple[str, ...], *, devices: bool) -> Plan:
-    made = jaccl(nodes=nodes) if devices else plan(nodes=nodes)
-    ranks = tuple(rank.model_copy(update={"pod": f"md-{index}-e1-{rank.rank}"}) for rank in made.ranks)
-    return made.model_copy(update={"index": index, "ranks": ranks})
-
-
-INDEXES = st.integers(0, 2)
-PODS = st.builds(
-    _pod_of,
-    INDEXES,
-    st.integers(0, 1),
-    st.sampled_from("abc"),
-    owner=st.sampled_from(["uid", None]),
-    scheduled=st.booleans(),
-    phase=st.sampled_from(["Running", "Failed"]),
-)
-PLANS = st.builds(_plan_of, INDEXES, st.sampled_from([("a", "b"), ("b", "c"), ("a",)]), devices=st.booleans())
-
-
-@given(st.lists(PODS, max_size=8), st.lists(PLANS, max_size=3), st.lists(PLANS, max_size=3), INDEXES)
-def test_what_is_taken_without_a_group_is_what_others_take(
-    pods: list[tuple[str, Pod]], plans: list[Plan], held: list[Plan], index: int
-) -> None:
-    full: dict[GroupKey, Plan] = {("uid", one.index): one for one in plans}
-    usage = Usage(dict(pods), full, {("uid", one.index): one for one in held if ("uid", one.index) not in full})
-    before = usage.taken()
-    assert usage.taken(("uid", index)) == usage.without(("uid", index)).taken()
-    assert usage.has(("uid", index)) == (usage != usage.without(("uid", index)))
-    assert usage.taken() == before == Usage(usage.pods, usage.plans, usage.held).taken()
 
 
 def test_groups_come_and_go() -> None:
