@@ -455,12 +455,18 @@ def _remove_file(path: Path) -> int:
 
 
 def clone(source: int, target: Path) -> bool:
-    """A copy-on-write copy of an open file. False where the file system has none."""
+    """Makes a copy-on-write copy of an open file, for this user alone. False where the file system has none. Raises OSError."""
     if not CLONES:
         return False
     library = ctypes.CDLL(None, use_errno=True)
     # fclonefileat(srcfd, dst_dirfd, dst, flags): AT_FDCWD is -2 on macOS.
-    return bool(library.fclonefileat(source, -2, os.fsencode(target), 0) == 0)
+    if library.fclonefileat(source, -2, os.fsencode(target), 0) != 0:
+        return False
+    # It has the mode and the flags of the original: a pod could make it one that nobody may write or remove.
+    if (set_flags := getattr(os, "chflags", None)) is not None:
+        set_flags(target, 0)
+    target.chmod(0o600)
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,14 +1,17 @@
 """The store of fetched models: with a real folder, real locks in other processes, and bytes that are wrong."""
 
+import ctypes
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from thunderfleet_lib.modelstore import store as stores
 from thunderfleet_lib.modelstore.eviction import Kept, evict
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.manifest import MAX_FILES, FileEntry, InvalidManifest, Manifest, load
@@ -183,6 +186,33 @@ def test_links_pipes_and_folders_are_not_adopted(store: Store, tmp_path: Path) -
             store.adopt(REPOSITORY, weights, folder / name)
     assert not store.has(REPOSITORY, weights)
     assert secret.exists()
+
+
+def test_a_clone_of_a_protected_file_can_be_written_and_removed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As APFS clones a file: with its mode and its flags, which its owner chooses."""
+    flags: dict[Path, int] = {}
+
+    class Library:
+        @staticmethod
+        def fclonefileat(source: int, folder: int, target: bytes, how: int) -> int:
+            assert (folder, how) == (-2, 0)
+            path = Path(os.fsdecode(target))
+            path.write_bytes(os.pread(source, 10_000, 0))
+            path.chmod(0o400)
+            flags[path] = stat.UF_IMMUTABLE
+            return 0
+
+    monkeypatch.setattr(stores, "CLONES", True)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library)
+    monkeypatch.setattr(os, "chflags", flags.__setitem__, raising=False)
+    path, target = tmp_path / "staged", tmp_path / "clone"
+    path.write_bytes(b"weights")
+    with path.open("rb") as file:
+        assert stores.clone(file.fileno(), target)
+    assert flags == {target: 0}
+    assert target.stat().st_mode & 0o777 == 0o600
 
 
 HOLD = """
