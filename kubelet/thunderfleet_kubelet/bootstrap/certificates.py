@@ -78,7 +78,11 @@ def csr_object(request: bytes, signer: str, seconds: int) -> Json:
     return {
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
-        "metadata": {"name": f"thunderfleet-csr-{hashlib.sha256(request).hexdigest()[:16]}"},
+        # Without a field that has an owner, the API server would not record who approves the request.
+        "metadata": {
+            "name": f"thunderfleet-csr-{hashlib.sha256(request).hexdigest()[:16]}",
+            "labels": {"app.kubernetes.io/name": "thunderfleet-kubelet"},
+        },
         "spec": {
             "request": base64.b64encode(request).decode(),
             "signerName": signer,
