@@ -15,6 +15,7 @@ import pytest
 from thunderfleet_cli.connection import Connection
 from thunderfleet_cli.view.picture import picture
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.recorded.files import replace_file
 from thunderfleet_view.facts import Picture
 from thunderfleet_view.problems import silent_macs
 from thunderfleet_view.renewals import noted
@@ -368,12 +369,12 @@ def measured(line: Line) -> Iterator[Callable[[str, int], None]]:
     def wire(mac: str, pages: int) -> None:
         wired = re.sub(r"(?<=Pages wired down:)( +)(\d+)", lambda found: f"{found[1]}{int(found[2]) + pages}", before[mac])
         assert wired != before[mac]
-        (folders[mac] / "recorded/vm_stat").write_text(wired)
+        replace_file(folders[mac] / "recorded/vm_stat", wired, 0o644)
 
     yield wire
     for mac, folder in folders.items():
         (folder / "bin/thunderfleet-runner").unlink()
-        (folder / "recorded/vm_stat").write_text(before[mac])
+        replace_file(folder / "recorded/vm_stat", before[mac], 0o644)
 
 
 def test_a_mac_that_keeps_a_killed_ranks_memory_is_left_until_it_is_rebooted(

@@ -171,19 +171,22 @@ class Machine:
 
     def says(self, command: str, text: str) -> None:
         """The command prints the text, whatever its arguments."""
-        (self.folder / f"{command}.txt").write_text(text)
+        self._replace(f"{command}.txt", text)
         self.script(command, f"exec cat {shlex.quote(str(self.folder / f'{command}.txt'))}")
 
     def script(self, command: str, body: str) -> None:
-        new = self.folder / f"{command}.new"
-        new.write_text(f"#!/bin/sh\n{body}\n")
-        new.chmod(0o755)
-        # By rename, because a running command must not be written to.
-        new.rename(self.folder / command)
+        self._replace(command, f"#!/bin/sh\n{body}\n")
 
     def tree(self, text: str) -> None:
         """Replaces the Thunderbolt report."""
-        (self.folder / "thunderbolt.json").write_text(text)
+        self._replace("thunderbolt.json", text)
+
+    def _replace(self, name: str, text: str) -> None:
+        """By rename, because a running command must not be written to, and reads all of a file or nothing of it."""
+        new = self.folder / f"{name}.new"
+        new.write_text(text)
+        new.chmod(0o755)
+        new.rename(self.folder / name)
 
     def lacks(self, command: str) -> None:
         (self.folder / command).unlink()

@@ -18,7 +18,9 @@ from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.recorded.files import replace_file
 from thunderfleet_localcluster.recorded.folder import write_machine
+from thunderfleet_localcluster.recorded.jaccl import write_control
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.group import attempts, launch
@@ -97,15 +99,15 @@ class Macs:
         return {"PATH": ":".join([str(home / "bin"), *inherited]), "PYTHONPATH": str(home / "python")}
 
     def fails(self, rank: int, **entry: Any) -> None:
-        (self.homes[rank] / "python" / "control.json").write_text(json.dumps({"points": [entry]}))
+        write_control([entry], self.homes[rank] / "python")
 
     def works(self, rank: int) -> None:
-        (self.homes[rank] / "python" / "control.json").unlink()
+        write_control([], self.homes[rank] / "python")
 
     def down(self, rank: int) -> None:
         """As if the other ends of this Mac's cables were unplugged."""
         for file in (self.homes[rank] / "recorded").glob("ibv_devinfo*"):
-            file.write_text(file.read_text().replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"))
+            replace_file(file, file.read_text().replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"), 0o644)
 
     async def start(self, *, form_seconds: float = 60.0, **changes: Any) -> Any:
         """Starts all supervisors and returns the leader's."""
