@@ -407,6 +407,9 @@ def test_sockets_in_the_output_of_lsof() -> None:
         Listening("::1", 8080),
     ]
     assert parse_lsof("", {101}) == []
+    shared = "p101\nf5\ntIPv4\nn*:8080\np102\nf7\ntIPv4\nn*:8080\n"
+    assert parse_lsof(shared, {101, 102}) == [Listening("0.0.0.0", 8080, frozenset({101, 102}))]
+    assert parse_lsof(shared, {101}) == [Listening("0.0.0.0", 8080, frozenset({101})), Listening("0.0.0.0", 8080)]
 
 
 @pytest.mark.parametrize(
@@ -419,6 +422,9 @@ def test_sockets_in_the_output_of_lsof() -> None:
         # On macOS both may exist, and a connection to 127.0.0.1 would reach the foreign one.
         ([Listening("0.0.0.0", 1, frozenset({1})), Listening("127.0.0.1", 1)], None),
         ([Listening("0.0.0.0", 1, frozenset({1})), Listening("127.0.0.1", 1), Listening("::", 1, frozenset({1}))], "::1"),
+        # Both have SO_REUSEPORT: the system chooses.
+        ([Listening("0.0.0.0", 1, frozenset({1})), Listening("0.0.0.0", 1)], None),
+        ([Listening("127.0.0.1", 1, frozenset({1})), Listening("127.0.0.1", 1)], None),
         ([Listening("0.0.0.0", 1)], None),
         ([], None),
     ],
