@@ -19,6 +19,7 @@ from thunderfleet_kubelet.serving.portforward.headers import BLOCK_BYTES, Compre
 from thunderfleet_kubelet.serving.portforward.tunnel import Places, Tunnel
 
 from tests.support.pods import World, sh
+from tests.support.ports import claim
 from tests.support.waiting import until_async
 
 # What the SPDY library of kubectl (moby/spdystream) writes: two streams, the end of one, data, a ping, a reset, a farewell.
@@ -370,8 +371,8 @@ async def test_only_the_pods_own_sockets_are_reached(world: World) -> None:
         writer.close()
     with pytest.raises(PortRefused, match=r"a process outside of this pod listens there"):
         await manager.queries.open_port("default", "one", two["127.0.0.1"])
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-    mine = server.sockets[0].getsockname()[1]
+    (mine,) = claim(1)
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", mine)
     with pytest.raises(PortRefused, match=r"pod default/one does not listen on TCP port \d+ of node node-1"):
         await manager.queries.open_port("default", "one", mine)
     server.close()
