@@ -103,7 +103,7 @@ async def test_the_state_names_the_mac_and_the_cable(fleet: Fleet) -> None:
     whole = manifest(files)
     source, target = await fleet.mac(), await fleet.mac()
     fill(source.store, whole, files)
-    async with copying(target, cables=(source,), limits=Limits(used_cable=20e6)) as copies:
+    async with copying(target, cables=(source,), limits=Limits(used_cable=10e6)) as copies:
         copies.set_groups(None)
         copies.want([model(source, whole=whole)])
         await until_async(lambda: copies.states()[whole.digest].peer, describe=lambda: str(copies.states()))
