@@ -53,7 +53,7 @@ async def page(api: FleetApi) -> AsyncIterator[Page]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as found:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as found:
         yield found
 
 
