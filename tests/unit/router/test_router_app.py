@@ -187,7 +187,9 @@ async def test_a_wake_in_vain_ends_when_the_api_server_goes_away(monkeypatch: py
             await server.start()
 
 
-async def test_a_request_with_a_key_wakes_a_model() -> None:
+async def test_a_request_with_a_key_wakes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No regular report comes meanwhile.
+    monkeypatch.setattr(routing, "DEMAND_SECONDS", 3600.0)
     async with api_server() as server, gateways("a") as (a,):
         operator = Operator()
         server.secret(*operator.pair)
