@@ -25,9 +25,9 @@ from thunderfleet_crds.parts import ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube, Reflector
+from thunderfleet_lib.modelstore.adoption import Adoption
 from thunderfleet_lib.modelstore.eviction import Kept, evict
 from thunderfleet_lib.modelstore.hashing import WrongBytes
-from thunderfleet_lib.modelstore.intake import Intake
 from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
@@ -96,7 +96,7 @@ class Keeper:
         """Paths of models of the store that the hub has listed only for a token. They are not published as models of this Mac:
         a namespace gets them through a ModelCache whose own token the hub has accepted."""
         self.restricted = self._restricted({})
-        self._intake = Intake(self.store, RESERVE_BYTES)
+        self._adoption = Adoption(self.store, RESERVE_BYTES)
         self._node = node
         self._changed = changed
         self._arrived = arrived
@@ -199,7 +199,7 @@ class Keeper:
         self.store.prepare_once()
         self.store.restrict({digest: one.token for digest, one in wanted.items()})
         self.restricted = self._restricted(wanted)
-        self._intake.retain([self.store.layout.staged(download) for one in wanted.values() for download in one.downloads])
+        self._adoption.retain([self.store.layout.staged(download) for one in wanted.values() for download in one.downloads])
         states = {}
         for digest, one in wanted.items():
             try:
@@ -316,7 +316,7 @@ class Keeper:
                     continue
                 folder = self.store.layout.staged(download)
                 try:
-                    if not self._intake.take(one.repository, entry, folder):
+                    if not self._adoption.take(one.repository, entry, folder):
                         continue
                 except Busy:
                     continue
@@ -369,7 +369,7 @@ class Keeper:
         excess = needed + RESERVE_BYTES - self.store.free_bytes()
         if excess > 0:
             # What is copied while it arrives saves time only.
-            self._intake.retain(())
+            self._adoption.retain(())
             excess = needed + RESERVE_BYTES - self.store.free_bytes()
         kept = self.store.kept()
         for old in evict(kept, self._referenced(kept, self._wanted()), excess):

@@ -18,7 +18,7 @@ from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube
-from thunderfleet_lib.modelstore import intake
+from thunderfleet_lib.modelstore import adoption
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 from thunderfleet_lib.modelstore.parts import PART_FILE
 
@@ -214,8 +214,8 @@ def test_progress_counts_what_is_staged_and_is_no_model_yet(mac: Mac) -> None:
 
 def arrives(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A large file of which half has arrived, after a round."""
-    monkeypatch.setattr(intake, "LEAST_BYTES", 1000)
-    monkeypatch.setattr(intake, "CLONED_SHARE", 0.5)
+    monkeypatch.setattr(adoption, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(adoption, "CLONED_SHARE", 0.5)
     mac.wants(cache("tiny"))
     folder = mac.download("tiny")
     weights = next(entry for entry in manifest("tiny").files if entry.path == "model.safetensors")
