@@ -282,13 +282,14 @@ class Keeper:
             self.store.publish_part(whole, every if one.files is None else one.files, one.layers)
 
     def _is_published(self, one: Wanted) -> bool:
-        if one.files is None and not self.store.layout.snapshot(one.repository, one.commit).is_dir():
-            return False
-        if not one.layers:
-            return True
         manifest = self.store.manifest(one.digest)
-        # A file that has changed on disk loses its name, so it may be missing again.
-        return manifest is not None and one.layers <= (self.store.part_layers(manifest) or frozenset())
+        if manifest is None or (one.files is None and not self._is_whole(manifest)):
+            return False
+        return not one.layers or one.layers <= (self.store.part_layers(manifest) or frozenset())
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Whether the folder of the commit is there with all files: one that has changed on disk has lost its name."""
+        return self.store.layout.snapshot(manifest.repository, manifest.commit).is_dir() and not self.store.missing(manifest)
 
     def _parts(self) -> dict[str, frozenset[int]]:
         """By digest, the layers in the folders for parts."""
@@ -418,7 +419,8 @@ class Keeper:
 
     def _phase(self, model: Kept, parts: Mapping[str, frozenset[int]]) -> CopyPhase:
         """Of a model that nothing wants any more."""
-        if self.store.layout.snapshot(model.repository, model.commit).is_dir():
+        manifest = self.store.manifest(model.digest)
+        if manifest is not None and self._is_whole(manifest):
             return CopyPhase.COMPLETE
         return CopyPhase.PART if model.digest in parts else CopyPhase.WAITING
 
