@@ -149,6 +149,39 @@ async def test_a_chain_forwards_chunks_while_the_file_still_arrives(fleet: Fleet
     assert all(mac.has(whole, files) for mac in macs)
 
 
+async def test_a_mac_that_is_lost_while_it_forwards_is_replaced_and_goes_on_later(fleet: Fleet) -> None:
+    files = {"model.safetensors": content(15, 12 * CHUNK_BYTES)}
+    whole, (first, middle, last) = manifest(files), [await holder(fleet, files), await fleet.mac(), await fleet.mac()]
+    gate, taken, ways = threading.Event(), list[int](), [last.way(middle)]
+    between, end = middle.transfer(whole, middle.way(first)), last.transfer(whole)
+    object.__setattr__(end._network, "ways", lambda: tuple(ways))
+
+    def received(way: object, count: int) -> None:
+        taken.append(count)
+        if sum(taken) > 4 * CHUNK_BYTES:
+            gate.wait(30)
+
+    object.__setattr__(between._network, "received", received)
+    running = [asyncio.create_task(run(transfer)) for transfer in (between, end)]
+    over_cable = last.way(middle).key
+    await until_async(lambda: last.received.get(over_cable, 0) > CHUNK_BYTES, describe=lambda: str(end.progress()))
+    between.stop()
+    await middle.stop()
+    ways.append(last.way(first, Way.NETWORK))
+    gate.set()
+    assert await asyncio.gather(*running) == [False, True]
+    assert last.has(whole, files) and last.wrong == []
+    # What the lost Mac has given is not fetched again, apart from what was on its way.
+    assert sum(last.received.values()) < whole.total_bytes + 3 * CHUNK_BYTES
+    # It serves nothing, and continues with what is on its disk, from both Macs.
+    assert not middle.store.layout.snapshot(whole.repository, whole.commit).exists()
+    held = middle.store.arrived_bytes(whole)
+    assert 0 < held < whole.total_bytes
+    assert await run(middle.transfer(whole, middle.way(first), middle.way(last)))
+    assert middle.has(whole, files)
+    assert sum(middle.received.values()) <= whole.total_bytes - held + 2 * CHUNK_BYTES
+
+
 async def test_two_macs_that_fetch_the_same_give_each_other_what_they_have(fleet: Fleet) -> None:
     files = {"model.safetensors": content(4, 12 * CHUNK_BYTES)}
     source, whole = await holder(fleet, files), manifest(files)
