@@ -519,8 +519,8 @@ def test_files_that_change_while_they_are_read_leave_the_certificate_that_was_re
     write(second)
     load = ssl.SSLContext.load_cert_chain
 
-    def meanwhile(context: ssl.SSLContext, *paths: Path) -> None:
-        load(context, *paths)
+    def meanwhile(context: ssl.SSLContext, certfile: Path, keyfile: Path) -> None:
+        load(context, certfile, keyfile)
         if context is not used.context:
             files[0].write_text(third[0])
 
