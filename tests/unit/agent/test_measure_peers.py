@@ -601,7 +601,7 @@ async def test_endless_bytes_are_cut_off(tmp_path: Path) -> None:
 
 async def test_streams_without_the_token_are_closed_and_take_no_slot() -> None:
     gate = StreamListener("127.0.7.2", "127.0.7.1")
-    admitting = asyncio.create_task(gate.admit(1, 20))
+    admitting = asyncio.create_task(gate.admit(1, 120))
     await asyncio.sleep(0)
 
     def stranger(said: bytes, source: str = "127.0.7.1") -> bytes:

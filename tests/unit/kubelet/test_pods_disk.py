@@ -271,11 +271,11 @@ async def test_statistics_have_what_each_pod_uses_and_measure_it_once_a_minute(
 def mount_small(folder: Path) -> bool:
     """A file system of 16 MiB at ``folder``. False if this user may not mount one."""
     command = ["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=4000,mode=0755", "tmpfs", str(folder)]
-    return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
 def unmount(folder: Path) -> None:
-    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=60)
 
 
 @pytest_asyncio.fixture

@@ -280,7 +280,7 @@ def test_the_end_of_a_user_is_the_end_of_no_other() -> None:
     ]
     try:
         assert leftovers.end_processes(mine) == []
-        assert held[0].wait(10) == -9
+        assert held[0].wait(60) == -9
         assert held[1].poll() is None
     finally:
         for process in held:

@@ -56,7 +56,7 @@ class Mac:
             found, status = os.waitpid(pid, os.WNOHANG)
             return (os.waitstatus_to_exitcode(status),) if found else None
 
-        (code,) = until(ended, "the process has ended", 20, pause=0.01)
+        (code,) = until(ended, "the process has ended", pause=0.01)
         self.jobs.exited(pid, code)
         return code
 
@@ -135,7 +135,7 @@ def test_bootout_returns_before_the_job_has_ended(mac: Mac, tmp_path: Path) -> N
     ready = tmp_path / "ready"
     path = mac.write(f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done", KeepAlive=True, ExitTimeOut=7)
     assert mac.call("bootstrap", "system", str(path)) == 0
-    until(ready.exists, "it ignores SIGTERM", 20, pause=0.01)
+    until(ready.exists, "it ignores SIGTERM", pause=0.01)
     pid = mac.pid
     assert pid is not None
     assert mac.call("bootout", TARGET) == 0
@@ -161,7 +161,7 @@ def test_the_process_group_ends_with_the_job_unless_it_is_abandoned(mac: Mac, tm
     if abandon:
         assert alive(child)
         os.kill(child, signal.SIGKILL)
-    until(lambda: not alive(child), "the rest of the group has ended", 20, pause=0.01)
+    until(lambda: not alive(child), "the rest of the group has ended", pause=0.01)
 
 
 def test_what_is_on_disk_starts_at_boot_and_disabled_jobs_do_not(mac: Mac) -> None:

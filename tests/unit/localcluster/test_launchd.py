@@ -44,7 +44,7 @@ class Machine:
 def machine() -> Iterator[Machine]:
     one = Machine()
     yield one
-    one.process.communicate(timeout=20)
+    one.process.communicate(timeout=60)
 
 
 def test_a_job_starts_and_ends(machine: Machine, tmp_path: Path) -> None:
@@ -100,14 +100,14 @@ def test_processes_left_by_a_killed_job_continue(machine: Machine, tmp_path: Pat
 
 def test_nothing_outlives_the_end_of_the_input(machine: Machine, tmp_path: Path) -> None:
     job, left = _orphan(machine, tmp_path)
-    machine.process.communicate(timeout=20)
+    machine.process.communicate(timeout=60)
     assert not alive(job) and not alive(left)
 
 
 def test_nothing_outlives_a_polite_end(machine: Machine, tmp_path: Path) -> None:
     job, left = _orphan(machine, tmp_path)
     machine.process.terminate()
-    machine.process.wait(20)
+    machine.process.wait(60)
     assert not alive(job) and not alive(left)
 
 

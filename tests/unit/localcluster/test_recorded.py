@@ -168,7 +168,7 @@ def bins(tmp_path: Path) -> dict[str, Path]:
 def _run(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     # Without the host's PATH: commands must not need programs that a container may not have.
     command = [str(folder / argv[0]), *argv[1:]]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False, env={"PATH": str(folder)})
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"PATH": str(folder)})
 
 
 def test_commands_print_what_they_should(bins: dict[str, Path]) -> None:
