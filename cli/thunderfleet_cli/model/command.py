@@ -22,7 +22,7 @@ NOT_FETCHED = 3
 PATIENCE_SECONDS = 30.0
 """The command gives up after a reason that is not in HOPEFUL has lasted this long."""
 HOPEFUL = frozenset(
-    ("Resolving", "Quantizing", "Fetching", "NotResolved", "RateLimited", "Pending", "WrongBytes", "NothingToFetch")
+    ("Resolving", "Quantizing", "Fetching", "NotResolved", "NoSource", "RateLimited", "Pending", "WrongBytes", "NothingToFetch")
 )
 _API = f"/apis/{API_VERSION}"
 
@@ -38,6 +38,8 @@ def _folder(namespace: str) -> str:
 def _refused(error: ApiError) -> LocalClusterError:
     if error.status == 404:
         return LocalClusterError("the cluster does not have the kind ModelCache: upgrade the chart (docs/install.md)")
+    if error.status == 422:
+        return LocalClusterError(error.message, usage=True)
     return LocalClusterError(f"cannot use ModelCaches: {error}")
 
 
@@ -150,7 +152,10 @@ async def _remove(arguments: argparse.Namespace, connection: Connection) -> int:
             caches, _ = await kube.list(folder)
             found = [one for one in caches if arguments.model in (one["metadata"]["name"], view.source(one["spec"]))]
             if not found:
-                raise LocalClusterError(f"namespace {connection.namespace} has no ModelCache of {arguments.model}")
+                raise LocalClusterError(
+                    f"namespace {connection.namespace} has no ModelCache of {arguments.model}; `thunderfleet model list -A` "
+                    "lists those of all namespaces"
+                )
             for cache in found:
                 _check_owner(cache)
             for cache in found:

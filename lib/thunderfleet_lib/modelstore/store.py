@@ -126,13 +126,16 @@ class Store:
     # --- manifests ---------------------------------------------------------------------------------------------------
 
     def add_manifest(self, manifest: Manifest) -> None:
-        """Stores a manifest, which makes its model one of the store's. Raises OSError."""
+        """Stores a manifest, which makes its model one of the store's; replaces a damaged one. Raises OSError."""
         path = self.layout.manifest(manifest.digest)
-        if path.exists():
+        if self.manifest(manifest.digest) is not None:
             os.utime(path)
             return
         fresh = self.layout.temporary / uuid.uuid4().hex
-        fresh.write_bytes(manifest.canonical)
+        with fresh.open("wb") as file:
+            file.write(manifest.canonical)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(fresh, path)
 
     def manifest(self, digest: str) -> Manifest | None:

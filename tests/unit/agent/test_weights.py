@@ -455,6 +455,25 @@ def test_a_part_without_a_file_that_it_had_is_fetched_again(mac: Mac) -> None:
     assert mac.round() == {"tiny": (CopyPhase.PART, None)}
 
 
+@pytest.mark.parametrize("left", [b"", b"{"])
+def test_a_damaged_manifest_is_replaced_by_that_of_a_download_or_of_another_mac(mac: Mac, left: bytes) -> None:
+    """As a power failure leaves it. Without one, a copy would wait for ever."""
+    mac.wants(cache("tiny"))
+    mac.download("tiny")
+    mac.round()
+    path = mac.store.layout.manifest(manifest("tiny").digest)
+    path.write_bytes(left)
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    assert path.read_bytes() == manifest("tiny").canonical
+    path.write_bytes(left)
+    # What agents do with the manifest that another Mac gives them.
+    mac.store.add_manifest(manifest("tiny"))
+    mac.store.clear_staging(())
+    mac.wants(cache("tiny", "Peer"))
+    mac.keeper.peers = Peers(mac, "tiny", arrives=False)
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+
+
 @pytest.mark.parametrize("source", ["Hub", "Peer"])
 def test_a_model_without_a_file_that_it_had_is_fetched_again(mac: Mac, source: str) -> None:
     mac.wants(cache("tiny"))

@@ -457,6 +457,19 @@ def test_preferences() -> None:
     assert set(placed(plan(slower, Request(path=PATH, memory=NO_KV))).nodes) == {"a", "b"}, "what was measured counts"
 
 
+def test_macs_that_have_the_files_are_chosen_if_all_else_is_equal() -> None:
+    def chosen(facts: ModelFacts, absent: str, *cables: Cable, **free: int) -> set[str]:
+        macs = tuple(mac(name, free.get(name, 5), facts, absent_bytes=6 if name in absent else 0) for name in "abcd")
+        return set(placed(plan(Fleet(macs, cables), Request(path=PATH, memory=NO_KV))).nodes)
+
+    alone, two = model((4,)), model((3, 3))
+    assert chosen(alone, "abd") == {"c"}
+    assert chosen(alone, "abd", c=6) == {"a"}, "a larger Mac stays free"
+    assert chosen(two, "ab", cable("a", "b"), cable("c", "d")) == {"c", "d"}
+    assert chosen(two, "abc", cable("a", "b"), cable("c", "d")) == {"c", "d"}, "less is to be fetched"
+    assert chosen(two, "ab", cable("a", "b"), cable("c", "d", 40_000)) == {"a", "b"}, "the faster cable"
+
+
 @pytest.mark.parametrize(
     ("transport", "measured", "unmeasured"), [(Transport.RING, 30_000, 40_000), (Transport.JACCL, 60_000, 80_000)]
 )

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.copies import ModelCopy
+from thunderfleet_crds.copies import MacCopy, ModelCopy
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
 from thunderfleet_crds.modeldeployment import ModelDeployment
@@ -40,6 +40,7 @@ from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
 from thunderfleet_operator.decide.weights.deployment import needed, resolution
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod
+from thunderfleet_operator.decide.weights.status import progress
 from thunderfleet_operator.decide.weights.uplink import uplink_mbps
 from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
 from thunderfleet_operator.observe.index import Index
@@ -152,6 +153,9 @@ def test_a_failure_is_shown_and_tried_again(result: str, why: Reason, seconds: f
     failed = decide(observed(start, [pod(Task.RESOLVE, message=result, phase="Failed")]))
     assert failed.create is None
     assert reason(failed, ConditionType.RESOLVED) == why
+    # The column MESSAGE has the message of the condition Fetched.
+    shown = find_condition(failed.status.conditions, ConditionType.FETCHED)
+    assert shown is not None and shown.reason == Reason.NOT_RESOLVED and shown.message.startswith(f"{why}: ")
     download = failed.status.download
     assert download is not None and download.next_time == NOW + timedelta(seconds=seconds)
     waiting = decide(observed(cache(failed.status.__dict__)))
@@ -300,6 +304,18 @@ def test_a_mac_that_is_lost_in_the_middle_is_replaced_by_another_pod() -> None:
     assert [one.node for one in found.delete] == ["a"]
 
 
+def test_a_server_whose_bytes_stay_wrong_needs_a_person() -> None:
+    wrong, status, now = FetchResult(Reason.WRONG_BYTES, "wrong").text, cache(RESOLVED).status, NOW
+    stalled = []
+    for _ in range(8):
+        failed = observed(cache(status.__dict__), [pod(Task.DOWNLOAD, message=wrong, phase="Failed")], needed=("a",))
+        found = decide(replace(failed, now=now))
+        assert reason(found, ConditionType.FETCHED) == Reason.WRONG_BYTES
+        stalled.append(reason(found, ConditionType.STALLED))
+        status, now = found.status, now + timedelta(seconds=120)
+    assert stalled == ["AsExpected"] * 5 + ["WrongBytes"] * 3
+
+
 def test_a_pod_that_does_not_start_fails() -> None:
     found = decide(observed(cache(RESOLVED), [pod(Task.DOWNLOAD, phase="Pending", age=500)]))
     assert found.status.download is not None and found.status.download.attempts == 1
@@ -328,6 +344,20 @@ def test_only_signed_pods_are_the_operators() -> None:
         assert read_fetch_pod(forged, keys) is None
     other = {**made, "metadata": {**made["metadata"], "name": "tiny-download-other"}}
     assert read_fetch_pod(other, keys) is None
+
+
+def test_pods_reach_the_hub_as_the_settings_say() -> None:
+    settings = HubSettings("https://mirror.example", "http://proxy.example:3128", "localhost,10.0.0.0/8", enabled=True)
+    made = manifests.pod(
+        cache(RESOLVED), NewPod(Task.DOWNLOAD, "a", 0, STORE), PodSettings("image"), settings, Keyring(b"k" * 32)
+    )
+    (container,) = made["spec"]["containers"]
+    assert {one["name"]: one["value"] for one in container["env"]} == {
+        "HF_ENDPOINT": "https://mirror.example",
+        "HTTPS_PROXY": "http://proxy.example:3128",
+        "HTTP_PROXY": "http://proxy.example:3128",
+        "NO_PROXY": "localhost,10.0.0.0/8",
+    }
 
 
 # --- parts of a model ------------------------------------------------------------------------------------------------
@@ -575,6 +605,65 @@ class Refusing:
     async def apply_status(self, _: object, body: dict[str, Any]) -> None:
         self.written.append(ModelCacheStatus.load(body["status"]))
         self.known = self.known.model_copy(update={"status": self.written[-1]})
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"source": CopySource.HUB}, "a 25 % of 8Gi, from the hub"),
+        (
+            {"source": CopySource.PEER, "peer": "b", "link": "a.tb1--b.tb1", "bytes_per_second": 2_500_000, "seconds_left": 90},
+            "a 25 % of 8Gi, from b over a.tb1--b.tb1, 2.5 MB/s, 90 s left",
+        ),
+        (
+            {"source": CopySource.PEER, "peer": "b", "bytes_per_second": 1234, "seconds_left": 7300},
+            "a 25 % of 8Gi, from b over the LAN, 1.2 kB/s, 2 h 1 min left",
+        ),
+        ({"source": CopySource.PEER, "message": "waiting for b"}, "a 25 % of 8Gi, waiting for b"),
+    ],
+)
+def test_the_progress_of_a_copy_in_words(about: dict[str, Any], expected: str) -> None:
+    assert progress(MacCopy(node="a", phase=CopyPhase.COPYING, bytes=8 * GIB, bytes_done=2 * GIB, **about)) == expected
+
+
+class Writing(Refusing):
+    """Writes pods too."""
+
+    async def create(self, *_: object) -> None:
+        pass
+
+
+async def test_progress_alone_is_written_every_five_seconds_at_most_and_another_phase_at_once() -> None:
+    writer, seconds = Writing(cache(RESOLVED, copies=1)), [100.0]
+    copy = {"a": profile("a")}
+    index = SimpleNamespace(caches={}, plans={}, fetch_pods_of={}, live_nodes={"a": node("a")}, profiles=copy)
+    controller = CacheController(
+        cast(Index, index),
+        cast(Writer, writer),
+        PodSettings("image"),
+        HubSettings("https://hub.example", enabled=True),
+        lambda: Keyring(b"k" * 32),
+        lambda: NOW,
+        lambda: seconds[0],
+    )
+
+    async def round(after: float, phase: CopyPhase, done: int) -> tuple[float | None, int]:
+        """Seconds until the next round, and the bytes that the status shows."""
+        seconds[0] += after
+        copy["a"] = profile("a", copy=phase, done=done)
+        index.caches = {"ns/tiny": writer.known}
+        wait = await controller.round("ns/tiny")
+        return wait, writer.known.status.macs[0].bytes_done
+
+    await round(0, CopyPhase.COPYING, GIB)
+    first = len(writer.written)
+    assert (await round(1, CopyPhase.COPYING, 2 * GIB), len(writer.written)) == ((4.0, GIB), first)
+    assert (await round(3.5, CopyPhase.COPYING, 3 * GIB), len(writer.written)) == ((0.5, GIB), first)
+    assert (await round(0.5, CopyPhase.COPYING, 4 * GIB))[1] == 4 * GIB
+    assert len(writer.written) == first + 1
+    assert (await round(0.1, CopyPhase.CHECKING, 5 * GIB))[1] == 5 * GIB
+    assert (await round(0.1, CopyPhase.COMPLETE, 8 * GIB))[1] == 8 * GIB
+    assert len(writer.written) == first + 3
 
 
 async def test_a_pod_that_the_api_server_refuses_needs_a_person_and_nothing_is_written_again() -> None:

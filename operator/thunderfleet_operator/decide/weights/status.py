@@ -36,7 +36,6 @@ WORKING = frozenset(
         Reason.FETCHING,
         Reason.NOTHING_TO_FETCH,
         Reason.RATE_LIMITED,
-        Reason.WRONG_BYTES,
     )
 )
 
@@ -46,6 +45,11 @@ def duration(seconds: int) -> str:
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+def rate(bytes_per_second: int) -> str:
+    """A rate as text."""
+    return f"{bytes_per_second / 1e6:.1f} MB/s" if bytes_per_second >= 100_000 else f"{bytes_per_second / 1e3:.1f} kB/s"
 
 
 def server_of(spec: ModelCacheSpec) -> str:
@@ -66,7 +70,7 @@ def progress(copy: MacCopy, server: str = "the hub") -> str:
     elif copy.source is CopySource.HUB and copy.phase is not CopyPhase.QUANTIZING:
         parts.append(f"from {server}")
     if copy.bytes_per_second:
-        parts.append(f"{copy.bytes_per_second / 1e6:.1f} MB/s")
+        parts.append(rate(copy.bytes_per_second))
     if copy.seconds_left is not None:
         parts.append(f"{duration(copy.seconds_left)} left")
     if copy.message:
@@ -86,8 +90,8 @@ def short(copies: Sequence[MacCopy]) -> str | None:
     total, done = sum(copy.bytes for copy in copies), sum(copy.bytes_done for copy in copies)
     if not total or all(copy.phase in ENDED for copy in copies):
         return None
-    rate = sum(copy.bytes_per_second or 0 for copy in copies)
-    speed = f" {rate / 1e6:.1f} MB/s" if rate else ""
+    together = sum(copy.bytes_per_second or 0 for copy in copies)
+    speed = f" {rate(together)}" if together else ""
     left = max((copy.seconds_left for copy in copies if copy.seconds_left is not None), default=None)
     return f"{done * 100 // total}% of {binary_size(total)}{speed}" + (f" {duration(left)} left" if left is not None else "")
 
@@ -204,9 +208,10 @@ def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, N
     return Verdict(False, Reason.RESOLVING, f"{what}: a pod reads its commit, files and sizes from {whom}")
 
 
-def _fetched(status: ModelCacheStatus, macs: Sequence[MacCopy], server: str) -> Verdict:
+def _fetched(status: ModelCacheStatus, resolved: Verdict, macs: Sequence[MacCopy], server: str) -> Verdict:
     if status.commit is None:
-        return Verdict(False, Reason.NOT_RESOLVED, f"see condition {ConditionType.RESOLVED}")
+        # `kubectl get mc -o wide` shows this message alone.
+        return Verdict(False, Reason.NOT_RESOLVED, f"{resolved.reason}: {resolved.message}")
     if not macs:
         return Verdict(
             False,
@@ -268,7 +273,8 @@ def complete(
     macs = _copies(cache, status, nodes, profiles)
     there = sum(copy.phase in ENDED for copy in macs)
     found = cache.status.conditions
-    resolved, fetched = _resolved(cache, status, nodes, macs), _fetched(status, macs, server_of(cache.spec))
+    resolved = _resolved(cache, status, nodes, macs)
+    fetched = _fetched(status, resolved, macs, server_of(cache.spec))
     stalled = _stalled(cache, status, resolved, fetched, now)
     verdicts = {
         ConditionType.RESOLVED: resolved,
