@@ -364,6 +364,22 @@ MAC_IS_OFF = {
 }
 ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
     "a Mac is off": ({'thunderfleet_mac_ready{node="m1"}': "1x60 0x120", **MAC_IS_OFF}, "ThunderfleetMacNotReady"),
+    "a Mac does not reach the API server": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x60 0x120",
+            f'{LATE}{{node="m1",instance="m1:10250"}}': "0x60 0+60x120",
+            INFO.format(program="agent", port=9440): "1x180",
+        },
+        "ThunderfleetMacNotReady",
+    ),
+    "a Mac has no CPU time left for its kubelet": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x180",
+            f'{LATE}{{node="m1",instance="m1:10250"}}': "0x60 0 21 4 0 19" + " 0 21 4 0 19" * 23,
+            INFO.format(program="agent", port=9440): "1x180",
+        },
+        "ThunderfleetKubeletLate",
+    ),
     # The second cause is that there is no leader.
     "a Mac is off, then there is no leader": (
         {'thunderfleet_mac_ready{node="m1"}': "1x40 0x20 _x120", **MAC_IS_OFF, **WITHOUT_LEADER},
