@@ -188,6 +188,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'thunderfleet_mac_disk_free_bytes{node="m1"}': "40x180", 'thunderfleet_mac_disk_size_bytes{node="m1"}': "1000x180"},
         {'thunderfleet_mac_disk_free_bytes{node="m1"}': "60x180", 'thunderfleet_mac_disk_size_bytes{node="m1"}': "1000x180"},
     ),
+    "ThunderfleetDescriptorsExhausted": (
+        {'thunderfleet_process_free_descriptors{instance="m1:9440",program="agent"}': "4000x60 3x120"},
+        {
+            'thunderfleet_process_free_descriptors{instance="m1:9440",program="agent"}': "4000x180",
+            'thunderfleet_process_free_descriptors{instance="m1:10250",program="kubelet"}': "3x180",
+        },
+    ),
     "ThunderfleetTargetDown": (
         {
             'thunderfleet_build_info{instance="m1:9440",job="pods",program="agent",version="1"}': "1x60",
