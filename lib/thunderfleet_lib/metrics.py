@@ -14,6 +14,8 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from thunderfleet_lib.descriptors import descriptors
+
 PROC_PIDTASKINFO: Final = 4
 """From ``sys/proc_info.h`` of macOS. The second number of the answer is the resident size in bytes."""
 TASK_INFO_BYTES: Final = 96
@@ -76,7 +78,18 @@ class ProcessMetrics(Collector):
             labels=["program"],
         )
         started.add_metric([self._program], _STARTED)
-        yield from (build, cpu, memory, started)
+        yield from (build, cpu, memory, started, self._free())
+
+    def _free(self) -> Metric:
+        free = GaugeMetricFamily(
+            "thunderfleet_process_free_descriptors",
+            "How many more files and connections the program can open; absent without a limit.",
+            labels=["program"],
+        )
+        found = descriptors()
+        if found is not None:
+            free.add_metric([self._program], found.free)
+        return free
 
 
 class Labelled(Collector):

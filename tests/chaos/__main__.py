@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="let faults last up to this much longer, until `why` and an alert have named what was hit",
+        help="let faults last up to this much longer, until `why`, the live page and an alert have named what was hit",
     )
     found.add_argument(
         "--results",

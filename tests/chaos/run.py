@@ -70,8 +70,8 @@ def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question
 class Runner:
     """Runs episodes on one fleet. ``say`` is called with a line per step.
 
-    ``prometheus``: has the alerts that a person sees. ``look``: a fault that is undone lasts until ``why`` and an alert have
-    named what was hit, but at most this many seconds longer than planned.
+    ``prometheus``: has the alerts that a person sees. ``look``: a fault that is undone lasts until ``why``, the live page and
+    an alert have named what was hit, but at most this many seconds longer than planned.
     """
 
     line: Line
@@ -200,7 +200,7 @@ class Runner:
     def _looked(self, person: Person, culprits: Sequence[Culprit]) -> None:
         """Lets a fault last until a person has read everywhere what was hit."""
         deadline = time.monotonic() + self.look
-        while time.monotonic() < deadline and not person.knows(culprits, (Channel.WHY, Channel.ALERT)):
+        while time.monotonic() < deadline and not person.knows(culprits, (Channel.WHY, Channel.PAGE, Channel.ALERT)):
             threading.Event().wait(WATCH_SECONDS)
 
     def _survive(

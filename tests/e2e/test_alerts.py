@@ -188,6 +188,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'thunderfleet_mac_disk_free_bytes{node="m1"}': "40x180", 'thunderfleet_mac_disk_size_bytes{node="m1"}': "1000x180"},
         {'thunderfleet_mac_disk_free_bytes{node="m1"}': "60x180", 'thunderfleet_mac_disk_size_bytes{node="m1"}': "1000x180"},
     ),
+    "ThunderfleetDescriptorsExhausted": (
+        {'thunderfleet_process_free_descriptors{instance="m1:9440",program="agent"}': "4000x60 3x120"},
+        {
+            'thunderfleet_process_free_descriptors{instance="m1:9440",program="agent"}': "4000x180",
+            'thunderfleet_process_free_descriptors{instance="m1:10250",program="kubelet"}': "3x180",
+        },
+    ),
     "ThunderfleetTargetDown": (
         {
             'thunderfleet_build_info{instance="m1:9440",job="pods",program="agent",version="1"}': "1x60",
@@ -364,6 +371,22 @@ MAC_IS_OFF = {
 }
 ONE_CAUSE: dict[str, tuple[dict[str, str], str]] = {
     "a Mac is off": ({'thunderfleet_mac_ready{node="m1"}': "1x60 0x120", **MAC_IS_OFF}, "ThunderfleetMacNotReady"),
+    "a Mac does not reach the API server": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x60 0x120",
+            f'{LATE}{{node="m1",instance="m1:10250"}}': "0x60 0+60x120",
+            INFO.format(program="agent", port=9440): "1x180",
+        },
+        "ThunderfleetMacNotReady",
+    ),
+    "a Mac has no CPU time left for its kubelet": (
+        {
+            'thunderfleet_mac_ready{node="m1"}': "1x180",
+            f'{LATE}{{node="m1",instance="m1:10250"}}': "0x60 0 21 4 0 19" + " 0 21 4 0 19" * 23,
+            INFO.format(program="agent", port=9440): "1x180",
+        },
+        "ThunderfleetKubeletLate",
+    ),
     # The second cause is that there is no leader.
     "a Mac is off, then there is no leader": (
         {'thunderfleet_mac_ready{node="m1"}': "1x40 0x20 _x120", **MAC_IS_OFF, **WITHOUT_LEADER},

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.faults import INTAKE, STOP, hunt
 from tests.support.line import MODEL, READY_SECONDS, Line
 from tests.support.waiting import until
 
 COMMAND = [sys.executable, "-m", "thunderfleet_cli", "run"]
 NAME, NAMESPACE = "tiny-run", "run-e2e"
 GONE_SECONDS = 120
+EVENT_SECONDS = 180
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,29 @@ def test_kubectl_shows_the_fleet_and_what_serves(line: Line, there: tuple[str, .
     assert f"modeldeployment/{NAME}" in happened
     limited = view(line, "top")
     assert limited.returncode == 0 and "install metrics-server" in limited.stdout and mac in limited.stdout
+
+
+def test_an_intake_that_hangs_has_an_event_and_another_one_serves(line: Line, there: tuple[str, ...]) -> None:
+    within = ("-n", NAMESPACE)
+    drawn = json.loads(view(line, "topology", "-o", "json", *within).stdout)
+    (mac,) = (mac["name"] for mac in drawn["macs"] if mac["ranks"])
+    assert hunt(line, mac, f"{NAME}-", INTAKE, STOP)
+    # It fails after 30 s, or is sent again.
+    waiting = [*COMMAND, MODEL, *there, "--prompt", "Hello"]
+    with subprocess.Popen(waiting, env=environment(line), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as asked:
+
+        def named() -> bool:
+            events = json.loads(view(line, "events", NAME, "-o", "json", *within).stdout)
+            return any(
+                one["reason"] == "IntakeFailed" and f"rank 0 on {mac} that tokenizes them" in one["message"] for one in events
+            )
+
+        try:
+            until(named, "an Event names the intake", EVENT_SECONDS)
+        finally:
+            asked.kill()
+    again = run(line, MODEL, *there, text="Hello")
+    assert again.returncode == 0, again.stderr
 
 
 def test_why_names_what_keeps_a_model_from_serving(line: Line, there: tuple[str, ...]) -> None:

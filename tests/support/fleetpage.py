@@ -41,6 +41,8 @@ class FleetApi:
         self.asked: list[str] = []
         """The Macs whose agents were asked."""
         self.agents_status = 200
+        self.livez = (200, "ok")
+        """Status and text of the answer to who asks how it is; a status of 0: none."""
         self.leases: dict[str, Json] = {}
         """By namespace and name."""
         self._version = 1
@@ -79,6 +81,7 @@ class FleetApi:
         app = web.Application()
         for kind, (path, _) in RESOURCES.items():
             app.router.add_get(path, self._handler(kind))
+        app.router.add_get("/livez", self._livez)
         app.router.add_get("/api/v1/pods", self._pods)
         app.router.add_get("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}", self._lease)
         app.router.add_get("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", self._list_leases)
@@ -98,6 +101,12 @@ class FleetApi:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        status, text = self.livez
+        if not status:
+            await asyncio.Event().wait()
+        return web.Response(status=status, text=text)
 
     async def _no_pods(self, request: web.Request) -> web.Response:
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})

@@ -8,7 +8,7 @@ from thunderfleet_crds.names import CONDITION_CONTROL_PLANE
 
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json, Picture, parsed_time
-from thunderfleet_view.renewals import ahead, behind
+from thunderfleet_view.renewals import STALE_SECONDS, ahead, behind, noted
 
 SCHEDULER: Final = "kube-scheduler"
 CONTROLLER_MANAGER: Final = "kube-controller-manager"
@@ -31,6 +31,7 @@ ADVICE: Final[Mapping[str, str]] = {
     API_SERVER: "check the load of its machine, and that of the disk of etcd",
     ETCD: "check that its disk is fast and has room, and the load of its machine",
 }
+WAY: Final = "way to the API server"
 CLOCK: Final = "clock of the operator"
 RESTART: Final = "restart of the operator"
 WORKS: Final = frozenset((RESTART, API_SERVER, ETCD))
@@ -101,6 +102,23 @@ def _restarted(pod: Json, now: datetime | None) -> str:
     return ""
 
 
+def unreached(picture: Picture) -> str:
+    """Why nobody but this program seems to reach the API server; "" if others do, or if that is not known.
+
+    While all are silent, they cannot be compared with each other, so their Leases are compared with the API server's time.
+    """
+    times = [time for lease in (*picture.leases.values(), *picture.kubelets.values()) if (time := noted(lease)) is not None]
+    if picture.now is None or not picture.kubelets or not times:
+        return ""
+    seconds = (picture.now - max(times)).total_seconds()
+    if seconds <= STALE_SECONDS:
+        return ""
+    return (
+        f"the API server answers here, but no kubelet and no other program has renewed its Lease for {seconds:.0f} s: either "
+        "the API server has just come back, or no machine reaches it: check the network between the machines and the API server"
+    )
+
+
 def problems(picture: Picture) -> Mapping[str, str]:
     """What is wrong with each component that does not work, and what to do."""
     said = "" if "operators" in picture.unread else operator_problem(picture.operators)
@@ -116,6 +134,7 @@ def beside_pods(picture: Picture) -> Mapping[str, str]:
     silent = behind(picture.leases, picture.kubelets.values())
     found = {component: text.format(seconds, ADVICE[component]) for component, seconds in silent.items()}
     for subject, said in (
+        (WAY, unreached(picture)),
         (CLOCK, _operator_clock(picture)),
         (RESTART, _operator_restarts(picture)),
     ):

@@ -15,6 +15,7 @@ from thunderfleet_view.renewals import silent_kubelets
 WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
 """Reasons that are not problems: models run over TCP on such Macs and cables."""
 
+CHECK: Final = "check that the {} is on, that its kubelet runs, and that it reaches the API server"
 AGENT_FAILS: Final = "the agent does not work"
 OVERDUE_SECONDS: Final = 10.0
 """How long a pod may take to end beyond its grace period."""
@@ -46,7 +47,7 @@ def mac_problem(node: Json, profile: Json | None) -> str:
     if ready.get("status") != "True":
         text = f"NotReady: {facts.said(ready).rstrip('.') or 'the kubelet has not reported yet'}"
         # A kubelet that reports False says itself what is wrong.
-        return text if ready.get("status") == "False" else f"{text}: check that the Mac is on and that its kubelet runs"
+        return text if ready.get("status") == "False" else f"{text}: {CHECK.format('Mac')}"
     if pressure := _pressure(node):
         return pressure
     starved = facts.conditions(node).get(CONDITION_DESCRIPTORS, {})
@@ -84,14 +85,25 @@ def silent_macs(picture: Picture) -> Mapping[str, str]:
         for pod in picture.agents
         if _stuck(pod)
     }
+    others = {facts.name(node) for node in picture.nodes if facts.is_linux(node)}
     kubelets = {
         name: (
-            f"the kubelet has not renewed its Lease for {seconds:.0f} s: check that the Mac is on, that its kubelet runs, and "
-            "that it reaches the API server"
+            f"the kubelet has not renewed its Lease for {seconds:.0f} s: {CHECK.format('machine' if name in others else 'Mac')}"
         )
         for name, seconds in silent_kubelets(picture.kubelets, picture.leases.values()).items()
     }
     return {**agents, **kubelets}
+
+
+def silent_machines(picture: Picture) -> Mapping[str, str]:
+    """What is wrong with machines that are no Macs and run the operator, although their Nodes are Ready."""
+    used = {facts.plain((pod.get("spec") or {}).get("nodeName") or "") for pod in picture.operators}
+    silent = silent_macs(picture)
+    return {
+        f"Node {name}": f"{silent[name]}; a replica of the operator is on this machine"
+        for node in picture.nodes
+        if facts.is_linux(node) and (name := facts.name(node)) in used and name in silent and facts.holds(node, "Ready")
+    }
 
 
 def leftovers(picture: Picture) -> Mapping[str, Sequence[Json]]:

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 from thunderfleet_crds import names
-from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
+from thunderfleet_lib.kube import ApiError, Json, Kube, Part, Reflector, Silence, of_part
 
 from thunderfleet_view import components, facts
 from thunderfleet_view.facts import Picture, Signs
 from thunderfleet_view.feed import Feed
 from thunderfleet_view.fleet import Entity, Fleet, Kind
 from thunderfleet_view.leases import read_signs
-from thunderfleet_view.problems import silent_macs
+from thunderfleet_view.problems import silent_machines, silent_macs
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ RESOURCES: Final = {
 LOOK_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 3.0
 """How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
+ASK_SECONDS: Final = 2.0
+"""How often the API server is asked how it is: watches of one that hangs stay open."""
 POD_SECONDS: Final = 5.0
 LEASES_SECONDS: Final = 5.0
 """How often the Leases of components of the control plane are read."""
@@ -54,6 +56,7 @@ class Watch:
         """What could be read last of Leases and agents."""
         self._operators: Sequence[Json] | None = None
         self._away: datetime | None = None
+        self._part: Part | None = None
         self._silent = 0.0
         self._reflectors = {kind: self._reflector(kind) for kind in Kind}
 
@@ -68,6 +71,7 @@ class Watch:
             for reflector in self._reflectors.values():
                 tasks.create_task(reflector.run())
             tasks.create_task(self._look())
+            tasks.create_task(self._ask())
             if self._leased:
                 tasks.create_task(self._read_leases())
 
@@ -120,9 +124,9 @@ class Watch:
         if not self._leased:
             return {}
         picture = self._picture()
-        ready = {facts.name(node) for node in picture.nodes if facts.holds(node, "Ready")}
+        ready = {facts.name(node) for node in picture.nodes if facts.holds(node, "Ready") and not facts.is_linux(node)}
         silent = {name: text for name, text in silent_macs(picture).items() if name in ready}
-        return {**components.problems(picture), **silent}
+        return {**components.problems(picture), **silent_machines(picture), **silent}
 
     async def _read_leases(self) -> None:
         while True:
@@ -131,6 +135,12 @@ class Watch:
             self._publish(self.fleet.silence(silent_macs(self._picture())))
             await asyncio.sleep(LEASES_SECONDS)
 
+    async def _ask(self) -> None:
+        silence = Silence(self._kube)
+        while True:
+            self._part = await silence.ask()
+            await asyncio.sleep(ASK_SECONDS)
+
     async def _look(self) -> None:
         """Reports what is wrong with the connection itself, and with components of the control plane."""
         while True:
@@ -138,13 +148,15 @@ class Watch:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _notes(self) -> Iterator[str]:
-        connected = all(one.connected for one in self._reflectors.values())
-        self._silent = 0.0 if connected else self._silent + LOOK_SECONDS
+        watched = all(one.connected for one in self._reflectors.values())
+        self._silent = 0.0 if watched else self._silent + LOOK_SECONDS
+        connected = watched and self._part is None
         if connected:
             self._away = None
-        elif self._silent > AWAY_SECONDS:
+        elif self._silent > AWAY_SECONDS or self._part is not None:
             self._away = self._away or datetime.now(UTC)
-            yield f"the API server {self._kube.host} does not answer; this is the state of {self._away:%H:%M:%S} UTC"
+            said = of_part(self._part or Part.API_SERVER, self._kube.host)
+            yield f"{said}; this is the state of {self._away:%H:%M:%S} UTC"
         for kind, reflector in self._reflectors.items():
             if reflector.refusal is not None:
                 yield _refused(RESOURCES[kind][1], reflector.refusal)

@@ -14,7 +14,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
 from thunderfleet_view import components, facts
-from thunderfleet_view.components import HARMLESS, OPERATOR, SCHEDULER, WORKS
+from thunderfleet_view.components import HARMLESS, OPERATOR, SCHEDULER, WAY, WORKS
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import without_scheduler_noise
 from thunderfleet_view.health import FAILED, Health, of_condition
@@ -77,7 +77,7 @@ class Why:
 
 def why(picture: Picture, deployment: Json) -> Why:
     """Explains the state of a deployment of the picture."""
-    steps = [*_deployment(deployment), *_operator(picture, deployment), *_control_plane(picture, deployment)]
+    steps = [*_deployment(deployment), *_way(picture), *_operator(picture, deployment), *_control_plane(picture, deployment)]
     silent = silent_macs(picture)
     for group in facts.groups(deployment):
         steps += _group(picture, deployment, group, silent)
@@ -162,11 +162,19 @@ def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
         yield Step(1, "operator", State.OK, "has reported on the last change of spec", Depth.OPERATOR)
 
 
+def _way(picture: Picture) -> Iterator[Step]:
+    """That no machine reaches the API server, which is why the operator and all Nodes look as if they had ended."""
+    if said := components.unreached(picture):
+        yield Step(1, WAY, State.PROBLEM, said, Depth.OPERATOR)
+
+
 def _control_plane(picture: Picture, deployment: Json) -> Iterator[Step]:
     """Components of Kubernetes that do not work. Each is the cause only of what waits for it."""
     waits = any(not (pod.get("spec") or {}).get("nodeName") for pod in facts.pods_of(picture, deployment))
     # The controller manager starts no pod of a model, so everything that is found about the model says more.
     for component, text in components.beside_pods(picture).items():
+        if component == WAY:
+            continue
         scheduler = SCHEDULER in (component, text.partition(" ")[0])
         first = component == OPERATOR or (scheduler and waits)
         depth = Depth.OPERATOR if first else Depth.CONDITION if component in HARMLESS else Depth.PLACEMENT

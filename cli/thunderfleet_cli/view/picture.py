@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from thunderfleet_crds import names
-from thunderfleet_lib.kube import ApiError, Json, Kube, Part, silent_part
+from thunderfleet_lib.kube import ApiError, Json, Kube, Silence, of_part
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
 from thunderfleet_view.leases import read_signs
 
 from thunderfleet_cli.connection import Connection
-from thunderfleet_cli.view.control_plane import of_part, trouble
+from thunderfleet_cli.view.control_plane import trouble
 
 T = TypeVar("T")
 
@@ -135,14 +135,7 @@ async def _silence(kube: Kube) -> str:
     An API server that is only busy has answered another request meanwhile.
     """
     await asyncio.sleep(PATIENT_SECONDS)
-    before: tuple[Part | None, int] = (None, 0)
-    while True:
-        part = await silent_part(kube)
-        found = (part, kube.clock.responses if part is Part.API_SERVER else 0)
-        if part is not None and found == before:
-            return of_part(part, kube.host)
-        before = found
-        await asyncio.sleep(AGAIN_SECONDS)
+    return of_part(await Silence(kube).wait(AGAIN_SECONDS), kube.host)
 
 
 async def picture(connection: Connection, namespace: str | None, *, events: bool = False) -> Picture:

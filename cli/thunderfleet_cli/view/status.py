@@ -14,6 +14,7 @@ from thunderfleet_view.problems import (
     leftovers,
     macs,
     problem_of_mac,
+    silent_machines,
     silent_macs,
 )
 
@@ -99,14 +100,7 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
 
 def _components(picture: Picture) -> Mapping[str, str]:
     """Of the control plane and of Nodes that run the operator."""
-    machines = {facts.plain((pod.get("spec") or {}).get("nodeName") or "") for pod in picture.operators}
-    silent = silent_macs(picture)
-    others = {
-        f"Node {name}": silent[name]
-        for node in picture.nodes
-        if facts.is_linux(node) and (name := facts.name(node)) in machines and name in silent and facts.holds(node, "Ready")
-    }
-    return {**components.problems(picture), **others, **_left(picture)}
+    return {**components.problems(picture), **silent_machines(picture), **_left(picture)}
 
 
 def _left(picture: Picture) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from thunderfleet_lib.kube.client import (
     ApiError,
     Kube,
 )
-from thunderfleet_lib.kube.control_plane import Part, silent_part
+from thunderfleet_lib.kube.control_plane import Part, Silence, of_part, silent_part
 from thunderfleet_lib.kube.names import Json, key_of, name_of
 from thunderfleet_lib.kube.reflector import Reflector
 from thunderfleet_lib.kube.server_clock import ServerClock
@@ -38,7 +38,9 @@ __all__ = [
     "Part",
     "Reflector",
     "ServerClock",
+    "Silence",
     "key_of",
     "name_of",
+    "of_part",
     "silent_part",
 ]

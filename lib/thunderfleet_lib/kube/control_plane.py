@@ -1,5 +1,6 @@
 """Which part of the control plane does not answer."""
 
+import asyncio
 from enum import StrEnum
 
 from thunderfleet_lib.kube.client import ApiError, Kube
@@ -25,3 +26,32 @@ async def silent_part(kube: Kube, seconds: float = PROBE_SECONDS) -> Part | None
         # A list of its checks.
         return Part.ETCD if "[-]etcd" in error.message else None
     return None
+
+
+def of_part(part: Part, host: str) -> str:
+    """That a part of the control plane does not answer, and what to do. ``host``: the URL of the API server."""
+    if part is Part.API_SERVER:
+        return f"the API server {host} does not answer: check that it runs, and that this machine reaches it"
+    return f"etcd does not answer the API server {host}: check that etcd runs, and that its disk is fast and has room"
+
+
+class Silence:
+    """Whether a part of the control plane has not answered twice in a row, which one that is only busy has."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._before: tuple[Part | None, int] = (None, 0)
+
+    async def ask(self) -> Part | None:
+        """Asks once more; the part that is silent, or None."""
+        part = await silent_part(self._kube)
+        before, self._before = self._before, (part, self._kube.clock.responses if part is Part.API_SERVER else 0)
+        return part if part is not None and before == self._before else None
+
+    async def wait(self, seconds: float) -> Part:
+        """Asks again, ``seconds`` after each answer, until a part is silent."""
+        while True:
+            part = await self.ask()
+            if part is not None:
+                return part
+            await asyncio.sleep(seconds)

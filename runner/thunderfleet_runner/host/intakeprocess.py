@@ -101,6 +101,8 @@ class IntakeProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=rank_environment(os.environ, theirs.fileno()),
+                # A kubelet sends SIGTERM to the whole group, and the requests that are still running need this process.
+                process_group=0,
             )
         except BaseException:
             ours.close()

@@ -144,7 +144,7 @@ def test_status_names_each_problem() -> None:
         "no agent reports on this Mac: check with `kubectl get pods -A -o wide` that one runs there",
     ]
     silent = mac_problem(node("studio-1", "Unknown", "Kubelet stopped posting node status."), None)
-    assert silent.endswith("Kubelet stopped posting node status: check that the Mac is on and that its kubelet runs")
+    assert silent.endswith("status: check that the Mac is on, that its kubelet runs, and that it reaches the API server")
     assert values["cables"][0]["problem"] == "PortDown: plug it in"
 
 
@@ -730,6 +730,23 @@ def test_a_mac_whose_kubelet_or_agent_is_silent_is_named_before_its_node_is_not_
     expected = "Node studio-2" if said.startswith("the kubelet") else "group 0"
     assert cause is not None and cause.subject == expected
     assert expected == "group 0" or cause.text.startswith(said)
+
+
+def test_an_api_server_that_nobody_reaches_is_the_cause_of_all_that_look_silent() -> None:
+    lost = {one: noted(44) for one in ("studio-1", "studio-2", "box")}
+    gone = [node(name, "Unknown", "Kubelet stopped posting node status.") for name in ("studio-1", "studio-2")]
+    ended = {"metadata": {"name": "operator"}, "status": {"conditions": conditions(Ready=("False", "", ""))}}
+    loading = deployment("False", "Loading", "rank 1 loads")
+    parts: Json = {**HEALTHY, "kubelets": lost, "leases": {"operator": noted(46)}, "nodes": gone, "operators": [ended]}
+    shown = picture(**parts, deployments=[loading])
+    cause = why.why(shown, loading).cause
+    assert cause is not None and cause.subject == "way to the API server"
+    assert "has renewed its Lease for 44 s" in cause.text and "way to the API server" in lines(shown)
+    for works in ({"kubelets": {**lost, "box": noted(20)}}, {"leases": {"operator": noted(3)}}, {"now": None}):
+        found = picture(**{**parts, **works}, deployments=[loading])
+        assert "way to the API server" not in lines(found)
+        cause = why.why(found, loading).cause
+        assert cause is not None and cause.subject != "way to the API server"
 
 
 def test_a_kubelet_without_descriptors_is_named() -> None:

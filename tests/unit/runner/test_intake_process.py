@@ -161,6 +161,37 @@ async def test_a_start_that_is_cancelled_leaves_no_process(monkeypatch: pytest.M
     assert made[0].returncode is not None
 
 
+STOPPED = """
+import asyncio, json, os, signal, sys
+from thunderfleet_runner.api.intake import Intake
+from thunderfleet_runner.host.intakeprocess import IntakeStarter
+from thunderfleet_runner.intakeprotocol import ModelLimits
+
+async def main():
+    ended = []
+    intake = Intake(IntakeStarter([sys.executable, sys.argv[1]]).start, ended.append)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+    async def ask(prompt):
+        body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 1}).encode()
+        limits = ModelLimits(model="m", vocabulary=0, context_tokens=64)
+        return (await intake.prepare("completion", body, limits)).prompt.count
+    counts = [await ask("a b")]
+    os.killpg(0, signal.SIGTERM)
+    counts.append(await ask("a"))
+    print(counts, ended)
+    await intake.close()
+
+asyncio.run(main())
+"""
+
+
+def test_requests_that_run_while_a_pod_stops_keep_it() -> None:
+    """A kubelet stops a pod with SIGTERM to the group of its main process."""
+    command = [sys.executable, "-c", STOPPED, COMMAND[1]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, start_new_session=True, check=False)
+    assert (done.stdout, done.returncode) == ("[2, 1] []\n", 0), done.stderr
+
+
 # --- what is wrong with it ---
 
 

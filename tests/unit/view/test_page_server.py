@@ -217,6 +217,26 @@ async def test_while_the_api_server_is_away_the_page_keeps_what_it_knows(
             pass
 
 
+@pytest.mark.parametrize(
+    ("livez", "said"),
+    [((0, ""), "the API server http"), ((500, "[+]ping ok\n[-]etcd failed: reason withheld"), "etcd does not")],
+)
+async def test_a_control_plane_that_hangs_while_its_watches_stay_open_is_named(
+    api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, livez: tuple[int, str], said: str
+) -> None:
+    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.watch.ASK_SECONDS", 0.05)
+    # An answer to another request would show that the API server is only busy.
+    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 3600.0)
+    monkeypatch.setattr("thunderfleet_lib.kube.control_plane.silent_part.__defaults__", (0.2,))
+    await opened(client, page)
+    api.livez = livez
+    await until_async(lambda: any(note.startswith(said) for note in page.feed.notes), "it is named at the top of the page")
+    assert "this is the state of" in page.feed.notes[0]
+    api.livez = (200, "ok")
+    await until_async(lambda: not page.feed.notes, "it answers again")
+
+
 async def test_a_missing_right_is_named(client: aiohttp.ClientSession) -> None:
     api = FleetApi()
     api.refused = {Kind.NODES: 403, Kind.LINKS: 404}
