@@ -34,8 +34,8 @@ def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]
     return made["key"].encode(), made["request"].encode()
 
 
-# Of both certificates, each with its successor.
-@lru_cache(maxsize=4)
+# Of both certificates, each with some successors.
+@lru_cache(maxsize=16)
 def facts(key: bytes, certificate: bytes) -> Facts:
     """What the first of the certificates says (PEM). Raises BadPair."""
     said = work.done(_WORK, {"work": "says", "key": key.decode("latin-1"), "certificate": certificate.decode("latin-1")})

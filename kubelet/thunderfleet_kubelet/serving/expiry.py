@@ -22,7 +22,7 @@ class ControlPlaneCertificates:
         self._problems: set[str] = set()
 
     def read(self) -> Mapping[str, float]:
-        """The end of each certificate in seconds since the Unix epoch, by its name.
+        """The end of each certificate in seconds since the Unix epoch, by its name. Blocks while new ones are read.
 
         A file that cannot be read is left out, and logged once.
         """
@@ -33,9 +33,9 @@ class ControlPlaneCertificates:
                 texts[file] = file.read_text("latin-1")
             except OSError as error:
                 problems.add(f"cannot read the certificate {file}: {error}")
-        self._learn(set(texts.values()))
+        known = self._known = self._learn(set(texts.values()), self._known)
         for file, text in texts.items():
-            end = self._known[text]
+            end = known[text]
             if isinstance(end, str):
                 problems.add(f"cannot read the certificate {file}: {end}")
             else:
@@ -47,9 +47,9 @@ class ControlPlaneCertificates:
         self._problems = problems
         return found
 
-    def _learn(self, texts: set[str]) -> None:
-        """Reads the certificates that are new, in one process, and forgets those that are gone."""
-        self._known = {text: end for text, end in self._known.items() if text in texts}
-        new = sorted(texts - self._known.keys())
-        if new:
-            self._known.update(zip(new, keyprocess.ends(new), strict=True))
+    @staticmethod
+    def _learn(texts: set[str], known: Mapping[str, float | str]) -> dict[str, float | str]:
+        """What is known of ``texts``; those that are new are read, by one process for all."""
+        new = sorted(texts - known.keys())
+        read = dict(zip(new, keyprocess.ends(new), strict=True)) if new else {}
+        return {text: known[text] if text in known else read[text] for text in texts}
