@@ -151,3 +151,5 @@ class GroupState(_Value):
     """None from a runner of an earlier version."""
     runner_version: str | None = None
     """Version of the runner; None from one of an earlier version."""
+    intake: str = ""
+    """What is wrong with the intake, rank 0's process that tokenizes requests; empty if nothing is."""

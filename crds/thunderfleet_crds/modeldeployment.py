@@ -696,6 +696,11 @@ class Group(ApiModel):
         description="Version of Thunderfleet that rank 0 has reported in this epoch. An upgrade restarts no group, "
         "so groups may run earlier versions.",
     )
+    intake: Message | None = Field(
+        default=None,
+        description="What is wrong with the intake, rank 0's process that tokenizes requests. While it does not work, requests "
+        "wait or fail. Unset if nothing is wrong.",
+    )
     ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
     )

@@ -674,6 +674,14 @@ class Reason(StrEnum):
         (On.DEGRADED,),
     )
 
+    INTAKE_FAILED = (
+        "IntakeFailed",
+        "The intake of a serving group, rank 0's process that tokenizes requests, does not answer, has ended by itself or does "
+        "not start. Meanwhile requests wait or get status 503.",
+        "None if it passes: the intake starts again by itself. Otherwise check whether the Mac of rank 0 is short of memory or "
+        "overloaded, and read `kubectl thunderfleet logs NAME`.",
+        (On.DEGRADED,),
+    )
     OPERATOR_KEY_LOST = (
         "OperatorKeyLost",
         "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot ask it "

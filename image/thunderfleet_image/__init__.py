@@ -1,8 +1,8 @@
-"""Builds the container image: operator and router for Linux nodes, all programs of pods for Macs; without a container daemon.
+"""Builds the container image without a container daemon: operator and router for Linux nodes, all programs of pods for Macs.
 
 ``make image`` runs it. For Linux, Python comes from Debian's packages, which are unpacked and never run, so one machine builds
-for all platforms; Macs have theirs. Two builds of one commit have the same bytes. It is a tool of the repository, not of the
-wheel.
+for all platforms; Macs bring their own Python. Two builds of one commit have the same bytes. This package is part of the
+repository, not of the wheel.
 
 __main__    arguments
 build       from packages and wheels to a folder with the image

@@ -1,7 +1,7 @@
 """Debian's packages: what is offered, downloads, hashes.
 
-apt runs with a folder and sources of its own, so it reads and changes nothing of the machine, and needs no root. It checks the
-signatures of Debian. The mirror is that of the machine, or ``DEBIAN_MIRROR``.
+apt runs with its own folder and sources, so it needs no root and changes nothing on the machine. It checks Debian's
+signatures. The mirror is ``DEBIAN_MIRROR``, or else the one that the machine uses.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def run(command: Sequence[str], seconds: float, cwd: Path | None = None, environ
 
 
 def mirrors() -> tuple[str, str]:
-    """The addresses of Debian and of its security updates: of ``DEBIAN_MIRROR``, or those that the machine uses.
+    """The addresses of Debian and of its security updates: from ``DEBIAN_MIRROR``, or else those that the machine uses.
 
     Raises:
         ImageError: the machine uses none.

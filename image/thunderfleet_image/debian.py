@@ -50,7 +50,7 @@ def unpacked(archive: bytes) -> Tree:
 
 
 def left_out(path: str) -> bool:
-    """Whether an image does not need it; licenses stay."""
+    """Whether an image can do without it. Licenses stay."""
     if path.startswith(DOCUMENTATION):
         below = PurePosixPath(path).relative_to(DOCUMENTATION).parts
         return len(below) > 1 and below[1:] != (COPYRIGHT,)
@@ -70,7 +70,7 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
 
 
 def bundle(tree: Tree) -> bytes:
-    """All certificates of authorities in one file, as ``update-ca-certificates`` makes it."""
+    """All CA certificates in one file, as ``update-ca-certificates`` writes it."""
     parts = [entry.content for path, entry in sorted(tree.items()) if path.startswith(CERTIFICATES) and path.endswith(".crt")]
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts)
 

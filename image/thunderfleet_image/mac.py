@@ -1,6 +1,7 @@
-"""The image for Macs: our packages, and scripts that start the Python that each Mac has, with its packages of others.
+"""The image for Macs: our packages, and scripts that start each Mac's own Python, which has all other packages.
 
-A container of a Mac is a process of the host, so its image needs no system; and no registry of packages has a Python for macOS.
+A container on a Mac is a process of the host, so its image needs no operating system; and no package registry offers a
+Python for macOS.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def wheel_tags(platform: Platform) -> list[str]:
 
 
 def accounts(certificates: bytes) -> Tree:
-    """What scripts of Debian's packages make on other systems: accounts, the bundle of certificates, ``python3``."""
+    """What the scripts of Debian's packages would create: accounts, the bundle of CA certificates, ``python3``."""
     passwd = f"root:x:0:0:root:/root:/usr/sbin/nologin\nthunderfleet:x:{USER}:{USER}::/home/thunderfleet:/usr/sbin/nologin\n"
     return {
         "etc/passwd": file(passwd.encode()),
@@ -97,7 +97,7 @@ def programs() -> Tree:
 
 
 def description(text: str, version: str, revision: str) -> dict[str, str]:
-    """The labels of an image. ``revision``: of git; empty if it is unknown."""
+    """The labels of an image. ``revision``: the git commit; empty if it is unknown."""
     labels = {
         "org.opencontainers.image.title": "thunderfleet",
         "org.opencontainers.image.description": text,

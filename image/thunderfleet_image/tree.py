@@ -30,12 +30,12 @@ TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "link": tarfile.
 
 
 def file(content: bytes, mode: int = 0o644) -> Entry:
-    """A file of root's."""
+    """A file that root owns."""
     return Entry("file", mode, content)
 
 
 def directory(mode: int = 0o755) -> Entry:
-    """A directory of root's."""
+    """A directory that root owns."""
     return Entry("directory", mode)
 
 

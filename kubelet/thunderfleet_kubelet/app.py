@@ -177,7 +177,14 @@ class Kubelet:
         )
         folder = config.control_plane_certificates
         plane = ControlPlaneCertificates(folder).read if folder is not None else None
-        self.metrics = Metrics(identity.node_name, kubelet_version(), self.credentials.api_counts, plane, self.node.components)
+        self.metrics = Metrics(
+            identity.node_name,
+            kubelet_version(),
+            self.credentials.api_counts,
+            plane,
+            self.node.components,
+            lambda: self.node.late_seconds,
+        )
         self.server = Server(
             self.pods.queries,
             Guard(identity.node_name, self.kube),

@@ -173,11 +173,16 @@ def pinned(certificate: str, key: str, *, server: bool) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate)
+    load_pair(context, certificate.encode(), key.encode())
+    return context
+
+
+def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Presents this pair (PEM) from now on. Raises OSError for one that cannot be used."""
     # The ssl module loads a certificate chain from files only.
     with tempfile.TemporaryDirectory(prefix="thunderfleet-") as folder:
         files = Path(folder, "tls.crt"), Path(folder, "tls.key")
-        for file, text in zip(files, (certificate, key), strict=True):
+        for file, content in zip(files, (certificate, key), strict=True):
             file.touch(mode=0o600)
-            file.write_text(text)
+            file.write_bytes(content)
         context.load_cert_chain(*files)
-    return context

@@ -67,7 +67,8 @@ FAMILIES: Mapping[str, _Family] = {
     "mac_condition": _Family(f"{CONDITION}.", ("node", "type", "reason")),
     "mac_ready": _Family("1 if the Node is Ready, else 0.", ("node",)),
     "mac_pressure": _Family(
-        "1 while the kubelet ends pods because the Mac has this pressure, such as DiskPressure, else 0.", ("node", "type")
+        "1 while a condition of the Node says that a resource runs out, such as DiskPressure, else 0.",
+        ("node", "type"),
     ),
     "mac_gpu_memory_limit_bytes": _Family("Memory that the GPU of the Mac may use.", ("node",)),
     "mac_gpu_memory_reserved_bytes": _Family("GPU memory that groups have reserved on the Mac.", ("node",)),

@@ -5,6 +5,8 @@ import logging
 import ssl
 from pathlib import Path
 
+from thunderfleet_lib import tls
+
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 30.0
@@ -17,17 +19,18 @@ class Certificate:
         self._files = (folder / "tls.crt", folder / "tls.key")
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._loaded = b""
+        self._loaded: tuple[bytes, bytes] | None = None
         self.load()
 
     def load(self) -> None:
         """Uses the present content of the files for new connections."""
-        content = b"".join(file.read_bytes() for file in self._files)
-        if content != self._loaded:
-            # Checked first: a certificate and key that do not match must not replace the pair in use.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-            self.context.load_cert_chain(*self._files)
-            self._loaded = content
+        certificate, key = (file.read_bytes() for file in self._files)
+        if (certificate, key) != self._loaded:
+            # Checked first: a certificate and key that do not match must not replace the pair in use. What was read is what is
+            # checked and used: the files may change meanwhile, and a context would keep one half of each pair.
+            tls.load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
+            tls.load_pair(self.context, certificate, key)
+            self._loaded = (certificate, key)
 
     async def keep(self) -> None:
         """Follows the files until cancelled."""

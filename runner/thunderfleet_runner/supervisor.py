@@ -115,6 +115,7 @@ class Supervisor:
         self.service = Service(self.plan, self.rank, lambda: self.role.state)
         command = settings.intake(self.plan.model_path, self.plan.group)
         self._intake = Intake(IntakeStarter(command).start)
+        self.service.intake_problem = lambda: self._intake.problem
         self._metrics = GroupMetrics(self.service.registry, self._ages)
         self._benchmark: asyncio.Task[None] | None = None
         self._proofs: asyncio.Task[None] | None = None

@@ -20,8 +20,8 @@ CONNECT_SECONDS = 20.0
 
 def download(root: str, repository: str) -> None:
     """Reads a repository into a store: the command of the pod, and the agent, which takes files over and checks them."""
+    from thunderfleet_lib.modelstore.adoption import Adoption
     from thunderfleet_lib.modelstore.hashing import WrongBytes
-    from thunderfleet_lib.modelstore.intake import Intake
     from thunderfleet_lib.modelstore.store import Busy, Store
     from thunderfleet_runner.hub.client import Hub
     from thunderfleet_runner.hub.download import Download
@@ -35,11 +35,11 @@ def download(root: str, repository: str) -> None:
     stop = threading.Event()
 
     def agent() -> None:
-        intake = Intake(store, 0)
+        adoption = Adoption(store, 0)
         while not stop.wait(AGENT_POLL_SECONDS):
             for one in store.missing(whole):
                 with contextlib.suppress(WrongBytes, Busy, FileNotFoundError):
-                    intake.take(repository, one, staging)
+                    adoption.take(repository, one, staging)
 
     thread = threading.Thread(target=agent)
     thread.start()

@@ -19,6 +19,8 @@ class Channel(StrEnum):
     """The cause that ``kubectl thunderfleet why`` prints, or its error."""
     STATUS = "status"
     """The problems that ``kubectl thunderfleet status`` prints, or its error."""
+    PAGE = "page"
+    """What the live page shows of Macs, cables and models that have a problem, and its notes."""
     CONDITION = "condition"
     """Conditions of the ModelDeployment that say that something is wrong."""
     ALERT = "alert"

@@ -1,7 +1,8 @@
-"""A person who looks at a deployment throughout a fault: ``why``, ``status``, conditions, and alerts of a real Prometheus."""
+"""A person who looks at a deployment throughout a fault: ``why``, ``status``, the live page, conditions, and alerts."""
 
 import asyncio
 import contextlib
+import json
 import re
 import tempfile
 import threading
@@ -19,7 +20,9 @@ from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_view import facts
+from thunderfleet_view.feed import Feed
 from thunderfleet_view.health import Health, of_condition
+from thunderfleet_view.watch import Watch
 from thunderfleet_view.why import State, Step, left, why
 
 from tests.chaos.culprit import Channel, Culprit, Look
@@ -75,6 +78,46 @@ def _conditions(deployment: Mapping[str, Any]) -> Iterator[str]:
             yield f"{kind} {condition.get('status')}: {facts.said(condition)}"
 
 
+class LivePage:
+    """What ``kubectl thunderfleet ui`` sends to browsers, from ``__enter__`` to ``__exit__``."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._feed = Feed()
+        self._loop = asyncio.new_event_loop()
+        self._watching: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "LivePage":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(60)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences about what has a problem, and the notes at the top of the page."""
+        found = (json.loads(text) for text in list(self._feed.texts.values()))
+        cards = (f"{one['id'].replace('/', ' ', 1)}: {one['problem']}" for one in found if one["problem"])
+        return (*sorted(cards), *self._feed.notes)
+
+    def _end(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _run(self) -> None:
+        async def watch() -> None:
+            async with await self._connection.kube() as kube:
+                await Watch(kube, self._feed, leased=True).run()
+
+        self._watching = self._loop.create_task(watch())
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._watching)
+        self._loop.close()
+
+
 @dataclass
 class Person:
     """Looks every few seconds from ``__enter__`` to ``__exit__``. ``seen``: what differed from the look before."""
@@ -87,8 +130,10 @@ class Person:
     _began: float = field(default_factory=time.monotonic)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    _page: LivePage | None = None
 
     def __enter__(self) -> "Person":
+        self._page = LivePage(self._connection).__enter__()
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -98,6 +143,8 @@ class Person:
         self._over.set()
         if self._thread:
             self._thread.join(60)
+        if self._page:
+            self._page.__exit__()
 
     def knows(self, culprits: Sequence[Culprit], channels: Sequence[Channel]) -> bool:
         """Whether all culprits have been named in all of these channels."""
@@ -111,14 +158,18 @@ class Person:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            texts = {**self._objects(), Channel.ALERT: self._alerts()}
+            page = self._page.problems if self._page else ()
+            texts = {**self._objects(), Channel.PAGE: page, Channel.ALERT: self._alerts()}
             if not self.seen or texts != self.seen[-1].texts:
                 self.seen.append(Look(time.monotonic() - self._began, texts))
             self._over.wait(LOOK_SECONDS)
 
+    @property
+    def _connection(self) -> Connection:
+        return Connection(self.line.cluster.kubeconfig, None, self.namespace, None)
+
     def _picture(self) -> facts.Picture:
-        connection = Connection(self.line.cluster.kubeconfig, None, self.namespace, None)
-        return asyncio.run(picture(connection, self.namespace))
+        return asyncio.run(picture(self._connection, self.namespace))
 
     def _objects(self) -> Mapping[Channel, tuple[str, ...]]:
         try:

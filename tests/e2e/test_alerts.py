@@ -24,6 +24,8 @@ PLANE_EXPIRES = "thunderfleet_control_plane_certificate_expiry_seconds"
 PLANE_SILENT = "thunderfleet_operator_control_plane_silent"
 CLOCK = "thunderfleet_operator_clock_wrong_seconds"
 INTAKE_ENDS = "thunderfleet_runner_intake_ends_total"
+LATE = "thunderfleet_kubelet_lease_late_seconds"
+READY = 'thunderfleet_mac_ready{node="m1"}'
 COMPONENT_UP = "thunderfleet_control_plane_component_up"
 UNRENEWED = "thunderfleet_operator_component_unrenewed_seconds"
 LINK = "thunderfleet_thunderboltlink_condition"
@@ -71,6 +73,26 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ThunderfleetMacNotReady": (
         {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "0x180"},
         {'thunderfleet_mac_ready{node="studio-1",instance="a"}': "1x180"},
+    ),
+    "ThunderfleetKubeletLate": (
+        # Each renewal comes some seconds before the Node would become NotReady.
+        {f'{LATE}{{node="m1",instance="m1:10250"}}': "0x90 0 21 4 0 19" + " 0 21 4 0 19" * 17, READY: "1x180"},
+        {
+            # Late once; while the control plane did not answer; on a Mac that is off.
+            f'{LATE}{{node="m1",instance="m1:10250"}}': "0x172 300 0x7",
+            f'{LATE}{{node="m2",instance="m2:10250"}}': "0x160 60 120 180 240 300 360 420 480 540 600 0x9",
+            f'{PLANE_SILENT}{{instance="a",part="API server"}}': "0x160 1x9 0x9",
+            f'{LATE}{{node="m3",instance="m3:10250"}}': "0x90 0+60x90",
+            'thunderfleet_mac_ready{node="m3"}': "1x90 0x90",
+            READY: "1x180",
+        },
+    ),
+    "ThunderfleetKubeletDescriptorsExhausted": (
+        {'thunderfleet_mac_pressure{node="m1",type="DescriptorsExhausted"}': "1x180"},
+        {
+            'thunderfleet_mac_pressure{node="m1",type="DescriptorsExhausted"}': "0x180",
+            'thunderfleet_mac_pressure{node="m1",type="PIDPressure"}': "1x180",
+        },
     ),
     "ThunderfleetMacClockWrong": (
         {'thunderfleet_mac_condition{node="studio-1",type="ClockSynchronized",reason="ClockWrong"}': "0x180"},

@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 
 from thunderfleet_agent.copies import paths
@@ -27,6 +28,9 @@ from thunderfleet_lib.modelstore.store import Store
 
 COMMIT = "c" * 40
 REPOSITORY = "owner/model"
+RUN_SECONDS = 60
+"""Limit of a transfer."""
+HOLD_SECONDS = 2 * RUN_SECONDS
 CHUNKS_OF_KILL = 10 * CHUNK_BYTES
 """Size of the model of the test that kills an agent."""
 
@@ -75,6 +79,8 @@ class Mac:
         self.port = 0
         self.wrong: list[str] = []
         self.received: dict[str, int] = {}
+        self.holds: Callable[[Path], None] = lambda way: None
+        """Called by the thread of a connection when some bytes of files have arrived over it: it may wait."""
         self.server: Server | None = None
         self.copies: CopyServer | None = None
 
@@ -102,8 +108,20 @@ class Mac:
     def network(self, *ways: Path, paces: Mapping[Way, Pace] | None = None) -> Network:
         def received(way: Path, count: int) -> None:
             self.received[way.key] = self.received.get(way.key, 0) + count
+            self.holds(way)
 
         return Network(self.node, self.identity.client, lambda: ways, paces or {}, received, self.wrong.append)
+
+    def hold_after(self, count: int) -> threading.Event:
+        """What is received stops at about ``count`` bytes, however fast it is, until the event is set."""
+        goes_on = threading.Event()
+
+        def hold(way: Path) -> None:
+            if sum(self.received.values()) >= count:
+                goes_on.wait(HOLD_SECONDS)
+
+        self.holds = hold
+        return goes_on
 
     def transfer(self, whole: Manifest, *ways: Path, paces: Mapping[Way, Pace] | None = None) -> Transfer:
         self.store.add_manifest(whole)
@@ -152,7 +170,7 @@ def make_identity(folder: FilePath) -> Identity:
 async def run(transfer: Transfer) -> bool:
     """Runs a transfer in a thread, and stops it if the test ends before."""
     with _stopping(transfer):
-        return await asyncio.wait_for(asyncio.to_thread(transfer.run), 60)
+        return await asyncio.wait_for(asyncio.to_thread(transfer.run), RUN_SECONDS)
 
 
 @contextlib.contextmanager

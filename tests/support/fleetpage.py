@@ -19,6 +19,8 @@ from thunderfleet_view.web.chat import Chat
 from thunderfleet_view.web.server import Server
 from thunderfleet_view.web.sessions import Sessions
 
+from tests.support.ports import claim
+
 Json = dict[str, Any]
 GIB: Final = 1 << 30
 READY: Final = ("True", "Ready", "")
@@ -84,7 +86,7 @@ class FleetApi:
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._no_pods)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", port or claim(1)[0], reuse_address=True)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 

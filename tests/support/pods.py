@@ -18,7 +18,7 @@ from thunderfleet_kubelet.shim.processes import MARKER_VARIABLE
 from thunderfleet_lib.kube import ApiError
 
 from tests.support.processes import with_variable
-from tests.support.waiting import until_async
+from tests.support.waiting import ASYNC_WAIT_SECONDS, until_async
 
 Json = dict[str, Any]
 IMAGE = "test/image:1"
@@ -170,7 +170,7 @@ class World:
         manager.sync(self.api.pods())
         return manager
 
-    async def until(self, what: Callable[[], object], seconds: float = 20) -> None:
+    async def until(self, what: Callable[[], object], seconds: float = ASYNC_WAIT_SECONDS) -> None:
         def state() -> str:
             workers = self.managers[-1]._workers.values()
             found = [(worker.key, worker.attempts, worker._publisher.pending, worker._starter.problems) for worker in workers]

@@ -12,6 +12,8 @@ from thunderfleet_crds import routing
 from thunderfleet_crds.routing import AcceptedKey, GroupKey, KeyLimits, Routes
 from thunderfleet_lib.httpapi import routed
 
+from tests.support.ports import claim
+
 ROUTING_KEY = b"r" * 32
 KEYS = {routing.key_id(ROUTING_KEY): ROUTING_KEY}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -33,7 +35,7 @@ class Gateway:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        site = web.TCPSite(self._runner, "127.0.0.1", port or claim(1)[0])
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self

@@ -14,7 +14,7 @@ from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, GroupPhase
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json
 from thunderfleet_view.health import Health, of_condition
-from thunderfleet_view.problems import cable_problem, deployment_problem, mac_problem
+from thunderfleet_view.problems import cable_problem, deployment_problem, problem_of_mac
 
 Entity = dict[str, Any]
 
@@ -62,6 +62,7 @@ class Fleet:
     """Of each Mac, by ModelDeployment."""
     _users: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     """Of each cable: names of groups, by the Mac that says so."""
+    _silent: Mapping[str, str] = field(default_factory=dict)
 
     def put(self, kind: Kind, key: str, item: Json | None) -> set[str]:
         """Takes a new version of an object. Returns the ids of the entities that are different now."""
@@ -72,6 +73,12 @@ class Fleet:
             self.objects[kind][key] = item
         concerned = self._concerned(kind, key, old, item)
         return {one for one in concerned if self._refresh(one)}
+
+    def silence(self, silent: Mapping[str, str]) -> set[str]:
+        """Takes what is wrong with programs of Macs, by Node (see ``silent_macs``). Returns the ids that are different now."""
+        before, self._silent = self._silent, silent
+        changed = (name for name in before.keys() | silent.keys() if before.get(name) != silent.get(name))
+        return {one for one in map(mac_id, changed) if self._refresh(one)}
 
     def entity(self, entity_id: str) -> Entity | None:
         """What the page shows under an id; None if there is nothing."""
@@ -134,7 +141,7 @@ class Fleet:
             return None
         profile = self.objects[Kind.PROFILES].get(name)
         hardware = facts.status(profile or {}).get("hardware") or {}
-        problem, ready = mac_problem(node, profile), facts.holds(node, "Ready")
+        problem, ready = problem_of_mac(node, profile, self._silent), facts.holds(node, "Ready")
         found = (rank for ranks in self._ranks.get(name, {}).values() for rank in ranks)
         ranks = sorted(found, key=lambda rank: (rank["group"], rank["rank"]))
         return {

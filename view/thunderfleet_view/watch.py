@@ -5,7 +5,7 @@ Leases change every few seconds, so they are read at intervals instead of watche
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -102,18 +102,25 @@ class Watch:
     def _noter(self, kind: Kind) -> Callable[[str], None]:
         def note(key: str) -> None:
             changed = self.fleet.put(kind, key, self._reflectors[kind].items.get(key))
-            if changed:
-                self._feed.publish({one: self.fleet.entity(one) for one in changed})
+            self._publish(changed)
 
         return note
+
+    def _publish(self, changed: Collection[str]) -> None:
+        if changed:
+            self._feed.publish({one: self.fleet.entity(one) for one in changed})
+
+    def _picture(self) -> Picture:
+        """The Nodes, and by what programs show that they work."""
+        unread = {} if self._operators is not None else {"operators": "the operator's pods could not be read"}
+        nodes, about = list(self.fleet.objects[Kind.NODES].values()), vars(self.signs)
+        return Picture(nodes=nodes, operators=self._operators or (), unread=unread, **about)
 
     def _components(self) -> Mapping[str, str]:
         if not self._leased:
             return {}
-        unread = {} if self._operators is not None else {"operators": "the operator's pods could not be read"}
-        nodes, about = list(self.fleet.objects[Kind.NODES].values()), vars(self.signs)
-        picture = Picture(nodes=nodes, operators=self._operators or (), unread=unread, **about)
-        ready = {facts.name(node) for node in nodes if facts.holds(node, "Ready")}
+        picture = self._picture()
+        ready = {facts.name(node) for node in picture.nodes if facts.holds(node, "Ready")}
         silent = {name: text for name, text in silent_macs(picture).items() if name in ready}
         return {**components.problems(picture), **silent}
 
@@ -121,6 +128,7 @@ class Watch:
         while True:
             self._operators = await self._pods("/api/v1/pods", OPERATORS)
             self.signs = await read_signs(self._kube, self._operators or ())
+            self._publish(self.fleet.silence(silent_macs(self._picture())))
             await asyncio.sleep(LEASES_SECONDS)
 
     async def _look(self) -> None:

@@ -185,6 +185,7 @@ def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str,
     # Why a group has no place is a step of its own.
     waits = State.PROBLEM if state in FAILED else State.WAITING
     yield Step(1, f"group {number}", State.OK if serves else waits, text, depth)
+    yield from _intake(group)
     failure = group.get("lastFailure")
     if failure:
         over = serves or returning
@@ -213,6 +214,16 @@ def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str,
     for rank in group.get("ranks") or ():
         yield from _rank(picture, deployment, group, rank, silent)
     yield from _cables(picture, deployment, group, serves)
+
+
+def _intake(group: Json) -> Iterator[Step]:
+    """The process of rank 0 that tokenizes requests, if it does not work."""
+    said, ranks = facts.plain(group.get("intake") or ""), group.get("ranks") or ()
+    if said and ranks:
+        first = ranks[0]
+        where = f"rank 0 on {facts.plain(first.get('node') or '')} (Pod {facts.plain(first.get('pod') or '')})"
+        text = f"requests wait or fail, because the process that tokenizes them does not work: {said}"
+        yield Step(2, f"intake, {where}", State.PROBLEM, text, Depth.POD)
 
 
 def _rank(picture: Picture, deployment: Json, group: Json, rank: Json, silent: Mapping[str, str]) -> Iterator[Step]:

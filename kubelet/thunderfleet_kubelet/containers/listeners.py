@@ -56,11 +56,12 @@ def on_port(port: int, pids: set[int]) -> list[Listening]:
 def choose(found: Iterable[Listening]) -> Listening | None:
     """The socket to connect to: one that a process of the pod holds, and that connections to its address reach.
 
-    On macOS another program may listen on 127.0.0.1 beside a socket for all addresses, and then gets those connections.
+    On macOS another program may listen on 127.0.0.1 beside a socket for all addresses, and then gets those connections. With
+    SO_REUSEPORT it may listen on the same address, and then gets some of them.
     """
     found = sorted(found, key=lambda one: (one.everywhere, ":" in one.address, one.address))
     foreign = {one.address for one in found if not one.pids}
-    return next((one for one in found if one.pids and one.reached_at not in foreign), None)
+    return next((one for one in found if one.pids and not {one.address, one.reached_at} & foreign), None)
 
 
 def parse_lsof(output: str, pids: set[int]) -> list[Listening]:
@@ -78,7 +79,9 @@ def parse_lsof(output: str, pids: set[int]) -> list[Listening]:
             if port.isdigit():
                 host = ("::" if family == "IPv6" else "0.0.0.0") if host == "*" else host.strip("[]")
                 holders.setdefault((host, int(port)), set()).add(pid)
-    return [Listening(host, port, frozenset(who & pids)) for (host, port), who in sorted(holders.items())]
+    # lsof names processes, not sockets: a process of no pod may have a socket of its own on the same address.
+    parts = ((end, part) for end, who in sorted(holders.items()) for part in (who & pids, who - pids) if part)
+    return [Listening(host, port, frozenset(part & pids)) for (host, port), part in parts]
 
 
 def _from_proc(port: int, pids: set[int]) -> list[Listening]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from thunderfleet_crds.names import TAINT_MACOS
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.clock import since_boot
 from thunderfleet_lib.descriptors import Descriptors, descriptors
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
@@ -38,6 +39,7 @@ class NodeController:
     this kubelet cannot give each pod its own. ``disk``: looks at the disk. ``machine_changed``: called with the machine when it
     has another amount of memory for pods. ``images``: those of the status.
     ``components``: whether those of a control plane on this machine work. ``own_descriptors``: counts those of the kubelet.
+    ``now``: seconds on a clock that counts sleep.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class NodeController:
         images: Callable[[], list[Json]] = list,
         components: Callable[[], Mapping[str, bool]] = dict,
         own_descriptors: Callable[[], Descriptors | None] = descriptors,
+        now: Callable[[], float] = since_boot,
         *,
         addresses: Sequence[str],
     ) -> None:
@@ -69,6 +72,7 @@ class NodeController:
         self.images = images
         self.components = components
         self.own_descriptors = own_descriptors
+        self._now = now
         self.addresses = tuple(addresses)
         """The Node's addresses. Call ``nudge`` after a change."""
         self.no_address: str | None = None
@@ -85,6 +89,9 @@ class NodeController:
         self._written: datetime | None = None
         self._renewed: datetime | None = None
         """The newest time of renewal in the Lease; None until it has been read."""
+        self._renewed_at: float | None = None
+        """When this kubelet has renewed it last, by ``now``."""
+        self._lease_period = config.lease_seconds / 4
 
     def nudge(self) -> None:
         """Checks the machine and the Node now."""
@@ -98,6 +105,13 @@ class NodeController:
     def uid(self) -> str:
         """The Node's uid; empty until it is registered."""
         return self._uid
+
+    @property
+    def late_seconds(self) -> float | None:
+        """By how many seconds the renewal of the Lease is overdue; None before the first one."""
+        if self._renewed_at is None:
+            return None
+        return max(0.0, self._now() - self._renewed_at - self._lease_period)
 
     def current(self) -> Json | None:
         """The Node in the API server, as last watched."""
@@ -218,7 +232,7 @@ class NodeController:
         await self.register()
 
     async def _keep_lease(self) -> None:
-        period = self.config.lease_seconds / 4
+        period = self._lease_period
         while True:
             delay = period
             self._renew_now.clear()
@@ -255,3 +269,4 @@ class NodeController:
             if error.status != 404:
                 raise
             await self.kube().create(LEASES, wanted)
+        self._renewed_at = self._now()

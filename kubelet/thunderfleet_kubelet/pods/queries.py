@@ -270,8 +270,10 @@ class PodQueries:
         found = await asyncio.to_thread(_listening, running, own, port)
         chosen = listeners.choose(found)
         if chosen is None:
+            alone = " alone" if any(socket.pids for socket in found) else ""
             who = "a process outside of this pod listens there" if found else "no process listens there"
-            raise PortRefused(f"pod {namespace}/{pod} does not listen on TCP port {port} of node {self._node_name}: {who}")
+            where = f"TCP port {port} of node {self._node_name}"
+            raise PortRefused(f"pod {namespace}/{pod} does not listen{alone} on {where}: {who}")
         async with asyncio.timeout(DIAL_SECONDS):
             return await asyncio.open_connection(chosen.reached_at, port, limit=DIAL_BYTES)
 

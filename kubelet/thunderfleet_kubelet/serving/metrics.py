@@ -17,6 +17,7 @@ class Metrics:
 
     ``api``: returns the number of (requests, writes) to the API server. ``control_plane``: returns when each certificate of the
     control plane on this machine expires, in seconds since the Unix epoch, by its name; None without a control plane.
+    ``late``: returns by how many seconds the renewal of the Node's Lease is overdue; None before the first one.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -28,6 +29,7 @@ class Metrics:
         api: Callable[[], tuple[int, int]],
         control_plane: Callable[[], Mapping[str, float]] | None = None,
         components: Callable[[], Mapping[str, bool]] = dict,
+        late: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(ProcessMetrics("kubelet"))
@@ -35,6 +37,7 @@ class Metrics:
         self._node_name = node_name
         self._control_plane = control_plane
         self._components = components
+        self._late = late
         self._counts = PodCounts(0, 0, 0)
         self._requests = Counter(
             "thunderfleet_kubelet_http_requests",
@@ -74,6 +77,14 @@ class Metrics:
         requests, writes = self._api()
         yield CounterMetricFamily("thunderfleet_kubelet_api_requests", "Requests to the API server.", value=requests)
         yield CounterMetricFamily("thunderfleet_kubelet_api_writes", "Requests to the API server other than GET.", value=writes)
+        late = GaugeMetricFamily(
+            "thunderfleet_kubelet_lease_late_seconds",
+            "Seconds by which the renewal of the Lease of the kubelet's Node is overdue; 0 if it is on time.",
+            labels=["node"],
+        )
+        if (seconds := self._late()) is not None:
+            late.add_metric([self._node_name], seconds)
+        yield late
         counts = self._counts
         yield GaugeMetricFamily("thunderfleet_kubelet_pods", "Accepted pods that have not ended.", value=counts.pods)
         yield GaugeMetricFamily("thunderfleet_kubelet_containers", "Running containers.", value=counts.containers)

@@ -8,5 +8,5 @@ layout     where they are below the folder; pure
 eviction   which models to remove when a disk limit is reached; pure
 hashing    hashes of files, as the hub gives them
 store      writes, checks and removes them; one writer per file
-intake     takes over files that another process downloads, and hashes them while they arrive
+adoption   takes over files that another process downloads, and hashes them while they arrive
 """

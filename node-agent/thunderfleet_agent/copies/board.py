@@ -329,6 +329,11 @@ class Board:
         """The whole file has its hash."""
         self.large.pop(blob, None)
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a source."""
+        return bool(self._sources)
+
     def waits_for(self) -> str:
         """What the transfer waits for."""
         if not self._sources:

@@ -290,7 +290,7 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
         return _waiting(one, attempt.bytes_done, problem.reason, str(problem), phase)
     progress: Progress = transfer.progress()
     if progress.waits_for:
-        reason = None if ways else Reason.NO_SOURCE
+        reason = Reason.NO_SOURCE if progress.alone or not ways else None
         return _waiting(one, progress.done, reason, progress.waits_for)
     return CopyState(
         phase=CopyPhase.CHECKING if progress.checking else CopyPhase.COPYING,

@@ -60,7 +60,10 @@ class TransferFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of a transfer. ``main``: where most bytes come from now, ``most``: where they came from; None if none do."""
+    """A moment of a transfer. ``main``: where most bytes come from now, ``most``: where they came from; None if none do.
+
+    ``alone``: no Mac is connected, and those that were asked failed or sent wrong bytes.
+    """
 
     done: int
     rate: int
@@ -69,6 +72,7 @@ class Progress:
     waits_for: str
     checking: bool
     most: From | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,9 @@ class Transfer:
             checking = any(large.whole for large in self._board.active) and left == 0
             waits = "" if rate or checking else self._waits_for()
             most = self._rates.most()
-        return Progress(self._manifest.total_bytes - left, rate, seconds_left(left, rate), main, waits, checking, most)
+            alone = bool(waits) and not self._board.connected and bool(self._failures.texts())
+        done = self._manifest.total_bytes - left
+        return Progress(done, rate, seconds_left(left, rate), main, waits, checking, most, alone)
 
     def run(self) -> bool:
         """Fetches all files and makes the model's folder appear. Returns False if it was stopped.

@@ -25,9 +25,9 @@ from thunderfleet_crds.parts import ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube, Reflector
+from thunderfleet_lib.modelstore.adoption import Adoption
 from thunderfleet_lib.modelstore.eviction import Kept, evict
 from thunderfleet_lib.modelstore.hashing import WrongBytes
-from thunderfleet_lib.modelstore.intake import Intake
 from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest
 from thunderfleet_lib.modelstore.store import Busy, Store, allocated_bytes, read_manifest
@@ -96,7 +96,7 @@ class Keeper:
         """Paths of models of the store that the hub has listed only for a token. They are not published as models of this Mac:
         a namespace gets them through a ModelCache whose own token the hub has accepted."""
         self.restricted = self._restricted({})
-        self._intake = Intake(self.store, RESERVE_BYTES)
+        self._adoption = Adoption(self.store, RESERVE_BYTES)
         self._node = node
         self._changed = changed
         self._arrived = arrived
@@ -199,7 +199,7 @@ class Keeper:
         self.store.prepare_once()
         self.store.restrict({digest: one.token for digest, one in wanted.items()})
         self.restricted = self._restricted(wanted)
-        self._intake.retain([self.store.layout.staged(download) for one in wanted.values() for download in one.downloads])
+        self._adoption.retain([self.store.layout.staged(download) for one in wanted.values() for download in one.downloads])
         states = {}
         for digest, one in wanted.items():
             try:
@@ -282,13 +282,14 @@ class Keeper:
             self.store.publish_part(whole, every if one.files is None else one.files, one.layers)
 
     def _is_published(self, one: Wanted) -> bool:
-        if one.files is None and not self.store.layout.snapshot(one.repository, one.commit).is_dir():
-            return False
-        if not one.layers:
-            return True
         manifest = self.store.manifest(one.digest)
-        # A file that has changed on disk loses its name, so it may be missing again.
-        return manifest is not None and one.layers <= (self.store.part_layers(manifest) or frozenset())
+        if manifest is None or (one.files is None and not self._is_whole(manifest)):
+            return False
+        return not one.layers or one.layers <= (self.store.part_layers(manifest) or frozenset())
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Whether the folder of the commit is there with all files: one that has changed on disk has lost its name."""
+        return self.store.layout.snapshot(manifest.repository, manifest.commit).is_dir() and not self.store.missing(manifest)
 
     def _parts(self) -> dict[str, frozenset[int]]:
         """By digest, the layers in the folders for parts."""
@@ -316,7 +317,7 @@ class Keeper:
                     continue
                 folder = self.store.layout.staged(download)
                 try:
-                    if not self._intake.take(one.repository, entry, folder):
+                    if not self._adoption.take(one.repository, entry, folder):
                         continue
                 except Busy:
                     continue
@@ -369,7 +370,7 @@ class Keeper:
         excess = needed + RESERVE_BYTES - self.store.free_bytes()
         if excess > 0:
             # What is copied while it arrives saves time only.
-            self._intake.retain(())
+            self._adoption.retain(())
             excess = needed + RESERVE_BYTES - self.store.free_bytes()
         kept = self.store.kept()
         for old in evict(kept, self._referenced(kept, self._wanted()), excess):
@@ -418,7 +419,8 @@ class Keeper:
 
     def _phase(self, model: Kept, parts: Mapping[str, frozenset[int]]) -> CopyPhase:
         """Of a model that nothing wants any more."""
-        if self.store.layout.snapshot(model.repository, model.commit).is_dir():
+        manifest = self.store.manifest(model.digest)
+        if manifest is not None and self._is_whole(manifest):
             return CopyPhase.COMPLETE
         return CopyPhase.PART if model.digest in parts else CopyPhase.WAITING
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.names import ANNOTATION_BACKUP, LABEL_OS, RESOURCE_GPU_MEMORY
+from thunderfleet_crds.names import ANNOTATION_BACKUP, CONDITION_DESCRIPTORS, LABEL_OS, RESOURCE_GPU_MEMORY
 from thunderfleet_crds.nodes import has_gpu_memory
 from thunderfleet_lib.csr.rules import is_control_plane, published_addresses
 from thunderfleet_lib.quantity import to_bytes
@@ -44,7 +44,7 @@ class Node:
     saved: datetime | None = None
     """When `thunderfleet backup` last saved its control plane."""
     pressures: tuple[tuple[str, bool], ...] = ()
-    """Its conditions under which the kubelet ends pods, such as DiskPressure, and whether each holds."""
+    """Its conditions that say that a resource runs out, such as DiskPressure, and whether each holds."""
 
     @property
     def mac(self) -> bool:
@@ -123,7 +123,7 @@ def _saved(metadata: Json) -> datetime | None:
 def _pressures(item: Json) -> tuple[tuple[str, bool], ...]:
     conditions = (item.get("status") or {}).get("conditions") or []
     kinds = [(str(one.get("type")), one.get("status") == "True") for one in conditions]
-    return tuple(sorted((kind, holds) for kind, holds in kinds if kind.endswith("Pressure")))
+    return tuple(sorted((kind, holds) for kind, holds in kinds if kind.endswith("Pressure") or kind == CONDITION_DESCRIPTORS))
 
 
 def read_node(item: Json) -> Node:

@@ -10,6 +10,7 @@ openai     OpenAI's dialects; pure
 anthropic  Anthropic's dialect; pure
 upkeep     what the group generates for itself
 intake     request bodies through the intake process
+intakehealth  whether the intake process works; pure
 service    requests on their way to rank 0 and back
 visits     how many requests of clients there are; pure
 passages   what a model must continue; pure

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from thunderfleet_runner import intakeprotocol
 from thunderfleet_runner.api.errors import ApiError, refused
+from thunderfleet_runner.api.intakehealth import IntakeHealth
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.host.intakeprocess import Cause, Ended
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Subject
@@ -42,17 +44,28 @@ class Process(Protocol):
 class Intake:
     """Asks the process that ``start`` starts. Belongs to one event loop.
 
-    ``on_end`` receives the reason why a process has ended. ``start`` raises OSError or Ended.
+    ``on_end`` receives the reason why a process has ended. ``start`` raises OSError or Ended. ``now``: monotonic seconds.
     """
 
-    def __init__(self, start: Callable[[], Awaitable[Process]], on_end: Callable[[Cause], None] = lambda cause: None) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[Process]],
+        on_end: Callable[[Cause], None] = lambda cause: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._start = start
         self.on_end = on_end
+        self._health = IntakeHealth(now)
         self._started: asyncio.Future[Process] | None = None
         self._renewals: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._large = asyncio.Lock()
         self._closed = False
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the process, if that is not the fault of a request; "" if nothing is."""
+        return self._health.problem
 
     async def prepare(self, endpoint: Endpoint, raw: bytes, limits: ModelLimits) -> intakeprotocol.Prepared:
         """The request in a body. Raises ApiError for one that is refused, Unavailable when no process can be had."""
@@ -133,33 +146,67 @@ class Intake:
         try:
             process = await started
             if process.gone:
-                self.on_end(Cause.OTHER)
+                self._bad(Cause.OTHER, "it was ended from outside")
                 log.warning("the intake process was ended from outside since the last request; another one starts")
                 await process.end()
-                started = self._started = asyncio.ensure_future(self._start())
+                self._started = None
+                started = self._process()
                 process = await started
-            return await process.ask(*frames)
+            self._health.asked()
+            answer = await process.ask(*frames)
+            self._health.answered()
+            return answer
         except (Ended, OSError) as error:
             if self._started is started:
                 self._started = None
             if self._closed:
                 raise Unavailable("the group is stopping") from error
-            raise self._failure(error) from error
+            raise self._failure(error, started) from error
 
-    def _failure(self, error: Ended | OSError) -> Exception:
-        cause = error.cause if isinstance(error, Ended) else Cause.OTHER
-        self.on_end(cause)
-        log.warning("the intake process ended: %s", error)
+    def _failure(self, error: Ended | OSError, started: "asyncio.Future[Process]") -> Exception:
+        """What the client gets. ``started``: of the process that was asked, or that did not start."""
+        cause = _cause(error)
+        if started.exception() is None:
+            # A start that has failed is noted already.
+            self._ended(cause, error)
+            # The next request finds it started.
+            self._process()
         if cause not in _TOO_MUCH:
             return Unavailable(f"requests cannot be read now, retry later: the process that tokenizes them ended: {error}")
-        # The next request finds it started.
-        self._process()
         return refused(None, _TOO_MUCH[cause], "request_too_expensive")
+
+    def _ended(self, cause: Cause, error: Ended | OSError) -> None:
+        log.warning("the intake process ended: %s", error)
+        if cause in _TOO_MUCH:
+            self._health.answered()
+            self.on_end(cause)
+        else:
+            self._bad(cause, str(error))
+
+    def _bad(self, cause: Cause, text: str) -> None:
+        self._health.ended(text)
+        self.on_end(cause)
 
     def _process(self) -> "asyncio.Future[Process]":
         if self._started is None:
             self._started = asyncio.ensure_future(self._start())
+            self._started.add_done_callback(self._start_ended)
         return self._started
+
+    def _start_ended(self, started: "asyncio.Future[Process]") -> None:
+        """Notes whether a process has started, also if no request waits for it."""
+        if started.cancelled():
+            return
+        error = started.exception()
+        if error is None:
+            self._health.started()
+            return
+        if self._started is started:
+            # The next request tries again.
+            self._started = None
+        if isinstance(error, Ended | OSError) and not self._closed:
+            log.warning("the intake process did not start: %s", error)
+            self._bad(_cause(error), str(error))
 
     async def _renew(self) -> None:
         await self._turn.acquire()
@@ -179,6 +226,10 @@ class Intake:
             started.cancel()
         with contextlib.suppress(asyncio.CancelledError, Ended, OSError):
             await (await started).end()
+
+
+def _cause(error: Ended | OSError) -> Cause:
+    return error.cause if isinstance(error, Ended) else Cause.OTHER
 
 
 async def _acquire(lock: asyncio.Lock) -> None:

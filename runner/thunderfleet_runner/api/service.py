@@ -117,6 +117,8 @@ class Service:
         """What became of the passages that the group was asked to continue; the supervisor reports it in its state."""
         self.connections = ""
         """What identifies the connections of the group's cables, from the operator: another one after an interruption."""
+        self.intake_problem: Callable[[], str] = lambda: ""
+        """What is wrong with the intake process; "" if nothing is. The supervisor reports it in its state."""
         self.draining = False
         self.private = False
         """Whether the group only works for itself: clients' requests are not admitted yet."""

@@ -114,6 +114,7 @@ class Leader:
             benchmark=self._service().benchmark,
             verified=self._evidence.report(machine, self._service().answers, self._service().lengths),
             runner_version=self._version,
+            intake=self._service().intake_problem(),
         )
 
     @property

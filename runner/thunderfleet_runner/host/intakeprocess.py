@@ -107,7 +107,16 @@ class IntakeProcess:
             raise
         finally:
             theirs.close()
-        self = cls(process, *await asyncio.open_connection(sock=ours))
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            # Also when this call is cancelled.
+            ours.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        self = cls(process, reader, writer)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._receive()

@@ -29,7 +29,7 @@ from thunderfleet_agent.peers.identity import Identity
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.modelstore.store import Busy
 
-from tests.support.copies import REPOSITORY, Fleet, Mac, content, entry, fill, make_identity, manifest, run
+from tests.support.copies import HOLD_SECONDS, REPOSITORY, Fleet, Mac, content, entry, fill, make_identity, manifest, run
 from tests.support.waiting import until_async
 
 SMALL = {"config.json": b'{"model_type": "qwen2"}', "empty.txt": b"", "sub/größe 🦊.txt": b"fox", "tokenizer.json": b"[]"}
@@ -86,9 +86,17 @@ async def test_several_cables_and_sources_are_used_at_once(fleet: Fleet) -> None
     first, second = await holder(fleet, files, cables=2), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     ways = [target.way(first), target.way(first, number=1), target.way(second)]
-    # One of them alone must not take everything before the others are connected.
-    paces = {Way.CABLE: Pace(400e6)}
-    assert await run(target.transfer(whole, *ways, paces=paces))
+    used, all_used = set[str](), threading.Event()
+
+    def wait_for_all(way: PeerPath) -> None:
+        """One of them alone must not take everything before the others are connected."""
+        used.add(way.key)
+        if len(used) == len(ways):
+            all_used.set()
+        all_used.wait(HOLD_SECONDS)
+
+    target.holds = wait_for_all
+    assert await run(target.transfer(whole, *ways))
     assert target.has(whole, files)
     assert set(target.received) == {way.key for way in ways}
 
@@ -139,6 +147,39 @@ async def test_a_chain_forwards_chunks_while_the_file_still_arrives(fleet: Fleet
     gate.set()
     assert await asyncio.gather(*running) == [True] * 3
     assert all(mac.has(whole, files) for mac in macs)
+
+
+async def test_a_mac_that_is_lost_while_it_forwards_is_replaced_and_goes_on_later(fleet: Fleet) -> None:
+    files = {"model.safetensors": content(15, 12 * CHUNK_BYTES)}
+    whole, (first, middle, last) = manifest(files), [await holder(fleet, files), await fleet.mac(), await fleet.mac()]
+    gate, taken, ways = threading.Event(), list[int](), [last.way(middle)]
+    between, end = middle.transfer(whole, middle.way(first)), last.transfer(whole)
+    object.__setattr__(end._network, "ways", lambda: tuple(ways))
+
+    def received(way: object, count: int) -> None:
+        taken.append(count)
+        if sum(taken) > 4 * CHUNK_BYTES:
+            gate.wait(30)
+
+    object.__setattr__(between._network, "received", received)
+    running = [asyncio.create_task(run(transfer)) for transfer in (between, end)]
+    over_cable = last.way(middle).key
+    await until_async(lambda: last.received.get(over_cable, 0) > CHUNK_BYTES, describe=lambda: str(end.progress()))
+    between.stop()
+    await middle.stop()
+    ways.append(last.way(first, Way.NETWORK))
+    gate.set()
+    assert await asyncio.gather(*running) == [False, True]
+    assert last.has(whole, files) and last.wrong == []
+    # What the lost Mac has given is not fetched again, apart from what was on its way.
+    assert sum(last.received.values()) < whole.total_bytes + 3 * CHUNK_BYTES
+    # It serves nothing, and continues with what is on its disk, from both Macs.
+    assert not middle.store.layout.snapshot(whole.repository, whole.commit).exists()
+    held = middle.store.arrived_bytes(whole)
+    assert 0 < held < whole.total_bytes
+    assert await run(middle.transfer(whole, middle.way(first), middle.way(last)))
+    assert middle.has(whole, files)
+    assert sum(middle.received.values()) <= whole.total_bytes - held + 2 * CHUNK_BYTES
 
 
 async def test_two_macs_that_fetch_the_same_give_each_other_what_they_have(fleet: Fleet) -> None:
@@ -230,10 +271,11 @@ async def test_a_damaged_file_is_not_given_and_loses_its_name(fleet: Fleet) -> N
 async def test_a_stopped_transfer_continues_with_what_is_on_disk(fleet: Fleet) -> None:
     files = {"model.safetensors": content(5, 12 * CHUNK_BYTES)}
     source, target, whole = await holder(fleet, files), await fleet.mac(), manifest(files)
-    first = target.transfer(whole, target.way(source), paces={Way.CABLE: Pace(100e6)})
+    first, goes_on = target.transfer(whole, target.way(source)), target.hold_after(5 * CHUNK_BYTES)
     running = asyncio.create_task(run(first))
     await until_async(lambda: first.progress().done >= 4 * CHUNK_BYTES)
     first.stop()
+    goes_on.set()
     assert await running is False
     assert not target.store.layout.snapshot(whole.repository, whole.commit).exists()
     before = sum(target.received.values())
@@ -285,8 +327,8 @@ async def test_a_file_that_changes_during_the_copy_is_fetched_from_another_mac(f
     files = {"model.safetensors": content(9, 12 * CHUNK_BYTES)}
     changing, second = await holder(fleet, files), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
-    ways = [target.way(changing)]
-    transfer = target.transfer(whole, paces={Way.CABLE: Pace(100e6)})
+    ways, goes_on = [target.way(changing)], target.hold_after(2 * CHUNK_BYTES)
+    transfer = target.transfer(whole)
     object.__setattr__(transfer._network, "ways", lambda: tuple(ways))
     running = asyncio.create_task(run(transfer))
     await until_async(lambda: transfer.progress().done >= CHUNK_BYTES)
@@ -296,6 +338,7 @@ async def test_a_file_that_changes_during_the_copy_is_fetched_from_another_mac(f
         for index in range(12):
             file.seek(index * CHUNK_BYTES + 77)
             file.write(b"changed")
+    goes_on.set()
     await until_async(lambda: target.wrong == [changing.node])
     ways.append(target.way(second))
     assert await running
@@ -368,11 +411,12 @@ async def test_a_file_has_one_writer(fleet: Fleet) -> None:
 async def test_a_model_that_is_removed_during_the_copy_does_not_come_back(fleet: Fleet) -> None:
     files = {"model.safetensors": content(9, 12 * CHUNK_BYTES)}
     source, target, whole = await holder(fleet, files), await fleet.mac(), manifest(files)
-    transfer = target.transfer(whole, target.way(source), paces={Way.CABLE: Pace(100e6)})
+    transfer, goes_on = target.transfer(whole, target.way(source)), target.hold_after(2 * CHUNK_BYTES)
     running = asyncio.create_task(run(transfer))
     await until_async(lambda: transfer.progress().done > 0)
     target.store.remove(whole.digest)
     transfer.stop()
+    goes_on.set()
     assert await running is False
     assert not target.store.layout.repository(REPOSITORY).exists()
 

@@ -103,7 +103,7 @@ async def test_the_state_names_the_mac_and_the_cable(fleet: Fleet) -> None:
     whole = manifest(files)
     source, target = await fleet.mac(), await fleet.mac()
     fill(source.store, whole, files)
-    async with copying(target, cables=(source,), limits=Limits(used_cable=20e6)) as copies:
+    async with copying(target, cables=(source,), limits=Limits(used_cable=10e6)) as copies:
         copies.set_groups(None)
         copies.want([model(source, whole=whole)])
         await until_async(lambda: copies.states()[whole.digest].peer, describe=lambda: str(copies.states()))
@@ -170,6 +170,32 @@ async def test_a_model_that_nobody_has_waits_and_arrives_later(fleet: Fleet) -> 
         assert state.phase is CopyPhase.WAITING and f"{source.node} does not have it" in state.message
         fill(source.store, WHOLE, FILES)
         await until_async(lambda: arrived(target), describe=lambda: str(copies.states()))
+
+
+async def test_a_source_that_is_lost_during_the_copy_is_missed_until_another_one_comes(fleet: Fleet) -> None:
+    """The operator counts for how long a Mac reports that, and then has it download the model."""
+    files = {"model.safetensors": content(23, 8 * CHUNK_BYTES)}
+    whole = manifest(files)
+    first, second, target = await fleet.mac(), await fleet.mac(), await fleet.mac()
+    fill(first.store, whole, files)
+    async with copying(target, second, cables=(first,), limits=Limits(used_cable=5e6)) as copies:
+        # Slow, so that the Mac is lost while most is still to fetch.
+        copies.set_groups(None)
+        copies.want([model(first, whole=whole)])
+        await until_async(lambda: copies.states()[whole.digest].bytes_done, describe=lambda: str(copies.states()))
+        await first.stop()
+        await until_async(
+            lambda: copies.states()[whole.digest].reason == Reason.NO_SOURCE, describe=lambda: str(copies.states())
+        )
+        state = copies.states()[whole.digest]
+        assert state.phase is CopyPhase.WAITING and state.bytes_done and not arrived(target, whole)
+        assert "no Mac that has the model can be reached" in state.message and first.node in state.message
+        fill(second.store, whole, files)
+        copies.want([model(first, second, whole=whole)])
+        await copies._look_up()
+        await until_async(lambda: arrived(target, whole), describe=lambda: str(copies.states()))
+    target.store.publish(whole)
+    assert target.has(whole, files)
 
 
 async def test_no_reachable_source_is_said(fleet: Fleet) -> None:

@@ -18,11 +18,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_agent.measure import measure_cli
+from thunderfleet_agent.measure import admission, measure_cli
 from thunderfleet_agent.measure.ledger import FILE, Ledger
 from thunderfleet_agent.measure.prober import Preempted, Prober
 from thunderfleet_agent.measure.schedule.figures import Figures
@@ -43,6 +44,7 @@ from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
+from tests.support.ports import claim
 from tests.support.processes import PROC
 from tests.support.tiers import quick
 
@@ -328,8 +330,12 @@ async def test_a_busy_agent_refuses_an_interactive_measurement(tmp_path: Path, u
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-async def test_an_interactive_measurement_preempts_background_probes(tmp_path: Path, until: Until, busy: int) -> None:
+async def test_an_interactive_measurement_preempts_background_probes(
+    tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch, busy: int
+) -> None:
     """If one of the two Macs is in a probe with a third one, it is reserved until that ends, for a limited time."""
+    # Longer than this test takes on a busy machine.
+    monkeypatch.setattr(admission, "RESERVED_SECONDS", 600.0)
     slow = settings(sockets={**SOCKETS, "bytes": 2**36, "seconds": 60})
     async with macs(3, tmp_path, slow) as fleet:
         a, b, c = fleet
@@ -351,7 +357,7 @@ async def test_an_interactive_measurement_preempts_background_probes(tmp_path: P
         assert not measuring.done()
         measuring.cancel()
         await asyncio.gather(measuring, return_exceptions=True)
-        assert 0 < fleet[busy].prober._reservation.until - time.monotonic() < 6
+        assert 0 < fleet[busy].prober._reservation.until - time.monotonic() <= 600
 
 
 async def test_a_group_that_arrives_ends_an_interactive_measurement(tmp_path: Path, until: Until) -> None:
@@ -692,8 +698,6 @@ async def test_a_group_over_one_cable_is_measured_both_ways_and_leaves_nothing(t
 async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
     tmp_path: Path, until: Until, how: signal.Signals, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Shortens the time limit of a group, because a frozen rank uses all of it.
-    monkeypatch.setattr("thunderfleet_agent.measure.session.pair_session.FORM_SECONDS", -15.0)
     run, struck = parent.run, list[int]()
 
     async def runs(order: dict[str, object], heard: parent.Heard) -> dict[str, object]:
@@ -710,10 +714,17 @@ async def test_a_rank_that_dies_or_freezes_takes_the_whole_group_with_it(
     async with macs(2, tmp_path, ring(bytes=2**36)) as (a, b):
         a.sees(b)
         b.sees(a)
-        probing = asyncio.create_task(a.prober.run_once(rdma_probe(a.prober.settings, Target(b.name, "", LINK))))
-        (ended,) = await asyncio.gather(probing, return_exceptions=True)
-        assert struck and isinstance(ended, SessionFailed | parent.WorkerFailed), ended
-        await until(lambda: not pair_processes())
+        # A short time limit of the group, because a frozen rank uses all of it. On a busy machine the ranks may not find each
+        # other within it: then a longer one.
+        for forming in (-15.0, 0.0, 20.0, 40.0):
+            monkeypatch.setattr("thunderfleet_agent.measure.session.pair_session.FORM_SECONDS", forming)
+            probing = asyncio.create_task(a.prober.run_once(rdma_probe(a.prober.settings, Target(b.name, "", LINK))))
+            (ended,) = await asyncio.gather(probing, return_exceptions=True)
+            assert isinstance(ended, SessionFailed | parent.WorkerFailed), ended
+            await until(lambda: not pair_processes())
+            if struck:
+                break
+        assert struck, ended
         await until(lambda: a.prober.lock.peer is None and b.prober.lock.peer is None)
 
 
@@ -1001,13 +1012,12 @@ async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit(t
 async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(tmp_path: Path, until: Until) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [each.getsockname()[1] for each in (one, other)]
+    ports = claim(2)
     hosts = [f"127.0.0.1:{port}" for port in ports]
     lifeline, ours = os.pipe()
     order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": hosts, "folder": str(folder), "lifeline": lifeline}
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", json.dumps({**order, "seconds": 60, "bytes": SMALL})),
+        *(sys.executable, "-m", "thunderfleet_agent", "measure-child", json.dumps({**order, "seconds": 600, "bytes": SMALL})),
         stdin=asyncio.subprocess.PIPE,
         pass_fds=[lifeline],
     )
@@ -1016,7 +1026,8 @@ async def test_a_rank_that_holds_the_interpreter_ends_with_its_agent(tmp_path: P
         # It waits for a rank 1 that does not exist.
         await until(lambda: f":{ports[0]:04X} 00000000:0000 0A" in (PROC / "net/tcp").read_text(), seconds=60)
         os.close(ours)
-        async with asyncio.timeout(15):
+        # Long before its own limit.
+        async with asyncio.timeout(60):
             await child.wait()
     finally:
         if child.returncode is None:
@@ -1040,8 +1051,7 @@ async def test_a_killed_measurement_leaves_no_folder_behind(
     """Rank 0 waits for a rank 1 that never comes, and is killed: directly, or by its guard after its agent."""
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [each.getsockname()[1] for each in (one, other)]
+    ports = claim(2)
     order = {"what": "pair", "rank": 0, "backend": "ring", "hosts": [f"127.0.0.1:{port}" for port in ports]}
     agent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", ALONE, json.dumps({**order, "seconds": 60, "bytes": SMALL})), stderr=asyncio.subprocess.DEVNULL
@@ -1083,7 +1093,16 @@ async def test_the_gpu_is_measured_in_a_process_with_progress(what: str) -> None
     async def heard(message: dict[str, object]) -> None:
         told.append(float(str(message["progress"])))
 
-    found = await parent.run({"what": what, "seconds": 8}, heard)
+    async def measured(seconds: int) -> dict[str, Any]:
+        try:
+            return await parent.run({"what": what, "seconds": seconds}, heard)
+        except parent.WorkerFailed as error:
+            # A busy machine takes longer to make what is to be measured.
+            if "did not finish within" not in str(error) or seconds > 100:
+                raise
+            return await measured(4 * seconds)
+
+    found = await measured(8)
     figure = found["flops" if what == "gpu" else "megabytesPerSecond"]
     assert figure > 0 and found["mlxVersion"] and found["device"] and found["osVersion"]
     # The figure is the rate of one of the reported runs.

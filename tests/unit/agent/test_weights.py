@@ -18,7 +18,7 @@ from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.kube import Kube
-from thunderfleet_lib.modelstore import intake
+from thunderfleet_lib.modelstore import adoption
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 from thunderfleet_lib.modelstore.parts import PART_FILE
 
@@ -214,8 +214,8 @@ def test_progress_counts_what_is_staged_and_is_no_model_yet(mac: Mac) -> None:
 
 def arrives(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A large file of which half has arrived, after a round."""
-    monkeypatch.setattr(intake, "LEAST_BYTES", 1000)
-    monkeypatch.setattr(intake, "CLONED_SHARE", 0.5)
+    monkeypatch.setattr(adoption, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(adoption, "CLONED_SHARE", 0.5)
     mac.wants(cache("tiny"))
     folder = mac.download("tiny")
     weights = next(entry for entry in manifest("tiny").files if entry.path == "model.safetensors")
@@ -453,6 +453,38 @@ def test_a_part_without_a_file_that_it_had_is_fetched_again(mac: Mac) -> None:
     assert mac.keeper.copies[0].layers is None
     mac.download("tiny")
     assert mac.round() == {"tiny": (CopyPhase.PART, None)}
+
+
+@pytest.mark.parametrize("source", ["Hub", "Peer"])
+def test_a_model_without_a_file_that_it_had_is_fetched_again(mac: Mac, source: str) -> None:
+    mac.wants(cache("tiny"))
+    mac.download("tiny")
+    mac.round()
+    weights = manifest("tiny").files[1]
+    # As a peer's request does that finds that it has changed.
+    mac.store.layout.blob("owner/tiny", weights.blob).unlink()
+    mac.wants(cache("tiny", source))
+    mac.keeper.peers = peers = Peers(mac, "tiny", arrives=False)
+    assert mac.round()["tiny"][0] is not CopyPhase.COMPLETE
+    assert (peers.wanted == {manifest("tiny").digest}) == (source == "Peer")
+    if source == "Peer":
+        fill(mac.store, manifest("tiny"), contents("tiny"))
+    else:
+        mac.download("tiny")
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    folder = mac.store.layout.snapshot("owner/tiny", manifest("tiny").commit)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents("tiny")
+
+
+def test_a_model_that_nothing_wants_is_no_source_without_all_of_its_files(mac: Mac) -> None:
+    """Otherwise other Macs would wait for it, and nobody would ask the hub."""
+    mac.wants(cache("tiny"))
+    mac.download("tiny")
+    mac.round()
+    mac.wants()
+    assert mac.round() == {"tiny": (CopyPhase.COMPLETE, None)}
+    mac.store.layout.blob("owner/tiny", manifest("tiny").files[1].blob).unlink()
+    assert mac.round() == {"tiny": (CopyPhase.WAITING, None)}
 
 
 def test_a_link_to_a_file_that_is_no_longer_part_of_it_goes(mac: Mac) -> None:

@@ -75,7 +75,7 @@ def test_looks_are_read_as_they_were_written() -> None:
 
 def test_the_table_counts_by_fault_and_channel() -> None:
     found = culprit.table([Names("kill etcd", True, {"why": 1, "alert": 2}), Names("kill etcd", False, {"why": 3})])
-    assert found.splitlines()[1].split() == ["kill", "etcd", "2", "1", "2", "0", "0", "1", "0"]
+    assert found.splitlines()[1].split() == ["kill", "etcd", "2", "1", "2", "0", "0", "0", "1", "0"]
 
 
 def test_rules_without_patience_ask_for_the_same_otherwise() -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import socket
 import stat
 import tarfile
 from pathlib import Path
@@ -18,6 +17,8 @@ from thunderfleet_cli.support.redact import REDACTED, is_secret_name, redact_obj
 from thunderfleet_cli.support.requests import OBJECTS, LogRequest, pod_logs, trimmed
 from thunderfleet_localcluster import paths
 from thunderfleet_localcluster.errors import LocalClusterError
+
+from tests.support.ports import claim
 
 SECRET = "hunter2hunter2hunter2"
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
@@ -213,8 +214,7 @@ def kubeconfig(folder: Path, port: int) -> Path:
 
 
 def test_an_unreachable_api_server_is_a_problem_in_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    (port,) = claim(1)
     output = tmp_path / "s.tar.gz"
     assert main(["support", "--kubeconfig", str(kubeconfig(tmp_path, port)), "--output", str(output)]) == 0
     said = capsys.readouterr()
@@ -240,8 +240,7 @@ def test_without_a_local_cluster_the_cluster_is_that_of_kubectl(
     monkeypatch.setattr(Path, "home", lambda: home.parent)
     monkeypatch.setattr(paths, "state_folder", lambda: tmp_path / "clusters")
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    (port,) = claim(1)
     file = kubeconfig(home, port)
     if by == "KUBECONFIG":
         monkeypatch.setenv("KUBECONFIG", str(file))

@@ -223,6 +223,26 @@ def test_the_cause_is_what_is_nearest_to_the_hardware(parts: Json, subject: str,
     assert found.cause.subject == subject and found.cause.text.startswith(text)
 
 
+def unread_requests() -> Json:
+    """A deployment that serves, and whose rank 0 cannot read requests."""
+    found = deployment()
+    found["status"]["groups"][0]["intake"] = "it ended with signal 9"
+    found["status"]["groups"][0]["ranks"][0]["pod"] = "chat-0-1-0"
+    found["status"]["conditions"][-1] |= {"status": "True", "reason": "IntakeFailed", "message": "group 0: requests fail"}
+    return found
+
+
+def test_an_intake_that_does_not_work_is_the_cause_unless_its_mac_is() -> None:
+    found = picture(deployments=[unread_requests()])
+    cause = why.why(found, found.deployments[0]).cause
+    assert cause is not None and cause.subject == "intake, rank 0 on studio-1 (Pod chat-0-1-0)"
+    assert cause.text.endswith("does not work: it ended with signal 9")
+    assert "IntakeFailed" in status.as_values(found)["deployments"][0]["problem"]
+    short = picture(deployments=[unread_requests()], nodes=[full("studio-1"), node("studio-2")])
+    cause = why.why(short, short.deployments[0]).cause
+    assert cause is not None and cause.subject == "Node studio-1"
+
+
 def test_a_pod_that_cannot_start_is_the_cause() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
     broken = deployment("False", "Pending", "pods start")

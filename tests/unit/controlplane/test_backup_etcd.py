@@ -22,9 +22,10 @@ from thunderfleet_controlplane.pki import make_pki
 from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_localcluster.programs import find_programs
 
+from tests.support.ports import claim
 from tests.support.waiting import until
 
-CLIENT, PEER = 32379, 32380
+CLIENT, PEER = claim(2)
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def ask(layout: HostLayout, path: str, body: dict[str, str]) -> dict[str, Any]:
     context = ssl.create_default_context(cafile=str(layout.pki.folder / "etcd-ca.crt"))
     pair = layout.pki.pair("etcd-client")
     context.load_cert_chain(pair.certificate, pair.key)
-    with contextlib.closing(http.client.HTTPSConnection("127.0.0.1", CLIENT, context=context, timeout=20)) as connection:
+    with contextlib.closing(http.client.HTTPSConnection("127.0.0.1", CLIENT, context=context, timeout=60)) as connection:
         connection.request("POST", path, json.dumps(body))
         found: dict[str, Any] = json.loads(connection.getresponse().read())
         return found
@@ -53,11 +54,11 @@ def running(layout: HostLayout, data: Path) -> Iterator[None]:
     program = components.etcd(find_programs(lambda event: None) / "etcd", data, layout.pki, at, durable=False)
     process = subprocess.Popen(program.argv, env={**os.environ, **program.env}, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: "header" in ask(layout, "/v3/maintenance/status", {}), "etcd answers", 20, retry_on=(OSError,))
+        until(lambda: "header" in ask(layout, "/v3/maintenance/status", {}), "etcd answers", retry_on=(OSError,))
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def word(text: bytes) -> str:

@@ -29,6 +29,7 @@ from thunderfleet_controlplane.balancer.servers import (
 )
 from thunderfleet_controlplane.pki import make_pki
 
+from tests.support.ports import claim
 from tests.support.waiting import until_async
 
 ONE, TWO, THREE = (ApiServer(f"192.168.64.{number}", 6443) for number in (11, 12, 13))
@@ -131,8 +132,7 @@ async def says(ends: Ends, word: bytes) -> bytes:
 
 
 def closed_port() -> ApiServer:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return ApiServer("127.0.0.1", free.getsockname()[1])
+    return ApiServer("127.0.0.1", claim(1)[0])
 
 
 def test_a_connection_goes_to_one_that_accepts_it() -> None:

@@ -2,8 +2,8 @@
 
 import os
 import plistlib
+import re
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,9 +15,16 @@ from thunderfleet_controlplane.install.mac.launchctl import Launchctl
 from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Output
 from thunderfleet_localcluster.machines.jobs import Jobs
 
+from tests.support.processes import PROC
 from tests.support.waiting import until
 
 LABEL = "io.thunderfleet.example"
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether process ``pid`` ignores a signal."""
+    (mask,) = re.findall(r"^SigIgn:\s*(\w+)$", (PROC / str(pid) / "status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 class Launchd(BlockingHost):
@@ -49,8 +56,9 @@ class Launchd(BlockingHost):
     def _reap(self) -> None:
         for job in list(self.jobs.loaded.values()):
             if job.pid is not None:
-                # A process that was killed ends within moments; its time is not the recorded clock's.
-                pid, status = os.waitpid(job.pid, os.WNOHANG)
+                # The time that a process takes to end once it was killed is not the recorded clock's.
+                killed = job.leaving and (job.kill_at is None or not ignores(job.pid, signal.SIGTERM))
+                pid, status = os.waitpid(job.pid, 0 if killed else os.WNOHANG)
                 if pid:
                     self.jobs.exited(pid, os.waitstatus_to_exitcode(status))
 
@@ -71,12 +79,7 @@ def launchd(tmp_path: Path) -> Iterator[Launchd]:
 
 @pytest.fixture
 def launchctl(launchd: Launchd) -> Launchctl:
-    def pause(seconds: float) -> None:
-        # The processes are real and end in real time: a little of it passes with the recorded seconds.
-        time.sleep(0.002)
-        launchd.pause(seconds)
-
-    return Launchctl(launchd, lambda: launchd.now, pause)
+    return Launchctl(launchd, lambda: launchd.now, launchd.pause)
 
 
 STUBBORN = "trap '' TERM; touch {}; while :; do sleep 0.01; done"
@@ -110,7 +113,7 @@ def test_a_daemon_that_ends_slowly_is_waited_for(launchd: Launchd, launchctl: La
     path = launchd.folder / f"{LABEL}.plist"
     ready = launchd.folder.parent / "ready"
     put_daemon(launchctl, path, LABEL, text(STUBBORN.format(ready), ExitTimeOut=7), 7)
-    until(ready.exists, "it ignores SIGTERM", 20, pause=0.01)
+    until(ready.exists, "it ignores SIGTERM", pause=0.01)
     assert put_daemon(launchctl, path, LABEL, text(), 7)
     assert launchd.now >= 7 and launchd.pid is not None
 
@@ -120,7 +123,7 @@ def test_a_daemon_that_does_not_end_is_an_error(launchd: Launchd, launchctl: Lau
     ready = launchd.folder.parent / "ready"
     stubborn = text(STUBBORN.format(ready), ExitTimeOut=10_000)
     put_daemon(launchctl, path, LABEL, stubborn, 1)
-    until(ready.exists, "it ignores SIGTERM", 20, pause=0.01)
+    until(ready.exists, "it ignores SIGTERM", pause=0.01)
     with pytest.raises(InstallError, match="did not end within 21 s; run the same command again"):
         put_daemon(launchctl, path, LABEL, text(), 1)
     assert path.read_bytes() == stubborn, "it still runs"
@@ -167,7 +170,7 @@ def test_a_daemon_that_fails_is_described(launchd: Launchd, launchctl: Launchctl
         launchd.run(["launchctl", "print", "system/x"], 1)
         return launchd.jobs.loaded[LABEL].last_exit is not None
 
-    until(ended, "it has ended", 20, pause=0.01)
+    until(ended, "it has ended", pause=0.01)
     said = why_not(launchctl, layout, "example", LABEL)
     assert "state: spawn scheduled" in said and "last exit code: 3" in said and "too bad" in said
     assert "not loaded" in why_not(launchctl, layout, "other", "io.thunderfleet.other")

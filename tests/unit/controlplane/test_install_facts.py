@@ -24,6 +24,8 @@ from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import write_machine
 
+from tests.support.ports import claim
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
 
 FLEET = """
@@ -66,8 +68,8 @@ def test_a_machine_without_the_commands_of_macos(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ports_that_somebody_listens_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = claim(1)
+    with socket.create_server(("127.0.0.1", port)):
         assert port_in_use(port)
     assert not port_in_use(port)
 

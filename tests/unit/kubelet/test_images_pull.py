@@ -493,8 +493,9 @@ async def test_small_answers_are_bounded_and_limited(machine: Machine, monkeypat
 @pytest.mark.parametrize("how", ["head", "interim", "error"])
 async def test_a_blob_whose_answer_drips_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The registry is never silent: it sends a little every few milliseconds, and never the blob."""
-    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(registries, "ERROR_SECONDS", 0.3)
+    # The limit that ends it, and no other: on a busy machine an answer that comes at once may take as long.
+    limit = (registries, "ERROR_SECONDS") if how == "error" else (requests, "ANSWER_SECONDS")
+    monkeypatch.setattr(*limit, 0.3)
     monkeypatch.setattr(download, "FRUITLESS", 1)
     registry = await machine.registry()
     registry.simple("app", "1", random("data", 10 * KIB))

@@ -10,6 +10,7 @@ from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import controller
 from thunderfleet_kubelet.node.controller import LEASES, NODES, NodeController
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
+from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Kube
 
@@ -104,13 +105,21 @@ class World:
     def __init__(self) -> None:
         self.kube = FakeKube()
         self.now = datetime(2026, 1, 31, tzinfo=UTC)
+        self.seconds = 100.0
         self.readings = Readings(False, "enough", 100, 4000)
         self.looks = 0
         self.looked = asyncio.Event()
         self.ended = asyncio.Event()
         kube = cast(Kube, self.kube)
         self.node = NodeController(
-            CONFIG, MAC, self.read, lambda: kube, self.vanished, lambda: self.now, addresses=CONFIG.addresses
+            CONFIG,
+            MAC,
+            self.read,
+            lambda: kube,
+            self.vanished,
+            lambda: self.now,
+            now=lambda: self.seconds,
+            addresses=CONFIG.addresses,
         )
 
     async def read(self) -> Readings:
@@ -199,6 +208,26 @@ async def test_the_lease_goes_on_from_where_an_earlier_kubelet_was(world: World)
     world.now = datetime(2027, 2, 1, tzinfo=UTC)
     await world.node.renew()
     assert world.kube.objects[f"{LEASES}/studio-1"]["spec"]["renewTime"] == "2027-02-01T00:00:00.000000Z"
+
+
+async def test_a_renewal_that_is_overdue_is_counted(world: World) -> None:
+    metrics = Metrics("studio-1", "v0", lambda: (0, 0), late=lambda: world.node.late_seconds)
+
+    def late() -> float | None:
+        return metrics.registry.get_sample_value("thunderfleet_kubelet_lease_late_seconds", {"node": "studio-1"})
+
+    assert late() is None
+    await world.node.renew()
+    world.seconds += CONFIG.lease_seconds / 4
+    assert late() == 0
+    world.kube.away = True
+    world.seconds += 21
+    with pytest.raises(ApiError):
+        await world.node.renew()
+    assert late() == 21
+    world.kube.away = False
+    await world.node.renew()
+    assert late() == 0
 
 
 async def test_a_vanished_node_ends_its_pods_and_comes_back(running: World) -> None:

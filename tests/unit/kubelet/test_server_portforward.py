@@ -19,6 +19,7 @@ from thunderfleet_kubelet.serving.portforward.headers import BLOCK_BYTES, Compre
 from thunderfleet_kubelet.serving.portforward.tunnel import Places, Tunnel
 
 from tests.support.pods import World, sh
+from tests.support.ports import claim
 from tests.support.waiting import until_async
 
 # What the SPDY library of kubectl (moby/spdystream) writes: two streams, the end of one, data, a ping, a reset, a farewell.
@@ -370,8 +371,8 @@ async def test_only_the_pods_own_sockets_are_reached(world: World) -> None:
         writer.close()
     with pytest.raises(PortRefused, match=r"a process outside of this pod listens there"):
         await manager.queries.open_port("default", "one", two["127.0.0.1"])
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-    mine = server.sockets[0].getsockname()[1]
+    (mine,) = claim(1)
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", mine)
     with pytest.raises(PortRefused, match=r"pod default/one does not listen on TCP port \d+ of node node-1"):
         await manager.queries.open_port("default", "one", mine)
     server.close()
@@ -407,6 +408,9 @@ def test_sockets_in_the_output_of_lsof() -> None:
         Listening("::1", 8080),
     ]
     assert parse_lsof("", {101}) == []
+    shared = "p101\nf5\ntIPv4\nn*:8080\np102\nf7\ntIPv4\nn*:8080\n"
+    assert parse_lsof(shared, {101, 102}) == [Listening("0.0.0.0", 8080, frozenset({101, 102}))]
+    assert parse_lsof(shared, {101}) == [Listening("0.0.0.0", 8080, frozenset({101})), Listening("0.0.0.0", 8080)]
 
 
 @pytest.mark.parametrize(
@@ -419,6 +423,9 @@ def test_sockets_in_the_output_of_lsof() -> None:
         # On macOS both may exist, and a connection to 127.0.0.1 would reach the foreign one.
         ([Listening("0.0.0.0", 1, frozenset({1})), Listening("127.0.0.1", 1)], None),
         ([Listening("0.0.0.0", 1, frozenset({1})), Listening("127.0.0.1", 1), Listening("::", 1, frozenset({1}))], "::1"),
+        # Both have SO_REUSEPORT: the system chooses.
+        ([Listening("0.0.0.0", 1, frozenset({1})), Listening("0.0.0.0", 1)], None),
+        ([Listening("127.0.0.1", 1, frozenset({1})), Listening("127.0.0.1", 1)], None),
         ([Listening("0.0.0.0", 1)], None),
         ([], None),
     ],

@@ -29,31 +29,46 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAC = "model: Mac Studio (M3 Ultra), memory: 96 GB"
 DEVICE = "rdma_en2"
 HANG_SECONDS = 1.0
+ANSWER_SECONDS = 120.0
 
 
-def quick(argv: Sequence[str], seconds: float) -> float:
-    """A short limit, because some commands hang."""
-    return HANG_SECONDS if argv[0] == "ibv_devinfo" else seconds
+class Limits:
+    """A short limit for the command that hangs, and a long one for those that answer: this machine may be busy."""
+
+    def __init__(self, hangs: str) -> None:
+        self._hangs = hangs
+
+    def seconds(self, argv: Sequence[str]) -> float:
+        return HANG_SECONDS if argv[0] == self._hangs else ANSWER_SECONDS
 
 
 class AgentHost(Host):
-    """The agent's, with the short limit."""
+    """The agent's, with other limits."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        super().__init__((path,))
+        self._limits = limits
 
     async def run(self, argv: Sequence[str], seconds: float, given: bytes = b"") -> Output | Failure:
-        return await super().run(argv, quick(argv, seconds), given)
+        return await super().run(argv, self._limits.seconds(argv), given)
 
 
 class RunnerHost(BlockingHost):
-    """The runner's, with the short limit."""
+    """The runner's, with other limits."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        super().__init__((path,))
+        self._limits = limits
 
     def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None, given: bytes = b"") -> Output | Failure:
-        return super().run(argv, quick(argv, seconds), stop, given)
+        return super().run(argv, self._limits.seconds(argv), stop, given)
 
 
 class Pair:
-    """Two recorded Macs with one cable; the first is called a."""
+    """Two recorded Macs with one cable; the first is called a. ``hangs``: a command that gets a short limit."""
 
-    def __init__(self, folder: Path, one: str = "rdma: true") -> None:
+    def __init__(self, folder: Path, one: str = "rdma: true", hangs: str = "") -> None:
+        self._limits = Limits(hangs)
         fleet = parse_fleet(
             f"machines:\n  - {{name: a, {MAC}, {one}}}\n  - {{name: b, {MAC}, rdma: true}}\n"
             "cables:\n  - {a: 'a:1', b: 'b:1', speed: '80'}\n"
@@ -72,7 +87,7 @@ class Pair:
                 path.write_text(replace(path.read_text()))
 
     async def _status(self, name: str) -> NodeProfileStatus:
-        collector = Collector(AgentHost((self.folders[name],)))
+        collector = Collector(AgentHost(self.folders[name], self._limits))
         await asyncio.gather(collector.fast(), collector.slow())
         return profile(collector.facts, NOW).status
 
@@ -84,7 +99,7 @@ class Pair:
         usable = Reason(summary(link, profiles, NOW)["rdma"])
         found = statuses["a"].rdma
         assert found is not None and found.state is not None
-        fault = await asyncio.to_thread(rdma.check, RunnerHost((self.folders["a"],)), "a", (DEVICE,))
+        fault = await asyncio.to_thread(rdma.check, RunnerHost(self.folders["a"], self._limits), "a", (DEVICE,))
         if fault is not None:
             assert fault.fault is rules.FAULT_CLASS[Reason(fault.reason)]
         return (
@@ -159,6 +174,6 @@ async def test_macos_without_rdma(tmp_path: Path) -> None:
 
 
 async def test_a_stuck_stack(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
+    pair = Pair(tmp_path, hangs="ibv_devinfo")
     pair.commands.script("ibv_devinfo", "exec sleep 600")
     assert await pair.reasons() == (Reason.STACK_HUNG,) * 3

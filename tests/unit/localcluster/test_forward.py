@@ -21,6 +21,8 @@ from thunderfleet_localcluster.network.http_proxy import (
     serve_proxy,
 )
 
+from tests.support.ports import claim
+
 ALLOWED = [IPv4Network("127.0.0.0/8")]
 TOKEN = "0123456789abcdef"
 
@@ -192,8 +194,7 @@ async def test_the_proxy_is_closed_to_other_users_of_the_machine(echo: int, requ
 
 
 async def test_the_proxy_says_what_it_cannot_reach() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    (port,) = claim(1)
     known = credentials(f"thunderfleet:{TOKEN}").decode()
     async with proxy() as at:
         answer = await _say(at, f"GET http://127.0.0.1:{port}/ HTTP/1.1\r\n{known}\r\n\r\n".encode())

@@ -1,7 +1,6 @@
 """The operator's HTTP server answers probes while strangers hold as many connections as they like."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -11,15 +10,14 @@ from thunderfleet_operator.health import CONNECTIONS, Health
 from thunderfleet_operator.metrics import Metrics
 
 from tests.support.connections import HeldConnections
+from tests.support.ports import claim
 
 STRANGERS = 1_500
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return claim(1)[0]
 
 
 @pytest.fixture
@@ -59,7 +57,11 @@ async def test_held_connections_are_closed_after_their_limit(
     held.drop()
 
 
-async def test_a_flood_from_one_address_closes_no_silent_connection_of_another(health: Health, port: int) -> None:
+async def test_a_flood_from_one_address_closes_no_silent_connection_of_another(
+    health: Health, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The probe's connection is silent while the flood comes, which takes its time.
+    monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 600.0)
     # A probe that has connected, but whose request is still on its way.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
     held = HeldConnections("127.0.0.1", port)

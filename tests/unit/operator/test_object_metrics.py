@@ -100,6 +100,7 @@ GROUP = {**OF, "group": "0"}
         ("mac_ready", {"node": "studio-1"}, 1),
         ("mac_pressure", {"node": "studio-1", "type": "DiskPressure"}, 1),
         ("mac_pressure", {"node": "studio-1", "type": "PIDPressure"}, 0),
+        ("mac_pressure", {"node": "studio-1", "type": "DescriptorsExhausted"}, 1),
         ("mac_gpu_memory_limit_bytes", {"node": "studio-1"}, 1000),
         ("mac_gpu_memory_reserved_bytes", {"node": "studio-1"}, 100),
         ("mac_groups", {"node": "studio-1"}, 1),
@@ -112,6 +113,7 @@ def test_each_object_is_shown(metric: str, labels: dict[str, str], value: float)
     pressed = [
         condition("DiskPressure", "True", "Full"),
         condition("PIDPressure", "Unknown", "?"),
+        condition("DescriptorsExhausted", "True", "KubeletHasFewDescriptors"),
         condition("Ready", "True", ""),
     ]
     pressures = read_node({"metadata": {"name": "studio-1"}, "status": {"conditions": pressed}}).pressures

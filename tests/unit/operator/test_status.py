@@ -298,6 +298,23 @@ def test_a_group_that_fails_is_degraded() -> None:
     assert conditions(built(nameless))["Degraded"][:2] == ("True", "Failed")
 
 
+def test_a_group_that_cannot_read_requests_serves_and_is_degraded() -> None:
+    serving = (GroupPhase.READY, RankPhase.SERVING, RankPhase.SERVING)
+    broken = report(*serving, intake="it ended with signal 9")
+    status = built(outcome(broken), outcome())
+    assert [group.intake for group in status.groups] == ["it ended with signal 9", None]
+    found = conditions(status)
+    assert found["Ready"][0] == "True" and found["Degraded"][:2] == ("True", "IntakeFailed")
+    assert "group 0: requests wait or fail, because the intake, the process of rank 0 on a" in found["Degraded"][2]
+    again = built(outcome(broken), outcome(), **status.model_dump(by_alias=True, mode="json", exclude_none=True))
+    assert again == status, "nothing is written while it lasts"
+    assert conditions(built(outcome(), outcome()))["Degraded"][0] == "False"
+    loading = report(GroupPhase.LOADING, RankPhase.LOADING, RankPhase.LOADING, intake="it ended with signal 9")
+    assert conditions(built(outcome(loading)))["Degraded"][0] == "False", "it has no requests"
+    silent = replace(broken, state=None, silent_seconds=5.0)
+    assert entry(silent, group=replace(view(), status=status.groups[0])).intake == "it ended with signal 9"
+
+
 def test_a_better_place_is_mentioned() -> None:
     message = conditions(built(outcome(better="c")))["Placed"][2]
     assert "a better placement exists for group 0: on c. Serving groups are not moved" in message

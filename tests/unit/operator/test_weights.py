@@ -278,6 +278,15 @@ def test_the_hub_is_read_once_unless_no_mac_can_give_the_model_away() -> None:
     assert sources(first)["b"] is CopySource.PEER
     later = replace(observed(cache(first.status.__dict__, copies=2), a=there, b=lonely), now=NOW + timedelta(seconds=90))
     assert sources(decide(later))["b"] is CopySource.HUB
+    # It keeps downloading when its agent no longer looks for other Macs, until it has the files or another one gives them.
+    loading = profile("b", copy=CopyPhase.COPYING, done=GIB)
+    loads = observed(cache(decide(later).status.__dict__, copies=2), a=there, b=loading)
+    for seconds in (91, 600):
+        downloads = replace(loads, now=NOW + timedelta(seconds=seconds))
+        assert sources(decide(downloads))["b"] is CopySource.HUB
+    has = observed(cache(decide(later).status.__dict__, copies=2), a=there, b=profile("b", copy=CopyPhase.COMPLETE))
+    found = decide(has)
+    assert sources(found)["b"] is CopySource.PEER and found.create is None
     # One that only is not there yet is waited for.
     alone = decide(observed(cache(RESOLVED, copies=2), a=profile("a"), b=lonely))
     shown = next(copy for copy in alone.status.macs if copy.node == "b")

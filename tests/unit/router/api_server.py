@@ -11,6 +11,7 @@ from aiohttp import web
 from thunderfleet_crds import routing
 from thunderfleet_lib.kube import Kube
 
+from tests.support.ports import claim
 from tests.support.routing import ROUTING_KEY, Model
 
 NAMESPACE = "thunderfleet-system"
@@ -31,10 +32,10 @@ class ApiServer:
         self._events: list[tuple[int, str, bytes]] = []
         """What happened: resource version, path and line. A watch begins with what its list did not have, deletions too."""
         self._runner: web.AppRunner | None = None
-        self.port = 0
+        (self.port,) = claim(1)
 
     async def start(self) -> None:
-        """Opens its port, the same one again after ``stop``."""
+        """Opens its port, the same one again after ``stop``, which nobody else is given meanwhile."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)

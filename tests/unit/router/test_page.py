@@ -29,11 +29,12 @@ from tests.unit.router.test_router_app import _running
 
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 RIGHTS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+DAY = 86_400.0
 HOSTS = ("studio-1", "https://models.example.com/v1")
 
 
 @functools.cache
-def token(name: str, audience: Any = AUDIENCE, seconds: float = 3600.0) -> str:
+def token(name: str, audience: Any = AUDIENCE, seconds: float = DAY) -> str:
     """A token as the API server makes them; the signature is the API server's business."""
     claims = {"aud": [audience] if isinstance(audience, str) else audience, "exp": int(time.time() + seconds), "sub": name}
     parts = ("{}", json.dumps(claims), "signature")
@@ -342,7 +343,7 @@ def test_names_of_hosts() -> None:
 def test_a_token_says_for_whom_and_until_when() -> None:
     now = time.time()
     assert token_problem(token("ann"), now) == ""
-    assert token_problem(token("ann"), now + 7200)
+    assert token_problem(token("ann"), now + 2 * DAY)
     assert token_problem(token("ann", AUDIENCE + "2"), now)
 
 

@@ -187,7 +187,9 @@ async def test_a_wake_in_vain_ends_when_the_api_server_goes_away(monkeypatch: py
             await server.start()
 
 
-async def test_a_request_with_a_key_wakes_a_model() -> None:
+async def test_a_request_with_a_key_wakes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No regular report comes meanwhile.
+    monkeypatch.setattr(routing, "DEMAND_SECONDS", 3600.0)
     async with api_server() as server, gateways("a") as (a,):
         operator = Operator()
         server.secret(*operator.pair)
@@ -499,3 +501,49 @@ async def test_its_certificate_is_read_again(tmp_path: Path, monkeypatch: pytest
             async with asyncio.timeout(60):
                 while not await works(router.port, second):
                     pass
+
+
+def test_files_that_change_while_they_are_read_leave_the_certificate_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate of one version with the key of another would end every new connection until the next look."""
+    first, second, third = (_pair("router") for _ in range(3))
+    files = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def write(pair: tuple[str, str]) -> None:
+        for file, text in zip(files, pair, strict=True):
+            file.write_text(text)
+
+    write(first)
+    used = certificate.Certificate(tmp_path)
+    write(second)
+    load = ssl.SSLContext.load_cert_chain
+
+    def meanwhile(context: ssl.SSLContext, *paths: Path) -> None:
+        load(context, *paths)
+        if context is not used.context:
+            files[0].write_text(third[0])
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", meanwhile)
+    used.load()
+    assert _handshake(used.context, second[0])
+    with pytest.raises(OSError):
+        used.load()
+    files[1].write_text(third[1])
+    used.load()
+    assert _handshake(used.context, third[0])
+
+
+def _handshake(server: ssl.SSLContext, trusted: str) -> bool:
+    """Whether a client that trusts this certificate reaches a server with ``server``."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        ssl.create_default_context(cadata=trusted).wrap_bio(to_client, to_server, server_hostname="router"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):
+        for side in tuple(sides):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+                sides.remove(side)
+    return not sides

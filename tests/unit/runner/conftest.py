@@ -3,8 +3,6 @@
 import asyncio
 import datetime
 import json
-import os
-import socket
 import struct
 import subprocess
 import sys
@@ -30,6 +28,7 @@ from thunderfleet_runner.host.intakeprocess import intake_command
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings
 
+from tests.support.ports import claim
 from tests.support.waiting import until_async
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
@@ -72,24 +71,6 @@ def _make_model(folder: Path) -> Path:
     return folder
 
 
-def _claim(address: str, count: int, taken: set[int]) -> list[int]:
-    """Free ports outside the kernel's ephemeral range."""
-    found: list[int] = []
-    candidate = 21000 + (os.getpid() * 131) % 8000
-    while len(found) < count:
-        candidate = 21000 + (candidate - 21000 + 1) % 8900
-        if candidate in taken:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind((address, candidate))
-            except OSError:
-                continue
-        taken.add(candidate)
-        found.append(candidate)
-    return found
-
-
 class Group:
     """A plan on 127.0.0.x, and the supervisors that a test has started."""
 
@@ -99,7 +80,6 @@ class Group:
         self.model = _make_model(folder / "model")
         self.faults = folder / "faults"
         self.faults.mkdir()
-        self.ports: set[int] = set()
         self.plan = self.make_plan(size, attempts_budget)
         self.running: dict[int, tuple[Supervisor, asyncio.Task[None]]] = {}
 
@@ -107,7 +87,7 @@ class Group:
         ranks: list[dict[str, Any]] = []
         for rank in range(size):
             address = f"127.0.0.{rank + 1}"
-            control, gateway, *ring = _claim(address, 2 + 2 * budget, self.ports)
+            control, gateway, *ring = claim(2 + 2 * budget, address)
             ranks.append(
                 {
                     "rank": rank,

@@ -110,9 +110,10 @@ def with_program(spoil: str) -> Callable[[str, int, int], list[str]]:
 
 @pytest.mark.parametrize("name", quick(["a shape", "above 32 KiB"], IN_CONNECTIONS))
 async def test_in_the_check_of_connections(macs: Callable[..., Macs], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    # The limit is for rank 0, whose supervisor runs here.
-    monkeypatch.setattr(launch, "PROVE_SECONDS", 3.0)
     point, reason = IN_CONNECTIONS[name]
+    if reason == "Stalled":
+        # The limit is for rank 0, whose supervisor runs here. On a busy machine an exchange that ends may take as long.
+        monkeypatch.setattr(launch, "PROVE_SECONDS", 3.0)
     group = macs()
     group.fails(0, **point)
     leader = await group.start()
@@ -142,7 +143,8 @@ async def test_a_rank_that_hangs_in_a_phase_costs_one_attempt(
     macs: Callable[..., Macs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:
     """Also if the time for the check of answers is over meanwhile: the group would serve nobody."""
-    for name, seconds in {"STALL_SECONDS": 6.0, "STALL_UNKNOWN_SECONDS": 6.0, "STILL_SECONDS": 0.5}.items():
+    usual = {name: getattr(stall, name) for name in ("STALL_SECONDS", "STALL_UNKNOWN_SECONDS", "STILL_SECONDS")}
+    for name, seconds in zip(usual, (6.0, 6.0, 0.5), strict=True):
         monkeypatch.setattr(stall, name, seconds)
     copymodel.make(tmp_path / "copier", SMALL)
     group = macs()
@@ -169,6 +171,10 @@ async def test_a_rank_that_hangs_in_a_phase_costs_one_attempt(
     failure = await group.until_failed(leader)
     assert (failure.reason, failure.attempt) == ("Stalled", 1), failure.message
     assert leader.role.machine.was_ready is (phase is Phase.READY), "it has not served"
+    # The next attempt has nothing that hangs, and may be slow.
+    leader.role.machine = replace(leader.role.machine, limits=machine.limits)
+    for name, seconds in usual.items():
+        monkeypatch.setattr(stall, name, seconds)
     await group.until_ready()
     assert (leader.state.attempt, leader.state.verified.status) == (2, "True")
 

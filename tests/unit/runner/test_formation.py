@@ -15,6 +15,8 @@ from thunderfleet_runner import protocol, supervisor
 from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.net.ports import PortBlock
 
+from tests.support.ports import claim
+
 MakeGroup = Callable[..., Any]
 
 
@@ -239,10 +241,7 @@ async def test_a_claim_says_the_address_that_worked(make_group: MakeGroup) -> No
 
 
 def test_a_block_goes_round_and_meets_no_port_twice_in_a_row() -> None:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
+    ports = claim(4)
     block = PortBlock(ports)
     taken = [block.take("127.0.0.1") for _ in range(8)]
     assert taken == ports * 2

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.intake import Intake
+from thunderfleet_runner.api.intakehealth import CALM_SECONDS, HUNG_SECONDS, IntakeHealth
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.host import intakeprocess
 from thunderfleet_runner.host.intakeprocess import Cause, IntakeProcess, IntakeStarter
@@ -30,7 +32,8 @@ class Watched:
     def __init__(self) -> None:
         self.processes: list[IntakeProcess] = []
         self.causes: list[Cause] = []
-        self.intake = Intake(self.start, self.causes.append)
+        self.now = 0.0
+        self.intake = Intake(self.start, self.causes.append, lambda: self.now)
 
     async def start(self) -> IntakeProcess:
         self.processes.append(await IntakeStarter(COMMAND).start())
@@ -139,6 +142,104 @@ async def test_bodies_of_many_sizes_arrive_whole(watched: Watched) -> None:
     for size in (0, 1, 65_536, 1 << 20):
         with pytest.raises(ApiError, match="the prompt has"):
             await watched.ask("a " * (65 + size // 2))
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[asyncio.subprocess.Process] = []
+    create = asyncio.create_subprocess_exec
+
+    async def noted(*command: Any, **more: Any) -> asyncio.subprocess.Process:
+        made.append(await create(*command, **more))
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    starting = asyncio.create_task(IntakeProcess.start(COMMAND))
+    await until_async(lambda: made or starting.done(), "its process runs", 30, pause=0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert made[0].returncode is not None
+
+
+# --- what is wrong with it ---
+
+
+def test_one_that_does_not_answer_is_named_while_it_hangs_and_a_moment_longer() -> None:
+    now = 0.0
+    health = IntakeHealth(lambda: now)
+    health.asked()
+    now = HUNG_SECONDS
+    assert health.problem == ""
+    now += 1
+    assert health.problem == "it has not answered for 10 s"
+    health.answered()
+    now += CALM_SECONDS - 1
+    assert health.problem == "it has not answered for 10 s", "one problem, not a new one with each request"
+    now += 1
+    assert health.problem == ""
+
+
+def test_one_that_has_ended_is_named_until_another_works() -> None:
+    now = 0.0
+    health = IntakeHealth(lambda: now)
+    health.asked()
+    health.ended("it ended with signal 9")
+    now = 10 * CALM_SECONDS
+    assert health.problem == "it ended with signal 9"
+    health.started()
+    assert health.problem == ""
+
+
+async def test_a_process_that_keeps_ending_is_one_problem(watched: Watched) -> None:
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="ended with exit code 7"):
+            await watched.ask("exit")
+        assert watched.intake.problem == "it ended with exit code 7"
+        assert await watched.ask("a") == 1
+        assert watched.intake.problem == "it ended with exit code 7"
+        watched.now += CALM_SECONDS - 1
+    watched.now += 1
+    assert watched.intake.problem == ""
+    assert watched.causes == [Cause.OTHER] * 2
+
+
+async def test_a_process_that_hangs_is_a_problem_before_its_request_fails(watched: Watched) -> None:
+    assert await watched.ask("a") == 1
+    asking = asyncio.create_task(watched.ask("pause"))
+
+    def named() -> bool:
+        # As much time as it takes, also if the question is not asked yet.
+        watched.now += HUNG_SECONDS + 1
+        return watched.intake.problem == "it has not answered for 10 s"
+
+    await until_async(named, "it is named", 30)
+    os.kill(watched.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="ended with signal 9"):
+        await asking
+    # Another one starts before anybody asks.
+    await until_async(lambda: len(watched.processes) == 2, "another one has started", 30)
+    watched.now += CALM_SECONDS
+    await until_async(lambda: watched.intake.problem == "", "it works", 30)
+
+
+async def test_too_expensive_a_request_is_no_problem_of_the_process(watched: Watched) -> None:
+    with pytest.raises(ApiError):
+        await watched.ask("burn")
+    assert watched.intake.problem == ""
+
+
+async def test_one_that_does_not_start_is_a_problem_that_lasts() -> None:
+    now = 0.0
+    causes: list[Cause] = []
+    intake = Intake(IntakeStarter([sys.executable, "-c", "raise SystemExit(3)"]).start, causes.append, lambda: now)
+    intake.renew()
+    await until_async(lambda: intake.problem == "it ended with exit code 3", "the start has failed", 30)
+    now = 10 * CALM_SECONDS
+    assert intake.problem == "it ended with exit code 3"
+    with pytest.raises(Unavailable, match="requests cannot be read now"):
+        await intake.prepare("completion", b"{}", LIMITS)
+    assert causes == [Cause.OTHER] * 2, "each start counts once"
+    await intake.close()
 
 
 BURNING = """

@@ -5,6 +5,8 @@ import socket
 import pytest
 from thunderfleet_runner.net.ports import NoFreePort, PortBlock, is_ours
 
+from tests.support.ports import claim
+
 
 def listening(port: int, *, shared: bool) -> socket.socket:
     held = socket.socket()
@@ -15,29 +17,21 @@ def listening(port: int, *, shared: bool) -> socket.socket:
     return held
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.9", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
-
-
 def test_ports_are_taken_in_order_round_and_round() -> None:
-    ports = free_ports(3)
+    ports = claim(3, "127.0.0.9")
     block = PortBlock(ports)
     assert [block.take("127.0.0.9") for _ in range(4)] == [*ports, ports[0]]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_listener_is_seen_even_when_it_would_share(shared: bool) -> None:
-    ports = free_ports(2)
+    ports = claim(2, "127.0.0.9")
     with listening(ports[0], shared=shared):
         assert PortBlock(ports).take("127.0.0.9") == ports[1]
 
 
 def test_no_port_left_names_the_block() -> None:
-    ports = free_ports(1)
+    ports = claim(1, "127.0.0.9")
     with listening(ports[0], shared=True), pytest.raises(NoFreePort, match=f"{ports[0]}-{ports[0]} on 127.0.0.9"):
         PortBlock(ports).take("127.0.0.9")
 

@@ -21,6 +21,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.net import control, relay, socket_owner
 
+from tests.support.ports import claim
 from tests.support.processes import PROC
 from tests.support.prompts import demo_prompt
 from tests.support.tiers import quick
@@ -110,8 +111,9 @@ async def test_after_an_attempt_nothing_of_it_is_left(make_relayed: MakeGroup) -
         await group.until_ready()
         assert leader.state.recoveries == recovery
         assert leader.state.failure.reason == "RankKilled" and leader.state.failure.rank == 1
-        await group.until(lambda: len(sockets()) == before, "as many sockets as in the first attempt")
-        assert carried() == tasks
+        await group.until(
+            lambda: (len(sockets()), carried()) == (before, tasks), "as many sockets and tasks as in the first attempt"
+        )
     assert await answer(leader, "again") == [0, 2, 4, 6]
     await group.end()
 
@@ -294,7 +296,7 @@ class Hop:
         self.writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> "Hop":
-        ports = iter(free_ports(6))
+        ports = iter(claim(6, "127.0.0.1", "127.0.0.2"))
         ranks = [
             {
                 "rank": rank, "node": f"studio-{rank}", "pod": f"tiny-0-{rank}", "address": f"127.0.0.{rank + 1}",
@@ -369,14 +371,6 @@ class Hop:
 
 def none(*_: object) -> Any:
     raise AssertionError("not asked for here")
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 async def test_strays_at_the_relays_ports_are_harmless(make_relayed: MakeGroup) -> None:
@@ -516,7 +510,8 @@ async def test_supervisors_that_do_not_reach_each_other_say_who_and_where(
     make_relayed: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "OPEN_SECONDS", 1.0)
-    group = make_relayed(3, attempts_budget=1)
+    # One relay only: on a busy machine those that find their peer may take longer than the limit.
+    group = make_relayed(3, [2], attempts_budget=1)
     ranks = list(group.plan.ranks)
     # The plan gives rank 1 an address of rank 2 at which no control port listens.
     ranks[2] = ranks[2].model_copy(update={"relay": RelayPlan(address="127.0.0.77")})

@@ -9,6 +9,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ async def _answer(supervisor: Any, name: str) -> list[int]:
 async def test_a_stranger_at_every_stage(make_group: Callable[..., Any], make_keys: Callable[[Path], Path]) -> None:
     group = make_group(2)
     stranger = Stranger(group, make_keys(group.folder / "strangers-keys"))
-    settings = {"gateway": True, "api_keys": frozenset({KEY})}
+    # No attempt and no drain ends while the stranger is still trying, however busy the machine is.
+    limits = replace(group.settings(0).limits, form_seconds=600.0, drain_seconds=600.0)
+    settings = {"gateway": True, "api_keys": frozenset({KEY}), "limits": limits}
     (group.faults / "init-hang-1").touch()
     (group.faults / "slow-load-0").touch()
 

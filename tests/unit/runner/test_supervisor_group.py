@@ -160,15 +160,16 @@ async def test_a_rank_whose_heartbeat_stops_is_frozen_though_it_runs(
 
 
 async def test_a_group_that_does_not_move_is_stalled(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "STALL_SECONDS", 1.0)
-    # The stand-in reports no step times.
-    monkeypatch.setattr(stall, "STALL_UNKNOWN_SECONDS", 1.0)
     group = make_group(2)
     (group.faults / "stuck-1").touch()
     leader = group.start(0)
     group.start(1)
     await group.until_ready()
-    with pytest.raises(Unavailable, match="no rank has completed a step"):
+    # Only until it is noticed: afterwards a busy machine may take as long for a step.
+    with monkeypatch.context() as patch, pytest.raises(Unavailable, match="no rank has completed a step"):
+        patch.setattr(stall, "STALL_SECONDS", 1.0)
+        # The stand-in reports no step times.
+        patch.setattr(stall, "STALL_UNKNOWN_SECONDS", 1.0)
         await _answer(leader, "stuck")
     assert leader.state.failure.reason == "Stalled"
     (group.faults / "stuck-1").unlink()

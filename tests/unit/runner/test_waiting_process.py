@@ -53,7 +53,7 @@ async def test_one_that_dies_costs_no_attempt(make_group: MakeGroup) -> None:
     waiting = _waiting(leader)
     assert waiting is not None
     os.kill(waiting, signal.SIGKILL)
-    await group.until(lambda: _waiting(leader) is None, "its end is noticed")
+    await group.until(lambda: _waiting(leader) != waiting, "its end is noticed")
     group.start(1)
     await group.until_ready()
     assert leader.state.attempt == 1

@@ -64,6 +64,24 @@ def test_a_pulled_cable_is_bad_and_says_why() -> None:
     assert shown is not None and (shown["health"], shown["problem"]) == (Health.BAD, "PortDown: port 1 of studio-1 is down")
 
 
+def test_a_mac_whose_programs_are_silent_is_doubtful_and_says_why() -> None:
+    found = built()
+    silent = {"studio-1": "the agent does not work", "nobody": "the agent does not work"}
+    assert found.silence(silent) == {"mac/studio-1"}
+    mac = found.entity("mac/studio-1")
+    assert mac is not None and (mac["health"], mac["problem"]) == (Health.DOUBTFUL, "the agent does not work")
+    assert found.silence(dict(silent)) == set(), "the same again is no change"
+    lost = node("studio-1")
+    lost["status"]["conditions"] = conditions(Ready=("Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status."))
+    found.put(Kind.NODES, "studio-1", lost)
+    mac = found.entity("mac/studio-1")
+    assert mac is not None and mac["health"] == Health.BAD and mac["problem"].startswith("NotReady"), "its Node says more"
+    found.put(Kind.NODES, "studio-1", node("studio-1"))
+    assert found.silence({}) == {"mac/studio-1"}
+    mac = found.entity("mac/studio-1")
+    assert mac is not None and (mac["health"], mac["problem"]) == (Health.GOOD, "")
+
+
 def test_a_cable_that_the_operator_has_not_seen_yet_is_not_bad() -> None:
     fresh = cable("studio-1", 1, "studio-2", 1)
     fresh["status"] = {}

@@ -159,6 +159,22 @@ def test_only_faults_are_red_in_the_details(stage: Stage) -> None:
     assert "CAUSE" in stage.window.text("#detail").upper()
 
 
+def test_the_card_of_a_mac_whose_kubelet_is_silent_is_not_green(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 0.05)
+    stage.fill(2, 2)
+    stage.open()
+    stage.window.click("#tab-macs")
+    until(lambda: stage.health("mac/studio-1") == "good", "the Mac is listed", describe=stage.describe)
+    renewed = {"studio-1": 8, "studio-2": 50, "studio-3": 50}
+    stage.api.leases = {
+        f"kube-node-lease/{name}": {"spec": {"renewTime": f"2026-03-01T12:00:{second:02}.000000Z"}}
+        for name, second in renewed.items()
+    }
+    until(lambda: stage.health("mac/studio-1") == "doubtful", "its card says it", describe=stage.describe)
+    assert "the kubelet has not renewed its Lease" in stage.window.text(".row[data-id='mac/studio-1']")
+    assert stage.health("mac/studio-2") == "good" and "1 problem" in stage.window.text("#counts")
+
+
 def test_a_pulled_cable_turns_red_in_the_picture_and_in_the_list(stage: Stage) -> None:
     stage.fill(2, 2)
     stage.open()

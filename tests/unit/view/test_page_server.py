@@ -53,7 +53,7 @@ async def page(api: FleetApi) -> AsyncIterator[Page]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as found:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as found:
         yield found
 
 
@@ -265,8 +265,12 @@ async def test_a_mac_whose_kubelet_is_silent_is_named_while_its_node_is_ready(
     _, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)
     problems = [step["subject"] for step in json.loads(text)["why"]["steps"] if step["state"] == "problem"]
     assert f"Node {silent}" in problems
+    card = json.loads(page.feed.texts[f"mac/{silent}"])
+    assert card["health"] == "doubtful" and card["problem"].startswith("the kubelet has not renewed its Lease for 50 s")
     api.leases[f"kube-node-lease/{silent}"]["spec"]["renewTime"] = "2026-03-01T12:00:49Z"
     await until_async(lambda: not page.feed.notes, "it renews its Lease again")
+    card = json.loads(page.feed.texts[f"mac/{silent}"])
+    assert (card["health"], card["problem"]) == ("good", "")
 
 
 async def test_details_of_what_is_selected(page: Page, client: aiohttp.ClientSession) -> None:

@@ -1,4 +1,4 @@
-// A chat with a model. Its answers are text, whatever they contain.
+// A chat with a model. Answers are shown as text, never as markup.
 
 import { element } from "./dom";
 import { ask, byRouter, said } from "./net";
@@ -87,7 +87,7 @@ export class Chat {
     const headers: Record<string, string> = { "Content-Type": "application/json" };
     if (this.key.value) headers["X-Api-Key"] = this.key.value;
     const given = { model: this.model.name, messages };
-    // A router's API takes keys; the token of a viewer is of no use to it, and stays here.
+    // A router's API takes API keys only, so a viewer's token is not sent to it.
     if (byRouter && !this.own) headers["Authorization"] = "";
     const [path, body] = byRouter ? ["/v1/chat/completions", { ...given, stream: true }] : ["/api/chat", given];
     const answer = await ask(path, { method: "POST", headers, signal, body: JSON.stringify(body) });

@@ -1,4 +1,4 @@
-// What is known of what somebody has selected: facts, progress, conditions and the way to the cause.
+// The details of the selected entity: facts, progress, conditions and links towards the cause.
 
 import { Chat } from "./chat";
 import { bar, bits, bytes, element } from "./dom";
@@ -90,7 +90,7 @@ export class Detail {
       this.chat = new Chat(entity, this.store.own);
       this.box.insertBefore(this.chat.box, this.more);
     }
-    // A change of one object often comes with changes of others that the cause is found in.
+    // The cause is often in other objects, which change at about the same time.
     if (content === this.content) return;
     this.content = content;
     if (!this.timer) this.timer = window.setTimeout(() => void this.load(), this.more.hasChildNodes() ? ASK_MS : 0);
@@ -212,7 +212,7 @@ function pairs(entries: [string, string][]): HTMLElement {
 
 function why(found: NonNullable<Details["why"]>): HTMLElement[] {
   const dots = { ok: "good", problem: "bad", waiting: "doubtful", unknown: "idle" } as const;
-  // Conditions are shown below, with all that is known of them.
+  // Conditions are shown below, with their messages.
   const steps = found.steps
     .filter((step) => !step.subject.startsWith("ModelDeployment "))
     .map((step) =>

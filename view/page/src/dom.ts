@@ -17,7 +17,7 @@ export function byId<T extends HTMLElement>(id: string, type: new () => T): T {
   return found;
 }
 
-/** Writes only what is different, so that nothing is laid out again. */
+/** Writes only what has changed, so that the browser need not lay out the rest again. */
 export function setText(node: Node, text: string): void {
   if (node.textContent !== text) node.textContent = text;
 }

@@ -11,7 +11,7 @@ const NAMES_FROM = 0.42;
 const DETAILS_FROM = 0.62;
 const MAX_LABELS = 160;
 const MOVE_MS = 450;
-/** Between two pictures of moving dots, and up to how many cables with them. */
+/** Time between two frames of moving dots, and the most cables that have them. */
 const FLOW_MS = 50;
 const MAX_FLOWS = 60;
 /** Between the areas of groups that share Macs: room for a title. */
@@ -75,7 +75,7 @@ export class Scene {
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Draws soon: as often as the screen shows pictures, and only if something has changed. */
+  /** Draws with the next frame of the screen, if something has changed. */
   update(): void {
     if (!this.requested) this.requested = requestAnimationFrame(() => this.draw());
   }
@@ -187,7 +187,7 @@ export class Scene {
 
   private ends(cable: Cable): [Point, Point] {
     const [a, b] = [this.place(cable.ends[0][0]), this.place(cable.ends[1][0])];
-    // Several cables between two Macs lie beside each other: by the ports, so that the place of one stays.
+    // Several cables between two Macs lie side by side, in the order of their ports, so that none moves when one is added.
     const lanes = this.lanes.get(pairOf(cable));
     if (!lanes || lanes.length < 2) return [a, b];
     const length = Math.hypot(b.x - a.x, b.y - a.y) || 1;
@@ -271,7 +271,7 @@ export class Scene {
     if (performance.now() - this.movedAt < MOVE_MS) this.update();
   }
 
-  /** A quiet pattern that moves with the drawing, so that one sees that it can be moved. */
+  /** A faint pattern that moves with the drawing and shows that it can be moved. */
   private dots(): void {
     const { context, canvas, scale } = this;
     let step = 48 * scale;
@@ -365,7 +365,7 @@ export class Scene {
     context.textBaseline = "alphabetic";
     context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
     const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
-    // Of a model with one group, the number of the group says nothing.
+    // If a model has one group only, its number says nothing.
     const name = short(shortName(model.groups.length === 1 ? model.name : group.name), 34);
     const speed = model.tokensPerSecond && scale >= NAMES_FROM ? ` · ${model.tokensPerSecond} tok/s` : "";
     this.halo(`${name}${group.state === "Ready" ? speed : ` · ${group.state}${loading}`}`, x, top - 20, this.tint(group.name));
@@ -521,7 +521,7 @@ export class Scene {
       context.lineWidth = 9;
       context.stroke();
     }
-    // Opaque also where the rest is faint: no cable shines through.
+    // Opaque even where the card is faint, so that no cable shows through.
     const faint = context.globalAlpha;
     context.globalAlpha = 1;
     context.fillStyle = scale < NAMES_FROM && groups[0] ? mixed(colors.card, this.tint(groups[0], 0.55), context) : colors.card;
@@ -534,7 +534,7 @@ export class Scene {
     else if (scale > 0.16) {
       context.textAlign = "center";
       context.textBaseline = "middle";
-      // Of a long name, the end tells it from others; a name that nearly fits becomes smaller.
+      // Long names often differ at their end only, so the end is kept; a name that nearly fits is drawn smaller.
       const size = Math.min(34, 11 / scale);
       context.font = `600 ${size}px ${FONT}`;
       const fitting = Math.max(0.72, Math.min(1, (WIDTH - 16) / context.measureText(mac.name).width));
@@ -588,7 +588,7 @@ export class Scene {
     }
   }
 
-  /** A Mac that only a cable names. */
+  /** A Mac that is known only as the end of a cable. */
   private stranger(name: string): void {
     const { context, colors, scale } = this;
     const { x, y } = this.place(name);
@@ -648,7 +648,7 @@ export class Scene {
     context.fillText(text, x, y);
   }
 
-  // --- what somebody does ---
+  // --- input ---
 
   private pointer(): void {
     const { canvas } = this;

@@ -97,7 +97,7 @@ function grid(part: string[]): Map<string, Point> {
 
 function circle(part: string[]): Map<string, Point> {
   const count = part.length;
-  // Two stand at the top, so that cables between neighbors are level where there is most room for their texts.
+  // Two Macs at the top: cables between neighbors are then horizontal where there is most room for their texts.
   const radius = Math.max(170, (count * (WIDTH + GAP)) / (2 * Math.PI));
   const turn = Math.PI / count - Math.PI / 2 - (2 * Math.PI) / count;
   return new Map(
@@ -113,7 +113,7 @@ function forces(part: string[], neighbors: Map<string, Set<string>>): Map<string
   const links = part.flatMap((name) =>
     [...(neighbors.get(name) ?? [])].filter((other) => name < other).map((other) => ({ source: name, target: other })),
   );
-  // d3-force starts from a spiral and has random numbers of its own that are always the same.
+  // d3-force starts from a spiral and uses a generator with a fixed seed, so the result is always the same.
   const simulation = forceSimulation(bodies)
     .force("link", forceLink<Body, { source: string | Body; target: string | Body }>(links).id((body) => body.name).distance(230))
     .force("charge", forceManyBody<Body>().strength(-2600).distanceMax(1800))

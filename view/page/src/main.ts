@@ -87,7 +87,7 @@ function refresh(): void {
   announce();
 }
 
-/** Says what has failed, for those who do not see the drawing. */
+/** Announces failures to screen readers. */
 function announce(): void {
   const log = byId("said", HTMLElement);
   for (const [name, problem] of store.news.splice(0).slice(0, NEWS)) log.append(element("p", "", `${name}: ${problem}`));
@@ -152,7 +152,7 @@ function start(): void {
       else if (store.synced) state("good", "live");
     },
     closed: (reason) => {
-      // Nothing of what a credential has shown remains when it ends.
+      // When a session ends, the page forgets all that its credential has shown.
       store.clear();
       select(undefined, false);
       refresh();

@@ -9,7 +9,7 @@ const MAX_LINE = 64 * 1024 * 1024;
 /** Whether a router serves the page: then the session is the credential itself, and a chat goes to the router's API. */
 export let byRouter = false;
 
-/** Prepares the session. Returns why there is none, "" if a router waits for a credential, or nothing. */
+/** Prepares the session. Returns why there is none, "" if a router waits for a credential, undefined if there is one. */
 export async function open(): Promise<string | undefined> {
   const token = location.hash.slice(1);
   if (token) history.replaceState(null, "", location.pathname);

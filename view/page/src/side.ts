@@ -1,4 +1,4 @@
-// The lists beside the drawing: everything in it can be found and selected here too.
+// The lists beside the drawing. Everything that is drawn can be found and selected here too.
 
 import { bar, bytes, element, seconds, setText } from "./dom";
 import { shortName } from "./draw";

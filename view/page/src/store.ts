@@ -83,7 +83,7 @@ export class Store {
   noRates = "";
   own = false;
   synced = false;
-  /** Counts changes of what the drawing's places depend on. */
+  /** Counts changes of anything that decides where the Macs are drawn. */
   structure = 0;
   /** Entities that a message changed from well to ill: [name, problem]. */
   news: [string, string][] = [];
@@ -131,7 +131,7 @@ export class Store {
   }
 }
 
-/** Which groups are on which hue: the same in every page as long as the groups are the same. */
+/** The hue of each group: the same in every page as long as the groups are the same. */
 export function hues(models: Iterable<Model>): Map<string, number> {
   const names = [...models].flatMap((model) => model.groups.map((group) => group.name)).sort();
   const wheel = [212, 34, 152, 276, 322, 186, 58, 96, 244, 300, 128, 16];

@@ -161,6 +161,20 @@ def _unverified(outcome: Outcome) -> tuple[str, str] | None:
     )
 
 
+def _intakes(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """Which groups serve, but cannot read requests."""
+    return [
+        (
+            Reason.INTAKE_FAILED,
+            f"group {group.index}: requests wait or fail, because the intake, the process of rank 0 on {group.ranks[0].node} "
+            f"that tokenizes them, does not work: {group.intake}. It starts again by itself; if this lasts, check whether the "
+            "Mac is short of memory or overloaded",
+        )
+        for group in groups
+        if group.intake and group.ranks
+    ]
+
+
 def degraded(groups: Sequence[Group], outcomes: Sequence[Outcome] = (), service: Blocked | None = None) -> Verdict:
     """Whether a group has failed, or something that it needs is missing."""
     bad = [group for group in groups if group.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP)]
@@ -168,6 +182,7 @@ def degraded(groups: Sequence[Group], outcomes: Sequence[Outcome] = (), service:
         found = [problem for outcome in outcomes if (problem := _unverified(outcome)) is not None]
         if service is not None:
             found.append((service.reason, service.message))
+        found += _intakes(groups)
         if found:
             return Verdict(True, found[0][0], joined(message for _, message in found))
         return Verdict(False, Reason.AS_EXPECTED, "no group has failed")

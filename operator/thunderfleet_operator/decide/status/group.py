@@ -36,6 +36,10 @@ UNREPORTED = (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
 """Stages that the operator sets without a report of rank 0."""
 
 
+SERVING = (GroupPhase.READY, GroupPhase.DRAINING)
+"""Stages in which a group has requests."""
+
+
 def host_port(address: str, port: int) -> str:
     """``address:port``, with brackets around an IPv6 address."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -235,6 +239,13 @@ def _version(outcome: Outcome, plan: Plan, state: report.GroupState | None) -> s
     return before.runner_version if before is not None and before.epoch == plan.epoch else None
 
 
+def _intake(stage: GroupPhase, state: report.GroupState | None, carried: Group | None) -> str | None:
+    """What is wrong with the intake of a group that serves."""
+    if stage not in SERVING:
+        return None
+    return (state.intake if state is not None else carried.intake if carried is not None else None) or None
+
+
 def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predicted | None = None) -> Group:
     """One entry of ``status.groups``."""
     view, plan = outcome.view, outcome.view.plan
@@ -281,6 +292,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
         coordinator=host_port(plan.ranks[0].address, plan.ranks[0].control_port),
         endpoint=endpoint(plan),
         runner_version=_version(outcome, plan, state),
+        intake=_intake(found.stage, state, carried),
         environment=tuple(f"{name}={value}" for name, value in sorted(plan.runtime.environment.items())),
         verified=verification.of_group(view, state),
         proven_lengths=verification.proven_lengths(view, state),

@@ -187,12 +187,17 @@ def _lacked(observed: ObservedCache, name: str, need: Need) -> frozenset[int]:
 
 
 def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime | None:
-    """Since when a Mac has reached no other Mac that has the model; None if it has reached one, or if no Mac has it."""
+    """Since when a Mac has reached no other Mac that has the model; None if it has reached one, or if no Mac has it.
+
+    A Mac that downloads the model for this reason looks for no other one, so the time stays.
+    """
     profile, status = observed.profiles.get(name), observed.cache.status
     copies = profile.status.copies if profile is not None else ()
-    if not any(copy.manifest == status.manifest and copy.reason == Reason.NO_SOURCE for copy in copies):
+    assigned = next((one for one in status.assignments if one.node == name), None)
+    before = assigned.no_source_since if assigned is not None else None
+    downloads = assigned is not None and assigned.source is CopySource.HUB and before is not None
+    if not downloads and not any(copy.manifest == status.manifest and copy.reason == Reason.NO_SOURCE for copy in copies):
         return None
-    before = next((one.no_source_since for one in status.assignments if one.node == name), None)
     return before or observed.now if _given(observed, name, _lacked(observed, name, need)) else None
 
 

@@ -33,7 +33,7 @@ STEP_BYTES = 512 * 2**20
 """What one step hashes at most, so that the caller can report progress meanwhile."""
 
 
-class Intake:
+class Adoption:
     """Takes files over into ``store``, and leaves ``reserve_bytes`` of the disk free. For one thread at a time."""
 
     def __init__(self, store: Store, reserve_bytes: int) -> None:

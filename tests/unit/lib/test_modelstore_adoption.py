@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from thunderfleet_lib.modelstore import hashing, intake
+from thunderfleet_lib.modelstore import adoption, hashing
+from thunderfleet_lib.modelstore.adoption import Adoption
 from thunderfleet_lib.modelstore.hashing import WrongBytes
-from thunderfleet_lib.modelstore.intake import Intake
 from thunderfleet_lib.modelstore.manifest import FileEntry
 from thunderfleet_lib.modelstore.store import Busy, Store
 
@@ -31,7 +31,7 @@ class Mac:
     def __init__(self, root: Path) -> None:
         self.store = Store(root)
         self.store.prepare()
-        self.intake = Intake(self.store, 0)
+        self.adoption = Adoption(self.store, 0)
         self.folder = self.store.layout.staged("download")
         self.folder.mkdir()
         self.arriving = self.folder / f"{ENTRY.blob}.incomplete"
@@ -39,7 +39,7 @@ class Mac:
         """Bytes that went into hashes."""
 
     def take(self) -> bool:
-        return self.intake.take(REPOSITORY, ENTRY, self.folder)
+        return self.adoption.take(REPOSITORY, ENTRY, self.folder)
 
     def writes(self, *parts: bytes) -> None:
         """Appends, and takes what has arrived after each part."""
@@ -62,11 +62,11 @@ class Mac:
 
 @pytest.fixture(params=["copies", "clones"])
 def mac(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mac:
-    monkeypatch.setattr(intake, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(adoption, "LEAST_BYTES", 1000)
     monkeypatch.setattr(hashing, "BLOCK_BYTES", 1000)
     clones = request.param == "clones"
-    monkeypatch.setattr(intake, "CLONED_SHARE", CLONED_AT / len(DATA) if clones else 0.0)
-    monkeypatch.setattr(intake, "clone", _copied if clones else lambda source, target: False)
+    monkeypatch.setattr(adoption, "CLONED_SHARE", CLONED_AT / len(DATA) if clones else 0.0)
+    monkeypatch.setattr(adoption, "clone", _copied if clones else lambda source, target: False)
     found = Mac(tmp_path / "store")
     real = hashing.start
 
@@ -210,9 +210,9 @@ def test_a_disk_that_gets_full_costs_the_copy_alone(mac: Mac, monkeypatch: pytes
 
 def test_copies_of_downloads_that_are_gone_go(mac: Mac) -> None:
     mac.writes(DATA[:80_000])
-    mac.intake.retain([mac.folder])
+    mac.adoption.retain([mac.folder])
     assert len(mac.copies) == 1
-    mac.intake.retain([])
+    mac.adoption.retain([])
     assert mac.copies == []
 
 
