@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import importlib
 import io
 import os
@@ -243,15 +244,20 @@ def chart_readme() -> str:
 
 def files() -> str:
     """Every setting of the kubelet's configuration and every key of a fleet file."""
-    from thunderfleet_kubelet import config
+    from thunderfleet_kubelet import config, configfile
     from thunderfleet_localcluster.fleet import spec
 
-    described = config.Config.model_json_schema(by_alias=True)
+    described = configfile.SETTINGS.json_schema(by_alias=True)
     comments = _field_comments(Path(config.__file__))
     described["properties"]["nodeName"]["default"] = None
     for schema in (described, *described["$defs"].values()):
+        # Lists and mappings have a function that makes their default, which pydantic does not call for a schema.
+        made = getattr(config, schema["title"])()
+        named = {to_camel(one.name): getattr(made, one.name) for one in dataclasses.fields(made)}
         for name, field in schema["properties"].items():
             field["description"] = comments[schema["title"], name]
+            if field.get("type") in ("array", "object"):
+                field["default"] = named[name]
     fleet = spec.Fleet.model_json_schema(by_alias=True)
     for schema in fleet["$defs"].values():
         schema["properties"].get("memory", {}).update({"anyOf": [{"type": "string"}]})

@@ -2,9 +2,12 @@
 
 cli          the command line: join, run, launchd-plist
 app          assembles one kubelet and runs it
-config       the configuration file
+config       the settings
+configfile   the configuration file, in a process of its own
+configprocess  runs that process
 credentials  the certificates in use, and their replacement
 bootstrap    from a bootstrap token to certificates that renew themselves
+singleton    one kubelet for each root folder
 disk         whether file systems are full, and what pods use of them
 pressure     thresholds of full file systems
 node         the Node, its Lease and its conditions
@@ -14,5 +17,6 @@ containers   how they run: files, users, volumes and processes of a pod
 serving      the HTTPS server: logs, exec, metrics
 shim         the process that owns one container and outlives the kubelet
 timestamps   times as the API writes them
+work         runs processes for rare work that needs large libraries
 version      the version that the Node reports
 """

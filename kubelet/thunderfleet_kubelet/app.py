@@ -5,16 +5,15 @@ keep running, and the next kubelet finds them.
 """
 
 import asyncio
-import fcntl
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from thunderfleet_lib import logs
 from thunderfleet_lib.eventlimit import EventLimit
@@ -22,8 +21,7 @@ from thunderfleet_lib.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_kubelet.bootstrap.discovery import parse_server
-from thunderfleet_kubelet.bootstrap.errors import JoinError
+from thunderfleet_kubelet.bootstrap.arguments import parse_server
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.containers.inputs import own_image
@@ -59,19 +57,6 @@ log = logging.getLogger(__name__)
 BIND_RETRY_SECONDS = 5.0
 STOP_SECONDS = 10.0
 EVENTS = "/api/v1/namespaces/default/events"
-
-
-@contextmanager
-def only_one(root: Path) -> Iterator[None]:
-    """Locks ``root`` for this process. Raises JoinError if another kubelet runs there."""
-    root.mkdir(parents=True, exist_ok=True)
-    stream: IO[str]
-    with (root / "kubelet.lock").open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise JoinError(f"{root}: another kubelet uses this folder; stop it, or use another --root") from None
-        yield
 
 
 def pod_settings(config: Config, machine: Machine, server: str, addresses: Sequence[str], own: OwnImage) -> PodSettings:

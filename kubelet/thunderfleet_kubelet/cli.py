@@ -9,14 +9,13 @@ import shutil
 import stat
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
-
-from thunderfleet_kubelet.config import ConfigError, load
 
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
 LABEL = "io.thunderfleet.kubelet"
@@ -147,21 +146,24 @@ def plist(
     )
 
 
-async def _join(arguments: argparse.Namespace) -> None:
-    from thunderfleet_kubelet import app
-    from thunderfleet_kubelet.bootstrap import discovery
+async def _join(arguments: argparse.Namespace) -> bool:
+    """Joins, unless the node has joined before. Returns whether to run the kubelet then."""
+    from thunderfleet_kubelet.bootstrap import arguments as given
     from thunderfleet_kubelet.bootstrap import identity as identities
-    from thunderfleet_kubelet.bootstrap.join import join
+    from thunderfleet_kubelet.configfile import load
+    from thunderfleet_kubelet.singleton import only_one
 
-    server = discovery.parse_server(arguments.server)
-    token = discovery.check_token(arguments.token or discovery.read_token(arguments.token_file))
-    wanted = discovery.check_hash(arguments.ca_hash)
+    server = given.parse_server(arguments.server)
+    token = given.check_token(arguments.token or given.read_token(arguments.token_file))
+    wanted = given.check_hash(arguments.ca_hash)
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None
     config = load(config_file)
-    with app.only_one(root):
+    with only_one(root):
         identity = identities.usable_identity(root, server, config.node_name)
         if identity is None:
+            from thunderfleet_kubelet.bootstrap.join import join
+
             # A node whose certificate has expired may join again under its own name.
             replace = arguments.replace or identities.load_identity(root) is not None
             identity = await join(
@@ -175,14 +177,14 @@ async def _join(arguments: argparse.Namespace) -> None:
                 seconds=config.certificate_seconds,
             )
             logging.getLogger("thunderfleet_kubelet").info("joined %s as node %s", server.url, config.node_name)
-        if not arguments.no_run:
-            await app.run(root, identity, config)
+    return not arguments.no_run
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    from thunderfleet_kubelet import app
+    from thunderfleet_kubelet import configprocess
     from thunderfleet_kubelet.bootstrap import identity as identities
     from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
+    from thunderfleet_kubelet.singleton import only_one
 
     root = arguments.root.resolve()
     known = identities.load_identity(root)
@@ -192,28 +194,46 @@ async def _run(arguments: argparse.Namespace) -> None:
             "control plane, `sudo thunderfleet init`; on another Mac of `thunderfleet join`, run that again)"
         )
     config_file = arguments.config.resolve() if arguments.config else known.config_file
-    config = load(config_file)
-    if "node_name" not in config.model_fields_set:
+    # While processes read certificates and settings, this one imports the rest.
+    with ThreadPoolExecutor(2) as readers:
+        readers.submit(identities.read_ahead, known)
         # The host name may have changed since; the Node's name has not.
-        config = config.model_copy(update={"node_name": known.node_name})
+        reading = readers.submit(configprocess.load, config_file, known.node_name)
+        from thunderfleet_kubelet import app
+    config = reading.result()
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
         raise JoinError(
             f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
         )
-    with app.only_one(root):
+    with only_one(root):
         await app.run(root, identity, config)
+
+
+def _run_next(arguments: argparse.Namespace) -> None:
+    """Becomes the kubelet of the node that has joined, without what was needed only to join."""
+    words = ["run", "--root", str(arguments.root), "--log-level", arguments.log_level, "--log-format", arguments.log_format]
+    for option in ("config", "log_file"):
+        if value := getattr(arguments, option):
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    logging.shutdown()
+    sys.stdout.flush()
+    # The interpreter with its options, and the program.
+    os.execv(sys.executable, [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 success, 1 failure, 2 invalid command line or configuration."""
     arguments = parser().parse_args(argv)
     if arguments.command == "launchd-plist":
+        from thunderfleet_kubelet import configprocess
+        from thunderfleet_kubelet.config import ConfigError
+
         program = shutil.which("thunderfleet-kubelet") or os.path.abspath(sys.argv[0])
         config = arguments.config.resolve() if arguments.config else None
         try:
             # The file may be written later than the property list.
-            known = load(config if config is not None and config.exists() else None)
+            known = configprocess.load(config if config is not None and config.exists() else None)
         except ConfigError as error:
             print(f"thunderfleet-kubelet: {error}", file=sys.stderr)
             return 2
@@ -232,9 +252,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from thunderfleet_kubelet.bootstrap.certificates import CertificateError
     from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
+    from thunderfleet_kubelet.config import ConfigError
 
     try:
-        asyncio.run(_join(arguments) if arguments.command == "join" else _run(arguments))
+        if arguments.command == "run":
+            asyncio.run(_run(arguments))
+        elif asyncio.run(_join(arguments)):
+            _run_next(arguments)
     except (ConfigError, UsageError) as error:
         print(f"thunderfleet-kubelet: {error}", file=sys.stderr)
         return 2

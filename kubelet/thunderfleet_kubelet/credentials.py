@@ -148,7 +148,7 @@ def _damaged_is_none(file: Path) -> Pair | None:
 
 
 def _end(pair: Pair) -> float:
-    return pair.leaf.not_valid_after_utc.timestamp()
+    return pair.facts.ends.timestamp()
 
 
 async def _close_later(kube: Kube) -> None:

@@ -21,6 +21,7 @@ macnet      network settings of a Mac: parsers, and one network service for each
 metrics     Prometheus metrics that every program has, and labels for all metrics of one
 modelstore  the folder of models that a Mac has fetched: manifest, layout, checked writes
 parsing     parsers of command output: errors, bounds, checks
+privatefiles  files that only their owner reads
 privilege   what root may use of its caller: environment, commands, files
 quantity    Kubernetes quantities as exact numbers
 rdma        RDMA over Thunderbolt: parsers and the table of rules

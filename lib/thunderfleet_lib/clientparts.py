@@ -1,4 +1,4 @@
-"""Lets the official client load its parts when they are used, because importing it is much of a program's start.
+"""Lets the official client load its parts when they are used, because importing it is much of a program's start and memory.
 
 The package ``kubernetes`` imports a client without asyncio, which uses OpenID Connect, and informers and leader election.
 We use its asyncio transport, kubeconfig and quantities. The other parts become modules that load on first access.
@@ -6,9 +6,12 @@ We use its asyncio transport, kubeconfig and quantities. The other parts become 
 
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
+from threading import RLock
 from types import ModuleType
+from typing import Any
 
 PARTS = frozenset(
     f"kubernetes.{part}"
@@ -19,15 +22,61 @@ PARTS = frozenset(
 )
 """What the packages ``kubernetes`` and ``kubernetes.aio`` import and our programs do not use."""
 
+PACKAGES = frozenset(("kubernetes.utils", "kubernetes.aio.config", "kubernetes.aio.utils"))
+"""Packages of which our programs use single modules. Each imports all of its modules, and with them PyYAML, urllib3, pydantic
+and dateutil."""
+
+
+class Unread(ModuleType):
+    """A package whose own code runs when one of its names is used. Its modules can be imported before that."""
+
+    def __getattr__(self, name: str) -> Any:
+        loader = self.__loader__
+        if isinstance(loader, Later):
+            loader.read(self)
+        return ModuleType.__getattribute__(self, name)
+
+
+class Later(Loader):
+    """Creates a package without running its code; ``real`` is its usual loader."""
+
+    def __init__(self, real: Loader) -> None:
+        self._real = real
+        # A thread that uses the package while another one reads it waits.
+        self._lock, self._reading = RLock(), False
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._real.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leaves the code for later."""
+        # Not before: the import system looks for attributes of a new module, which must not read it.
+        module.__class__ = Unread
+
+    def read(self, module: Unread) -> None:
+        """Runs the code, once. Code that fails is run again at the next use, as a failed import is."""
+        with self._lock:
+            # The code itself uses names of the package, which it has set before.
+            if self._reading or type(module) is not Unread:
+                return
+            self._reading = True
+            try:
+                self._real.exec_module(module)
+                module.__class__ = ModuleType  # type: ignore[assignment]
+            finally:
+                self._reading = False
+
 
 class _Finder:
     """Finds those parts as usual, with a loader that waits for their first use."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        found = PathFinder.find_spec(name, path, target) if name in PARTS else None
+        if name not in PARTS and name not in PACKAGES:
+            return None
+        found = PathFinder.find_spec(name, path, target)
         if found is not None and found.loader is not None:
-            found.loader = LazyLoader(found.loader)
+            found.loader = Later(found.loader) if name in PACKAGES else LazyLoader(found.loader)
         return found
 
 

@@ -4,9 +4,7 @@ One function builds every certificate of the project, so that all of them have t
 ask for: basic constraints, key identifiers and, where the names matter, subject alternative names.
 """
 
-import contextlib
 import hashlib
-import os
 import ssl
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -21,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from thunderfleet_lib.privatefiles import write_private as write_private
 
 PrivateKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 PublicKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
@@ -162,23 +162,6 @@ def alternative_names(certificate: x509.Certificate) -> frozenset[str]:
     except x509.ExtensionNotFound:
         return frozenset()
     return frozenset((*map(str, found.get_values_for_type(x509.IPAddress)), *found.get_values_for_type(x509.DNSName)))
-
-
-def write_private(file: Path, data: bytes) -> None:
-    """Writes ``file`` with mode 0600, atomically: a reader sees the old or the new content, also after a power cut."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, file)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def pinned(certificate: str, key: str, *, server: bool) -> ssl.SSLContext:

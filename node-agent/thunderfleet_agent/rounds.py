@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -196,7 +197,9 @@ class Rounds:
     async def _fast(self) -> None:
         self._watch_clock()
         before = _carriers(self._collector.facts)
-        await self._observe(self._collector.fast)
+        # Where the carriers have their own round, it has just read the interfaces.
+        fresh = 2 * CARRIER_SECONDS if self._settings.fast_seconds > CARRIER_SECONDS else 0.0
+        await self._observe(partial(self._collector.fast, fresh))
         self._turned = time.monotonic()
         lost = self._lost_address()
         if lost and not self._lost:

@@ -42,6 +42,8 @@ from tests.support import audit
 
 DECODE_TOKENS = 64
 SUPERVISOR_MEGABYTES = 80
+MAC_MEGABYTES = 120
+"""What kubelet and agent may take of a Mac that is idle."""
 QUIET_SECONDS = 90.0
 SETTLE_SECONDS = 20.0
 """Seconds without a write before the cluster counts as quiet. REST_SECONDS is the limit of that wait."""
@@ -167,8 +169,10 @@ def idle(line: Line, repeats: int, say: Say) -> list[Figure]:
         time.sleep(QUIET_SECONDS)
         seconds = time.monotonic() - began
         after = {pid: used for pid in pids if (used := processes.usage(pid))}
+        memory = _memory_figures(programs, after)
         written = audit.writes(audit.read_from(log, offset)[0])
     return [
+        *memory,
         *_usage_figures(programs, processes.idle_share(before, after, seconds), after, seconds),
         _writes(written, seconds, say),
     ]
@@ -190,6 +194,47 @@ def _rest(log: Path, say: Say) -> int:
     return offset
 
 
+def _memory_figures(programs: dict[str, list[processes.Process]], after: dict[int, processes.Usage]) -> list[Figure]:
+    """What a Mac's kubelet and agent take together, the largest of each; counted in three ways, from the worst on."""
+
+    def largest(name: str) -> int:
+        found = [process.pid for process in programs.get(name, []) if process.pid in after]
+        if not found:
+            raise BenchFailed(f"no {name} runs")
+        return max(found, key=lambda pid: after[pid].rss)
+
+    pair = [largest("kubelet"), largest("agent")]
+    union = processes.together(pair)
+    if union is None:
+        raise BenchFailed("the kubelet or the agent has ended")
+    used = [after[pid] for pid in pair]
+    bound = Bound("<=", MAC_MEGABYTES)
+    parts = " + ".join(f"{one.rss / 1e6:.0f}" for one in used)
+    return [
+        Figure(
+            "agent+kubelet memory",
+            "MB",
+            (sum(one.rss for one in used) / 1e6,),
+            bound=bound,
+            note=f"RSS of the largest of each ({parts}): files that both map count twice",
+        ),
+        Figure(
+            "agent+kubelet on a Mac",
+            "MB",
+            (union / 1e6,),
+            bound=bound,
+            note="of the same two: each page of a file once, as if no other program mapped it",
+        ),
+        Figure(
+            "agent+kubelet private",
+            "MB",
+            (sum(one.private for one in used) / 1e6,),
+            bound=bound,
+            note="of the same two: without files, as the memory column of Activity Monitor counts",
+        ),
+    ]
+
+
 def _usage_figures(
     programs: dict[str, list[processes.Process]], shares: dict[int, float], after: dict[int, processes.Usage], seconds: float
 ) -> list[Figure]:
@@ -201,14 +246,9 @@ def _usage_figures(
         return [after[p].rss / 1e6 for p in pids], [after[p].pss / 1e6 for p in pids], [shares[p] for p in pids]
 
     over = f"over {seconds:.0f} s"
-    (kubelet_rss, kubelet_pss, kubelet_cpu), (agent_rss, agent_pss, agent_cpu) = memory("kubelet"), memory("agent")
-    rss, pss = max(kubelet_rss) + max(agent_rss), max(kubelet_pss) + max(agent_pss)
-    share = max(kubelet_cpu) + max(agent_cpu)
-    memory_note, share_note = f"RSS of the largest of each; PSS {pss:.0f} MB", f"the busiest of each, {over}"
-    figures = [
-        Figure("agent+kubelet memory", "MB", (rss,), bound=Bound("<=", 160), note=memory_note),
-        Figure("agent+kubelet idle", "% of a core", (share,), bound=Bound("<=", 1), note=share_note),
-    ]
+    share = max(memory("kubelet")[2]) + max(memory("agent")[2])
+    note = f"the busiest of each, {over}"
+    figures = [Figure("agent+kubelet idle", "% of a core", (share,), bound=Bound("<=", 1), note=note)]
     for name, most in (("supervisor", 0.5), ("rank", 1.0)):
         share = max(memory(name)[2])
         figures.append(Figure(f"{name} idle", "% of a core", (share,), bound=Bound("<=", most), note=f"the busiest, {over}"))

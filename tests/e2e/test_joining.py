@@ -14,12 +14,11 @@ import yaml
 from thunderfleet_kubelet.bootstrap.certificates import (
     CertificateError,
     csr_object,
-    new_key,
     obtain,
-    signing_request,
     usable,
 )
 from thunderfleet_kubelet.bootstrap.identity import load_identity
+from thunderfleet_kubelet.bootstrap.keywork import new_key, signing_request
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster

@@ -13,25 +13,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-from thunderfleet_lib import tls
-from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODE_PREFIX, NODES, REQUESTS, SERVING_SIGNER
+from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODE_PREFIX, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
+from thunderfleet_kubelet.bootstrap import keyprocess
 from thunderfleet_kubelet.bootstrap.errors import join_again
+from thunderfleet_kubelet.bootstrap.keyprocess import BadPair, Facts
+from thunderfleet_kubelet.bootstrap.keyprocess import CertificateError as CertificateError
 
 log = logging.getLogger(__name__)
 
 RENEW_AT = 0.8
 POLL_SECONDS = 0.5
 POLL_LIMIT_SECONDS = 5.0
-
-
-class CertificateError(Exception):
-    """There is no certificate; the message gives the reason and the fix."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +36,12 @@ class Pair:
     certificate: bytes
 
     @property
-    def leaf(self) -> x509.Certificate:
-        """The node's own certificate."""
-        return x509.load_pem_x509_certificate(self.certificate)
+    def facts(self) -> Facts:
+        """What the node's own certificate says. Raises CertificateError if it cannot be read or is not the key's.
+
+        The first call for a pair waits for a process.
+        """
+        return keyprocess.facts(self.key, self.certificate)
 
     @property
     def pem(self) -> bytes:
@@ -55,18 +52,6 @@ class Pair:
 def user_of(node: str) -> str:
     """The user name of a node's kubelet."""
     return NODE_PREFIX + node
-
-
-def new_key() -> bytes:
-    """A new private key (PEM)."""
-    return tls.key_pem(tls.new_key())
-
-
-def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> bytes:
-    """A signing request (PEM) for a node's kubelet: a server with ``addresses``, a client without."""
-    private = serialization.load_pem_private_key(key, None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
-    return tls.build_request(tls.subject(user_of(node), [NODES]), private, addresses)
 
 
 def csr_object(request: bytes, signer: str, seconds: int) -> Json:
@@ -120,8 +105,8 @@ async def obtain(
 
     Raises CertificateError (denied, or not in time) and ApiError (the request failed).
     """
-    key = new_key()
-    csr = await _sent(kube, csr_object(signing_request(key, node, addresses), signer, seconds))
+    key, request = await asyncio.to_thread(keyprocess.new_request, node, addresses)
+    csr = await _sent(kube, csr_object(request, signer, seconds))
     name = str(csr["metadata"]["name"])
     log.info("sent certificate request %s (%s)", name, signer)
     pause = POLL_SECONDS
@@ -147,7 +132,7 @@ async def obtain(
             "`kubectl certificate approve NAME`"
         ) from None
     pair = Pair(key, certificate)
-    _check(pair)
+    await asyncio.to_thread(lambda: pair.facts)
     return pair
 
 
@@ -164,39 +149,22 @@ async def _sent(kube: Kube, wanted: Json) -> Json:
             raise error from None
 
 
-def _check(pair: Pair) -> None:
-    private = serialization.load_pem_private_key(pair.key, None)
-    encoding = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if private.public_key().public_bytes(*encoding) != pair.leaf.public_key().public_bytes(*encoding):
-        raise CertificateError("the certificate does not match the key")
-
-
 def renew_at(pair: Pair, part: float = RENEW_AT) -> datetime:
     """When ``part`` of the certificate's lifetime is over."""
-    return pair.leaf.not_valid_before_utc + timedelta(seconds=lifetime(pair) * part)
+    return pair.facts.starts + timedelta(seconds=lifetime(pair) * part)
 
 
 def lifetime(pair: Pair) -> float:
     """For how many seconds the certificate is valid."""
-    return (pair.leaf.not_valid_after_utc - pair.leaf.not_valid_before_utc).total_seconds()
+    return (pair.facts.ends - pair.facts.starts).total_seconds()
 
 
 def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) -> bool:
     """Whether the pair is for ``node``, valid at ``now``, and (for a server) has all ``addresses``."""
-    leaf = pair.leaf
-    names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if not names or names[0].value != user_of(node):
+    facts = pair.facts
+    if facts.user != user_of(node) or not facts.starts <= now < facts.ends:
         return False
-    if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
-        return False
-    if not addresses:
-        return True
-    try:
-        san = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return False
-    have = {str(address) for address in san.get_values_for_type(x509.IPAddress)}
-    return {str(ipaddress.ip_address(address)) for address in addresses} <= have
+    return {str(ipaddress.ip_address(address)) for address in addresses} <= set(facts.addresses)
 
 
 def read_pair(file: Path) -> Pair | None:
@@ -210,7 +178,7 @@ def read_pair(file: Path) -> Pair | None:
         raise CertificateError(f"{file}: no key and certificate found; delete it and {join_again()}")
     pair = Pair(text[:mark], text[mark:])
     try:
-        _check(pair)
-    except ValueError as error:
+        _ = pair.facts
+    except BadPair as error:
         raise CertificateError(f"{file}: {error}; delete it and {join_again()}") from None
     return pair

@@ -1,15 +1,16 @@
 """The identity of a node that has joined: server, name and certificates in one folder."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.kube import Kube
-from thunderfleet_lib.tls import write_private
+from thunderfleet_lib.privatefiles import write_private
 
-from thunderfleet_kubelet.bootstrap.certificates import Pair, read_pair, usable
-from thunderfleet_kubelet.bootstrap.discovery import Server
+from thunderfleet_kubelet.bootstrap.arguments import Server
+from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair, read_pair, usable
 from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 
 
@@ -40,6 +41,13 @@ class NodeIdentity:
     def kube(self) -> Kube:
         """A new client with the credentials on disk."""
         return Kube.with_files(self.server, self.ca, certificate=self.client, key=self.client)
+
+
+def read_ahead(identity: NodeIdentity) -> None:
+    """Has a process read the certificates, so that later calls find what they say. Problems show in those calls."""
+    for file in (identity.client, identity.serving):
+        with contextlib.suppress(CertificateError, OSError):
+            read_pair(file)
 
 
 def identity_folder(root: Path) -> Path:
@@ -96,9 +104,9 @@ def usable_identity(root: Path, server: Server | None, node_name: str | None) ->
             f"{identity.node_name}, or run `sudo thunderfleet reset` first"
         )
     pair, now = read_pair(identity.client), datetime.now(UTC)
-    if pair is not None and now < pair.leaf.not_valid_before_utc:
+    if pair is not None and now < pair.facts.starts:
         raise JoinError(
-            f"the certificate in {identity.folder} is valid from {pair.leaf.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and the "
+            f"the certificate in {identity.folder} is valid from {pair.facts.starts:%Y-%m-%d %H:%M} UTC, and the "
             f"clock of this machine says {now:%Y-%m-%d %H:%M} UTC; set the clock"
         )
     if pair is None or not usable(pair, identity.node_name, now):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from thunderfleet_lib.csr.names import CLIENT_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
-from thunderfleet_lib.tls import write_private
+from thunderfleet_lib.privatefiles import write_private
 
+from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import obtain
-from thunderfleet_kubelet.bootstrap.discovery import Server, fetch_ca
+from thunderfleet_kubelet.bootstrap.discovery import fetch_ca
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, identity_folder, save_identity
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_lib.tls import write_private
+from thunderfleet_lib.privatefiles import write_private
 
 from thunderfleet_kubelet.bootstrap.certificates import RENEW_AT, CertificateError, Pair, lifetime, renew_at
 
@@ -79,7 +79,7 @@ class Renewer:
             self.report(None)
             self.pair, failures, due = pair, 0, False
             self._obtained = time.monotonic()
-            log.info("%s certificate is valid until %s", self.name, pair.leaf.not_valid_after_utc.isoformat())
+            log.info("%s certificate is valid until %s", self.name, pair.facts.ends.isoformat())
 
     async def _requested(self) -> Pair | None:
         """The requested certificate; None if ``renew_now`` made it useless."""

@@ -71,6 +71,9 @@ class AddressReader:
     async def read(self, current: tuple[str, ...]) -> Reading:
         """The addresses now. An interface with several keeps that of ``current``."""
         servers = await asyncio.to_thread(self._servers)
+        if self._mac and current and await asyncio.to_thread(_source_towards, servers) == current:
+            # Nearly always, and it starts no command.
+            return current
         found = await (self._read_mac(current, servers) if self._mac else asyncio.to_thread(_routed, servers))
         if found is None and not current:
             # A kubelet that starts needs an address, and the kernel may know what a broken command does not say.
@@ -97,6 +100,11 @@ class AddressReader:
             return None
         shown = await self._commands.run("ifconfig", interface)
         return None if isinstance(shown, Failure) else inet_addresses(shown.text)
+
+
+def _source_towards(servers: Sequence[str]) -> Reading:
+    """As ``_routed``, without servers on this machine: the way to them is the loopback interface, not that of the address."""
+    return _routed([host for host in servers if not _is_ours(host)])
 
 
 def _routed(servers: Sequence[str]) -> Reading:

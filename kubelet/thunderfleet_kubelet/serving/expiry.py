@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography import x509
+from thunderfleet_kubelet.bootstrap import keyprocess
 
 log = logging.getLogger(__name__)
 
@@ -13,30 +13,43 @@ MOST_FILES = 100
 
 
 class ControlPlaneCertificates:
-    """The certificates in ``folder`` (``NAME.crt``, PEM). They are read at each call, so a renewal shows at once."""
+    """The certificates in ``folder`` (``NAME.crt``, PEM). The files are read at each call, so a renewal shows at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._known: dict[str, float | str] = {}
+        """The end, or the problem, of each certificate by its text."""
         self._problems: set[str] = set()
 
     def read(self) -> Mapping[str, float]:
-        """The end of each certificate in seconds since the Unix epoch, by its name.
+        """The end of each certificate in seconds since the Unix epoch, by its name. Blocks while new ones are read.
 
         A file that cannot be read is left out, and logged once.
         """
         found: dict[str, float] = {}
-        problems = set()
+        problems, texts = set(), dict[Path, str]()
         for file in sorted(self._folder.glob("*.crt"))[:MOST_FILES]:
             try:
-                # The first of a chain is the one that is presented.
-                first = x509.load_pem_x509_certificates(file.read_bytes())[0]
-            except (OSError, ValueError) as error:
+                texts[file] = file.read_text("latin-1")
+            except OSError as error:
                 problems.add(f"cannot read the certificate {file}: {error}")
+        known = self._known = self._learn(set(texts.values()), self._known)
+        for file, text in texts.items():
+            end = known[text]
+            if isinstance(end, str):
+                problems.add(f"cannot read the certificate {file}: {end}")
             else:
-                found[file.stem] = first.not_valid_after_utc.timestamp()
+                found[file.stem] = end
         if not found and not problems:
             problems.add(f"no certificates of the control plane in {self._folder}; run `sudo thunderfleet init`")
         for problem in sorted(problems - self._problems):
             log.warning("%s", problem)
         self._problems = problems
         return found
+
+    @staticmethod
+    def _learn(texts: set[str], known: Mapping[str, float | str]) -> dict[str, float | str]:
+        """What is known of ``texts``; those that are new are read, by one process for all."""
+        new = sorted(texts - known.keys())
+        read = dict(zip(new, keyprocess.ends(new), strict=True)) if new else {}
+        return {text: known[text] if text in known else read[text] for text in texts}

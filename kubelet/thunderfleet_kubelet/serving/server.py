@@ -146,7 +146,9 @@ class Server:
         return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods.pods()})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.text(self.pods.counts()), headers={"Content-Type": self.metrics.content_type})
+        # A process may have to read certificates for it.
+        text = await asyncio.to_thread(self.metrics.text, self.pods.counts())
+        return web.Response(body=text, headers={"Content-Type": self.metrics.content_type})
 
     async def _resource(self, request: web.Request) -> web.Response:
         text = resource_text(await self.pods.usage())

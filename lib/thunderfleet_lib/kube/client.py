@@ -16,10 +16,8 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
-from kubernetes.aio.config.kube_config import load_kube_config
 
 from thunderfleet_lib.clock import Moment
-from thunderfleet_lib.kube import plugin
 from thunderfleet_lib.kube.names import Json, key_of
 from thunderfleet_lib.kube.proxy import transport
 from thunderfleet_lib.kube.server_clock import ServerClock
@@ -124,6 +122,11 @@ class Kube:
     @classmethod
     async def from_kubeconfig(cls, path: Path, context: str | None = None) -> "Kube":
         """Uses the current (or named) context of a kubeconfig file."""
+        # Programs on Macs and in pods read no kubeconfig, and its reader takes 3 MB.
+        from kubernetes.aio.config.kube_config import load_kube_config
+
+        from thunderfleet_lib.kube import plugin
+
         configuration = Configuration()
         plugin.use()
         await load_kube_config(config_file=str(path), context=context, client_configuration=configuration, persist_config=False)

@@ -22,7 +22,8 @@ from thunderfleet_agent import cli
 from thunderfleet_agent import rounds as rounds_module
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.metrics import Metrics
-from thunderfleet_agent.observe.collector import PATIENCE, QUESTIONS, Collector
+from thunderfleet_agent.observe import collector as collecting
+from thunderfleet_agent.observe.collector import INTERFACES, PATIENCE, QUESTIONS, Collector
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import thunderbolt
 from thunderfleet_agent.peers import identity
@@ -93,6 +94,46 @@ async def test_the_last_answer_is_kept_until_it_has_failed_for_long(machine: Any
     assert collector.facts.interfaces is None and collector.facts.thunderbolt is None
     # Facts that cannot change are kept.
     assert collector.facts.hardware is not None
+
+
+async def test_output_that_is_the_same_again_is_not_parsed_again(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(text: str) -> Any:
+        parsed.append(text)
+        return INTERFACES.parse(text)
+
+    monkeypatch.setattr(collecting, "INTERFACES", replace(INTERFACES, parse=parse))
+    collector = Collector(Host())
+    for _ in range(3):
+        await collector.carriers()
+    first = collector.facts.interfaces
+    assert len(parsed) == 1 and first and len(first) > 1
+    shorter = parsed[0].partition(f"{first[1].name}: ")[0]
+    machine.says("ifconfig", shorter)
+    await collector.carriers()
+    assert len(parsed) == 2 and collector.facts.interfaces == first[:1]
+    machine.script("ifconfig", NO_TEXT)
+    await collector.fast()
+    assert Source.INTERFACES in collector.facts.failures
+    machine.says("ifconfig", shorter)
+    await collector.fast()
+    assert not collector.facts.failures and len(parsed) == 2
+
+
+async def test_interfaces_that_were_just_read_are_not_read_again(machine: Any) -> None:
+    collector = Collector(Host())
+    await collector.carriers()
+    read = collector.facts.interfaces
+    machine.script("ifconfig", "exit 1")
+    await collector.fast(3600.0)
+    assert read and collector.facts.interfaces == read and not collector.facts.failures
+    assert collector.facts.rdma_switch is not None
+    await collector.fast()
+    assert Source.INTERFACES in collector.facts.failures
+    # An old answer counts for nothing.
+    await collector.fast(1e-9)
+    assert Source.INTERFACES in collector.facts.failures
 
 
 async def test_no_device_is_no_failure_though_ibv_devinfo_calls_it_one(machine: Any, shapes: Any) -> None:

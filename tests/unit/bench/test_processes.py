@@ -1,7 +1,9 @@
 """Processes of a cluster: which belong to it, which program each one is, and its figures from /proc."""
 
 import os
+import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -43,11 +45,12 @@ def test_cpu_time_has_the_ended_children_in_it() -> None:
 
 def test_memory_is_in_bytes() -> None:
     text = "00400000-7ffc [rollup]\nRss:    2048 kB\nPss:    1024 kB\nPss_Anon: 7 kB\nShared_Clean: 9 kB\n"
-    assert processes.parse_memory(text) == (2048 * 1024, 1024 * 1024)
+    more = "Anonymous: 512 kB\nSwap: 3 kB\n"
+    assert processes.parse_memory(text + more) == (2048 * 1024, 1024 * 1024, 515 * 1024)
 
 
 def test_missing_memory_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no Rss and Pss"):
+    with pytest.raises(ValueError, match="not have all of Rss, Pss, Anonymous, Swap"):
         processes.parse_memory("Rss: 1 kB\n")
 
 
@@ -63,6 +66,40 @@ def test_this_process_is_measured() -> None:
     assert used.rss >= used.pss > 1_000_000
     assert used.cpu_seconds > 0
     assert any(found.pid == os.getpid() for found in processes.all_processes())
+
+
+MAPS = """00400000-00402000 r--p 00003000 fe:00 77    /usr/bin/python3 (deleted)
+00402000-00403000 rw-p 00000000 00:00 0
+7ffc0000-7ffc1000 r-xp 00000000 00:00 0    [vdso]
+"""
+
+
+def test_pages_of_files_are_those_in_memory_and_not_changed() -> None:
+    assert processes.parse_mappings(MAPS) == [(0x400000, 0x402000, ("fe:00", "77"), 0x3000)]
+    here, of_file = 1 << 63, 1 << 61
+    found = processes.resident_pages([here | of_file | 5, here, of_file, here | of_file], ("fe:00", "77"), 3)
+    assert list(found) == [(("fe:00", "77"), 3), (("fe:00", "77"), 6)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_together_two_processes_share_files_and_nothing_else() -> None:
+    """Of the same Python: more than the private memory of both, and less than all memory of both."""
+    command = [sys.executable, "-c", "block = bytes(range(256)) * 65536; print(len(block), flush=True); input()"]
+    with ExitStack() as running:
+        pids = []
+        for _ in range(2):
+            child = running.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert child.stdout is not None and child.stdout.readline() == b"16777216\n"
+            pids.append(child.pid)
+        used = [one for pid in pids if (one := processes.usage(pid))]
+        both = processes.together(pids)
+        alone = [processes.together([pid]) for pid in pids]
+    assert both is not None and all(one is not None for one in alone)
+    files = [one.rss - one.private for one in used]
+    assert all(one.private > 16 * 2**20 for one in used) and min(files) > 2**20
+    assert both == pytest.approx(sum(one.private for one in used) + max(files), abs=2**20)
+    assert alone == [pytest.approx(one.rss, abs=2**19) for one in used]
+    assert processes.together([*pids, 2**22 + 1]) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

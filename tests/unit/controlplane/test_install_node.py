@@ -14,7 +14,7 @@ from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.cluster import until_node_ready
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
-from thunderfleet_kubelet import config
+from thunderfleet_kubelet import configfile
 from thunderfleet_lib import tls
 
 Json = dict[str, Any]
@@ -105,10 +105,10 @@ def test_the_kubelet_of_a_control_plane_watches_its_certificates_and_components_
     launchctl: Any = None
     installer = KubeletInstaller(layout, launchctl, tmp_path, {})
     installer.write_config("studio-1", None, control_plane=True)
-    found = config.load(layout.kubelet_config)
+    found = configfile.load(layout.kubelet_config)
     assert found.control_plane_certificates == layout.pki.folder and found.control_plane_components
     installer.write_config("studio-1", None, control_plane=False)
-    found = config.load(layout.kubelet_config)
+    found = configfile.load(layout.kubelet_config)
     assert found.control_plane_certificates is None and not found.control_plane_components
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +13,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet.bootstrap import renewer
+from thunderfleet_kubelet.bootstrap import keyprocess, renewer
 from thunderfleet_kubelet.bootstrap.certificates import (
     CertificateError,
     Pair,
     csr_object,
-    new_key,
     obtain,
     read_pair,
     renew_at,
-    signing_request,
     usable,
     verdict,
 )
+from thunderfleet_kubelet.bootstrap.keywork import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
@@ -133,6 +133,19 @@ def test_a_mixed_pair_is_refused(tmp_path: Path) -> None:
     write_private(tmp_path / "client.pem", b"garbage")
     with pytest.raises(CertificateError, match="no key and certificate found"):
         read_pair(tmp_path / "client.pem")
+
+
+def test_certificates_are_read_and_requested_on_a_machine_that_can_start_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = pair(addresses=("192.168.64.11",))
+    write_private(tmp_path / "client.pem", held.pem)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    read = read_pair(tmp_path / "client.pem")
+    assert read == held and usable(held, "studio-1", START, ["192.168.64.11"])
+    assert "keywork does not exist (no such command in PATH); working without it" in caplog.text
+    key, request = keyprocess.new_request("studio-1")
+    assert Pair(key, sign(request)).facts.user == "system:node:studio-1"
 
 
 class Signer:

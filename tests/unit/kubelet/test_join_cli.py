@@ -3,14 +3,18 @@
 import logging
 import os
 import plistlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from thunderfleet_controlplane.daemons.keys import problems
-from thunderfleet_kubelet import app, cli
+from thunderfleet_kubelet import cli
 from thunderfleet_kubelet.bootstrap.errors import JoinError
-from thunderfleet_kubelet.cli import main
+from thunderfleet_kubelet.cli import main, parser
+from thunderfleet_kubelet.singleton import only_one
+
+from tests.unit.kubelet.test_node_app import identity as make_identity
 
 JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "0" * 64]
 
@@ -58,10 +62,29 @@ def test_no_running_cluster_is_exit_code_1(tmp_path: Path, capsys: pytest.Captur
     assert "cannot connect" in capsys.readouterr().err
 
 
+def test_a_node_that_has_joined_runs_in_a_fresh_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all options, and without the libraries that only joining needs."""
+    began: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: began.append([program, *words]))
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-X", "dev", "/opt/bin/thunderfleet-kubelet", "join"])
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/thunderfleet-kubelet", "join"])
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    make_identity(tmp_path)
+    config, log = tmp_path / "k.yaml", tmp_path / "k.log"
+    config.write_text("nodeName: studio-1")
+    given = ["--server", "https://127.0.0.1:1", "--root", str(tmp_path), "--config", str(config)]
+    options = ["--log-file", str(log), "--log-level", "debug", "--log-format", "json"]
+    assert main([*JOIN, *given, *options]) == 0
+    start = [sys.executable, sys.executable, "-X", "dev", "/opt/bin/thunderfleet-kubelet"]
+    assert [words[: len(start)] for words in began] == [start]
+    assert parser().parse_args(began[0][len(start) :]) == parser().parse_args(["run", *given[2:], *options])
+    assert main([*JOIN, *given, "--no-run"]) == 0 and len(began) == 1
+
+
 def test_one_kubelet_a_root(tmp_path: Path) -> None:
-    with app.only_one(tmp_path), pytest.raises(JoinError, match="another kubelet uses this folder"), app.only_one(tmp_path):
+    with only_one(tmp_path), pytest.raises(JoinError, match="another kubelet uses this folder"), only_one(tmp_path):
         pass
-    with app.only_one(tmp_path):
+    with only_one(tmp_path):
         pass
 
 

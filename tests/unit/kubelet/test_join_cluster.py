@@ -17,10 +17,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet.bootstrap import discovery, join
+from thunderfleet_kubelet.bootstrap import arguments, discovery, join
 from thunderfleet_kubelet.bootstrap import identity as identities
+from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import read_pair, usable
-from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
 from thunderfleet_lib.discovery import ca_hash
 
@@ -273,18 +273,18 @@ async def test_half_an_identity_is_none(cluster: Cluster, tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["http://1.2.3.4:6443", "1.2.3.4:6443", "https://", "https://1.2.3.4:99999", "https://a/b"])
 def test_a_server_must_look_like_one(text: str) -> None:
     with pytest.raises(UsageError, match="must be https://HOST:PORT"):
-        discovery.parse_server(text)
+        arguments.parse_server(text)
 
 
 def test_servers() -> None:
-    assert discovery.parse_server("https://192.168.64.1:6443/").url == "https://192.168.64.1:6443"
-    assert discovery.parse_server("https://[fd00::1]:16443").url == "https://[fd00::1]:16443"
+    assert arguments.parse_server("https://192.168.64.1:6443/").url == "https://192.168.64.1:6443"
+    assert arguments.parse_server("https://[fd00::1]:16443").url == "https://[fd00::1]:16443"
 
 
 def test_tokens_and_hashes_are_checked_and_tokens_not_repeated() -> None:
-    assert discovery.check_token(TOKEN) == TOKEN
+    assert arguments.check_token(TOKEN) == TOKEN
     with pytest.raises(UsageError) as caught:
-        discovery.check_token("ABCDEF.secret")
+        arguments.check_token("ABCDEF.secret")
     assert "secret" not in str(caught.value)
     with pytest.raises(UsageError, match="64 lower-case hexadecimal digits"):
-        discovery.check_hash("sha256:12")
+        arguments.check_hash("sha256:12")

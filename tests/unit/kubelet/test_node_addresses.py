@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,6 +151,26 @@ async def test_a_kubelet_that_starts_asks_the_kernel_when_a_command_is_broken(
     assert await mac.read() == ("127.9.9.9",)
     monkeypatch.setattr(addresses, "_routed", lambda server: ())
     assert await mac.read() is None
+
+
+async def test_commands_run_only_when_the_kernel_no_longer_uses_the_published_address(
+    mac: Mac, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands here are broken, so what they would say is None."""
+    asked: list[list[str]] = []
+
+    def routed(servers: Sequence[str]) -> Reading:
+        asked.append(list(servers))
+        return ("127.9.9.9",)
+
+    monkeypatch.setattr(addresses, "_routed", routed)
+    mac.servers = ["127.9.9.7", "192.168.64.1"]
+    assert await mac.read("127.9.9.9") == ("127.9.9.9",)
+    assert asked == [["192.168.64.1"]], "the way to its own API server says nothing"
+    assert await mac.read("127.9.9.8") is None
+    mac.has("127.9.9.8", "127.9.9.9")
+    mac.routes(default="en0")
+    assert await mac.read("127.9.9.8") == ("127.9.9.8",), "of two addresses the published one, whatever the kernel prefers"
 
 
 async def test_what_cannot_be_bound_is_no_address_of_this_machine(mac: Mac) -> None:

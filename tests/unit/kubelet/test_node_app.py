@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_kubelet.app import EVENTS, Kubelet, pod_settings, pod_users
+from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair
-from thunderfleet_kubelet.bootstrap.discovery import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, save_identity
 from thunderfleet_kubelet.config import Config
@@ -40,7 +41,7 @@ def test_what_the_pods_half_needs_to_know() -> None:
     assert known.addresses == ("127.0.0.1",)
     assert known.path == (Path("/x"),)
     assert known.images == {"a:1": Path("/img"), "thunderfleet/thunderfleet:0.1.0": Path("/opt/own")}
-    replaced = CONFIG.model_copy(update={"images": {"thunderfleet/thunderfleet:0.1.0": Path("/img")}})
+    replaced = replace(CONFIG, images={"thunderfleet/thunderfleet:0.1.0": Path("/img")})
     assert pod_settings(replaced, MAC, SERVER, ["127.0.0.1"], own).images == replaced.images, "the configuration counts more"
     assert known.mac
     assert known.labels["kubernetes.io/os"] == "darwin"
@@ -300,8 +301,9 @@ async def test_sigterm_ends_pods_only_if_the_machine_shuts_down_and_the_configur
     async def nothing() -> None:
         await asyncio.Event().wait()
 
-    periods = {"shutdown_grace_period_seconds": seconds, "shutdown_grace_period_critical_pods_seconds": min(seconds, 10)}
-    kubelet.config = CONFIG.model_copy(update=periods)
+    kubelet.config = replace(
+        CONFIG, shutdown_grace_period_seconds=seconds, shutdown_grace_period_critical_pods_seconds=min(seconds, 10)
+    )
     kubelet.node.problems = {"ServerNotListening": "cannot listen"}
     work = asyncio.ensure_future(nothing())
     monkeypatch.setattr(kubelet, "_work", lambda: work)

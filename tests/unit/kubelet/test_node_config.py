@@ -1,9 +1,12 @@
 """The configuration file: valid settings, and the errors for invalid ones."""
 
+import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_kubelet.config import Config, ConfigError, PodUsers, load, parse
+from thunderfleet_kubelet import configprocess
+from thunderfleet_kubelet.config import ConfigError, ImagePulls, PodUsers
+from thunderfleet_kubelet.configfile import SETTINGS, load, parse
 
 WHOLE = """
 nodeName: studio-1
@@ -32,7 +35,8 @@ def test_the_defaults_are_usable_by_themselves() -> None:
     assert config.port == 10250
     assert config.addresses == [], "those of the machine, as they are then"
     assert config.pod_users == PodUsers(first=1_900_000_000, count=1000)
-    assert config == Config.model_validate(config.model_dump(by_alias=True)), "the defaults pass the checks too"
+    as_written = SETTINGS.dump_json(SETTINGS.validate_python({}), by_alias=True).decode()
+    assert config == parse(as_written, "the defaults"), "the defaults pass the checks too"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,23 @@ def test_what_is_wrong_is_named_with_its_file(text: str, words: list[str]) -> No
     assert "\n" not in said
     for word in words:
         assert word in said
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/nowhere/python"])
+def test_a_process_reads_the_same_and_says_the_same(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without the process."""
+    monkeypatch.setattr(sys, "executable", python)
+    file = tmp_path / "kubelet.yaml"
+    file.write_text(WHOLE + "cableNetwork: 10.0.0.0/16\nimagePulls: {registries: [a.example], caFile: /ca.crt}\n")
+    assert configprocess.load(file) == configprocess.load(file, "other") == load(file)
+    assert type(configprocess.load(file).image_pulls) is ImagePulls
+    assert configprocess.load(None, "studio-7") == parse("nodeName: studio-7", "")
+    file.write_text("prot: 1")
+    with pytest.raises(ConfigError) as caught:
+        configprocess.load(file)
+    with pytest.raises(ConfigError) as direct:
+        load(file)
+    assert str(caught.value) == str(direct.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The Node object from facts and configuration."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def test_linux_has_no_taint_and_no_chip() -> None:
 
 def test_settings_cannot_hide_what_the_machine_is() -> None:
     # The configuration's own check refuses this label; the rule does not depend on it.
-    config = CONFIG.model_copy(update={"labels": {"kubernetes.io/os": "windows"}})
+    config = replace(CONFIG, labels={"kubernetes.io/os": "windows"})
     assert node_status.labels(config, MAC)["kubernetes.io/os"] == "darwin"
 
 
@@ -85,7 +86,7 @@ def test_a_kubelet_before_gpu_memory_leaves_the_resource_and_takes_back_that_pod
 
 
 def test_capacity_and_what_is_reserved() -> None:
-    config = CONFIG.model_copy(update={"reserved_cpu_millis": 500, "reserved_memory_bytes": 4 * GIB})
+    config = replace(CONFIG, reserved_cpu_millis=500, reserved_memory_bytes=4 * GIB)
     whole, free = node_status.capacity(config, MAC)
     gpu = "thunderfleet.io/gpu-memory"
     assert whole == {"cpu": "32", "memory": "384Gi", gpu: "384Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
@@ -171,7 +172,7 @@ def test_a_kubelet_that_can_open_hardly_any_more_files_says_so_until_it_can() ->
 
 
 def test_a_control_plane_whose_components_do_not_answer_is_a_condition_of_the_node() -> None:
-    plane = CONFIG.model_copy(update={"control_plane_components": True})
+    plane = replace(CONFIG, control_plane_components=True)
 
     def of(config: Config, previous: dict[str, Any], **works: bool) -> dict[str, Any]:
         given_values: dict[str, Any] = {"previous": previous, "problems": {}, "now": NOW, "version": "v1"}

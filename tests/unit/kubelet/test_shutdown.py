@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from thunderfleet_kubelet.cli import main
-from thunderfleet_kubelet.config import Config
+from thunderfleet_kubelet.config import Config, ConfigError
+from thunderfleet_kubelet.configfile import parse
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.shutdown import STATES, is_shutting_down
 from thunderfleet_kubelet.pods import manager
@@ -54,8 +54,8 @@ async def test_a_linux_machine_shuts_down(tmp_path: Path, script: str, expected:
 
 
 def test_the_part_of_critical_pods_is_within_the_whole() -> None:
-    with pytest.raises(ValidationError, match="must be at most shutdownGracePeriodSeconds, 10"):
-        Config.model_validate({"shutdownGracePeriodSeconds": 10, "shutdownGracePeriodCriticalPodsSeconds": 11})
+    with pytest.raises(ConfigError, match="must be at most shutdownGracePeriodSeconds, 10"):
+        parse("shutdownGracePeriodSeconds: 10\nshutdownGracePeriodCriticalPodsSeconds: 11", "kubelet.yaml")
     assert Config().shutdown_grace_period_seconds == 0
 
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from thunderfleet_kubelet import config
+from thunderfleet_kubelet import configfile
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
@@ -33,7 +33,7 @@ def test_one_kubelet_watches_the_certificates_of_a_control_plane_that_is_on_no_m
     for name in ("mac-1", "linux-1", "linux-2"):
         file = folder.machine(name) / "kubelet.yaml"
         assert yaml.safe_load(file.read_text())["nodeName"] == name
-        found = config.load(file)
+        found = configfile.load(file)
         # The control plane is on this machine, and not in the network of one of the cluster's.
         assert not found.control_plane_components
         if found.control_plane_certificates is not None:

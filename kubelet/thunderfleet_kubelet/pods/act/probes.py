@@ -13,7 +13,6 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from thunderfleet_kubelet.containers.exec_session import RunCommand
-from thunderfleet_kubelet.pods.act import grpc_health
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +128,9 @@ async def _tcp(action: Json, container: Json, host: str, seconds: float) -> tupl
 
 
 async def _grpc(action: Json, host: str, seconds: float) -> tuple[bool, str]:
+    # Most kubelets run no such probe, and HTTP/2 takes 2 MB.
+    from thunderfleet_kubelet.pods.act import grpc_health
+
     port, service = int(action["port"]), str(action.get("service") or "")
     shown = f"gRPC {host}:{port}"
     try:

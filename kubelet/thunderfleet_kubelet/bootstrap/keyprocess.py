@@ -1,0 +1,51 @@
+"""Runs the process that works with keys and certificates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from thunderfleet_kubelet import work
+
+_WORK = "thunderfleet_kubelet.bootstrap.keywork"
+
+
+class CertificateError(Exception):
+    """There is no certificate; the message gives the reason and the fix."""
+
+
+class BadPair(CertificateError):
+    """Key and certificate cannot be read, or do not match."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a node's certificate says: its ``user``, when it is valid, and the ``addresses`` of a server."""
+
+    user: str
+    starts: datetime
+    ends: datetime
+    addresses: tuple[str, ...]
+
+
+def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]:
+    """A new key and the signing request for it (both PEM), of a server with ``addresses`` or of a client."""
+    made = work.done(_WORK, {"work": "request", "node": node, "addresses": list(addresses)})
+    return made["key"].encode(), made["request"].encode()
+
+
+# Of both certificates, each with some successors.
+@lru_cache(maxsize=16)
+def facts(key: bytes, certificate: bytes) -> Facts:
+    """What the first of the certificates says (PEM). Raises BadPair."""
+    said = work.done(_WORK, {"work": "says", "key": key.decode("latin-1"), "certificate": certificate.decode("latin-1")})
+    if "problem" in said:
+        raise BadPair(said["problem"])
+    starts, ends = (datetime.fromtimestamp(said[name], UTC) for name in ("starts", "ends"))
+    return Facts(said["user"], starts, ends, tuple(said["addresses"]))
+
+
+def ends(certificates: Sequence[str]) -> list[float | str]:
+    """The end of each certificate (PEM), in seconds since the Unix epoch; the problem of one without."""
+    found: list[float | str] = work.done(_WORK, {"work": "ends", "certificates": list(certificates)})["ends"]
+    return found

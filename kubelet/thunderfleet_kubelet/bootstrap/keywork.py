@@ -1,0 +1,85 @@
+"""Keys, signing requests and what certificates say: all that needs the cryptography library.
+
+A kubelet does this a few times a year, so it runs this module as a process instead of keeping the library's 9 MB.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from thunderfleet_lib import tls
+from thunderfleet_lib.csr.names import NODE_PREFIX, NODES
+
+
+def new_key() -> bytes:
+    """A new private key (PEM)."""
+    return tls.key_pem(tls.new_key())
+
+
+def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> bytes:
+    """A signing request (PEM) for a node's kubelet: a server with ``addresses``, a client without."""
+    private = serialization.load_pem_private_key(key, None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    return tls.build_request(tls.subject(NODE_PREFIX + node, [NODES]), private, addresses)
+
+
+def says(key: bytes, certificate: bytes) -> dict[str, Any]:
+    """What the first certificate says, as JSON values; times in seconds since the Unix epoch.
+
+    Raises ValueError if one of the two cannot be read, or if they do not match.
+    """
+    private, leaf = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
+    encoding = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*encoding) != leaf.public_key().public_bytes(*encoding):
+        raise ValueError("the certificate does not match the key")
+    names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return {
+        "user": str(names[0].value) if names else "",
+        "starts": leaf.not_valid_before_utc.timestamp(),
+        "ends": leaf.not_valid_after_utc.timestamp(),
+        "addresses": _addresses(leaf),
+    }
+
+
+def _addresses(leaf: x509.Certificate) -> list[str]:
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+
+
+def ends(certificates: Sequence[str]) -> list[float | str]:
+    """The end of the first certificate in each text (PEM), in seconds since the Unix epoch; the problem of one without."""
+    found: list[float | str] = []
+    for text in certificates:
+        try:
+            # The first of a chain is the one that is presented.
+            found.append(x509.load_pem_x509_certificates(text.encode("latin-1"))[0].not_valid_after_utc.timestamp())
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Does the ``work`` of an order: ``request``, ``ends`` or ``says``. ``problem`` in the answer: why it cannot be done."""
+    match order["work"]:
+        case "request":
+            key = new_key()
+            return {"key": key.decode(), "request": signing_request(key, order["node"], order["addresses"]).decode()}
+        case "ends":
+            return {"ends": ends(order["certificates"])}
+        case _:
+            try:
+                return says(order["key"].encode("latin-1"), order["certificate"].encode("latin-1"))
+            except ValueError as error:
+                return {"problem": str(error)}
+
+
+if __name__ == "__main__":
+    json.dump(answer(json.load(sys.stdin)), sys.stdout)
