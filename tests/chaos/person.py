@@ -158,8 +158,9 @@ class Person:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            page = self._page.problems if self._page else ()
-            texts = {**self._objects(), Channel.PAGE: page, Channel.ALERT: self._alerts()}
+            texts = {**self._objects(), Channel.ALERT: self._alerts()}
+            # The page is live, and commands may wait for a silent API server.
+            texts[Channel.PAGE] = self._page.problems if self._page else ()
             if not self.seen or texts != self.seen[-1].texts:
                 self.seen.append(Look(time.monotonic() - self._began, texts))
             self._over.wait(LOOK_SECONDS)
@@ -171,7 +172,7 @@ class Person:
     def _picture(self) -> facts.Picture:
         return asyncio.run(picture(self._connection, self.namespace))
 
-    def _objects(self) -> Mapping[Channel, tuple[str, ...]]:
+    def _objects(self) -> dict[Channel, tuple[str, ...]]:
         try:
             found = self._picture()
         except LocalClusterError as error:
