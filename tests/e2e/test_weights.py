@@ -5,7 +5,6 @@ The hub is a real server on a Linux machine of the cluster's network.
 
 import json
 import random
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,15 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support import largemodel, shardedmodel
+from tests.support.fetching import (
+    HUB_MACHINE,
+    Copies,
+    configure,
+    downloads,
+    from_macs,
+    received,
+    requests,
+    start_hub,
+    start_server,
+    stop_server,
+)
 from tests.support.folders import read, with_list
-from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Alone, Deploy, Deployment, Json, Line, chat, condition
+from tests.support.line import MODEL, Alone, Deploy, Deployment, Line, chat, condition
 from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[2]
 REPOSITORY = "fresh/tiny"
 LATER = "later/tiny"
 """The same files under another name, which no Mac has."""
@@ -32,8 +41,6 @@ CHUNK_BYTES = 8 * 2**20
 SLOW_MBPS = 25
 """Of the cable, so that it can be pulled while most of the copy is still to come."""
 LINK, END, CABLE = "studio-1.tb1--studio-2.tb1", "studio-1:1", "en2"
-PORT = 18080
-AGENT_METRICS_PORT = 9441
 SHARDED = "sharded/tiny"
 """In several files of weights, of which one has layers of both ranks."""
 LATER_LAYERS = 2
@@ -54,7 +61,7 @@ def line(desk: Line) -> Line:
 @pytest.fixture(scope="module")
 def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a hub that has the model, which the operator uses."""
-    machine = line.cluster.machines["linux-1"]
+    machine = line.cluster.machines[HUB_MACHINE]
     folder = machine.folder / "hub"
     tinymodel.make(folder / "model")
     # Other weights: a Mac that has a file already, of whatever repository, copies nothing.
@@ -65,59 +72,33 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tinymodel.make(folder / "bulky")
     (folder / "bulky" / "notes.txt").write_bytes(random.Random(14).randbytes(BULK_BYTES))
     address = machine.address
-    command = [
-        sys.executable,
-        "-m",
-        "thunderfleet_localcluster.models.hub",
-        address,
-        str(PORT),
-        f"{REPOSITORY}={folder / 'model'}",
-        f"{LATER}={folder / 'later'}",
-        f"{SHARDED}={folder / 'sharded'}",
-        f"{BULKY}={folder / 'bulky'}",
-        f"{PLAIN}={folder / 'plain'}",
-        f"{GATED}={folder / 'gated'}={TOKEN}",
-    ]
-    script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/log 2>&1 & echo $! >{folder}/pid"
-    machine.run(["sh", "-c", script])
-    until(lambda: "ready" in (folder / "log").read_text(), "the hub serves", describe=lambda: (folder / "log").read_text())
+    url = start_hub(
+        line,
+        {
+            REPOSITORY: "model",
+            LATER: "later",
+            SHARDED: "sharded",
+            BULKY: "bulky",
+            PLAIN: "plain",
+            GATED: f"gated={TOKEN}",
+        },
+    )
     # Beside it, a server with HTTPS at two ports. Both may be asked, but only the first one may have a private address.
     tinymodel.make(folder / "at-uri", layers=URI_LAYERS)
     command = [sys.executable, "-m", "tests.support.folders", address, str(URI_PORT), f"{folder}/authority.pem"]
     command.append(f"tiny={folder / 'at-uri'}")
-    script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/uri-log 2>&1 & echo $! >{folder}/uri-pid"
-    machine.run(["sh", "-c", script])
-    until(lambda: "ready" in (folder / "uri-log").read_text(), "URIs serve", describe=lambda: (folder / "uri-log").read_text())
-    url, first = f"http://{address}:{PORT}", f"{address}:{URI_PORT}"
+    start_server(line, "uri", command)
+    first = f"{address}:{URI_PORT}"
     authority = (folder / "authority.pem").read_text()
     uris = {"hosts": [first, f"{address}:{URI_PORT + 1}"], "privateHosts": [first], "certificateAuthorities": authority}
     values = tmp_path_factory.mktemp("hub") / "values.yaml"
     configure(line, values, {"hub": {"enabled": True, "endpoint": url}, "uris": uris})
     yield url
-    for name in ("pid", "uri-pid"):
+    for name in ("hub", "uri", "large"):
         # One of the tests has ended the hub.
-        machine.run(["kill", (folder / name).read_text().strip()])
+        stop_server(line, name)
     nowhere = {"hosts": [], "privateHosts": [], "certificateAuthorities": ""}
     configure(line, values, {"hub": {"enabled": False, "endpoint": ""}, "uris": nowhere})
-
-
-def configure(line: Line, file: Path, values: Json) -> None:
-    file.write_text(yaml.safe_dump(values))
-    line.cluster.helm(
-        *("upgrade", "thunderfleet", str(CHART), "--namespace", SYSTEM, "--reuse-values", "--wait"),
-        *("--values", str(file), "--timeout", f"{INSTALL_SECONDS}s"),
-        seconds=INSTALL_SECONDS + 30,
-    )
-
-
-def requests(line: Line) -> list[str]:
-    """What the hub was asked for, as METHOD PATH."""
-    return (line.cluster.machines["linux-1"].folder / "hub" / "log").read_text().splitlines()
-
-
-def downloads(line: Line) -> int:
-    """How often the hub was asked for a large file, or a part of one."""
-    return sum(text.startswith("GET /cdn/") for text in requests(line))
 
 
 def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
@@ -144,7 +125,7 @@ def test_a_repository_that_is_on_no_mac_serves_the_tokens_of_one_process(
 def test_a_repository_is_quantized_once_and_serves_the_tokens_of_mlx_lms_own_conversion(
     line: Line, hub: str, deploy: Deploy, tmp_path: Path
 ) -> None:
-    source = line.cluster.machines["linux-1"].folder / "hub" / "plain"
+    source = line.cluster.machines[HUB_MACHINE].folder / "hub" / "plain"
     model = {"repository": PLAIN, "quantize": {"bits": 4, "groupSize": 32}}
     before = len(requests(line))
     deployment = deploy("quantized", model=model, parallelism="Pipeline", transport="Ring")
@@ -184,19 +165,12 @@ def converted(source: Path, target: Path) -> list[int]:
     return found
 
 
-def from_macs(line: Line, name: str) -> float:
-    """Bytes of models that a Mac's agent has received from other Macs, over cables and networks, by its metrics."""
-    answer = line.request(f"http://{line.cluster.machines[name].address}:{AGENT_METRICS_PORT}/metrics")
-    series = "thunderfleet_agent_copy_received_bytes_total{"
-    return sum(float(text.split()[-1]) for text in answer.body.splitlines() if text.startswith(series))
-
-
 def test_a_mac_of_a_pipeline_fetches_only_the_files_of_its_layers(line: Line, hub: str, deploy: Deploy, alone: Alone) -> None:
     model = {"repository": SHARDED, "copies": "Shard"}
     deployment = deploy("sharded", model=model, parallelism="Pipeline", transport="Ring", nodes={"min": 2}).until_ready()
     status = deployment.status
     assert {copy["node"]: copy["phase"] for copy in status["copies"]} == dict.fromkeys(line.macs, "Part")
-    source = line.cluster.machines["linux-1"].folder / "hub" / "sharded"
+    source = line.cluster.machines[HUB_MACHINE].folder / "hub" / "sharded"
     shared, first, both, last = shardedmodel.names(4)
     small = {path.name for path in source.iterdir() if path.suffix != ".safetensors"}
     layers = {rank["node"]: tuple(rank["layers"]) for rank in plan(line, deployment)["ranks"]}
@@ -246,42 +220,6 @@ def plan(line: Line, deployment: Deployment) -> dict[str, Any]:
     return found
 
 
-def received(line: Line, mac: str, interface: str) -> int:
-    """Bytes that an interface of a Mac has received, as its kernel counts them."""
-    name, _, counters = next(
-        text.strip().partition(":")
-        for text in line.run(mac, "cat", "/proc/net/dev").stdout.splitlines()
-        if text.strip().startswith(f"{interface}:")
-    )
-    assert name == interface
-    return int(counters.split()[0])
-
-
-class Copies:
-    """A ModelCache in the namespace default."""
-
-    def __init__(self, line: Line, name: str, repository: str, **spec: object) -> None:
-        self.line, self.name, self.spec = line, name, {"repository": repository, **spec}
-
-    def keep(self, copies: int) -> None:
-        """Asks for so many Macs with it."""
-        meta = {"name": self.name, "namespace": "default"}
-        spec = {**self.spec, "copies": copies}
-        body = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelCache", "metadata": meta, "spec": spec}
-        self.line.kubectl("apply", "-f", "-", text=json.dumps(body))
-
-    def status(self) -> Json:
-        found: Json = self.line.json("get", "mc", self.name, "-n", "default").get("status", {})
-        return found
-
-    def of(self, mac: str) -> Json:
-        """What is said about one Mac."""
-        return next((copy for copy in self.status().get("macs", []) if copy["node"] == mac), {})
-
-    def until_on(self, macs: int) -> None:
-        until(lambda: self.status().get("copies") == f"{macs}/{macs}", f"{macs} copies", describe=lambda: str(self.status()))
-
-
 def test_a_copy_crosses_the_cable_and_the_lan_when_the_cable_is_pulled(line: Line, hub: str) -> None:
     until(lambda: condition(line.json("get", "tbl", LINK), "Connected").get("status") == "True", "the cable is connected")
     # A cable in use by a group, such as that of the test before, carries no copy that can take the LAN.
@@ -318,7 +256,7 @@ def test_a_copy_crosses_the_cable_and_the_lan_when_the_cable_is_pulled(line: Lin
         assert copies.of(second)["source"] == "Peer" and copies.of(second)["peer"] == first
     finally:
         line.cluster.cable("plug", END)
-        line.kubectl("delete", "mc", copies.name, "-n", "default")
+        copies.delete()
 
 
 def secret(line: Line, namespace: str) -> str:
@@ -344,7 +282,7 @@ def test_a_namespace_gets_a_gated_repository_that_macs_have_only_with_its_own_to
         deployment.patch({"model": {"repository": None, "path": path}})
         deployment.until_condition("ModelResolved", "False", "ModelNotFound")
     finally:
-        line.kubectl("delete", "mc", copies.name, "-n", "default")
+        copies.delete()
         line.kubectl("delete", "secret", "hub-token", "-n", "default")
     # The Macs keep the files when nothing refers to them any more, and remember.
     token = secret(line, deployment.namespace)
@@ -361,7 +299,7 @@ def test_a_namespace_gets_a_gated_repository_that_macs_have_only_with_its_own_to
 def test_a_model_at_a_uri_that_is_on_no_mac_serves_the_tokens_of_one_process(
     line: Line, hub: str, deploy: Deploy, alone: Alone
 ) -> None:
-    machine = line.cluster.machines["linux-1"]
+    machine = line.cluster.machines[HUB_MACHINE]
     files = read(machine.folder / "hub" / "at-uri")
     uri, (_, sha256) = f"https://{machine.address}:{URI_PORT}/folders/tiny/", with_list(files)
     deployment = deploy("at-uri", model={"uri": uri, "sha256": sha256}, parallelism="Pipeline", transport="Ring").until_ready()
@@ -397,8 +335,7 @@ def test_a_mac_that_is_needed_later_copies_the_model_without_the_hub(
     deployment = deploy("later", model={"repository": LATER}, nodes={"max": 1}).until_ready()
     first = deployment.status["groups"][0]["ranks"][0]["node"]
     (second,) = set(line.macs) - {first}
-    machine = line.cluster.machines["linux-1"]
-    machine.run(["kill", (machine.folder / "hub" / "pid").read_text().strip()])
+    stop_server(line)
     before = from_macs(line, second)
     deployment.patch({"replicas": 2})
     deployment.until(lambda: deployment.status.get("ready") == "2/2", "two groups serve")
@@ -414,16 +351,10 @@ def test_a_mac_that_is_needed_later_copies_the_model_without_the_hub(
 def test_five_gigabytes_are_fetched_copied_and_serve_the_tokens_of_one_process(
     line: Line, hub: str, deploy: Deploy, alone: Alone
 ) -> None:
-    machine = line.cluster.machines["linux-1"]
-    folder = machine.folder / "hub"
     # Its place is taken by a hub that has this model; tests before may have ended it.
-    machine.run(["kill", (folder / "pid").read_text().strip()])
-    size = largemodel.make(folder / "large", LARGE_BYTES)
-    command = [sys.executable, "-m", "thunderfleet_localcluster.models.hub", machine.address, str(PORT)]
-    command.append(f"{LARGE}={folder / 'large'}")
-    log = folder / "large-log"
-    machine.run(["sh", "-c", f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{log} 2>&1 & echo $! >{folder}/pid"])
-    until(lambda: "ready" in log.read_text(), "the hub serves", describe=lambda: log.read_text(), seconds=ANSWER_SECONDS)
+    stop_server(line)
+    size = largemodel.make(line.cluster.machines[HUB_MACHINE].folder / "hub" / "large", LARGE_BYTES)
+    start_hub(line, {LARGE: "large"}, "large", ANSWER_SECONDS)
     memory = {"contextTokens": 512, "cachedTokens": 512, "concurrentRequests": 1}
     deployment = deploy("large", model={"repository": LARGE}, parallelism="Pipeline", transport="Ring", memory=memory)
     deployment.until(deployment.is_ready, "Ready", LARGE_SECONDS)
@@ -433,4 +364,4 @@ def test_five_gigabytes_are_fetched_copied_and_serve_the_tokens_of_one_process(
     assert answer.status == 200, answer.body
     # Its weights are those of the small model, and others that add nothing.
     assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
-    assert sum(text.startswith("GET /cdn/") for text in log.read_text().splitlines()) == 2, "the header, then the file, once"
+    assert downloads(line, "large") == 2, "the header, then the file, once"

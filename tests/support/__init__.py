@@ -3,6 +3,7 @@
 waiting      wait for a condition, with a limit
 processes    whether a process runs, or exists at all
 prompts      the demo's chat in tokens
+fetching     a hub in the network of the Macs, ModelCaches, and what crosses cables and networks
 folders      models at URIs: a server with HTTPS, its authority, and lists of files
 externalmetrics  the API of external metrics, from the metrics of runners
 otherkinds   kinds of other projects, from their Go modules

@@ -30,6 +30,7 @@ GROUPS = {
         "e2e/test_queues",
         "e2e/test_run",
         "e2e/test_trust_matrix",
+        "e2e/test_weights_lost",
     ),
     # Each worker would start the cluster without Nodes once more.
     "idle fleet": (
