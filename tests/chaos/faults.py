@@ -61,7 +61,8 @@ for pid in map(int, sys.argv[2:]):
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + int(sys.argv[1]), hard))
         before[pid] = soft
-    except OSError:
+    except (ProcessLookupError, FileNotFoundError):
+        # It has ended. Anything else would be a fault without effect.
         continue
 print(json.dumps(before))
 """

@@ -11,6 +11,7 @@ https        a TLS client with its own certificate
 mac_network  the network settings of a recorded Mac, and the commands that read and change them
 connections  connections that are held open without a request
 proxy        the local cluster's HTTP proxy, for clients that build their own requests
+ports        ports for programs that a test starts, which nobody else takes meanwhile
 pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
 fleetimage   images of Thunderfleet for Macs
