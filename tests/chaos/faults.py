@@ -52,26 +52,48 @@ print(json.dumps(hit))
 """
 KILL, STOP, CONT = 9, 19, 18
 
-# Run on a machine: leaves processes as many descriptors as they have and a few more; prints the limits before.
-STARVE = """
+# Sets the limit of a process as its own user: root may not without CAP_SYS_RESOURCE, which containers rarely have.
+_LIMIT = """
 import json, os, resource, sys
-before = {}
+def limit(pid, soft):
+    with open(f"/proc/{pid}/status") as file:
+        ids = {line.split()[0]: list(map(int, line.split()[1:4])) for line in file if line.startswith(("Uid:", "Gid:"))}
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            if os.getuid() != ids["Uid:"][0]:
+                os.setgroups([])
+                os.setresgid(*ids["Gid:"])
+                os.setresuid(*ids["Uid:"])
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+            code = 0
+        except ProcessLookupError:
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"cannot set the limit of process {pid}")
+"""
+# Run on a machine: leaves processes as many descriptors as they have and a few more; prints the limits before.
+STARVE = f"""{_LIMIT}
+before = {{}}
 for pid in map(int, sys.argv[2:]):
     try:
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + int(sys.argv[1]), hard))
+        with open(f"/proc/{{pid}}/limits") as file:
+            soft = next(int(line.split()[3]) for line in file if line.startswith("Max open files"))
+        limit(pid, len(os.listdir(f"/proc/{{pid}}/fd")) + int(sys.argv[1]))
         before[pid] = soft
-    except (ProcessLookupError, FileNotFoundError):
+    except FileNotFoundError:
         # It has ended. Anything else would be a fault without effect.
         continue
 print(json.dumps(before))
 """
-FEED = """
-import json, resource, sys
+FEED = f"""{_LIMIT}
 for pid, soft in json.loads(sys.argv[1]).items():
     try:
-        resource.prlimit(int(pid), resource.RLIMIT_NOFILE, (soft, resource.prlimit(int(pid), resource.RLIMIT_NOFILE)[1]))
-    except OSError:
+        limit(int(pid), soft)
+    except FileNotFoundError:
         continue
 """
 
