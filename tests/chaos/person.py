@@ -85,7 +85,6 @@ class LivePage:
         self._connection = connection
         self._feed = Feed()
         self._loop = asyncio.new_event_loop()
-        self._watching: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "LivePage":
@@ -104,18 +103,17 @@ class LivePage:
         return (*sorted(cards), *self._feed.notes)
 
     def _end(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
 
     def _run(self) -> None:
         async def watch() -> None:
             async with await self._connection.kube() as kube:
                 await Watch(kube, self._feed, leased=True).run()
 
-        self._watching = self._loop.create_task(watch())
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._watching)
-        self._loop.close()
+        # It ends what the watches have open, too, before it closes the loop.
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, contextlib.suppress(asyncio.CancelledError):
+            runner.run(watch())
 
 
 @dataclass
