@@ -36,14 +36,14 @@ def of_part(part: Part, host: str) -> str:
 
 
 class Silence:
-    """Whether a part of the control plane has not answered twice in a row, which one that is only busy has."""
+    """Whether a part of the control plane is silent. One that is only busy answers at least one of two questions in a row."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._before: tuple[Part | None, int] = (None, 0)
 
     async def ask(self) -> Part | None:
-        """Asks once more; the part that is silent, or None."""
+        """Asks once more. Returns the part that was silent this time and the time before, or None."""
         part = await silent_part(self._kube)
         before, self._before = self._before, (part, self._kube.clock.responses if part is Part.API_SERVER else 0)
         return part if part is not None and before == self._before else None
