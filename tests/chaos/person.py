@@ -131,7 +131,9 @@ class Person:
     _page: LivePage | None = None
 
     def __enter__(self) -> "Person":
-        self._page = LivePage(self._connection).__enter__()
+        # Where nobody asks who has named what was hit, there are no alerts either.
+        if self.prometheus is not None:
+            self._page = LivePage(self._connection).__enter__()
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
