@@ -383,10 +383,10 @@ async def test_a_gateway_that_says_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(upstream, "SILENT_STREAM_SECONDS", 0.05)
     async with gateways("a") as (one,):
-        begun, left = asyncio.Event(), asyncio.Event()
+        asked, left = asyncio.Event(), asyncio.Event()
 
         async def silent(request: web.Request, body: bytes) -> web.StreamResponse:
-            begun.set()
+            asked.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -395,7 +395,7 @@ async def test_a_gateway_that_says_nothing_is_given_up(
 
         one.behaves = silent
         # Again if the time was over before its gateway had the request.
-        while not begun.is_set():
+        while not asked.is_set():
             async with client_of(Kit(Model(urls=[one.url]))) as client:
                 answer = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
                 assert answer.status == 503 and (await answer.json())["error"]["code"] == "group_failed"
