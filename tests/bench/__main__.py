@@ -75,6 +75,8 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        # What was measured before is not lost.
+        print(table(report.figures))
         return 130
     print(table(report.figures))
     for entry in report.missing:
