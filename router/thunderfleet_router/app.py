@@ -77,7 +77,7 @@ class Router:
         )
         self._page: Page | None = None
         if options.page_hosts is not None:
-            self._page = Page(kube, Viewers(kube), self._known, options.page_hosts)
+            self._page = Page(kube, Viewers(kube), self._known, options.page_hosts, options.namespace)
         self.server = Server(
             lambda: self.watch.catalog,
             exchanges,

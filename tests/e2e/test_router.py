@@ -81,6 +81,23 @@ def entities(line: Line, url: str, credential: str, **headers: str) -> tuple[int
             return error.code, {}
 
 
+def check_what_routers_read(line: Line) -> None:
+    """By what programs show that they work: Leases, and the pods of the release, but no others."""
+    can = ("auth", "can-i", f"--as=system:serviceaccount:{SYSTEM}:thunderfleet-router")
+    lease = "leases.coordination.k8s.io"
+    for words in (
+        ("list", lease, "-n", "kube-node-lease"),
+        ("get", f"{lease}/kube-scheduler", "-n", "kube-system"),
+        ("get", f"{lease}/thunderfleet-operator", "-n", SYSTEM),
+        ("list", "daemonsets.apps", "-n", SYSTEM),
+        ("list", "pods", "-n", SYSTEM),
+    ):
+        assert line.kubectl(*can, *words).strip() == "yes", words
+    for words in (("list", "pods", "-n", "default"), ("list", "pods", "-A"), ("list", lease, "-n", "kube-system")):
+        with pytest.raises(LocalClusterError, match="no"):
+            line.kubectl(*can, *words)
+
+
 def check_page(line: Line, url: str, served: Deployment) -> None:
     """The page of a router: a viewer's token shows the fleet, a key its own models, and nothing else shows anything."""
     account = ("-n", served.namespace, "viewer")
@@ -98,6 +115,7 @@ def check_page(line: Line, url: str, served: Deployment) -> None:
         assert entities(line, url, token, Origin="https://attacker.example")[0] == 403
     finally:
         line.kubectl("delete", "clusterrolebinding", "viewer")
+    check_what_routers_read(line)
     name = f"{served.namespace}/{served.name}"
     until(lambda: entities(line, url, "sk-people")[1].keys() == {f"model/{name}"}, "a key shows its own model")
     assert entities(line, url, "sk-stranger")[0] == 401

@@ -15,14 +15,24 @@ LEASE_SECONDS: Final = 5.0
 FOLDER: Final = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 SYSTEM: Final = "kube-system"
 NODE_LEASES: Final = "kube-node-lease"
+DAEMON_SETS: Final = "/apis/apps/v1/{}daemonsets"
+PODS: Final = "/api/v1/{}pods"
 AGENTS: Final = {"labelSelector": f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=agent"}
 LEASES_PAGE: Final = 500
 """Leases of one page; they are small."""
 
 
-async def read_signs(kube: Kube, operators: Sequence[Json]) -> Signs:
-    """Reads Leases and, if agents are not ready, their pods. ``operators``: the operator's pods."""
-    (leases, slow), kubelets, agents = await asyncio.gather(_leases(kube, operators), _kubelets(kube), _agents(kube))
+def folder(path: str, namespace: str | None) -> str:
+    """The path of a collection, as PODS, in a namespace; None for all namespaces."""
+    return path.format(f"namespaces/{namespace}/" if namespace is not None else "")
+
+
+async def read_signs(kube: Kube, operators: Sequence[Json], release: str | None = None) -> Signs:
+    """Reads Leases and, if agents are not ready, their pods.
+
+    ``operators``: the operator's pods. ``release``: the namespace of agents, for who may not read those of all; None for all.
+    """
+    (leases, slow), kubelets, agents = await asyncio.gather(_leases(kube, operators), _kubelets(kube), _agents(kube, release))
     return Signs(leases=leases, kubelets=kubelets, agents=agents, now=kube.clock.now, slow=slow)
 
 
@@ -60,13 +70,13 @@ async def _kubelets(kube: Kube) -> Mapping[str, Json]:
     return {str(lease["metadata"]["name"]): lease for lease in found}
 
 
-async def _agents(kube: Kube) -> Sequence[Json]:
+async def _agents(kube: Kube, release: str | None) -> Sequence[Json]:
     """The pods of agents. Those of a large fleet are read only if some are not ready."""
     try:
         async with asyncio.timeout(LEASE_SECONDS):
-            sets, _ = await kube.list("/apis/apps/v1/daemonsets", **AGENTS)
+            sets, _ = await kube.list(folder(DAEMON_SETS, release), **AGENTS)
             if not any((one.get("status") or {}).get("numberUnavailable") for one in sets):
                 return ()
-            return (await kube.list("/api/v1/pods", **AGENTS))[0]
+            return (await kube.list(folder(PODS, release), **AGENTS))[0]
     except (ApiError, TimeoutError):
         return ()

@@ -16,7 +16,7 @@ from thunderfleet_view import components, facts
 from thunderfleet_view.facts import Picture, Signs
 from thunderfleet_view.feed import Feed
 from thunderfleet_view.fleet import Entity, Fleet, Kind
-from thunderfleet_view.leases import read_signs
+from thunderfleet_view.leases import PODS, folder, read_signs
 from thunderfleet_view.problems import silent_machines, silent_macs
 
 log = logging.getLogger(__name__)
@@ -43,15 +43,19 @@ OPERATORS: Final = {"labelSelector": f"{names.LABEL_NAME}=thunderfleet,app.kuber
 class Watch:
     """``namespace``: that of the ModelDeployments to show; None for all.
 
-    ``leased``: whether to read the Leases of components of the control plane, which not everybody may.
+    ``leased``: whether to read Leases, and the pods of operator and agents, which not everybody may. ``release``: the namespace
+    of those pods, for who may not read those of all; None for all.
     """
 
-    def __init__(self, kube: Kube, feed: Feed, namespace: str | None = None, *, leased: bool = False) -> None:
+    def __init__(
+        self, kube: Kube, feed: Feed, namespace: str | None = None, *, leased: bool = False, release: str | None = None
+    ) -> None:
         self.fleet = Fleet()
         self._kube = kube
         self._feed = feed
         self._namespace = namespace
         self._leased = leased
+        self._release = release
         self.signs = Signs()
         """What could be read last of Leases and agents."""
         self._operators: Sequence[Json] | None = None
@@ -80,7 +84,7 @@ class Watch:
         namespace, _, name = str(entity["name"]).partition("/")
         query = {"labelSelector": f"{names.LABEL_DEPLOYMENT}={name}"}
         found = await asyncio.gather(
-            self._pods(f"/api/v1/namespaces/{namespace}/pods", query), self._pods("/api/v1/pods", OPERATORS)
+            self._pods(f"/api/v1/namespaces/{namespace}/pods", query), self._pods(folder(PODS, self._release), OPERATORS)
         )
         return found[0] or (), found[1]
 
@@ -130,8 +134,8 @@ class Watch:
 
     async def _read_leases(self) -> None:
         while True:
-            self._operators = await self._pods("/api/v1/pods", OPERATORS)
-            self.signs = await read_signs(self._kube, self._operators or ())
+            self._operators = await self._pods(folder(PODS, self._release), OPERATORS)
+            self.signs = await read_signs(self._kube, self._operators or (), self._release)
             self._publish(self.fleet.silence(silent_macs(self._picture())))
             await asyncio.sleep(LEASES_SECONDS)
 

@@ -44,10 +44,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Page:
-    """The page's paths. ``catalog``: None before it is known. ``hosts``: names of this router, in addition to IP addresses."""
+    """The page's paths. ``catalog``: None before it is known. ``hosts``: names of this router, in addition to IP addresses.
 
-    def __init__(self, kube: Kube, viewers: Viewers, catalog: Callable[[], Catalog | None], hosts: Collection[str]) -> None:
+    ``release``: the namespace of the release, where routers may read pods.
+    """
+
+    def __init__(
+        self, kube: Kube, viewers: Viewers, catalog: Callable[[], Catalog | None], hosts: Collection[str], release: str
+    ) -> None:
         self._kube = kube
+        self._release = release
         self._viewers = viewers
         self._catalog = catalog
         self._hosts = host_names(hosts)
@@ -201,14 +207,14 @@ class Page:
         if self._watch is None:
             return _gone()
         found = details(self._watch.fleet, wanted, (), None)
-        # The way to a cause needs pods, which routers may not read.
+        # The way to a cause needs the pods of models, which routers may not read.
         return _gone() if found is None else responses.values({**found, "why": None})
 
     # --- the fleet, while somebody looks ---
 
     def _start(self) -> None:
         if self._watching is None or self._watching.done():
-            self._watch = Watch(self._kube, self._feed)
+            self._watch = Watch(self._kube, self._feed, leased=True, release=self._release)
             self._feed.publish(dict.fromkeys(list(self._feed.texts)))
             self._watching = asyncio.create_task(self._run(self._watch))
 

@@ -69,9 +69,21 @@ def test_the_page_adds_the_rights_to_read_the_fleet_and_to_review_tokens(render:
     assert added == {
         *(("thunderfleet.io", kind, verb, ()) for kind in ("nodeprofiles", "thunderboltlinks") for verb in ("list", "watch")),
         *(("", "nodes", verb, ()) for verb in ("list", "watch")),
+        ("coordination.k8s.io", "leases", "get", ("kube-scheduler", "kube-controller-manager")),
         ("authentication.k8s.io", "tokenreviews", "create", ()),
         ("authorization.k8s.io", "subjectaccessreviews", "create", ()),
     }
+    # In the namespace of the release: whether operator and agents work.
+    added = rights(find(objects, "Role", "thunderfleet-router")) - rights(find(without, "Role", "thunderfleet-router"))
+    assert added == {
+        ("coordination.k8s.io", "leases", "get", ("thunderfleet-operator",)),
+        ("apps", "daemonsets", "list", ()),
+        ("", "pods", "list", ()),
+    }
+    leases = find(objects, "Role", "thunderfleet-router-leases")
+    assert leases["metadata"]["namespace"] == "kube-node-lease"
+    assert rights(leases) == {("coordination.k8s.io", "leases", "list", ())}
+    assert not [item for item in without if item["metadata"]["name"] == "thunderfleet-router-leases"]
     # What a viewer may do is what a router checks, and nothing that a ServiceAccount of the chart has by itself.
     viewer = rights(find(objects, "ClusterRole", "thunderfleet-page-viewer"))
     assert {(group, resource) for group, resource, _, _ in viewer} == set(RESOURCES)

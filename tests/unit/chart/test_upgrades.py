@@ -62,11 +62,15 @@ def test_values_of_the_former_release_make_the_same_objects(
 ) -> None:
     """Only pods differ: they have what the former release gave them."""
     before, now = ({key(item): item for item in objects(helm, path, *chosen)} for path in (reused, chart))
-    viewers = {("ClusterRole", "thunderfleet-page-viewer")} if "router.enabled=true" in chosen else set()
-    assert before.keys() == now.keys() - viewers
+    of_page = {
+        ("ClusterRole", "thunderfleet-page-viewer"),
+        *((kind, "thunderfleet-router-leases") for kind in ("Role", "RoleBinding")),
+    }
+    added = of_page if "router.enabled=true" in chosen else set()
+    assert before.keys() == now.keys() - added
     kinds = {kind for (kind, name), item in before.items() if item != now[kind, name]}
     # A router without the page needs fewer rights.
-    assert kinds <= {"Deployment", "DaemonSet", "Pod", *(("ClusterRole",) if viewers else ())}
+    assert kinds <= {"Deployment", "DaemonSet", "Pod", *(("ClusterRole", "Role") if added else ())}
 
 
 def test_an_upgrade_changes_no_selector(helm: Helm, chart: Path, reused: Path) -> None:

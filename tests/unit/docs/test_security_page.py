@@ -76,6 +76,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**Routers with the live page** (": (
         "unit/chart/test_router_objects.py::test_the_page_adds_the_rights_to_read_the_fleet_and_to_review_tokens",
     ),
+    "They read pods of no other namespace": ("unit/router/test_page.py::test_a_viewer_sees_that_a_kubelet_is_silent",),
+    "They create TokenReviews": (
+        "unit/chart/test_router_objects.py::test_the_page_adds_the_rights_to_read_the_fleet_and_to_review_tokens",
+    ),
     "They ask only about tokens": ("unit/router/test_page.py::test_tokens_that_cannot_be_right_are_not_reviewed",),
     "They read no Secret with API keys": (
         f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
@@ -24,7 +25,7 @@ from thunderfleet_view.web import responses
 from tests.support.fleetpage import fleet
 from tests.support.routing import Model
 from tests.support.waiting import until_async
-from tests.unit.router.api_server import DEPLOYMENTS, ApiServer
+from tests.unit.router.api_server import DEPLOYMENTS, NAMESPACE, ApiServer
 from tests.unit.router.test_router_app import _running
 
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -173,6 +174,29 @@ async def test_a_viewer_sees_the_fleet_and_its_conditions(cluster: Cluster) -> N
         assert status == 200 and {"Ready", "InventoryComplete"} <= {one["type"] for one in details["conditions"]}
         assert details["why"] is None
     assert cluster.reviews == [token("ann")], "the answer is kept"
+
+
+def renewed(name: str, ago: float) -> dict[str, Any]:
+    """The Lease of a kubelet."""
+    when = datetime.now(UTC) - timedelta(seconds=ago)
+    return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"renewTime": f"{when:%Y-%m-%dT%H:%M:%S.%fZ}"}}
+
+
+async def test_a_viewer_sees_that_a_kubelet_is_silent(cluster: Cluster) -> None:
+    """By Leases, and by pods of the release's namespace alone: those of others may be read by nobody but their users."""
+    cluster.users[token("ann")] = "ann"
+    leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+    cluster.objects[leases] = {"studio-1": renewed("studio-1", 0), "studio-2": renewed("studio-2", 60)}
+    async with served(cluster) as browser, browser.stream("/api/feed", token("ann")) as answer, asyncio.timeout(60):
+        macs: dict[str, str] = {}
+        while "Lease" not in macs.get("mac/studio-2", ""):
+            line = await answer.content.readline()
+            assert line, "the page was ended"
+            macs |= {one["id"]: one.get("problem", "") for one in json.loads(line)["put"]} if line.strip() else {}
+        assert macs["mac/studio-1"] == ""
+    read = {path for path, _ in cluster.queries}
+    assert f"/api/v1/namespaces/{NAMESPACE}/pods" in read
+    assert not {"/api/v1/pods", "/apis/apps/v1/daemonsets"} & read
 
 
 async def test_a_key_shows_its_own_models_and_nothing_else(cluster: Cluster) -> None:

@@ -38,8 +38,8 @@ class Api:
             raise ApiError(403, "Forbidden", "no")
         return self.lists[path], "1"
 
-    async def signs(self, *operators: Json) -> Signs:
-        return await read_signs(cast(Kube, self), operators)
+    async def signs(self, *operators: Json, release: str | None = None) -> Signs:
+        return await read_signs(cast(Kube, self), operators, release)
 
 
 def lease(name: str) -> Json:
@@ -69,6 +69,14 @@ async def test_the_agents_of_a_large_fleet_are_read_only_if_some_are_not_ready(u
     api = Api({}, {DAEMONSETS: sets, PODS: [AGENT]})
     assert list((await api.signs()).agents) == ([AGENT] if read else [])
     assert (PODS in api.read) == read
+
+
+async def test_who_may_read_one_namespace_only_reads_nothing_of_others() -> None:
+    sets: list[Json] = [{"status": {"numberUnavailable": 1}}]
+    own = {"/apis/apps/v1/namespaces/system/daemonsets": sets, "/api/v1/namespaces/system/pods": [AGENT]}
+    api = Api({}, own)
+    assert list((await api.signs(release="system")).agents) == [AGENT]
+    assert not {DAEMONSETS, PODS} & set(api.read)
 
 
 async def test_a_slow_control_plane_is_noticed_by_the_quickest_of_small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
