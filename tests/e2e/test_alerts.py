@@ -520,6 +520,35 @@ def test_a_kubelet_that_ends_pods_because_its_disk_is_full_has_an_alert(rules: P
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 
+@pytest.mark.parametrize(
+    ("labels", "what"),
+    [
+        (
+            'instance="m1:20000",program="runner",namespace="team",deployment="qwen",group="0",rank="1",node="m1"',
+            "The runner at m1:20000 (rank 1 of group 0 of ModelDeployment team/qwen) on m1",
+        ),
+        ('instance="m1:9440",program="agent"', "The agent at m1:9440 on m1"),
+        ('instance="10.0.0.9:9443",program="router"', "The router at 10.0.0.9:9443"),
+    ],
+    ids=["runner", "agent", "router"],
+)
+def test_a_program_without_descriptors_is_named(rules: Path, tmp_path: Path, labels: str, what: str) -> None:
+    name = "ThunderfleetDescriptorsExhausted"
+    alert = of(rules)[name]
+    series = {f"thunderfleet_process_free_descriptors{{{labels}}}": "3x60", INFO.format(program="agent", port=9440): "1x60"}
+    said = {**alert["annotations"], "summary": f"{what} has almost as many files and connections open as it may"}
+    fires = {"exp_labels": {**dict(re.findall(r'(\w+)="([^"]*)"', labels)), **alert["labels"]}, "exp_annotations": said}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "alert_rule_test": [{"eval_time": "60m", "alertname": name, "exp_alerts": [fires]}],
+    }
+    own, path = tmp_path / "rules.yaml", tmp_path / "test.yaml"
+    own.write_text(yaml.safe_dump({"groups": [{"name": "thunderfleet", "rules": [alert]}]}))
+    path.write_text(yaml.safe_dump({"rule_files": [str(own)], "evaluation_interval": "1m", "tests": [test]}))
+    run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
+
+
 def test_alerts_name_what_has_the_problem(rules: Path) -> None:
     for name, alert in of(rules).items():
         named = re.findall(r"\$labels\.(namespace|name|node|instance|kind|component)", alert["annotations"]["summary"])
