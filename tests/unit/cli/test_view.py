@@ -213,7 +213,7 @@ def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
             "Node studio-2",
             "DiskPressure: nodefs.available is below 10%: delete models or other files from its disk",
         ),
-        ({"operators": []}, "operator", "no pod of the operator is ready"),
+        ({"operators": []}, "operator", "no pod of the operator exists: `kubectl describe deployment"),
     ],
 )
 def test_the_cause_is_what_is_nearest_to_the_hardware(parts: Json, subject: str, text: str) -> None:
