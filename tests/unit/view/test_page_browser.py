@@ -159,55 +159,6 @@ def test_only_faults_are_red_in_the_details(stage: Stage) -> None:
     assert "CAUSE" in stage.window.text("#detail").upper()
 
 
-CONTRAST = """
-  const values = (color) => color.match(/[\\d.]+/g).map(Number);
-  const over = (top, under) => {
-    const alpha = top[3] ?? 1;
-    return [0, 1, 2].map((at) => top[at] * alpha + under[at] * (1 - alpha));
-  };
-  const behind = (one) => {
-    const layers = [];
-    for (let at = one; at; at = at.parentElement) layers.unshift(values(getComputedStyle(at).backgroundColor));
-    return layers.reduce((under, layer) => over(layer, under), [255, 255, 255]);
-  };
-  const light = (color) => {
-    const [r, g, b] = color.map((one) => one / 255).map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ratio = (one) => {
-    const back = behind(one), front = over(values(getComputedStyle(one).color), back);
-    const [low, high] = [light(front), light(back)].sort((a, b) => a - b);
-    return (high + 0.05) / (low + 0.05);
-  };
-  const shown = [...document.querySelectorAll('body *')].filter((one) => one.checkVisibility() &&
-    [...one.childNodes].some((part) => part.nodeType === Node.TEXT_NODE && part.data.trim()));
-  return shown.map((one) => [ratio(one), one.textContent.trim().slice(0, 40)]);
-"""
-"""Of each text that is shown, how its color contrasts with what is behind it (WCAG 2), and how it begins."""
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_all_texts_can_be_read_in_both_themes(stage: Stage, dark: bool) -> None:
-    stage.fill(2, 2)
-    failed = model("failed", ["studio-1", "studio-2"], "nobody/failed", "GaveUp", "rank 1 has failed")
-    loading = model("loading", ["studio-1", "studio-2"], "nobody/loading", "Loading", "rank 1 loads")
-    for item in (failed, loading):
-        stage.put(Kind.DEPLOYMENTS, item)
-    stage.window.dark(dark)
-    try:
-        stage.open()
-        until(lambda: stage.health("model/default/failed") == "bad", "the models are listed", describe=stage.describe)
-        assert stage.window.run("return matchMedia('(prefers-color-scheme: dark)').matches") == dark
-        lists = stage.window.run(CONTRAST)
-        stage.window.click(".row[data-id='model/default/failed']")
-        until(lambda: "CAUSE" in stage.window.text("#detail").upper(), "the cause is shown", describe=stage.describe)
-        found = [*lists, *stage.window.run(CONTRAST)]
-        assert len(found) > 30
-        assert [one for one in found if one[0] < 4.5] == []
-    finally:
-        stage.window.dark(False)
-
-
 def test_the_card_of_a_mac_whose_kubelet_is_silent_is_not_green(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 0.05)
     stage.fill(2, 2)
