@@ -30,6 +30,8 @@ sizes       chart, objects and CRDs, against the limits of Kubernetes
 simulated   processes with simulated steps, and a router before them
 conversations  conversations from a seed, and policies of balancing, in simulated time; pure
 scrape      what a scrape of the operator costs, without a cluster
+commands    status, topology and why of 1,000 Macs, before a real API server
+metering    what the metrics of a request cost, without a cluster
 page        the live page of 1,000 Macs, without a cluster
 placement   the planner, without a cluster
 masks       forced formats on a rank, without a cluster

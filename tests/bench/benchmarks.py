@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.bench import (
     cables,
+    commands,
     copies,
     dialects,
     discovery,
@@ -20,6 +21,7 @@ from tests.bench import (
     masks,
     measure,
     memory,
+    metering,
     models,
     page,
     placement,
@@ -78,6 +80,14 @@ def scaling(say: Say) -> list[Figure]:
     try:
         return scale.figures(say)
     except (scale.NotInTime, NotWritten) as error:
+        raise BenchFailed(str(error)) from error
+
+
+def showing(say: Say) -> list[Figure]:
+    """The commands that show a large fleet."""
+    try:
+        return commands.figures(say)
+    except NotWritten as error:
         raise BenchFailed(str(error)) from error
 
 
@@ -299,6 +309,14 @@ def placing(line: Line, repeats: int, say: Say) -> list[Figure]:
         raise BenchFailed(f"the other side cannot be run: {error}; make install") from error
 
 
+def counting(line: Line, repeats: int, say: Say) -> list[Figure]:
+    """The metrics of a request, which need no cluster."""
+    try:
+        return metering.figures(say)
+    except (ValueError, OSError) as error:
+        raise BenchFailed(f"a request failed: {error}") from error
+
+
 def podding(line: Line, repeats: int, say: Say) -> list[Figure]:
     """One kubelet's pods, which need no cluster."""
     try:
@@ -307,7 +325,10 @@ def podding(line: Line, repeats: int, say: Say) -> list[Figure]:
         raise BenchFailed(str(error)) from error
 
 
-ALONE = (Alone("scale", "one operator of 1,000 and of 5,000 Macs: start, memory, changes, quiet, 200 groups at once", scaling),)
+ALONE = (
+    Alone("scale", "one operator of 1,000 and of 5,000 Macs: start, memory, changes, quiet, 200 groups at once", scaling),
+    Alone("commands", "`status`, `topology` and `why` of 1,000 Macs, 3,000 cables and 200 ModelDeployments", showing),
+)
 ALL = (
     Benchmark("up", "seconds of `thunderfleet local up`", up),
     Benchmark("sizes", "chart, objects and CRDs, against the limits of Kubernetes", sizes.run),
@@ -344,6 +365,7 @@ ALL = (
         "a scrape of the operator: seconds and series on a large fleet",
         lambda line, repeats, say: scrape.figures(repeats, say),
     ),
+    Benchmark("metering", "what the metrics of a request cost at the gateway and at the router", counting),
     Benchmark(
         "discovery",
         "a pulled cable to its condition; what agents ask of the API server, their Mac, the operator",

@@ -84,9 +84,9 @@ def cable(number: int, macs: int) -> ThunderboltLinkSpec:
     return ordered(LinkEnd(node=mac_name(number), port=1), LinkEnd(node=mac_name(other), port=2))
 
 
-def _status() -> NodeProfileStatus:
-    """What the agent of a Studio with two cables publishes."""
-    plan = plan_layout(parse_fleet(PAIR), "namespaces")
+def _status(fleet: str) -> NodeProfileStatus:
+    """What the agent of the Mac ``a`` of a fleet publishes."""
+    plan = plan_layout(parse_fleet(fleet), "namespaces")
     said = texts(plan, plan.machine("a"))
     info = "".join(text for name, text in said.items() if name.startswith("ibv_devinfo-v."))
     facts = Facts(
@@ -118,10 +118,10 @@ def _model() -> Json:
     }
 
 
-def profile_status() -> Json:
-    """The status of the sample's NodeProfile, with a model and what runs it."""
+def profile_status(fleet: str = PAIR) -> Json:
+    """The status of the sample's NodeProfile, with a model and what runs it. ``fleet``: the sample is its Mac ``a``."""
     runtime = {"mlxVersion": "0.32.4", "mlxLmVersion": "0.32.2", "backends": ["ring", "jaccl"]}
-    return {**_status().dump(), "runtime": runtime, "models": [_model()]}
+    return {**_status(fleet).dump(), "runtime": runtime, "models": [_model()]}
 
 
 def endpoint(number: int, port: int, speed_mbps: int = 80_000) -> Endpoint:

@@ -19,6 +19,7 @@ fleetpage    the live page of a fleet without a cluster
 grafana      what Grafana's schema allows as a dashboard
 browser      headless Chromium
 screenshots  pictures of the page, from a real run
+scriptedgroup  the gateway's group with scripted answers
 routing      small gateways and ModelDeployments, for the router
 router       a router in this process, and its clients
 copies       Macs that copy models from each other, on loopback addresses

@@ -40,6 +40,13 @@ HARMLESS: Final = frozenset((CLOCK, *WORKS))
 """Subjects of problems that explain no state of a ModelDeployment by themselves."""
 
 
+NONE: Final = (
+    "`kubectl describe deployment -A -l app.kubernetes.io/component=operator` says whether it is scaled to 0 or its pods "
+    "are refused; if there is none, install the chart"
+)
+"""What to do if the operator has no pods. A list of its pods would only be empty."""
+
+
 def slow_part(ping: float) -> str:
     """Which part of a slow control plane is slow. ``ping``: the seconds of a request that etcd has no part in."""
     return API_SERVER if ping > SLOW_SECONDS else ETCD
@@ -51,6 +58,8 @@ def operator_problem(operators: Sequence[Json] | None) -> str:
         return ""
     present = [pod for pod in operators if not pod["metadata"].get("deletionTimestamp")]
     unready = [pod for pod in present if not facts.holds(pod, "Ready")]
+    if not present:
+        return f"no pod of the operator exists: {NONE}"
     if len(unready) == len(present):
         return f"no pod of the operator is ready: {ADVICE[OPERATOR]}"
     return "; ".join(map(_unready, unready))

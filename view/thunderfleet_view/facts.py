@@ -120,6 +120,16 @@ def links_of(picture: Picture, group: str) -> Sequence[str]:
     return sorted(found)
 
 
+def left_by(picture: Picture) -> Mapping[str, Sequence[str]]:
+    """Names of the groups that have left each ThunderboltLink because it failed, and that may go back to it."""
+    found: dict[str, set[str]] = {}
+    for deployment in picture.deployments:
+        for group in groups(deployment):
+            for link in (group.get("lostPlace") or {}).get("links") or ():
+                found.setdefault(plain(link), set()).add(group_name(deployment, group))
+    return {link: sorted(names) for link, names in found.items()}
+
+
 def users(picture: Picture) -> Mapping[str, Sequence[str]]:
     """Names of the groups that use each ThunderboltLink."""
     found: dict[str, set[str]] = {}

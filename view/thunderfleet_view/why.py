@@ -53,6 +53,8 @@ class State(StrEnum):
     WAITING = "waiting"
     """Work in progress, or what follows from another step."""
     UNKNOWN = "unknown"
+    NOTE = "note"
+    """Worth knowing, but it harms nobody."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
         return
     if problem:
         # Another replica works, so it is the cause of nothing.
-        yield Step(1, OPERATOR, State.UNKNOWN, problem, Depth.CONDITION)
+        yield Step(1, OPERATOR, State.NOTE, problem, Depth.CONDITION)
     if not current:
         yield Step(1, "operator", State.UNKNOWN, "has not reported on the last change of spec yet", Depth.OPERATOR)
     else:
@@ -178,7 +180,7 @@ def _control_plane(picture: Picture, deployment: Json) -> Iterator[Step]:
         scheduler = SCHEDULER in (component, text.partition(" ")[0])
         first = component == OPERATOR or (scheduler and waits)
         depth = Depth.OPERATOR if first else Depth.CONDITION if component in HARMLESS else Depth.PLACEMENT
-        yield Step(1, component, State.UNKNOWN if component in WORKS else State.PROBLEM, text, depth)
+        yield Step(1, component, State.NOTE if component in WORKS else State.PROBLEM, text, depth)
 
 
 def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str, str]) -> Iterator[Step]:
@@ -281,7 +283,7 @@ def _cables(picture: Picture, deployment: Json, group: Json, serves: bool) -> It
         note = "" if name in used else " (the group has left it)"
         # RDMA that is off does not affect a group that serves over TCP.
         harmless = serves and link is not None and facts.holds(link, ConditionType.CONNECTED)
-        state = State.OK if not problem else State.UNKNOWN if harmless else State.PROBLEM
+        state = State.OK if not problem else State.NOTE if harmless else State.PROBLEM
         yield Step(2, f"ThunderboltLink {name}", state, f"{problem or 'connected'}{note}", Depth.CABLE)
 
 

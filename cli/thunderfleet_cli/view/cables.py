@@ -1,6 +1,6 @@
 """``cables``: the cables that groups need beside those that the Macs see. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from thunderfleet_crds.vocabulary import ConditionType
@@ -15,8 +15,11 @@ COLUMNS = ("CABLE", "SEEN BY", "SPEED", "GBIT/S", "RTT", "RDMA", "NEEDED BY", "P
 
 
 def as_values(picture: Picture) -> list[dict[str, Any]]:
-    """Every cable: which Macs see it (``seenBy``), which groups need it (``neededBy``), what it can do, what is wrong."""
-    needed = facts.users(picture)
+    """Every cable: which Macs see it (``seenBy``), what it can do, what is wrong.
+
+    ``neededBy``: the groups that use it. ``leftBy``: those that used it until it failed.
+    """
+    needed, left = facts.users(picture), facts.left_by(picture)
     found = [
         {
             "name": facts.name(link),
@@ -27,22 +30,30 @@ def as_values(picture: Picture) -> list[dict[str, Any]]:
             "rtt": facts.plain(facts.status(link).get("rtt") or ""),
             "rdma": facts.plain(facts.status(link).get("rdma") or ""),
             "neededBy": list(needed.get(facts.name(link), ())),
+            "leftBy": list(left.get(facts.name(link), ())),
             "problem": cable_problem(link),
         }
         for link in picture.links
     ]
     return found + [
-        {"name": name, "connected": False, "seenBy": [], "neededBy": list(needed[name]), "problem": problem}
+        {
+            "name": name,
+            "connected": False,
+            "seenBy": [],
+            "neededBy": list(needed.get(name, ())),
+            "leftBy": list(left.get(name, ())),
+            "problem": problem,
+        }
         for name, problem in absent(picture)
     ]
 
 
 def absent(picture: Picture) -> Iterator[tuple[str, str]]:
-    """Names of the cables that groups need and no Mac sees, and what to do."""
+    """Names of the cables that groups need, or needed until they failed, and that no Mac sees; and what to do."""
     if "links" in picture.unread:
         return
     known = {facts.name(link) for link in picture.links}
-    for name in sorted(facts.users(picture).keys() - known):
+    for name in sorted((facts.users(picture).keys() | facts.left_by(picture).keys()) - known):
         yield name, "no Mac detects this cable: plug it into these ports"
 
 
@@ -54,7 +65,7 @@ def seen_by(link: Json) -> list[str]:
 
 def show(picture: Picture, page: Page) -> None:
     """A table, faulty cables that groups need first."""
-    needed = facts.users(picture)
+    needed = _needed(picture)
     rows = [
         _row(link, needed.get(facts.name(link), ())) for link in sorted(picture.links, key=lambda link: _rank(link, needed))
     ]
@@ -64,6 +75,15 @@ def show(picture: Picture, page: Page) -> None:
     elif "links" not in picture.unread:
         page.line("no Mac sees a cable to another Mac")
     unread(picture, page)
+
+
+def _needed(picture: Picture) -> Mapping[str, Sequence[str]]:
+    """By cable, the groups that use it, and those that have left it."""
+    used, left = facts.users(picture), facts.left_by(picture)
+    return {
+        name: (*used.get(name, ()), *(f"{group} (left it)" for group in left.get(name, ()) if group not in used.get(name, ())))
+        for name in (*used, *left)
+    }
 
 
 def _rank(link: Json, needed: Any) -> tuple[bool, bool, str]:

@@ -9,7 +9,7 @@ from thunderfleet_cli.view.status import unread
 
 def show(found: Why, picture: Picture, page: Page) -> None:
     """The way as a tree, then the cause."""
-    styles = {State.OK: GOOD, State.PROBLEM: BAD, State.WAITING: DOUBTFUL, State.UNKNOWN: DOUBTFUL}
+    styles = {State.OK: GOOD, State.PROBLEM: BAD, State.WAITING: DOUBTFUL, State.UNKNOWN: DOUBTFUL, State.NOTE: DOUBTFUL}
     for step in found.steps:
         since = f" (since {step.since})" if step.since else ""
         page.cells("  " * step.indent, (f"{step.state.value:<8}", styles[step.state]), f"{step.subject}: {step.text}{since}")
@@ -18,6 +18,8 @@ def show(found: Why, picture: Picture, page: Page) -> None:
         page.cells(("cause: ", "bold"), f"{found.cause.subject}: {found.cause.text}")
     elif any(step.state is State.PROBLEM for step in found.steps):
         page.line("the model serves; the problems above do not affect it now")
+    elif any(step.state is State.NOTE for step in found.steps):
+        page.line("the model serves; what is noted above does not keep it from that")
     else:
         page.line("the model serves and nothing is wrong")
     unread(picture, page)

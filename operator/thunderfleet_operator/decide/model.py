@@ -1,6 +1,7 @@
 """Whether any Mac has the model on its disk, and if not, where the agents looked."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from thunderfleet_crds.reasons import Reason
 
@@ -10,6 +11,10 @@ from thunderfleet_operator.placement.explain.explanation import NO_MACS
 
 LISTED = 8
 """Maximum number of Macs named in a message."""
+MOST_NAMES = 256
+"""Models of a fleet that are compared with a name that is not among them."""
+LIKENESS = 0.8
+"""Names at least so similar (difflib) count as misspelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,17 @@ def _folders(mac: Mac) -> str:
         return f"{mac.name} has no NodeProfile yet"
     count = f"{len(mac.models)} model{'' if len(mac.models) == 1 else 's'}"
     return f"{mac.name} has {count} in {', '.join(parents[:3])}" if parents else f"{mac.name} has no models"
+
+
+def _similar(fleet: Fleet, request: Request) -> str:
+    """The complete model whose name is most like the one in the spec, and where it is; "" if none is like it."""
+    holders: dict[str, list[str]] = {}
+    for models, names in fleet.holders:
+        for model in models:
+            if model.complete and model.repository and len(holders) < MOST_NAMES:
+                holders.setdefault(model.repository, []).extend(names)
+    found = get_close_matches(request.repository or "", holders, 1, LIKENESS)
+    return f"{found[0]} is on {listed(sorted(set(holders[found[0]])))}" if found else ""
 
 
 def listed(names: list[str]) -> str:
@@ -85,4 +101,6 @@ def _not_found(fleet: Fleet, request: Request, what: str) -> Resolution:
     looked = listed([_folders(mac) for mac in macs])
     where = f"to {request.repository} below" if request.repository else "there; the path must be below"
     advice = f"copy it {where} a folder of the chart's value agent.modelFolders"
+    if similar := _similar(fleet, request):
+        advice = f"{similar}: if you mean that, correct spec.model.repository; otherwise {advice}"
     return Resolution(False, Reason.MODEL_NOT_FOUND, f"{what} was not found on any Mac: {looked}; {advice}")

@@ -118,6 +118,30 @@ def test_the_dashboards_ask_for_what_is_exported(dashboards: list[Json], known: 
     assert problems == {}
 
 
+def counted_twice(expression: str) -> list[str]:
+    """Metrics in an expression that a second job for the same program would change."""
+    once = re.compile(
+        r"\bmax(?: by \(([^)]*)\) )?\((?:(?:rate|increase)\()?(thunderfleet_[a-z0-9_]+)\{[^}]*\}(?:\[[^\]]*\]\))?\)"
+    )
+    counted = [found[2] for found in once.finditer(expression) if "job" not in re.split(r"[, ]+", found[1] or "")]
+    rest = once.sub(lambda found: "" if found[2] in counted else found[0], expression)
+    return METRIC.findall(rest)
+
+
+def test_a_program_that_is_scraped_twice_counts_once(dashboards: list[Json]) -> None:
+    assert counted_twice('sum by (a) (max by (a, rank) (rate(thunderfleet_x_total{a="1"}[5m])))') == []
+    assert counted_twice('sum by (a) (rate(thunderfleet_x_total{a="1"}[5m]))') == ["thunderfleet_x_total"]
+    assert counted_twice('max(thunderfleet_x{a="1"})') == []
+    assert counted_twice('max by (a, job) (thunderfleet_x{a="1"})') == ["thunderfleet_x"]
+    doubled = {
+        f"{panel['title']}: {target['expr']}": found
+        for panel in panels(dashboards)
+        for target in panel["targets"]
+        if (found := counted_twice(target["expr"]))
+    }
+    assert doubled == {}
+
+
 def test_legends_name_labels_that_the_expression_keeps(dashboards: list[Json]) -> None:
     for panel in panels(dashboards):
         for target in panel["targets"]:

@@ -213,7 +213,7 @@ def test_a_deployment_that_nobody_has_reported_on_does_not_serve() -> None:
             "Node studio-2",
             "DiskPressure: nodefs.available is below 10%: delete models or other files from its disk",
         ),
-        ({"operators": []}, "operator", "no pod of the operator is ready"),
+        ({"operators": []}, "operator", "no pod of the operator exists: `kubectl describe deployment"),
     ],
 )
 def test_the_cause_is_what_is_nearest_to_the_hardware(parts: Json, subject: str, text: str) -> None:
@@ -291,6 +291,12 @@ def test_a_cordoned_mac_and_rdma_that_is_off_harm_nobody_who_serves() -> None:
     cordoned["spec"] = {"unschedulable": True}
     found = why.why(picture(nodes=[cordoned, node("studio-2")], links=[link(rdma="False")]), deployment())
     assert found.cause is None
+    # It is known, and a reader who sees "unknown" would look for what is not.
+    noted = [step for step in found.steps if step.subject == f"ThunderboltLink {LINK}"]
+    assert [step.state for step in noted] == [why.State.NOTE] and why.State.UNKNOWN not in {step.state for step in found.steps}
+    with paper() as (page, text):
+        shown.show(found, picture(), page)
+    assert text.getvalue().rstrip().endswith("the model serves; what is noted above does not keep it from that")
 
 
 # --- cables and topology -----------------------------------------------------------------------------------------------------
@@ -305,6 +311,20 @@ def test_a_cable_that_a_group_needs_and_nobody_sees_comes_first() -> None:
     (known, missing) = cables.as_values(found)
     assert known["seenBy"] == ["studio-1", "studio-2"] and known["neededBy"] == ["default/chat-0"]
     assert missing["connected"] is False
+
+
+@pytest.mark.parametrize("links", [[], [link("False", "plug it in")]], ids=["gone", "unplugged"])
+def test_a_cable_that_a_group_has_left_says_which_group(links: list[Json]) -> None:
+    """Some seconds after it was pulled there is no object of it any more, and the group serves elsewhere."""
+    moved = deployment()
+    moved["status"]["groups"][0]["lostPlace"] = {"nodes": ["studio-1", "studio-2"], "links": [LINK]}
+    found = picture(deployments=[moved], links=links, profiles=[profile("studio-1"), profile("studio-2")])
+    with paper() as (page, text):
+        cables.show(found, page)
+    first = text.getvalue().splitlines()[1]
+    assert first.startswith(LINK) and "default/chat-0 (left it)" in first and "plug it in" in first
+    (shown_as,) = cables.as_values(found)
+    assert (shown_as["connected"], shown_as["neededBy"], shown_as["leftBy"]) == (False, [], ["default/chat-0"])
 
 
 def test_the_drawing_has_each_cable_at_both_ends() -> None:
@@ -807,7 +827,7 @@ def test_an_operator_that_ended_a_moment_ago_is_named(ago: float, named: bool) -
     )
     assert [one["problem"].startswith(text) for one in values] == ([True] if named else [])
     found = why.why(picture(**HEALTHY, operators=[back]), deployment())
-    assert [step.state for step in found.steps if "ended" in step.text] == ([why.State.UNKNOWN] if named else [])
+    assert [step.state for step in found.steps if "ended" in step.text] == ([why.State.NOTE] if named else [])
     unknown = picture(**{**HEALTHY, "now": None}, operators=[back])
     assert status.as_values(unknown)["controlPlane"] == []
 

@@ -285,6 +285,19 @@ async def test_missing_model_is_named_and_mends_itself(world: World, make_model:
     assert plan_of(world, 1).ranks[0].node == "mini" and plan_of(world, 1).model == "nope/x"
 
 
+@pytest.mark.parametrize(("wanted", "named"), [("org/tiny-qwen3", True), ("org/llama", False)])
+async def test_a_model_with_almost_the_same_name_is_named(world: World, make_model: Any, wanted: str, named: bool) -> None:
+    copies = [{**make_model(GIB, f"/hub/{name}"), "repository": f"org/{name}"} for name in ("tiny-qwen2", "gpt-oss")]
+    for mac in ("mini", "studio-1"):
+        world.put(NODEPROFILES, {"metadata": {"name": mac}, "status": {"runtime": {"backends": ["ring"]}, "models": copies}})
+    world.deploy(model={"repository": wanted})
+    await world.round()
+    status, reason, message = world.condition("ModelResolved")
+    assert (status, reason) == ("False", "ModelNotFound")
+    advice = "org/tiny-qwen2 is on mini, studio-1: if you mean that, correct spec.model.repository; otherwise copy it to "
+    assert (advice in message) == named, message
+
+
 async def test_another_commit_of_the_model_is_named(world: World, make_model: Any) -> None:
     copy = {**make_model(GIB, "/hub/x"), "repository": "org/x", "revision": "abc"}
     world.put(NODEPROFILES, {"metadata": {"name": "mini"}, "status": {"runtime": {"backends": ["ring"]}, "models": [copy]}})

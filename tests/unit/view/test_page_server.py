@@ -471,6 +471,34 @@ def test_the_page_is_small_asks_nobody_else_and_lists_licenses() -> None:
     assert not any("resolved" in one for one in lock["packages"].values())
 
 
+def _contrast(one: str, other: str) -> float:
+    """The contrast of two colors (WCAG 2)."""
+
+    def light(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_and_marks_stand_out_in_both_themes() -> None:
+    """4.5 for texts, 3 for what is no text, as WCAG 2 has it."""
+    text = (ROOT / "view" / "page" / "src" / "page.css").read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", block)) for block in re.findall(r"\{([^{}]*--back:[^{}]*)\}", text)]
+    assert len(themes) == 2, "light and dark"
+    for colors in themes:
+        for wanted, names in ((4.5, ("text", "quiet", "bad", "doubtful")), (3.0, ("good", "accent"))):
+            weak = [
+                (name, behind, round(_contrast(colors[name], colors[behind]), 2))
+                for name in names
+                for behind in ("back", "card", "soft")
+                if _contrast(colors[name], colors[behind]) < wanted
+            ]
+            assert weak == []
+
+
 def test_no_text_becomes_markup() -> None:
     """Names and messages are text nodes: the sources use nothing that reads markup."""
     for path in (ROOT / "view/page/src").glob("*.ts"):

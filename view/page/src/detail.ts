@@ -18,7 +18,7 @@ interface Condition {
 
 interface Step {
   subject: string;
-  state: "ok" | "problem" | "waiting" | "unknown";
+  state: "ok" | "problem" | "waiting" | "unknown" | "note";
   text: string;
   since: string | null;
 }
@@ -211,7 +211,7 @@ function pairs(entries: [string, string][]): HTMLElement {
 }
 
 function why(found: NonNullable<Details["why"]>): HTMLElement[] {
-  const dots = { ok: "good", problem: "bad", waiting: "doubtful", unknown: "idle" } as const;
+  const dots = { ok: "good", problem: "bad", waiting: "doubtful", unknown: "idle", note: "idle" } as const;
   // Conditions are shown below, with their messages.
   const steps = found.steps
     .filter((step) => !step.subject.startsWith("ModelDeployment "))
