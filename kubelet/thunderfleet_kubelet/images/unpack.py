@@ -81,14 +81,20 @@ class Tree:
             return path
         if os.path.lexists(path):
             raise UnpackError(f"{part!r} is not a folder, although the image has files in it")
-        # It has no entry of its own, and links lead from one deep folder to another.
+        # It has no entry of its own.
         self.count()
+        self.make(path)
+        return path
+
+    def make(self, path: str) -> None:
+        """Makes a folder at a real path. Raises UnpackError: links lead from one deep folder to another, and to new names."""
+        folder, _, name = path.rpartition("/")
+        self.claim(folder, name)
         if path.count("/") - self.root.count("/") > MAX_DEPTH:
-            raise UnpackError(f"{part!r} is more than {MAX_DEPTH} folders deep")
+            raise UnpackError(f"{name!r} is more than {MAX_DEPTH} folders deep")
         os.mkdir(path, 0o755)
         self.names[path] = {}
         self.fresh.add(path)
-        return path
 
     def count(self) -> None:
         """Counts something that is made. Raises UnpackError if it is too much."""
@@ -244,9 +250,7 @@ def _make_folder(tree: Tree, folder: str, name: str) -> None:
     if os.path.islink(path) or not os.path.isdir(path):
         if os.path.lexists(path):
             tree.remove(path)
-            tree.claim(folder, name)
-        os.mkdir(path, 0o755)
-        tree.names[path] = {}
+        tree.make(path)
     tree.fresh.add(path)
 
 

@@ -153,6 +153,7 @@ BAD = {
     "setgid": ([Entry("sg", b"x", mode=0o2755)], "setuid or setgid"),
     "case": ([Entry("README", b"x"), Entry("readme", b"y")], "same name"),
     "case of folders": ([Entry("Lib/a", b"x"), Entry("lib/b", b"y")], "same name"),
+    "case of a folder that a link names first": ([link("l", "Lib"), Entry("l/a", b"x"), Entry("lib/b", b"y")], "same name"),
     "composition": ([Entry("e\u0301", b"x"), Entry("\u00e9", b"y")], "same name"),
     "whiteout of the parent": ([Entry("a/.wh..")], "hides nothing"),
     "whiteout of two": ([Entry("a/.wh...")], "hides nothing"),
@@ -229,11 +230,13 @@ def test_folders_without_an_entry_of_their_own_count(tmp_path: Path) -> None:
     assert sum(1 for _ in (tmp_path / "root").rglob("*")) <= 100
 
 
-def test_links_do_not_make_folders_deeper_than_entries_may(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [False, True], ids=["by a file in them", "by entries of their own"])
+def test_links_do_not_make_folders_deeper_than_entries_may(tmp_path: Path, named: bool) -> None:
+    """What is deeper than Python calls functions could not be deleted any more."""
     half = "/".join("d" * 80)
-    parts = [Entry(f"{half}/f"), link("l", half), Entry(f"l/{half}/f")]
+    below = [folder("/".join("l" + "d" * depth)) for depth in range(1, 81)] if named else [Entry(f"l/{half}/f")]
     with pytest.raises(UnpackError, match="folders deep"):
-        unpacked(tmp_path, Layer.of(*parts))
+        unpacked(tmp_path, Layer.of(Entry(f"{half}/f"), link("l", half), *below))
 
 
 def test_global_headers_are_bounded(tmp_path: Path) -> None:
