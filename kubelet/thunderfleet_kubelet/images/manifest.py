@@ -76,7 +76,7 @@ def choose(index: Json, platforms: Sequence[tuple[str, str]]) -> Blob:
     for one in listed:
         platform = one.get("platform") if isinstance(one, dict) else None
         if isinstance(platform, dict):
-            known.setdefault((str(platform.get("os"))[:40], str(platform.get("architecture"))[:40]), one)
+            known.setdefault(_platform(platform), one)
     for platform in platforms:
         if platform in known:
             return _blob(known[platform], MANIFESTS)
@@ -112,7 +112,7 @@ def _blob(entry: object, medias: Sequence[str] | None) -> Blob:
 def check_config(content: bytes, layers: int, platforms: Sequence[tuple[str, str]]) -> tuple[Json, tuple[str, ...]]:
     """The ``config`` object and the digests of the layers' uncompressed content. Raises PullError."""
     document = _document(content, "image's configuration")
-    platform = (str(document.get("os"))[:40], str(document.get("architecture"))[:40])
+    platform = _platform(document)
     if platform not in platforms:
         raise PullError(f"the image is for {'/'.join(platform)}, and this machine runs {_words(platforms)}")
     rootfs = document.get("rootfs")
@@ -125,6 +125,13 @@ def check_config(content: bytes, layers: int, platforms: Sequence[tuple[str, str
     if not isinstance(config, dict):
         raise PullError("the image's configuration has no config object")
     return config, tuple(digests)
+
+
+def _platform(document: Json) -> tuple[str, str]:
+    """Operating system and architecture, as text that may be in messages."""
+    found = (str(document.get(key))[:40] for key in ("os", "architecture"))
+    system, architecture = ("".join(one if one.isprintable() else " " for one in text) for text in found)
+    return system, architecture
 
 
 def _words(platforms: Sequence[tuple[str, str]]) -> str:

@@ -25,6 +25,8 @@ from thunderfleet_kubelet.images.layer import MAX_READ, Budget, Layer, UnpackErr
 WHITEOUT, OPAQUE, AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 MAX_ENTRIES = 1_000_000
 MAX_PATH, MAX_NAME, MAX_DEPTH = 4096, 255, 128
+MAX_NAMES = 128 * 1024**2
+"""How many characters all paths may have together: they are in memory, in up to four bytes each."""
 MAX_TIME = 2**33
 MAX_GLOBAL = 64
 """How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
@@ -46,6 +48,8 @@ class Tree:
     spare: int = 0
     unchecked: int = ROOM_STEP
     """Bytes that were written since the free space was looked at."""
+    characters: int = 0
+    """Of the paths that the layers have made."""
     names: dict[str, dict[str, str]] = field(default_factory=dict)
     """What is in each folder: names without case and composition, as APFS compares them, to the names in the archive."""
     fresh: set[str] = field(default_factory=set)
@@ -77,24 +81,39 @@ class Tree:
                 raise UnpackError(f"{part!r} is a link that leads out of the image")
         if os.path.isdir(path):
             # What this layer puts there must outlive an opaque folder above it.
-            self.fresh.add(path)
+            self.made(path)
             return path
         if os.path.lexists(path):
             raise UnpackError(f"{part!r} is not a folder, although the image has files in it")
-        # It has no entry of its own, and links lead from one deep folder to another.
+        # It has no entry of its own.
         self.count()
-        if path.count("/") - self.root.count("/") > MAX_DEPTH:
-            raise UnpackError(f"{part!r} is more than {MAX_DEPTH} folders deep")
-        os.mkdir(path, 0o755)
-        self.names[path] = {}
-        self.fresh.add(path)
+        self.make(path)
         return path
 
+    def make(self, path: str) -> None:
+        """Makes a folder at a real path. Raises UnpackError: links lead from one deep folder to another, and to new names."""
+        folder, _, name = path.rpartition("/")
+        self.claim(folder, name)
+        if path.count("/") - self.root.count("/") > MAX_DEPTH:
+            raise UnpackError(f"{name!r} is more than {MAX_DEPTH} folders deep")
+        os.mkdir(path, 0o755)
+        self.names[path] = {}
+        self.made(path)
+
     def count(self) -> None:
-        """Counts something that is made. Raises UnpackError if it is too much."""
+        """Counts something that is about to be made. Raises UnpackError if it is too much."""
         self.budget.entries -= 1
         if self.budget.entries < 0:
             raise UnpackError(f"the image has more than {MAX_ENTRIES} entries")
+
+    def made(self, path: str) -> None:
+        """Notes that the layer in hand has ``path``. Raises UnpackError if all paths together are too long."""
+        if path in self.fresh:
+            return
+        self.characters += len(path) - len(self.root)
+        if self.characters > MAX_NAMES:
+            raise UnpackError(f"the paths of the image have more than {MAX_NAMES} characters together")
+        self.fresh.add(path)
 
     def write(self, size: int) -> None:
         """Counts bytes that are about to be written. Raises UnpackError if the disk is too full for them."""
@@ -197,7 +216,7 @@ def _entry(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo) -> Non
         _link(tree, folder, path, member)
     else:
         _hard_link(tree, path, member)
-    tree.fresh.add(path)
+    tree.made(path)
 
 
 def _parts(name: str) -> tuple[str, ...]:
@@ -244,10 +263,8 @@ def _make_folder(tree: Tree, folder: str, name: str) -> None:
     if os.path.islink(path) or not os.path.isdir(path):
         if os.path.lexists(path):
             tree.remove(path)
-            tree.claim(folder, name)
-        os.mkdir(path, 0o755)
-        tree.names[path] = {}
-    tree.fresh.add(path)
+        tree.make(path)
+    tree.made(path)
 
 
 def _write(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, Host, Output
+from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Host, Output
 
 log = logging.getLogger(__name__)
 
@@ -60,3 +60,16 @@ class Commands:
         if match is None:
             log.warning("%s %s: %r is not a number", command, " ".join(arguments), text[:80])
         return int(match[0]) if match else None
+
+    async def variables(self, *names: str) -> dict[str, int]:
+        """Integers of the kernel of a Mac, by name, from one ``sysctl``; without those that it does not have."""
+        if not self.exists("sysctl"):
+            return {}
+        result = await self.run("sysctl", *names)
+        if isinstance(result, Failure):
+            log.warning("%s", result)
+            # An unknown name is an error, and the others are printed nevertheless.
+            if result.kind is not FailureKind.FAILED:
+                return {}
+        pairs = (line.split(":", 1) for line in result.text.splitlines() if ":" in line)
+        return {name: int(value) for name, value in pairs if re.fullmatch(r"\s*-?\d{1,19}\s*", value)}

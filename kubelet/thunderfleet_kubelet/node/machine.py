@@ -16,7 +16,7 @@ from pathlib import Path
 
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.facts import Machine, Readings, go_architecture, meminfo, parse_sw_vers
-from thunderfleet_kubelet.node.memory import GpuMemory, host_memory
+from thunderfleet_kubelet.node.memory import WIRED_LIMIT, GpuMemory, host_memory
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,8 @@ async def look(commands: Commands, root: Path, operating_system: str | None = No
 
 
 async def _look_at_mac(commands: Commands, root: Path, version: dict[str, str], gpu: GpuMemory) -> Machine:
-    memory, cpus = await asyncio.gather(gpu.read(), commands.number("sysctl", "-n", "hw.ncpu"))
+    values = await commands.variables("hw.ncpu", WIRED_LIMIT)
+    memory, cpus = await gpu.read(values.get(WIRED_LIMIT)), values.get("hw.ncpu")
     chip, kernel, boot, registry = await asyncio.gather(
         commands.output("sysctl", "-n", "machdep.cpu.brand_string"),
         commands.output("sysctl", "-n", "kern.osrelease"),
@@ -112,7 +113,7 @@ async def _look_at_mac(commands: Commands, root: Path, version: dict[str, str], 
     )
 
 
-# kern.memorystatus_vm_pressure_level
+PRESSURE = "kern.memorystatus_vm_pressure_level"
 PRESSURE_LEVELS = {1: "normal", 2: "warning", 4: "critical"}
 # The Kubernetes kubelet evicts below this.
 MEMORY_FLOOR_BYTES = 100 * 1024**2
@@ -129,13 +130,16 @@ class Reader:
 
     async def read(self) -> Readings:
         """The current load."""
-        short, text = await self._memory()
+        # One process for both: this is read all the time, also on an idle Mac.
+        names = [PRESSURE] * self._has_pressure + [WIRED_LIMIT] * (self._gpu is not None)
+        values = await self.commands.variables(*names) if names else {}
+        short, text = self._memory(values.get(PRESSURE))
         processes, limit = await self._processes()
-        return Readings(short, text, processes, limit, await self._gpu.read() if self._gpu else None)
+        memory = await self._gpu.read(values.get(WIRED_LIMIT)) if self._gpu else None
+        return Readings(short, text, processes, limit, memory)
 
-    async def _memory(self) -> tuple[bool | None, str]:
+    def _memory(self, level: int | None) -> tuple[bool | None, str]:
         if self._has_pressure:
-            level = await self.commands.number("sysctl", "-n", "kern.memorystatus_vm_pressure_level")
             if level in PRESSURE_LEVELS:
                 return level == 4, f"macOS reports memory pressure {PRESSURE_LEVELS[level]}"
             if sys.platform != "darwin":

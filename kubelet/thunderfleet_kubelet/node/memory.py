@@ -15,6 +15,8 @@ from thunderfleet_kubelet.node.facts import meminfo
 
 log = logging.getLogger(__name__)
 
+WIRED_LIMIT = "iogpu.wired_limit_mb"
+"""The variable of the kernel of a Mac with the limit that was set; 0: none."""
 RETRY_SECONDS = 300.0
 """How long an estimate stays in use after MLX could not be asked."""
 
@@ -39,9 +41,8 @@ class GpuMemory:
         self._bytes: int | None = None
         self._estimated: float | None = None
 
-    async def read(self) -> int:
-        """The bytes. An estimate as long as MLX cannot be asked."""
-        limit = await self._commands.number("sysctl", "-n", "iogpu.wired_limit_mb")
+    async def read(self, limit: int | None) -> int:
+        """The bytes. An estimate as long as MLX cannot be asked. ``limit``: ``WIRED_LIMIT``; None if it cannot be read now."""
         if self._bytes is not None and limit in (None, self._limit_mb) and not self._is_old():
             return self._bytes
         limit = self._limit_mb if limit is None else limit

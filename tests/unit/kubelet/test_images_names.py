@@ -154,6 +154,15 @@ def test_the_best_platform_of_an_index_is_chosen() -> None:
         manifest.choose(index, [("darwin", "amd64")])
 
 
+def test_what_a_stranger_writes_as_a_platform_is_one_line_of_text_in_messages() -> None:
+    stranger = {"os": "linux\nERROR pods\ud800", "architecture": "\x1b[2Jarm64"}
+    words = r"linux ERROR pods / \[2Jarm64"
+    with pytest.raises(PullError, match=rf"no image for darwin/arm64 \(there are: {words}\)$"):
+        manifest.choose({"manifests": [{"platform": stranger}]}, [("darwin", "arm64")])
+    with pytest.raises(PullError, match=f"the image is for {words}, and"):
+        manifest.check_config(json.dumps(stranger).encode(), 1, [("darwin", "arm64")])
+
+
 def good() -> Json:
     layer = {"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": DIGEST, "size": 10}
     return {"config": {"mediaType": "x", "digest": DIGEST, "size": 10}, "layers": [layer]}

@@ -34,6 +34,7 @@ from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_lib.backoff import Backoff
 
 from tests.support.registry import Entry, Layer, Registry, basic, digest_of, script
+from tests.support.waiting import ASYNC_WAIT_SECONDS
 
 ALICE = Credential("alice", "wonder-land")
 KIB = 1024
@@ -616,6 +617,34 @@ async def test_two_images_with_the_same_layer_at_once_fetch_it_once(machine: Mac
     assert [path for path in registry.paths("blobs") if digest_of(base.blob) in path] == [
         f"/v2/app/blobs/{digest_of(base.blob)}"
     ]
+
+
+async def test_room_is_made_without_the_layers_of_a_pull_that_is_under_way(machine: Machine) -> None:
+    registry = await machine.registry()
+    base, own = Layer.of(random("base", 200 * KIB)), Layer.of(Entry("v", b"two"))
+    registry.put("app", "1", registry.image(base))
+    registry.put("app", "2", registry.image(base, own))
+    registry.simple("other", "1", Entry("v", b"other"))
+    for name in ("app:1", "other:1"):
+        await machine.pull(f"{registry.host}/{name}")
+    held, reached = asyncio.Event(), asyncio.Event()
+
+    def hold(path: str) -> int:
+        if path.endswith(digest_of(own.blob)):
+            registry.hold = held
+            reached.set()
+        return 0
+
+    registry.failing = hold
+    pulling = asyncio.create_task(machine.pull(f"{registry.host}/app:2"))
+    await asyncio.wait_for(reached.wait(), ASYNC_WAIT_SECONDS)
+    assert await Collector(machine.store, replace(machine.settings, minimum_age=0), set).free(2**40) > 0
+    assert machine.store.images == {}
+    assert [file.name for file in machine.store.blobs.iterdir()] == [digest_of(base.blob).removeprefix("sha256:")]
+    held.set()
+    pulled = await pulling
+    assert pulled.fetched == len(own.blob)
+    assert (machine.store.rootfs(pulled.stored) / "base").stat().st_size == 200 * KIB
 
 
 def test_a_file_of_authorities_that_is_none_is_an_error(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ BAD = {
     "setgid": ([Entry("sg", b"x", mode=0o2755)], "setuid or setgid"),
     "case": ([Entry("README", b"x"), Entry("readme", b"y")], "same name"),
     "case of folders": ([Entry("Lib/a", b"x"), Entry("lib/b", b"y")], "same name"),
+    "case of a folder that a link names first": ([link("l", "Lib"), Entry("l/a", b"x"), Entry("lib/b", b"y")], "same name"),
     "composition": ([Entry("e\u0301", b"x"), Entry("\u00e9", b"y")], "same name"),
     "whiteout of the parent": ([Entry("a/.wh..")], "hides nothing"),
     "whiteout of two": ([Entry("a/.wh...")], "hides nothing"),
@@ -229,11 +230,27 @@ def test_folders_without_an_entry_of_their_own_count(tmp_path: Path) -> None:
     assert sum(1 for _ in (tmp_path / "root").rglob("*")) <= 100
 
 
-def test_links_do_not_make_folders_deeper_than_entries_may(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", [f"{'d' * 200}/", "l/"], ids=["in full", "by a link"])
+def test_all_paths_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """They are in memory until the image is unpacked, and a million of 4 KiB are more than a Mac has."""
+    monkeypatch.setattr(unpacking_process, "MAX_NAMES", 50_000)
+    few, many = tmp_path / "few", tmp_path / "many"
+    for here in (few, many):
+        here.mkdir()
+    lower = Layer.of(folder("d" * 200), link("l", "d" * 200))
+    uppers = [Layer.of(*(Entry(f"{prefix}{part}{one}") for one in range(100))) for part in "abc"]
+    unpacked(few, lower, *uppers[:2])
+    with pytest.raises(UnpackError, match="paths of the image have more than 50000 characters"):
+        unpacked(many, lower, *uppers)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by a file in them", "by entries of their own"])
+def test_links_do_not_make_folders_deeper_than_entries_may(tmp_path: Path, named: bool) -> None:
+    """What is deeper than Python calls functions could not be deleted any more."""
     half = "/".join("d" * 80)
-    parts = [Entry(f"{half}/f"), link("l", half), Entry(f"l/{half}/f")]
+    below = [folder("/".join("l" + "d" * depth)) for depth in range(1, 81)] if named else [Entry(f"l/{half}/f")]
     with pytest.raises(UnpackError, match="folders deep"):
-        unpacked(tmp_path, Layer.of(*parts))
+        unpacked(tmp_path, Layer.of(Entry(f"{half}/f"), link("l", half), *below))
 
 
 def test_global_headers_are_bounded(tmp_path: Path) -> None:

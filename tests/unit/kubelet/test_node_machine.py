@@ -15,15 +15,22 @@ from thunderfleet_kubelet.serving.metrics import resource_text
 from tests.support.processes import exists
 
 SYSCTL = """#!/bin/sh
-case "$2" in
-hw.memsize) echo 549755813888;;
-hw.ncpu) echo 32;;
-iogpu.wired_limit_mb) echo {limit};;
-machdep.cpu.brand_string) echo "Apple M3 Ultra";;
-kern.osrelease) echo 25.3.0;;
-kern.memorystatus_vm_pressure_level) echo {pressure};;
-*) echo "sysctl: unknown oid '$2'" >&2; exit 1;;
-esac
+echo "$@" >> "${{0%/*}}/asked"
+bare= code=0
+[ "$1" = -n ] && {{ bare=1; shift; }}
+for name; do
+  case "$name" in
+  hw.memsize) value=549755813888;;
+  hw.ncpu) value=32;;
+  iogpu.wired_limit_mb) value={limit};;
+  machdep.cpu.brand_string) value="Apple M3 Ultra";;
+  kern.osrelease) value=25.3.0;;
+  kern.memorystatus_vm_pressure_level) value={pressure};;
+  *) echo "sysctl: unknown oid '$name'" >&2; code=1; continue;;
+  esac
+  [ -n "$bare" ] && echo "$value" || echo "$name: $value"
+done
+exit $code
 """
 SW_VERS = "#!/bin/sh\nprintf 'ProductName:\\t\\tmacOS\\nProductVersion:\\t\\t26.3\\nBuildVersion:\\t\\t25D125\\n'\n"
 
@@ -117,18 +124,18 @@ async def test_memory_is_estimated_while_mlx_fails_and_mlx_is_asked_again(
     (metal / "bytes").write_text("many")
     now = 0.0
     gpu = GpuMemory(Commands([mac], python_path=[metal]), lambda: now)
-    assert await gpu.read() == 384 * GIB
+    assert await gpu.read(0) == 384 * GIB
     assert "so it is estimated" in caplog.text and "invalid literal" in caplog.text
     (metal / "bytes").write_text(str(430 * GIB))
     now = RETRY_SECONDS - 1
-    assert await gpu.read() == 384 * GIB
+    assert await gpu.read(0) == 384 * GIB
     now = RETRY_SECONDS
-    assert await gpu.read() == 430 * GIB
+    assert await gpu.read(0) == 430 * GIB
 
 
 async def test_mlx_never_gives_more_memory_than_the_mac_has(mac: Path, metal: Path) -> None:
     (metal / "bytes").write_text(str(600 * GIB))
-    assert await GpuMemory(Commands([mac], python_path=[metal])).read() == 512 * GIB
+    assert await GpuMemory(Commands([mac], python_path=[metal])).read(0) == 512 * GIB
 
 
 async def test_a_hung_command_is_given_up_and_ended(mac: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +147,7 @@ async def test_a_hung_command_is_given_up_and_ended(mac: Path, tmp_path: Path, c
         machine = await look(Commands([mac], seconds=0.2), tmp_path)
         assert machine.is_mac
         assert machine.cpus == os.cpu_count()
-    assert "`sysctl -n hw.ncpu` did not answer within 0.2 s" in caplog.text
+    assert "`sysctl hw.ncpu iogpu.wired_limit_mb` did not answer within 0.2 s" in caplog.text
     assert not any(exists(int(number)) for number in pid.read_text().split())
 
 
@@ -184,6 +191,24 @@ async def test_a_number_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureFi
     command(tmp_path / "bin", "sysctl", "#!/bin/sh\necho many\n")
     assert await Commands([tmp_path / "bin"]).number("sysctl", "-n", "hw.ncpu") is None
     assert "'many' is not a number" in caplog.text
+
+
+async def test_a_round_starts_one_sysctl(mac: Path, metal: Path) -> None:
+    (metal / "bytes").write_text(str(430 * GIB))
+    commands = Commands([mac], python_path=[metal])
+    reader = Reader(commands, mac=True, gpu=GpuMemory(commands))
+    await reader.read()
+    (mac / "asked").unlink()
+    assert (await reader.read()).memory_bytes == 430 * GIB
+    assert (mac / "asked").read_text() == "kern.memorystatus_vm_pressure_level iogpu.wired_limit_mb\n"
+
+
+async def test_a_variable_that_a_mac_does_not_have_costs_no_other(mac: Path, caplog: pytest.LogCaptureFixture) -> None:
+    commands = Commands([mac])
+    assert await commands.variables("no.such", "hw.ncpu", "machdep.cpu.brand_string") == {"hw.ncpu": 32}
+    assert "unknown oid 'no.such'" in caplog.text
+    command(mac, "sysctl", "#!/bin/sh\necho hw.ncpu: 32\nexec sleep 600\n")
+    assert await Commands([mac], seconds=0.2).variables("hw.ncpu") == {}
 
 
 @pytest.mark.parametrize(("level", "short"), [(1, False), (2, False), (4, True)])
