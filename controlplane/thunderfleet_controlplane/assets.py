@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Output
-from thunderfleet_lib.privilege import ROOT, distrust
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind, Output
+from thunderfleet_lib.host.privilege import ROOT, distrust
 
 Tell = Callable[[dict[str, Any]], None]
 

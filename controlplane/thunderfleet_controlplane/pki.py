@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from thunderfleet_controlplane.pki_files import ClusterPki
 

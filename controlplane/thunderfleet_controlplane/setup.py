@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from thunderfleet_controlplane import components
 from thunderfleet_controlplane.components import Endpoints, Program

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from thunderfleet_lib import logs
 from thunderfleet_lib.eventlimit import EventLimit
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube, Reflector
 from thunderfleet_lib.quantity import to_bytes
 

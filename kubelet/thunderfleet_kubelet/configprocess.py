@@ -4,14 +4,14 @@ import base64
 import pickle
 from pathlib import Path
 
-from thunderfleet_kubelet import work
+from thunderfleet_kubelet import oneoff
 from thunderfleet_kubelet.config import Config, ConfigError
 
 
 def load(file: Path | None, node_name: str | None = None) -> Config:
     """As ``configfile.load``. Raises ConfigError."""
     order = {"file": str(file) if file else None, "node_name": node_name}
-    answer = work.done("thunderfleet_kubelet.configfile", order)
+    answer = oneoff.done("thunderfleet_kubelet.configfile", order)
     if "problem" in answer:
         raise ConfigError(answer["problem"])
     # From a process of this program, which runs as the same user.

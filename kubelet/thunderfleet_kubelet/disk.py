@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host
 
 from thunderfleet_kubelet import pressure
 from thunderfleet_kubelet.pressure import DiskState, FileSystem, Threshold

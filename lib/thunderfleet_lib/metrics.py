@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from thunderfleet_lib.descriptors import descriptors
+from thunderfleet_lib.host.descriptors import descriptors
 
 PROC_PIDTASKINFO: Final = 4
 """From ``sys/proc_info.h`` of macOS. The second number of the answer is the resident size in bytes."""

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from thunderfleet_lib.privilege import ROOT, distrust
+from thunderfleet_lib.host.privilege import ROOT, distrust
 
 from thunderfleet_localcluster.errors import LocalClusterError
 

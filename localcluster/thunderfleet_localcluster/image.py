@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind
 
 from thunderfleet_localcluster.checked_copy import copy_file, record, require_folder, require_recorded
 from thunderfleet_localcluster.errors import LocalClusterError

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from thunderfleet_crds.nodeprofile import Agent
-from thunderfleet_lib import listener
-from thunderfleet_lib.hostcmd import Host
+from thunderfleet_lib.net import listener
+from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_lib.kube import Kube
 
 from thunderfleet_agent.copies.controller import Counters, PeerCopies

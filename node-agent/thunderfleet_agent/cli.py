@@ -229,7 +229,7 @@ def _rate(text: str) -> float:
 async def _inspect(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.apimodel import ObjectMeta
     from thunderfleet_crds.nodeprofile import NodeProfile
-    from thunderfleet_lib.hostcmd import Host
+    from thunderfleet_lib.host.hostcmd import Host
 
     from thunderfleet_agent.derive.profile import profile
     from thunderfleet_agent.observe.collector import Collector
@@ -262,7 +262,7 @@ async def _inspect(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    from thunderfleet_lib.sandbox import mounted
+    from thunderfleet_lib.host.sandbox import mounted
 
     from thunderfleet_agent.agent import run
     from thunderfleet_agent.copies.controller import Limits
@@ -302,7 +302,7 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 async def _measure(arguments: argparse.Namespace) -> int:
     from thunderfleet_crds.vocabulary import MeasurementTransport
-    from thunderfleet_lib.sandbox import mounted
+    from thunderfleet_lib.host.sandbox import mounted
 
     from thunderfleet_agent.measure import measure_cli
     from thunderfleet_agent.measure.schedule.settings import MeasureSettings, Rdma

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.host.hostcmd import Failure
 from thunderfleet_lib.metrics import ProcessMetrics
 
 from thunderfleet_agent.copies.paths import Path

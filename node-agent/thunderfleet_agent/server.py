@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import web
-from thunderfleet_lib.listener import Listener, Site
+from thunderfleet_lib.net.listener import Listener, Site
 
 from thunderfleet_agent.copies import wire
 from thunderfleet_agent.copies.server import CopyServer

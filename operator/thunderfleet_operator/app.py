@@ -13,8 +13,8 @@ from pathlib import Path
 from aiohttp import web
 from thunderfleet_crds.routing import DemandReport
 from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
-from thunderfleet_lib.listener import allow_descriptors
-from thunderfleet_lib.tlsbuffers import small_buffers
+from thunderfleet_lib.net.listener import allow_descriptors
+from thunderfleet_lib.net.tlsbuffers import small_buffers
 
 from thunderfleet_operator.act.cache_controller import CacheController
 from thunderfleet_operator.act.certificate_controller import CertificateController

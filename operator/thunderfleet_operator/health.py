@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import generate_latest
-from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.net.listener import Listener
 
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.worker import STUCK_SECONDS

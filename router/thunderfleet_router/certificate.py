@@ -5,7 +5,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 log = logging.getLogger(__name__)
 

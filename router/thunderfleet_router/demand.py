@@ -10,7 +10,7 @@ import aiohttp
 from pydantic import ValidationError
 from thunderfleet_crds import routing
 from thunderfleet_crds.routing import DemandAnswer, DemandReport
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from thunderfleet_router.dispatcher import Dispatcher
 from thunderfleet_router.http.metrics import RouterMetrics

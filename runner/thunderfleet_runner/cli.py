@@ -20,7 +20,7 @@ from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
 from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
-from thunderfleet_lib.sandbox import mounted
+from thunderfleet_lib.host.sandbox import mounted
 
 from thunderfleet_runner.faults import Fault
 from thunderfleet_runner.hub import command as fetching

@@ -20,7 +20,7 @@ from thunderfleet_crds.group import GroupState
 from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import GroupPhase, Verify
-from thunderfleet_lib import listener
+from thunderfleet_lib.net import listener
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api.intake import Intake

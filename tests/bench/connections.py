@@ -9,7 +9,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from thunderfleet_lib import listener
+from thunderfleet_lib.net import listener
 
 from tests.bench import processes, simulated
 from tests.bench.figures import Bound, Figure

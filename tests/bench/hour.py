@@ -18,7 +18,7 @@ from thunderfleet_agent.derive.flap_damper import FlapDamper
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.collector import Collector
 from thunderfleet_agent.rounds import AgentSettings
-from thunderfleet_lib.hostcmd import Host
+from thunderfleet_lib.host.hostcmd import Host
 
 HOUR_SECONDS = 3600
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from thunderfleet_view.fleet import Kind
+from thunderfleet_view.live.fleet import Kind
 from thunderfleet_view.web import assets
 
 from tests.bench.figures import Bound, Figure

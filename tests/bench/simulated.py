@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from aiohttp import web
-from thunderfleet_lib.listener import allow_descriptors
+from thunderfleet_lib.net.listener import allow_descriptors
 
 from tests.support.router import Kit
 from tests.support.routing import Gateway, Model

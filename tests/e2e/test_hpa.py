@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from tests.e2e.test_router import ONE_MAC, ROUTERS, ask, routers, upgrade
 from tests.support.externalmetrics import GROUP_VERSION

@@ -18,7 +18,7 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     usable,
 )
 from thunderfleet_kubelet.bootstrap.identity import load_identity
-from thunderfleet_kubelet.bootstrap.keywork import new_key, signing_request
+from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from cryptography import x509
 from thunderfleet_controlplane.assets import CONTROL_PLANE, KUBERNETES, Bundle, find_go
-from thunderfleet_lib.tls import public_key_hash
+from thunderfleet_lib.net.tls import public_key_hash
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.launch import kubelet_command
 from thunderfleet_localcluster.models import tinymodel

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from tests.chaos.faults import KILL, RANK, hunt
 from tests.e2e.test_router import ROUTERS, SLEEPS, ask, asleep, pods, routers, store_keys, upgrade

@@ -11,9 +11,9 @@ from typing import Any, Final
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 from thunderfleet_lib.kube import Kube
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.fleet import Kind
-from thunderfleet_view.watch import RESOURCES, Watch
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.fleet import Kind
+from thunderfleet_view.live.watch import RESOURCES, Watch
 from thunderfleet_view.web import guard
 from thunderfleet_view.web.chat import Chat
 from thunderfleet_view.web.server import Server

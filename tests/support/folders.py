@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 from thunderfleet_localcluster.models import hub
 from thunderfleet_localcluster.models.hub import sha256
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Interface
 
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Output
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Output
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import MachineLayout, plan_layout
 from thunderfleet_localcluster.fleet.network_settings import NetworkSettings, RefusedError, carry_out

@@ -5,7 +5,7 @@ from typing import Any
 
 from thunderfleet_view import facts, why
 from thunderfleet_view.facts import Json, Picture, Signs
-from thunderfleet_view.fleet import Fleet, Kind
+from thunderfleet_view.live.fleet import Fleet, Kind
 from thunderfleet_view.health import of_condition
 
 _KINDS = {"mac": (Kind.NODES, Kind.PROFILES), "cable": (Kind.LINKS,), "model": (Kind.DEPLOYMENTS,)}

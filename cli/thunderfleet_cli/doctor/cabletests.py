@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunderfleet_crds.vocabulary import MeasurementTransport
-from thunderfleet_lib.parsing import clean
+from thunderfleet_lib.host.parsing import clean
 
 Json = Mapping[str, Any]
 

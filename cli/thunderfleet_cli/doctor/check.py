@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from thunderfleet_lib.hostcmd import Failure, Output, quote
-from thunderfleet_lib.parsing import ParseError, clean, require_text, require_whole
+from thunderfleet_lib.host.hostcmd import Failure, Output, quote
+from thunderfleet_lib.host.parsing import ParseError, clean, require_text, require_whole
 
 Argv = tuple[str, ...]
 Answers = Mapping[Argv, Output | Failure]

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from thunderfleet_controlplane.install.mac import gpu_memory
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
-from thunderfleet_lib.privilege import ROOT, take_own_environment
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host
+from thunderfleet_lib.host.privilege import ROOT, take_own_environment
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from thunderfleet_cli.connection import connect

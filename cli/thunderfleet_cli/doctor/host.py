@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, Host, Output
+from thunderfleet_lib.host.hostcmd import Failure, Host, Output
 
 from thunderfleet_cli.doctor.check import Argv, Check, Repair, State
 from thunderfleet_cli.doctor.security import FIREWALL_FOLDER

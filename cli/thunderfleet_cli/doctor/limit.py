@@ -3,8 +3,8 @@
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac import gpu_memory
-from thunderfleet_lib.hostcmd import BlockingHost
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.hostcmd import BlockingHost
+from thunderfleet_lib.host.parsing import ParseError
 
 from thunderfleet_cli.doctor.check import Repair
 from thunderfleet_cli.doctor.host import Repaired

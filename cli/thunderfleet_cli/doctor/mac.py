@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from thunderfleet_lib import gpu_memory
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host import gpu_memory
+from thunderfleet_lib.host.parsing import ParseError
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, STATUS_COMMAND
 
 from thunderfleet_cli.doctor import network, power, security, system

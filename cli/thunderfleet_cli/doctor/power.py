@@ -2,7 +2,7 @@
 
 import re
 
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.parsing import ParseError
 
 from thunderfleet_cli.doctor.check import Answers, Argv, Check, Repair, State, printed, shown, unexpected
 

@@ -3,10 +3,10 @@
 import re
 
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.gpu_memory import COMMAND as GPU_MEMORY
-from thunderfleet_lib.gpu_memory import gpu_memory_limit, parse
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Output
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.gpu_memory import COMMAND as GPU_MEMORY
+from thunderfleet_lib.host.gpu_memory import gpu_memory_limit, parse
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Output
+from thunderfleet_lib.host.parsing import ParseError
 from thunderfleet_lib.rdma import rules
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, NO_DEVICES_TEXT, STATUS_COMMAND, parse_devices, parse_status
 

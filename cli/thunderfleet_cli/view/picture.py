@@ -8,7 +8,7 @@ from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube, Silence, of_part
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
-from thunderfleet_view.leases import read_signs
+from thunderfleet_view.live.leases import read_signs
 
 from thunderfleet_cli.connection import Connection
 from thunderfleet_cli.view.control_plane import trouble

@@ -14,9 +14,9 @@ from aiohttp import web
 from thunderfleet_localcluster.client.control import running
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.meter import Meter
-from thunderfleet_view.watch import Watch
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.meter import Meter
+from thunderfleet_view.live.watch import Watch
 from thunderfleet_view.web import guard
 from thunderfleet_view.web.chat import Chat
 from thunderfleet_view.web.server import Server

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from thunderfleet_lib import tls
-from thunderfleet_lib.discovery import ca_hash, choose_ca, shown, unverified
+from thunderfleet_lib.net import tls
+from thunderfleet_lib.net.discovery import ca_hash, choose_ca, shown, unverified
 
 from thunderfleet_controlplane.balancer import learn
 from thunderfleet_controlplane.balancer.servers import ApiServer, bounded

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from thunderfleet_lib.listener import allow_descriptors
+from thunderfleet_lib.net.listener import allow_descriptors
 
 from thunderfleet_controlplane.balancer.health import Health
 from thunderfleet_controlplane.balancer.learn import Learner

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography import x509
-from thunderfleet_lib import tls
-from thunderfleet_lib.discovery import ca_hash
+from thunderfleet_lib.net import tls
+from thunderfleet_lib.net.discovery import ca_hash
 
 from thunderfleet_controlplane import components
 from thunderfleet_controlplane.daemons.layout import HostLayout

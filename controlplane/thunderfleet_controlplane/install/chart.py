@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, Output
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, Output
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install import cluster

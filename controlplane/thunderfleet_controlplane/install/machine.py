@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.errors import InstallError

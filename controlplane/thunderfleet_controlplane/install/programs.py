@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from thunderfleet_lib.privilege import distrust
+from thunderfleet_lib.host.privilege import distrust
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.errors import InstallError

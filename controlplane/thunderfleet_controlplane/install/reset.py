@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.macnet.keeper import undo
 from thunderfleet_lib.modelstore.layout import OWN, REPOSITORY

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from thunderfleet_lib.csr.rules import is_control_plane
-from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, KUBELET, NODE, ORDER, HostConfig, from_state, label

@@ -5,8 +5,8 @@ join          exchanges a bootstrap token for a client certificate
 discovery     finds the API server, verifies the cluster's CA by its hash
 identity      stores who this node is: server, name, certificates
 certificates  certificate signing requests; key and certificate in one file
-keyprocess    runs the process of keywork
-keywork       keys, signing requests and what certificates say, in a process of its own
+certificate_process    runs the process of certificate_work
+certificate_work       keys, signing requests and what certificates say, in a process of its own
 renewer       renews a certificate before it expires
 errors        why joining fails
 """

@@ -16,10 +16,10 @@ from pathlib import Path
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODE_PREFIX, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_kubelet.bootstrap import keyprocess
+from thunderfleet_kubelet.bootstrap import certificate_process
 from thunderfleet_kubelet.bootstrap.errors import join_again
-from thunderfleet_kubelet.bootstrap.keyprocess import BadPair, Facts
-from thunderfleet_kubelet.bootstrap.keyprocess import CertificateError as CertificateError
+from thunderfleet_kubelet.bootstrap.certificate_process import BadPair, Facts
+from thunderfleet_kubelet.bootstrap.certificate_process import CertificateError as CertificateError
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Pair:
 
         The first call for a pair waits for a process.
         """
-        return keyprocess.facts(self.key, self.certificate)
+        return certificate_process.facts(self.key, self.certificate)
 
     @property
     def pem(self) -> bytes:
@@ -105,7 +105,7 @@ async def obtain(
 
     Raises CertificateError (denied, or not in time) and ApiError (the request failed).
     """
-    key, request = await asyncio.to_thread(keyprocess.new_request, node, addresses)
+    key, request = await asyncio.to_thread(certificate_process.new_request, node, addresses)
     csr = await _sent(kube, csr_object(request, signer, seconds))
     name = str(csr["metadata"]["name"])
     log.info("sent certificate request %s (%s)", name, signer)

@@ -9,7 +9,7 @@ import aiohttp
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from thunderfleet_lib.discovery import ca_hash, choose_ca, shown, unverified
+from thunderfleet_lib.net.discovery import ca_hash, choose_ca, shown, unverified
 
 from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.errors import JoinError

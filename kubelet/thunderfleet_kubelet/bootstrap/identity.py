@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.kube import Kube
-from thunderfleet_lib.privatefiles import write_private
+from thunderfleet_lib.host.privatefiles import write_private
 
 from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair, read_pair, usable

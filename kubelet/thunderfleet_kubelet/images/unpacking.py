@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host
 
 from thunderfleet_kubelet.images.errors import PullError
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, FailureKind
-from thunderfleet_lib.interfaces import inet_addresses, route_interface
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind
+from thunderfleet_lib.host.interfaces import inet_addresses, route_interface
 
 from thunderfleet_kubelet.node.commands import Commands
 

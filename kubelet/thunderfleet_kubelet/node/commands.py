@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Host, Output
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind, Host, Output
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from thunderfleet_crds.names import TAINT_MACOS
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.clock import since_boot
-from thunderfleet_lib.descriptors import Descriptors, descriptors
+from thunderfleet_lib.host.descriptors import Descriptors, descriptors
 from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
 
 from thunderfleet_kubelet.config import Config

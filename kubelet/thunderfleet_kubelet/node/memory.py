@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from thunderfleet_lib.gpu_memory import COMMAND, SECONDS, gpu_memory_limit, parse
-from thunderfleet_lib.hostcmd import Failure
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.gpu_memory import COMMAND, SECONDS, gpu_memory_limit, parse
+from thunderfleet_lib.host.hostcmd import Failure
+from thunderfleet_lib.host.parsing import ParseError
 
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.facts import meminfo

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from thunderfleet_crds.names import API_VERSION, THUNDERBOLTLINK_PLURAL, end_label
 from thunderfleet_lib.backoff import Backoff
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_lib.macnet.decide import Goal
 from thunderfleet_lib.macnet.keeper import Keeper, Round

@@ -6,7 +6,7 @@ way, and ``shutdown``, ``reboot`` and ``halt`` run until launchd has ended every
 
 import asyncio
 
-from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.host.hostcmd import Failure
 
 from thunderfleet_kubelet.node.commands import Commands
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from thunderfleet_crds.names import CONDITION_CONTROL_PLANE as CONTROL_PLANE
 from thunderfleet_crds.names import CONDITION_DESCRIPTORS, LABEL_CHIP, RESOURCE_GPU_MEMORY, RUNTIME_GPU_MEMORY, TAINT_MACOS
-from thunderfleet_lib.descriptors import Descriptors
+from thunderfleet_lib.host.descriptors import Descriptors
 
 from thunderfleet_kubelet import pressure
 from thunderfleet_kubelet.config import Config

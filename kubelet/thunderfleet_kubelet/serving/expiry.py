@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from thunderfleet_kubelet.bootstrap import keyprocess
+from thunderfleet_kubelet.bootstrap import certificate_process
 
 log = logging.getLogger(__name__)
 
@@ -51,5 +51,5 @@ class ControlPlaneCertificates:
     def _learn(texts: set[str], known: Mapping[str, float | str]) -> dict[str, float | str]:
         """What is known of ``texts``; those that are new are read, by one process for all."""
         new = sorted(texts - known.keys())
-        read = dict(zip(new, keyprocess.ends(new), strict=True)) if new else {}
+        read = dict(zip(new, certificate_process.ends(new), strict=True)) if new else {}
         return {text: known[text] if text in known else read[text] for text in texts}

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from aiohttp import web
-from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.net.listener import Listener
 
 from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.node.usage import machine_usage

@@ -21,7 +21,7 @@ from thunderfleet_lib.clock import Moment
 from thunderfleet_lib.kube.names import Json, key_of
 from thunderfleet_lib.kube.proxy import transport
 from thunderfleet_lib.kube.server_clock import ServerClock
-from thunderfleet_lib.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
+from thunderfleet_lib.host.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"

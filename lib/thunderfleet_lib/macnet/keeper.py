@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from thunderfleet_lib.hostcmd import Failure
+from thunderfleet_lib.host.hostcmd import Failure
 from thunderfleet_lib.macnet import decide, record
 from thunderfleet_lib.macnet.decide import Goal
 from thunderfleet_lib.macnet.observe import COMMAND_SECONDS, Run, Unreadable, read

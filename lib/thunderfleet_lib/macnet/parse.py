@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from thunderfleet_lib.hostcmd import quote
-from thunderfleet_lib.parsing import ParseError, Partial, clean, require_whole
+from thunderfleet_lib.host.hostcmd import quote
+from thunderfleet_lib.host.parsing import ParseError, Partial, clean, require_whole
 
 HARDWARE_PORTS_COMMAND = ("networksetup", "-listallhardwareports")
 SERVICE_ORDER_COMMAND = ("networksetup", "-listnetworkserviceorder")

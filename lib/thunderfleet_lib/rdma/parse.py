@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import RDMADeviceState
 
-from thunderfleet_lib.hostcmd import quote
-from thunderfleet_lib.parsing import ParseError, clean, require_whole
+from thunderfleet_lib.host.hostcmd import quote
+from thunderfleet_lib.host.parsing import ParseError, clean, require_whole
 
 STATUS_COMMAND = ("rdma_ctl", "status")
 DEVICES_COMMAND = ("ibv_devices",)

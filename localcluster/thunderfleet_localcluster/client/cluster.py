@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import yaml
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from thunderfleet_localcluster.client.addresses import check_addresses
 from thunderfleet_localcluster.client.control import end_cluster, running, running_beside, send_command

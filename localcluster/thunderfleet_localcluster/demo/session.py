@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind
 from thunderfleet_view.follow import waiting_for
 
 from thunderfleet_localcluster.client.cluster import Cluster

@@ -10,7 +10,7 @@ import urllib.request
 from typing import Any
 
 from thunderfleet_controlplane.assets import ETCDUTL
-from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 from thunderfleet_view.follow import is_ready
 
 from thunderfleet_localcluster.client.addresses import offer_addresses

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from thunderfleet_lib.trees import tail
+from thunderfleet_lib.host.trees import tail
 
 from thunderfleet_localcluster.machines.launchd import PR_SET_PDEATHSIG, libc_call
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.trees import tail
+from thunderfleet_lib.host.trees import tail
 
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.layout import MachineLayout, Mode

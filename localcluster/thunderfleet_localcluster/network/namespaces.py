@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, FailureKind, Output
+from thunderfleet_lib.host.hostcmd import BlockingHost, FailureKind, Output
 
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.machines.launchd import (

@@ -10,7 +10,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from thunderfleet_controlplane.components import Endpoints
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 from thunderfleet_lib.kube import Kube
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.hostcmd import Failure, FailureKind
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind
 from thunderfleet_lib.rdma import rules
 
 from thunderfleet_agent.derive.rdma_ready import THIS_MAC

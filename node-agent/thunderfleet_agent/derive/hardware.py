@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thunderfleet_crds.fields import binary_size
 from thunderfleet_crds.nodeprofile import Hardware
-from thunderfleet_lib.gpu_memory import gpu_memory_limit
+from thunderfleet_lib.host.gpu_memory import gpu_memory_limit
 
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers.hardware import whole_number

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from thunderfleet_crds.nodeprofile import RDMADevice, ThunderboltPort
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import RDMADeviceState
-from thunderfleet_lib.hostcmd import FailureKind
+from thunderfleet_lib.host.hostcmd import FailureKind
 from thunderfleet_lib.rdma import rules
 
 from thunderfleet_agent.derive.bridges import leave_bridge

@@ -22,8 +22,8 @@ from typing import Any
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_lib import jsonbounds
-from thunderfleet_lib.hostcmd import Failure, Host, quote
-from thunderfleet_lib.parsing import clean
+from thunderfleet_lib.host.hostcmd import Failure, Host, quote
+from thunderfleet_lib.host.parsing import clean
 
 log = logging.getLogger(__name__)
 

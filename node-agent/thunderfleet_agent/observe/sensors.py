@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Host
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host
+from thunderfleet_lib.host.parsing import ParseError
 
 from thunderfleet_agent.observe.parsers.sensors import (
     Sensors,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Failure, Host
+from thunderfleet_lib.host.hostcmd import Failure, Host
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _save(made: Path, state: Path) -> None:
 def write(folder: Path) -> str:
     """Writes certificate, key (mode 0600) and the authority's certificate. Returns the certificate's SHA-256."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from thunderfleet_lib import tls
+    from thunderfleet_lib.net import tls
 
     key = Ed25519PrivateKey.generate()
     signer = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(AUTHORITY_SENTENCE).digest())

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.routing import OPERATOR_TLS_NAME
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 # Fixed, so that the certificate is the same every time it is derived. It is used as long as its placement exists.
 NOT_BEFORE = datetime(2020, 1, 1, tzinfo=UTC)

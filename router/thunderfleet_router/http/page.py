@@ -16,8 +16,8 @@ from typing import Any, Final
 from aiohttp import web
 from thunderfleet_lib.kube import Kube
 from thunderfleet_view.details import details
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.watch import Watch
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.watch import Watch
 from thunderfleet_view.web import assets, guard, responses
 
 from thunderfleet_router.decide.callers import Caller, caller

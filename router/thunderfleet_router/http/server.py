@@ -13,7 +13,7 @@ from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.errors import ApiError, of_path
 from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.httpapi.requestid import request_id
-from thunderfleet_lib.listener import EARLY_BYTES, Listener
+from thunderfleet_lib.net.listener import EARLY_BYTES, Listener
 
 from thunderfleet_router.decide import names
 from thunderfleet_router.decide.callers import caller

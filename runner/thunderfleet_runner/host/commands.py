@@ -2,6 +2,6 @@
 
 from typing import Final
 
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 
 HOST: Final = BlockingHost()

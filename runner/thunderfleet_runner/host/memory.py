@@ -4,7 +4,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Output
+from thunderfleet_lib.host.hostcmd import Output
 
 from thunderfleet_runner.host.commands import HOST
 

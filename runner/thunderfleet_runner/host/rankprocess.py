@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import Output
+from thunderfleet_lib.host.hostcmd import Output
 
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.host.commands import HOST

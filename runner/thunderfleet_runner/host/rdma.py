@@ -7,8 +7,8 @@ remedy. ``judge`` decides, by the rules that the agent and the operator use too;
 from dataclasses import dataclass, field
 
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.hostcmd import BlockingHost, FailureKind, Output
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.hostcmd import BlockingHost, FailureKind, Output
+from thunderfleet_lib.host.parsing import ParseError
 from thunderfleet_lib.rdma import parse, rules
 
 from thunderfleet_runner.faults import Fault

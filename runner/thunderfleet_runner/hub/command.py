@@ -15,7 +15,7 @@ from thunderfleet_crds.group import TERMINATION_LOG
 from thunderfleet_crds.parts import numbers
 from thunderfleet_crds.quantization import Quantize
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.sandbox import mounted
+from thunderfleet_lib.host.sandbox import mounted
 
 if TYPE_CHECKING:
     from thunderfleet_lib.modelstore.manifest import Manifest

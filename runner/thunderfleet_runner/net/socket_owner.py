@@ -4,7 +4,7 @@ import socket
 import sys
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind
 
 LSOF_SECONDS = 15.0
 TABLE_READS = 5

@@ -35,7 +35,7 @@ from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import Agent, NodeProfile
 from thunderfleet_lib import logtext
 from thunderfleet_lib.backoff import Backoff
-from thunderfleet_lib.hostcmd import FailureKind, Host
+from thunderfleet_lib.host.hostcmd import FailureKind, Host
 
 PROFILE = f"{PROFILES}/studio-1"
 LINK = f"{LINKS}/studio-1.tb1--studio-2.tb3"
@@ -612,7 +612,7 @@ async def test_the_program_tries_on_without_an_api_server_and_ends_cleanly(machi
 
 
 def test_metrics_distinguish_failure_kinds() -> None:
-    from thunderfleet_lib.hostcmd import Failure
+    from thunderfleet_lib.host.hostcmd import Failure
 
     metrics = Metrics()
     metrics.observed(Source.RDMA_INFO, 5.0, Failure("ibv_devinfo -v", FailureKind.TIMED_OUT, "did not answer within 5 s"))

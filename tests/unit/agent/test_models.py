@@ -16,7 +16,7 @@ from thunderfleet_agent.observe import models
 from thunderfleet_agent.observe.models import Library, find, look, sized
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.vocabulary import SizedBy
-from thunderfleet_lib.hostcmd import Host
+from thunderfleet_lib.host.hostcmd import Host
 
 MakeModel = Callable[..., Path]
 SIZE = {

@@ -39,7 +39,7 @@ from thunderfleet_crds.nodeprofile import (
 )
 from thunderfleet_crds.thunderboltlink import LinkEnd, ordered
 from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
-from thunderfleet_lib.hostcmd import Host
+from thunderfleet_lib.host.hostcmd import Host
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CABLE = ordered(LinkEnd(node="studio-1", port=1), LinkEnd(node="studio-2", port=3))

@@ -18,8 +18,8 @@ from thunderfleet_agent.observe.parsers.sensors import (
     parse_wired,
 )
 from thunderfleet_agent.observe.sensors import ABSENT_SECONDS, FRESH_SECONDS, Reading, SensorReader
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Host, Output
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host, Output
+from thunderfleet_lib.host.parsing import ParseError
 
 MACMON = (
     '{"all_power":0.6468324661254883,"ane_power":0.0,"cpu_power":0.6359732151031494,"ecpu_usage":[2061,0.17],'

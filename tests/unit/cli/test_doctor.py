@@ -17,7 +17,7 @@ from thunderfleet_cli.connection import Connection
 from thunderfleet_cli.doctor import installed, page
 from thunderfleet_cli.doctor.check import Check, State
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_lib import privilege
+from thunderfleet_lib.host import privilege
 from thunderfleet_lib.kube import plugin as limits
 from thunderfleet_localcluster import paths
 from thunderfleet_localcluster.fleet.file import parse_fleet

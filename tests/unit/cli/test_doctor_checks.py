@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from thunderfleet_cli.doctor import cluster, mac, network, power, security, system
 from thunderfleet_cli.doctor.check import Answers, Argv, Check, State
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_lib.gpu_memory import COMMAND as GPU_MEMORY
-from thunderfleet_lib.hostcmd import Failure, FailureKind, Output
+from thunderfleet_lib.host.gpu_memory import COMMAND as GPU_MEMORY
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Output
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, STATUS_COMMAND
 
 Json = dict[str, Any]

@@ -20,7 +20,7 @@ from thunderfleet_controlplane.assets import (
     go_version,
     wanted_go,
 )
-from thunderfleet_lib.hostcmd import Output
+from thunderfleet_lib.host.hostcmd import Output
 
 from tests.support.processes import exists
 

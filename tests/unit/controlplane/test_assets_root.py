@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from thunderfleet_controlplane import assets
 from thunderfleet_controlplane.assets import CONTROL_PLANE, AssetsError, Bundle, build, find_go, given
-from thunderfleet_lib.hostcmd import Failure, FailureKind
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
 

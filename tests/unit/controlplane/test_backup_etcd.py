@@ -19,7 +19,7 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.backup import etcd
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.pki import make_pki
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_localcluster.programs import find_programs
 
 from tests.support.ports import claim

@@ -9,7 +9,7 @@ from thunderfleet_cli.doctor import limit
 from thunderfleet_cli.doctor.limit import megabytes
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.mac import gpu_memory
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Output
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind, Output
 from thunderfleet_localcluster.fleet.fault_state import FaultState
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout

@@ -12,7 +12,7 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon, why_not
 from thunderfleet_controlplane.install.mac.launchctl import Launchctl
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Output
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind, Output
 from thunderfleet_localcluster.machines.jobs import Jobs
 
 from tests.support.processes import PROC

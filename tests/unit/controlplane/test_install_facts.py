@@ -18,7 +18,7 @@ from thunderfleet_controlplane.install.mac.facts import (
 )
 from thunderfleet_controlplane.install.mac.launchctl import Launchctl
 from thunderfleet_controlplane.install.mac.preflight import init_problems
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_localcluster.fleet.fault_state import FaultState
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout

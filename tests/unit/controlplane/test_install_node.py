@@ -15,7 +15,7 @@ from thunderfleet_controlplane.install.cluster import until_node_ready
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
 from thunderfleet_kubelet import configfile
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 Json = dict[str, Any]
 HERE = Cluster("https://192.168.64.11:6443", "sha256:00")

@@ -13,7 +13,7 @@ from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import PREFIX, decode
 from thunderfleet_controlplane.install.mac import files
 from thunderfleet_controlplane.install.mac.files import only_one, remove, with_leftovers
-from thunderfleet_lib.hostcmd import Output
+from thunderfleet_lib.host.hostcmd import Output
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root removes an installation")
 

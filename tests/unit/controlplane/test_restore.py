@@ -20,7 +20,7 @@ from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.preflight import Facts, init_problems
 from thunderfleet_controlplane.install.peers.quorum import Member
 from thunderfleet_controlplane.pki_files import PkiFiles
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root restores")
 STATE = {"name": "studio-1", "address": "192.168.64.11"}

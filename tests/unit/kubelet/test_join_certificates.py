@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_kubelet.bootstrap import keyprocess, renewer
+from thunderfleet_kubelet.bootstrap import certificate_process, renewer
 from thunderfleet_kubelet.bootstrap.certificates import (
     CertificateError,
     Pair,
@@ -24,12 +24,12 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     usable,
     verdict,
 )
-from thunderfleet_kubelet.bootstrap.keywork import new_key, signing_request
+from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
-from thunderfleet_lib.tls import write_private
+from thunderfleet_lib.net.tls import write_private
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -143,8 +143,8 @@ def test_certificates_are_read_and_requested_on_a_machine_that_can_start_no_proc
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     read = read_pair(tmp_path / "client.pem")
     assert read == held and usable(held, "studio-1", START, ["192.168.64.11"])
-    assert "keywork does not exist (no such command in PATH); working without it" in caplog.text
-    key, request = keyprocess.new_request("studio-1")
+    assert "certificate_work does not exist (no such command in PATH); working without it" in caplog.text
+    key, request = certificate_process.new_request("studio-1")
     assert Pair(key, sign(request)).facts.user == "system:node:studio-1"
 
 

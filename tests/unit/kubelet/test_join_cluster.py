@@ -22,7 +22,7 @@ from thunderfleet_kubelet.bootstrap import identity as identities
 from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import read_pair, usable
 from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
-from thunderfleet_lib.discovery import ca_hash
+from thunderfleet_lib.net.discovery import ca_hash
 
 TOKEN = "abcdef.0123456789abcdef"
 PEM = serialization.Encoding.PEM

@@ -9,7 +9,7 @@ import pytest
 from thunderfleet_kubelet.node import addresses
 from thunderfleet_kubelet.node.addresses import AddressReader, NodeAddresses, Reading, balanced_servers
 from thunderfleet_kubelet.node.commands import Commands
-from thunderfleet_lib.interfaces import inet_addresses, route_interface
+from thunderfleet_lib.host.interfaces import inet_addresses, route_interface
 
 from tests.support.waiting import until_async
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from thunderfleet_kubelet.node import ports
 from thunderfleet_kubelet.node.ports import ThunderboltPorts, Wanted, cable_addresses
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK, cable_address
 

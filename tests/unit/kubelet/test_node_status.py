@@ -13,7 +13,7 @@ from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
 from thunderfleet_kubelet.pressure import DiskState, thresholds
-from thunderfleet_lib.descriptors import Descriptors
+from thunderfleet_lib.host.descriptors import Descriptors
 from thunderfleet_lib.quantity import parse_quantity
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from thunderfleet_kubelet.containers import usage
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from tests.support import grpchealth
 from tests.support.pods import World, sh

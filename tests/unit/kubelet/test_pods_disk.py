@@ -18,7 +18,7 @@ from thunderfleet_kubelet.pods import disk_usage, evictor
 from thunderfleet_kubelet.pods.decide import admission, eviction
 from thunderfleet_kubelet.pods.decide.eviction import Usage, over_limit, quantity
 from thunderfleet_kubelet.pressure import FileSystem, Met
-from thunderfleet_lib.hostcmd import Host
+from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_lib.quantity import parse_quantity
 
 from tests.support.pods import World, sh, state

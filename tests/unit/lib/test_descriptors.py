@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from thunderfleet_lib import descriptors as module
-from thunderfleet_lib.descriptors import descriptors
+from thunderfleet_lib.host import descriptors as module
+from thunderfleet_lib.host.descriptors import descriptors
 
 STARVED = """
 import json, resource, socket
-from thunderfleet_lib.descriptors import descriptors
+from thunderfleet_lib.host.descriptors import descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 counted, kept = [], []
 while True:

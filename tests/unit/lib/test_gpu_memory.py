@@ -3,8 +3,8 @@
 import subprocess
 
 import pytest
-from thunderfleet_lib.gpu_memory import COMMAND, gpu_memory_limit, parse
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.gpu_memory import COMMAND, gpu_memory_limit, parse
+from thunderfleet_lib.host.parsing import ParseError
 
 GIB = 1024**3
 

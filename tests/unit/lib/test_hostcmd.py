@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from thunderfleet_lib import hostcmd
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Host, Output
+from thunderfleet_lib.host import hostcmd
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind, Host, Output
 
 from tests.support.processes import PROC, alive
 from tests.support.waiting import until_async

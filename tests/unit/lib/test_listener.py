@@ -9,9 +9,9 @@ import resource
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_lib import listener
-from thunderfleet_lib.listener import Listener
-from thunderfleet_lib.unclaimed import ADDRESS_BYTES, HEAD_BYTES
+from thunderfleet_lib.net import listener
+from thunderfleet_lib.net.listener import Listener
+from thunderfleet_lib.net.unclaimed import ADDRESS_BYTES, HEAD_BYTES
 
 from tests.support.connections import HeldConnections
 from tests.support.ports import claim

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from thunderfleet_lib.hostcmd import Failure, FailureKind
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind
 from thunderfleet_lib.macnet import keeper, record, switch
 from thunderfleet_lib.macnet.decide import Goal
 from thunderfleet_lib.macnet.keeper import Keeper

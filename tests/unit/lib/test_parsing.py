@@ -1,7 +1,7 @@
 """Parsers of command output: what they quote when it is not what they expect."""
 
 import pytest
-from thunderfleet_lib.parsing import ParseError, clean, require_text, require_whole
+from thunderfleet_lib.host.parsing import ParseError, clean, require_text, require_whole
 from thunderfleet_lib.rdma import parse
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from thunderfleet_lib.privilege import ROOT_FOLDERS, distrust, root_environment
+from thunderfleet_lib.host.privilege import ROOT_FOLDERS, distrust, root_environment
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
 
@@ -36,7 +36,7 @@ def test_what_only_shows_or_downloads_is_kept() -> None:
 @needs_root
 def test_a_process_of_root_takes_its_own_environment() -> None:
     code = (
-        "import os; from thunderfleet_lib.privilege import take_own_environment as take; take();"
+        "import os; from thunderfleet_lib.host.privilege import take_own_environment as take; take();"
         "print(os.environ.get('GOFLAGS'), os.environ['PATH'], oct(os.umask(0)))"
     )
     environment = {**os.environ, "GOFLAGS": "-toolexec=/Users/anna/evil", "PATH": "/Users/anna/bin"}

@@ -15,7 +15,7 @@ from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkStatus
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, Host, Output, Stop
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, Host, Output, Stop
 from thunderfleet_lib.rdma import rules
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout

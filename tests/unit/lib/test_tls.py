@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 VALIDITY = tls.Validity(START, START + timedelta(days=10))

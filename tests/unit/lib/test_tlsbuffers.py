@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from thunderfleet_lib import tls
-from thunderfleet_lib.tlsbuffers import RECORD_BYTES, small_buffers
+from thunderfleet_lib.net import tls
+from thunderfleet_lib.net.tlsbuffers import RECORD_BYTES, small_buffers
 
 CONNECTIONS = 16
 MESSAGE = bytes(range(256)) * 4096

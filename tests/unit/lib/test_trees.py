@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from thunderfleet_lib import trees
-from thunderfleet_lib.trees import remove_tree, tail
+from thunderfleet_lib.host import trees
+from thunderfleet_lib.host.trees import remove_tree, tail
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_lib.unclaimed import FREE_BYTES, HEAD_BYTES, Arrivals, Unclaimed
+from thunderfleet_lib.net.unclaimed import FREE_BYTES, HEAD_BYTES, Arrivals, Unclaimed
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 EARLY = 1000

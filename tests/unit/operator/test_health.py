@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from thunderfleet_lib import listener
+from thunderfleet_lib.net import listener
 from thunderfleet_operator.health import CONNECTIONS, Health
 from thunderfleet_operator.metrics import Metrics
 

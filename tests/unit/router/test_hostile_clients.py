@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_lib import listener
+from thunderfleet_lib.net import listener
 from thunderfleet_lib.httpapi import bodies, routed
 from thunderfleet_router.decide import limits
 from thunderfleet_router.http import exchange, server

@@ -18,8 +18,8 @@ from thunderfleet_router import viewers
 from thunderfleet_router.decide.shown import AUDIENCE, host_names, host_refused, token_problem
 from thunderfleet_router.http import page
 from thunderfleet_router.viewers import Viewers
-from thunderfleet_view.fleet import Kind
-from thunderfleet_view.watch import RESOURCES, Watch
+from thunderfleet_view.live.fleet import Kind
+from thunderfleet_view.live.watch import RESOURCES, Watch
 from thunderfleet_view.web import responses
 
 from tests.support.fleetpage import fleet

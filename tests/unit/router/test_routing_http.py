@@ -17,7 +17,7 @@ from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
-from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.net.listener import Listener
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance, suspects
 from thunderfleet_router.decide.catalog import build

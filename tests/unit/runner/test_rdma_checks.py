@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import FaultClass
-from thunderfleet_lib.hostcmd import BlockingHost
+from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.rdma import parse, rules
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout

@@ -13,7 +13,7 @@ from thunderfleet_crds.group import LastWords
 from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
-from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
+from thunderfleet_lib.host.sandbox import MOUNT_POINT_VARIABLE
 from thunderfleet_runner import cli, supervisor
 from thunderfleet_runner.group import history
 from thunderfleet_runner.supervisor import Blocked, api_keys

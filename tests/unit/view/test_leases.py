@@ -7,7 +7,7 @@ import pytest
 from thunderfleet_lib.kube import ApiError, Kube, ServerClock
 from thunderfleet_view.components import slow_part
 from thunderfleet_view.facts import Signs
-from thunderfleet_view.leases import read_signs
+from thunderfleet_view.live.leases import read_signs
 
 Json = dict[str, Any]
 
@@ -80,7 +80,7 @@ async def test_who_may_read_one_namespace_only_reads_nothing_of_others() -> None
 
 
 async def test_a_slow_control_plane_is_noticed_by_the_quickest_of_small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderfleet_view.leases.SLOW_SECONDS", -1.0)
+    monkeypatch.setattr("thunderfleet_view.live.leases.SLOW_SECONDS", -1.0)
     api = Api({f"{COORDINATION}/kube-system/leases/kube-scheduler": lease("kube-scheduler")}, {})
     (part,) = (await api.signs()).slow
     assert part == "etcd" and "/livez/ping" in api.read, "what etcd has no part in was quick"

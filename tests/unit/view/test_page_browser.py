@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from thunderfleet_view.fleet import Kind
+from thunderfleet_view.live.fleet import Kind
 
 from tests.support import browser as browsers
 from tests.support.browser import Browser, BrowserError
@@ -160,7 +160,7 @@ def test_only_faults_are_red_in_the_details(stage: Stage) -> None:
 
 
 def test_the_card_of_a_mac_whose_kubelet_is_silent_is_not_green(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LEASES_SECONDS", 0.05)
     stage.fill(2, 2)
     stage.open()
     stage.window.click("#tab-macs")

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_view import feed as feeding
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.fleet import Kind
+from thunderfleet_view.live import feed as feeding
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.fleet import Kind
 from thunderfleet_view.web import assets, guard, responses
 from thunderfleet_view.web import server as serving
 from thunderfleet_view.web.sessions import MAX_SESSIONS, SESSION_SECONDS, TOKEN_SECONDS, Sessions
@@ -201,8 +201,8 @@ async def message(answer: aiohttp.ClientResponse) -> Any:
 async def test_while_the_api_server_is_away_the_page_keeps_what_it_knows(
     api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("thunderfleet_view.watch.AWAY_SECONDS", 0.1)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.AWAY_SECONDS", 0.1)
     headers, port = await opened(client, page), int(api.url.rpartition(":")[2])
     async with client.get(page.origin + "/api/feed", headers=headers) as answer:
         before = {one["id"] for one in (await message(answer))["put"]}
@@ -224,10 +224,10 @@ async def test_while_the_api_server_is_away_the_page_keeps_what_it_knows(
 async def test_a_control_plane_that_hangs_while_its_watches_stay_open_is_named(
     api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, livez: tuple[int, str], said: str
 ) -> None:
-    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("thunderfleet_view.watch.ASK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.ASK_SECONDS", 0.05)
     # An answer to another request would show that the API server is only busy.
-    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 3600.0)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LEASES_SECONDS", 3600.0)
     monkeypatch.setattr("thunderfleet_lib.kube.control_plane.silent_part.__defaults__", (0.2,))
     await opened(client, page)
     api.livez = livez
@@ -250,8 +250,8 @@ async def test_a_missing_right_is_named(client: aiohttp.ClientSession) -> None:
 async def test_a_component_that_no_longer_renews_its_lease_is_named(
     api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LEASES_SECONDS", 0.05)
     session = await opened(client, page)
     renewed = {"kube-system/kube-scheduler": 0, "kube-system/kube-controller-manager": 50, "system/thunderfleet-operator": 51}
     api.leases = {at: {"spec": {"renewTime": f"2026-03-01T12:00:{second:02}.000000Z"}} for at, second in renewed.items()}
@@ -269,8 +269,8 @@ async def test_a_component_that_no_longer_renews_its_lease_is_named(
 async def test_a_mac_whose_kubelet_is_silent_is_named_while_its_node_is_ready(
     api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderfleet_view.watch.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("thunderfleet_view.watch.LEASES_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("thunderfleet_view.live.watch.LEASES_SECONDS", 0.05)
     session = await opened(client, page)
     _, _, text = await ask(client, page, "/api/details?id=model/default/model-0", **session)
     steps = json.loads(text)["why"]["steps"]

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 from thunderfleet_lib.kube import ApiError, Kube
-from thunderfleet_view import meter, rates
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.fleet import Fleet, Kind
-from thunderfleet_view.meter import Meter
-from thunderfleet_view.rates import Reading
+from thunderfleet_view.live import meter, rates
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.fleet import Fleet, Kind
+from thunderfleet_view.live.meter import Meter
+from thunderfleet_view.live.rates import Reading
 
 from tests.support.fleetpage import FleetApi, cable, cable_name, fleet
 
@@ -193,7 +193,7 @@ async def test_nobody_is_asked_while_nobody_looks(api: FleetApi, scene: Scene, m
 
     pauses: list[int] = []
     monkeypatch.setattr(scene.meter, "round", counted)
-    monkeypatch.setattr("thunderfleet_view.meter.asyncio.sleep", pause)
+    monkeypatch.setattr("thunderfleet_view.live.meter.asyncio.sleep", pause)
     with pytest.raises((StopAsyncIteration, RuntimeError)):
         await scene.meter.run()
     assert rounds == [1]

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
-from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.net.listener import Listener
 
 from thunderfleet_view.details import details
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.watch import Watch
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.watch import Watch
 from thunderfleet_view.web import assets, chat, guard, responses
 from thunderfleet_view.web.sessions import Sessions
 

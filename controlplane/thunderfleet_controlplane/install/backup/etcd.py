@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import ETCD_CLIENT, ETCD_PEER, LOCAL

@@ -7,7 +7,7 @@ that is as it should be, and is loaded, is the one that runs.
 import contextlib
 from pathlib import Path
 
-from thunderfleet_lib.trees import tail
+from thunderfleet_lib.host.trees import tail
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.errors import InstallError

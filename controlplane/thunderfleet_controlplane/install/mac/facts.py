@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, Output
-from thunderfleet_lib.interfaces import inet_addresses, route_interface
-from thunderfleet_lib.privilege import distrust
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, Output
+from thunderfleet_lib.host.interfaces import inet_addresses, route_interface
+from thunderfleet_lib.host.privilege import distrust
 
 from thunderfleet_controlplane.assets import FREE_BYTES
 from thunderfleet_controlplane.balancer.servers import ApiServer, api_server

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.trees import remove_tree
+from thunderfleet_lib.host.trees import remove_tree
 
 from thunderfleet_controlplane.install.errors import InstallError
 

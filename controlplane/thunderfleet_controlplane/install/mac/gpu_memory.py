@@ -7,7 +7,7 @@ LaunchDaemon sets it again.
 import plistlib
 from typing import Final
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 
 from thunderfleet_controlplane.daemons import keys
 from thunderfleet_controlplane.daemons.job import PREFIX

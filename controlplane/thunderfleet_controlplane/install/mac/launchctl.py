@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure, FailureKind, Output
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, FailureKind, Output
 
 from thunderfleet_controlplane.install.errors import InstallError
 

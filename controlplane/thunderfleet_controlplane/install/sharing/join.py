@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 from thunderfleet_controlplane.daemons.plan import BALANCED, ORDER, HostConfig, from_state
 from thunderfleet_controlplane.install import chart, cluster

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_lib.sandbox import MOUNT_POINT_VARIABLE
+from thunderfleet_lib.host.sandbox import MOUNT_POINT_VARIABLE
 
 from thunderfleet_kubelet.containers.errors import ContainerConfigError
 from thunderfleet_kubelet.containers.inputs.images import Image

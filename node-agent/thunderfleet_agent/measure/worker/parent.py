@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from thunderfleet_lib.hostcmd import quote
+from thunderfleet_lib.host.hostcmd import quote
 
 from thunderfleet_agent.measure.worker.child import START_SECONDS
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thunderfleet_lib.hostcmd import quote
-from thunderfleet_lib.parsing import ParseError, Partial, clean, require_whole
+from thunderfleet_lib.host.hostcmd import quote
+from thunderfleet_lib.host.parsing import ParseError, Partial, clean, require_whole
 
 from thunderfleet_agent.observe.parsers.profiler import report
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from thunderfleet_lib.hostcmd import quote
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.hostcmd import quote
+from thunderfleet_lib.host.parsing import ParseError
 
 
 def report(command: str, text: str, data_type: str) -> list[dict[str, Any]]:

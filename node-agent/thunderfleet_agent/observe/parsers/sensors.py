@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderfleet_lib.parsing import ParseError
+from thunderfleet_lib.host.parsing import ParseError
 
 LEVELS: Final = ("Nominal", "Moderate", "Heavy", "Trapping", "Sleeping")
 """Levels of thermal pressure that ``powermetrics`` prints."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_lib.hostcmd import quote
-from thunderfleet_lib.parsing import ParseError, clean
+from thunderfleet_lib.host.hostcmd import quote
+from thunderfleet_lib.host.parsing import ParseError, clean
 
 from thunderfleet_agent.observe.parsers.profiler import report
 

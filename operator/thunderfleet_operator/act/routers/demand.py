@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import ValidationError
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.routing import DEMAND_BYTES, DEMAND_PATH, DemandAnswer, DemandReport
-from thunderfleet_lib.listener import Listener
+from thunderfleet_lib.net.listener import Listener
 
 from thunderfleet_operator.act.keys import KeyPair
 from thunderfleet_operator.decide.routing.refusals import refusals

@@ -6,7 +6,7 @@ unpaired surrogates, which JSON refuses, and within the bounds of the API.
 
 import re
 
-from thunderfleet_lib.hostcmd import quote
+from thunderfleet_lib.host.hostcmd import quote
 
 
 class ParseError(Exception):

@@ -12,9 +12,10 @@ from typing import Any, Final
 from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_view import facts, rates
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.fleet import Fleet
+from thunderfleet_view import facts
+from thunderfleet_view.live import rates
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.fleet import Fleet
 
 log = logging.getLogger(__name__)
 

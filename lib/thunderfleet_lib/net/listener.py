@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from thunderfleet_lib.unclaimed import HEAD_BYTES, Arrivals, Unclaimed
+from thunderfleet_lib.net.unclaimed import HEAD_BYTES, Arrivals, Unclaimed
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from thunderfleet_kubelet import work
+from thunderfleet_kubelet import oneoff
 
-_WORK = "thunderfleet_kubelet.bootstrap.keywork"
+_WORK = "thunderfleet_kubelet.bootstrap.certificate_work"
 
 
 class CertificateError(Exception):
@@ -30,7 +30,7 @@ class Facts:
 
 def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]:
     """A new key and the signing request for it (both PEM), of a server with ``addresses`` or of a client."""
-    made = work.done(_WORK, {"work": "request", "node": node, "addresses": list(addresses)})
+    made = oneoff.done(_WORK, {"work": "request", "node": node, "addresses": list(addresses)})
     return made["key"].encode(), made["request"].encode()
 
 
@@ -38,7 +38,7 @@ def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]
 @lru_cache(maxsize=16)
 def facts(key: bytes, certificate: bytes) -> Facts:
     """What the first of the certificates says (PEM). Raises BadPair."""
-    said = work.done(_WORK, {"work": "says", "key": key.decode("latin-1"), "certificate": certificate.decode("latin-1")})
+    said = oneoff.done(_WORK, {"work": "says", "key": key.decode("latin-1"), "certificate": certificate.decode("latin-1")})
     if "problem" in said:
         raise BadPair(said["problem"])
     starts, ends = (datetime.fromtimestamp(said[name], UTC) for name in ("starts", "ends"))
@@ -47,5 +47,5 @@ def facts(key: bytes, certificate: bytes) -> Facts:
 
 def ends(certificates: Sequence[str]) -> list[float | str]:
     """The end of each certificate (PEM), in seconds since the Unix epoch; the problem of one without."""
-    found: list[float | str] = work.done(_WORK, {"work": "ends", "certificates": list(certificates)})["ends"]
+    found: list[float | str] = oneoff.done(_WORK, {"work": "ends", "certificates": list(certificates)})["ends"]
     return found

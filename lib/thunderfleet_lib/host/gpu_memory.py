@@ -1,17 +1,17 @@
 """How much memory the GPU of a Mac may use.
 
 Metal has the answer (``recommendedMaxWorkingSetSize``), and MLX passes it on. The share that macOS allows differs between
-versions and sizes of Macs: 107.5 GiB of 128 GiB, 48 GiB of 64 GiB. ``python -m thunderfleet_lib.gpu_memory`` prints what MLX
-says; it is a program of its own because a GPU driver may hang or crash.
+versions and sizes of Macs: 107.5 GiB of 128 GiB, 48 GiB of 64 GiB. ``python -m thunderfleet_lib.host.gpu_memory`` prints what
+MLX says; it is a program of its own because a GPU driver may hang or crash.
 """
 
 import re
 import sys
 
-from thunderfleet_lib.hostcmd import quote
-from thunderfleet_lib.parsing import ParseError, clean
+from thunderfleet_lib.host.hostcmd import quote
+from thunderfleet_lib.host.parsing import ParseError, clean
 
-COMMAND = (sys.executable, "-P", "-m", "thunderfleet_lib.gpu_memory")
+COMMAND = (sys.executable, "-P", "-m", "thunderfleet_lib.host.gpu_memory")
 SECONDS = 10.0
 """The time limit of ``COMMAND``: loading MLX takes long on a Mac that starts."""
 

@@ -14,9 +14,9 @@ from thunderfleet_lib.kube import ApiError, Json, Kube, Part, Reflector, Silence
 
 from thunderfleet_view import components, facts
 from thunderfleet_view.facts import Picture, Signs
-from thunderfleet_view.feed import Feed
-from thunderfleet_view.fleet import Entity, Fleet, Kind
-from thunderfleet_view.leases import PODS, folder, read_signs
+from thunderfleet_view.live.feed import Feed
+from thunderfleet_view.live.fleet import Entity, Fleet, Kind
+from thunderfleet_view.live.leases import PODS, folder, read_signs
 from thunderfleet_view.problems import silent_machines, silent_macs
 
 log = logging.getLogger(__name__)

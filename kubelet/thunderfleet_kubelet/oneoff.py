@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from thunderfleet_lib.hostcmd import BlockingHost, Failure
+from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cryptography import x509
 
-from thunderfleet_lib import tls
+from thunderfleet_lib.net import tls
 
 _DER = 2
 

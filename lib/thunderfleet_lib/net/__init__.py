@@ -1,0 +1,8 @@
+"""Connections of programs: certificates, and listeners that strangers cannot fill.
+
+discovery  the certificate authority of a server, by its hash
+listener  a listener for HTTP servers with a bound on connections
+tls  keys, certificates and signing requests
+tlsbuffers  how much memory asyncio keeps for each TLS connection
+unclaimed  what clients send before a request is known, counted by connection and address; pure
+"""
