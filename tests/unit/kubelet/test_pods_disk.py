@@ -184,6 +184,9 @@ async def test_use_is_what_is_allocated_and_links_are_not_followed(tmp_path: Pat
         folder.mkdir()
     (big / "file").write_bytes(os.urandom(MIB))
     (small / "link").symlink_to(big)
+    (small / "sparse").touch()
+    os.truncate(small / "sparse", 2**30)
+    (big / "again").hardlink_to(big / "file")
     found = await disk.used([big, small, tmp_path / "none"])
     assert set(found) == {big, small}
     assert MIB <= found[big] < 2 * MIB
