@@ -1,5 +1,6 @@
 """One round for one Mac: keeps the operator's part of its NodeProfile up to date."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -17,6 +18,9 @@ from thunderfleet_operator.watch.cache import NODEPROFILES
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 8
+"""Macs whose rounds ``settle`` runs at a time. Most of a round is the wait for the API server."""
+
 
 class MacController:
     """``clock`` is UTC now."""
@@ -27,9 +31,17 @@ class MacController:
         self._clock = clock
 
     async def settle(self, nodes: Iterable[str]) -> None:
-        """Rounds for several Macs at once: before a group's pods are created there, and after they have gone."""
-        for node in sorted(set(nodes)):
-            await self.round(node)
+        """Rounds for several Macs at once: before a group's pods are created there, and after they have gone.
+
+        Each Mac's round depends on no other's. One that fails is raised when the others of its batch have ended.
+        """
+        ordered = sorted(set(nodes))
+        for first in range(0, len(ordered), AT_ONCE):
+            batch = ordered[first : first + AT_ONCE]
+            ended = await asyncio.gather(*map(self.round, batch), return_exceptions=True)
+            for error in ended:
+                if error is not None:
+                    raise error
 
     async def quarantine(self, failure: Failure, group: str) -> None:
         """Takes the Mac of a failure of class Reboot out of placement until it reboots."""

@@ -1,5 +1,6 @@
 """The operator's part of a NodeProfile: the groups on the Mac, their cables, and whether placements avoid it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -51,6 +52,34 @@ async def test_a_mac_lists_its_group_before_the_pods_are_created(world: World) -
     order = [path for _, path in world.writes]
     last = max(index for index, path in enumerate(order) if "nodeprofiles" in path)
     assert last < min(index for index, path in enumerate(order) if "/pods/" in path)
+
+
+async def test_the_macs_of_a_group_are_told_at_the_same_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, both = world.apply, asyncio.Barrier(2)
+
+    async def answered_together(path: str, body: Any, manager: str) -> Any:
+        if "nodeprofiles" in path:
+            await both.wait()
+        return await apply(path, body, manager)
+
+    monkeypatch.setattr(world, "apply", answered_together)
+    world.deploy()
+    async with asyncio.timeout(5):
+        await world.round()
+    assert len(groups(world, "studio-1")) == len(groups(world, "studio-2")) == 1
+
+
+async def test_a_mac_that_cannot_be_told_keeps_no_other_from_it_and_the_pods_wait(world: World) -> None:
+    def refuse(verb: str, path: str) -> ApiError | None:
+        return ApiError(500, "InternalError", "etcdserver: request timed out") if "nodeprofiles/studio-1" in path else None
+
+    world.refuse = refuse
+    world.deploy()
+    with pytest.raises(ApiError, match="timed out"):
+        await world.round()
+    assert not groups(world, "studio-1")
+    assert len(groups(world, "studio-2")) == 1
+    assert not world.pods()
 
 
 async def test_nothing_new_is_not_written_and_a_lost_word_is(world: World) -> None:
