@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.kube_config import list_kube_config_contexts
-from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.host.privilege import ROOT, distrust
+from thunderfleet_lib.kube import Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.paths import users_kubeconfig

@@ -10,8 +10,8 @@ from thunderfleet_controlplane.assets import ETCDUTL
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import LIMIT, decode
 from thunderfleet_controlplane.install.machine import Mac, Shipped
-from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.host.privilege import take_own_environment
+from thunderfleet_lib.kube import ApiError
 from thunderfleet_localcluster import image
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from thunderfleet_crds.nodeprofile import Agent
-from thunderfleet_lib.net import listener
 from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.net import listener
 
 from thunderfleet_agent.copies.controller import Counters, PeerCopies
 from thunderfleet_agent.copies.server import CopyServer

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thunderfleet_lib import logs
-from thunderfleet_lib.net import listener
 from thunderfleet_lib.helpformat import HelpFormatter
-from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.host.sandbox import mounted
+from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.net import listener
 
 PORT = 4141
 MAX_FLEET_ALIASES = 256

@@ -92,7 +92,8 @@ def _status(number: int, now: str) -> Json:
         "observedGeneration": 1, "readyReplicas": 1, "replicas": 1, "groups": [group], "transport": "JACCL",
         "conditions": _conditions(CONDITIONS, now), "endpoint": "https://192.0.2.1:8000/v1", "tokensPerSecond": "37.4",
     }  # fmt: skip
-    return ModelDeployment.load({**deployment(f"chat-{number:03}"), "status": status}).dump()["status"]
+    found: Json = ModelDeployment.load({**deployment(f"chat-{number:03}"), "status": status}).dump()["status"]
+    return found
 
 
 def _pod(name: str, node: str) -> Json:

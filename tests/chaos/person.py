@@ -20,8 +20,8 @@ from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs
 from thunderfleet_view import facts
-from thunderfleet_view.live.feed import Feed
 from thunderfleet_view.health import Health, of_condition
+from thunderfleet_view.live.feed import Feed
 from thunderfleet_view.live.watch import Watch
 from thunderfleet_view.why import State, Step, left, why
 

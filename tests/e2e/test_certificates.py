@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from cryptography import x509
-from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, load_identity
 from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
+from thunderfleet_kubelet.bootstrap.identity import NodeIdentity, load_identity
 from thunderfleet_lib.csr.names import REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.csr.rules import WAIT_SECONDS
 from thunderfleet_lib.kube import ApiError

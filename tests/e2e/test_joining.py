@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.certificates import (
     CertificateError,
     csr_object,
@@ -18,7 +19,6 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     usable,
 )
 from thunderfleet_kubelet.bootstrap.identity import load_identity
-from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster

@@ -93,9 +93,9 @@ def check_what_routers_read(line: Line) -> None:
         ("list", "pods", "-n", SYSTEM),
     ):
         assert line.kubectl(*can, *words).strip() == "yes", words
-    for words in (("list", "pods", "-n", "default"), ("list", "pods", "-A"), ("list", lease, "-n", "kube-system")):
+    for refused in (("list", "pods", "-n", "default"), ("list", "pods", "-A"), ("list", lease, "-n", "kube-system")):
         with pytest.raises(LocalClusterError, match="no"):
-            line.kubectl(*can, *words)
+            line.kubectl(*can, *refused)
 
 
 def check_page(line: Line, url: str, served: Deployment) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from thunderfleet_view import facts, why
 from thunderfleet_view.facts import Json, Picture, Signs
-from thunderfleet_view.live.fleet import Fleet, Kind
 from thunderfleet_view.health import of_condition
+from thunderfleet_view.live.fleet import Fleet, Kind
 
 _KINDS = {"mac": (Kind.NODES, Kind.PROFILES), "cable": (Kind.LINKS,), "model": (Kind.DEPLOYMENTS,)}
 MAX_CONDITIONS = 32

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.host.hostcmd import Failure, Output
+from thunderfleet_lib.host.parsing import ParseError
 from thunderfleet_lib.macnet import advice, parse
 from thunderfleet_lib.macnet.observe import network as values_of
 from thunderfleet_lib.macnet.observe import served
 from thunderfleet_lib.macnet.values import Network
-from thunderfleet_lib.host.parsing import ParseError
 
 from thunderfleet_cli.doctor.check import THIS_MAC, Answers, Argv, Check, Repair, State, printed, shown, unexpected
 

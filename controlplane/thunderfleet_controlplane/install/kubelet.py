@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 from cryptography import x509
-from thunderfleet_lib.net import tls
 from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
+from thunderfleet_lib.net import tls
 
 from thunderfleet_controlplane.daemons import keys
 from thunderfleet_controlplane.daemons.job import INPUTS

@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from thunderfleet_lib.net import tls
 from thunderfleet_lib.csr.names import NODE_PREFIX, NODES
+from thunderfleet_lib.net import tls
 
 
 def new_key() -> bytes:

@@ -17,9 +17,9 @@ from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODE_PREFIX, REQUESTS, SER
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_kubelet.bootstrap import certificate_process
-from thunderfleet_kubelet.bootstrap.errors import join_again
 from thunderfleet_kubelet.bootstrap.certificate_process import BadPair, Facts
 from thunderfleet_kubelet.bootstrap.certificate_process import CertificateError as CertificateError
+from thunderfleet_kubelet.bootstrap.errors import join_again
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.host.privatefiles import write_private
+from thunderfleet_lib.kube import Kube
 
 from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair, read_pair, usable

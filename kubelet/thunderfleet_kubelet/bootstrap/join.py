@@ -7,8 +7,8 @@ with the certificate, because a token may not read Nodes; and only after that is
 from pathlib import Path
 
 from thunderfleet_lib.csr.names import CLIENT_SIGNER
-from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.host.privatefiles import write_private
+from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import obtain

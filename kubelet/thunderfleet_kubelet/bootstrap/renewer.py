@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.backoff import Backoff
-from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.host.privatefiles import write_private
+from thunderfleet_lib.kube import ApiError
 
 from thunderfleet_kubelet.bootstrap.certificates import RENEW_AT, CertificateError, Pair, lifetime, renew_at
 

@@ -18,10 +18,10 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
 from thunderfleet_lib.clock import Moment
+from thunderfleet_lib.host.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 from thunderfleet_lib.kube.names import Json, key_of
 from thunderfleet_lib.kube.proxy import transport
 from thunderfleet_lib.kube.server_clock import ServerClock
-from thunderfleet_lib.host.sandbox import SERVICE_ACCOUNT_FOLDER, mounted
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"

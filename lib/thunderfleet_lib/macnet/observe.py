@@ -8,10 +8,10 @@ from typing import Final
 
 from thunderfleet_lib.host.hostcmd import Failure, Output
 from thunderfleet_lib.host.interfaces import route_interface
+from thunderfleet_lib.host.parsing import ParseError
 from thunderfleet_lib.macnet import parse
 from thunderfleet_lib.macnet.parse import Interface, Service
 from thunderfleet_lib.macnet.values import SERVICE_PREFIX, THUNDERBOLT_PORT, Bridge, Network, Port
-from thunderfleet_lib.host.parsing import ParseError
 
 COMMAND_SECONDS: Final = 10.0
 # bridge100 and above belong to Internet Sharing and virtual machines, which manage their members.

@@ -14,9 +14,9 @@ from thunderfleet_controlplane.approver import Approver
 from thunderfleet_controlplane.components import Endpoints, joining_objects
 from thunderfleet_controlplane.pki_files import ClusterPki
 from thunderfleet_controlplane.setup import prepare
-from thunderfleet_lib.net import tls
-from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.host.trees import tail
+from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.net import tls
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError

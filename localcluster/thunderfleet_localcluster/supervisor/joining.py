@@ -7,8 +7,8 @@ import time
 from datetime import UTC, datetime, timedelta
 
 from thunderfleet_controlplane.tokens import bootstrap_token
-from thunderfleet_lib.net.tls import write_private
 from thunderfleet_lib.host.trees import tail
+from thunderfleet_lib.net.tls import write_private
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError

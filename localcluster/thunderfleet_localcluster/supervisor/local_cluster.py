@@ -10,8 +10,8 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from thunderfleet_controlplane.components import Endpoints
-from thunderfleet_lib.net import tls
 from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.net import tls
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Runtime
 from thunderfleet_lib.host import gpu_memory
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host, Output, quote
-from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.host.parsing import ParseError, Partial, require_text
+from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.rdma import parse as rdma
 
 from thunderfleet_agent.observe import panics

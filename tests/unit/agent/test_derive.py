@@ -21,8 +21,8 @@ from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
 from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind
-from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.host.parsing import ParseError
+from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.rdma import parse as rdma
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -10,8 +10,9 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, link_name
 from thunderfleet_view.facts import Picture
 
-from tests.bench import commands, written
+from tests.bench import written
 from tests.bench.commands import RANKS, REACH, Samples, cables, objects
+from tests.bench.scale import deployment
 from tests.bench.written import SAMPLES, Sample
 
 Json = dict[str, Any]
@@ -31,7 +32,7 @@ def samples() -> Samples:
         for kind, item in (("minions", node), ("leases/kube-node-lease", {"metadata": {"name": one}}), ("profiles", profile))
     )
     pod = {"metadata": {"name": "sample", "namespace": "default"}, "spec": {}, "status": {"phase": "Running"}}
-    return Samples(macs, link, commands.deployment("sample"), pod)
+    return Samples(macs, link, deployment("sample"), pod)
 
 
 def kept() -> dict[str, list[Json]]:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_kubelet.bootstrap import certificate_process, renewer
+from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.certificates import (
     CertificateError,
     Pair,
@@ -24,7 +25,6 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     usable,
     verdict,
 )
-from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.renewer import Renewer
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER

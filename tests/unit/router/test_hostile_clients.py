@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_lib.net import listener
 from thunderfleet_lib.httpapi import bodies, routed
+from thunderfleet_lib.net import listener
 from thunderfleet_router.decide import limits
 from thunderfleet_router.http import exchange, server
 from thunderfleet_router.http.exchange import Settings

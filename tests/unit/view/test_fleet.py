@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.kube.names import key_of
 from thunderfleet_view.details import details
-from thunderfleet_view.live.fleet import Fleet, Kind
 from thunderfleet_view.health import FAILED, Health, of_condition
+from thunderfleet_view.live.fleet import Fleet, Kind
 
 from tests.support.fleetpage import cable, cable_name, conditions, fleet, model, node, profile
 

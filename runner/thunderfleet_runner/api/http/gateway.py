@@ -21,8 +21,8 @@ from thunderfleet_lib.httpapi import errors
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.httpapi.requestid import request_id
-from thunderfleet_lib.net.listener import EARLY_BYTES, Listener
 from thunderfleet_lib.metrics import Labelled
+from thunderfleet_lib.net.listener import EARLY_BYTES, Listener
 
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http.admission import Admission, Full
