@@ -10,7 +10,7 @@ from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.thunderboltlink import ThunderboltLink, link_name
 from thunderfleet_view.facts import Picture
 
-from tests.bench import written
+from tests.bench import commands, written
 from tests.bench.commands import RANKS, REACH, Samples, cables, objects
 from tests.bench.scale import deployment
 from tests.bench.written import SAMPLES, Sample
