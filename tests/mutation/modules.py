@@ -6,7 +6,7 @@ from pathlib import Path
 
 # Modules that decide and compute. Those that wait, write or talk are tested by other means.
 PURE = {
-    "lib": ("lib/thunderfleet_lib", "backoff csr/* parsing quantity rdma/*"),
+    "lib": ("lib/thunderfleet_lib", "backoff csr/* host/parsing quantity rdma/*"),
     "operator": ("operator/thunderfleet_operator", "decide/* decide/status/* observe/*"),
     "placement": ("operator/thunderfleet_operator/placement", "**/*"),
     "agent": (
@@ -26,7 +26,7 @@ PURE = {
         "localcluster/thunderfleet_localcluster",
         "fleet/* network/plan recorded/thunderbolt recorded/rdma",
     ),
-    "view": ("view/thunderfleet_view", "details facts fleet follow problems why web/guard"),
+    "view": ("view/thunderfleet_view", "details facts follow live/fleet problems why web/guard"),
     "cli": (
         "cli/thunderfleet_cli",
         "run/manifest doctor/check doctor/cluster doctor/network doctor/power doctor/security doctor/selftest doctor/system",

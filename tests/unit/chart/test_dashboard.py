@@ -85,7 +85,9 @@ def wrong(expression: str, known: dict[str, set[str]]) -> list[str]:
     """Unknown metric names and labels in an expression."""
     names = set(METRIC.findall(expression))
     problems = [f"no program exports {name}" for name in sorted(names - set(known))]
-    of_runner = RUNNER_LABELS if any(name.startswith("thunderfleet_runner_") for name in names) else set()
+    # A runner puts these on what every program exports, too.
+    runner = any(name.startswith("thunderfleet_runner_") for name in names) or 'program="runner"' in expression
+    of_runner = RUNNER_LABELS if runner else set()
     labels = TARGET_LABELS.union(of_runner, *(known.get(name, set()) for name in names))
     used = {label.strip() for group in GROUPING.findall(expression) for label in group.split(",") if label.strip()}
     used |= set(MATCHED.findall(expression))
@@ -96,6 +98,9 @@ def wrong(expression: str, known: dict[str, set[str]]) -> list[str]:
 def test_the_check_finds_what_is_wrong(known: dict[str, set[str]]) -> None:
     assert wrong("sum(thunderfleet_operator_groups)", known) == []
     assert wrong("sum(thunderfleet_operator_reconciles)", known) == ["no program exports thunderfleet_operator_reconciles"]
+    free = "min by (rank) (thunderfleet_process_free_descriptors{})"
+    assert wrong(free.format('{program="runner"}'), known) == []
+    assert wrong(free.format('{program="agent"}'), known) == ["no metric in it has the label rank"]
     assert wrong('sum by (colour) (thunderfleet_operator_groups{shape="x"})', known) == [
         "no metric in it has the label colour",
         "no metric in it has the label shape",
