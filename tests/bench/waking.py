@@ -120,4 +120,4 @@ def _figures(clients: int, sides: dict[str, list[tuple[float, float]]]) -> list[
 def figures(line: Line, repeats: int, say: Say) -> list[Figure]:
     """Wake from zero, and what a router costs with real ranks."""
     with _routers(line):
-        return [*_waking(line, repeats, say), *_compared(line, 2 * repeats + 1, say)]
+        return [*_waking(line, 2 * repeats + 1, say), *_compared(line, 2 * repeats + 1, say)]
