@@ -95,8 +95,11 @@ def until_back(served: Deployment, before: Json) -> Json:
 
 
 def noticed(group: Json) -> Json:
-    """What a group would show of a disturbance. Benchmarks of other deployments correct its predicted rates."""
-    return {key: value for key, value in group.items() if key != "predicted"}
+    """What a group would show of a disturbance.
+
+    Benchmarks of other deployments correct its predicted rates, and its Macs hash their copies of the weights while it serves.
+    """
+    return {key: value for key, value in group.items() if key not in ("predicted", "weights")}
 
 
 # --- restarts of programs ---
