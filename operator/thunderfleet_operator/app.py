@@ -52,7 +52,7 @@ from thunderfleet_operator.watch.cache import (
     unpacked,
 )
 from thunderfleet_operator.watch.components import Components
-from thunderfleet_operator.watch.leader import Leader
+from thunderfleet_operator.watch.leader import Identity, Leader
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
 from thunderfleet_operator.worker import Round, Worker
@@ -72,7 +72,7 @@ class Configuration:
 
     settings: Settings
     namespace: str
-    identity: str
+    identity: Identity
     host: str
     metrics_port: int
     demand_port: int
@@ -99,7 +99,7 @@ class Operator:
         self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
-        writer = Writer(kube, self.cache, self.metrics, self.leading, configuration.identity, self.changed)
+        writer = Writer(kube, self.cache, self.metrics, self.leading, str(configuration.identity), self.changed)
         macs = MacController(self._index, writer, _now)
         links = LinkController(self._index, writer, _now)
         certificates = CertificateController(kube, self._index, writer, _now)

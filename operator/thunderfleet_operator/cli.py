@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +120,11 @@ def parser() -> argparse.ArgumentParser:
         help="name of this replica ($POD_NAME; default: the host name)",
     )
     run.add_argument(
+        "--pod-uid",
+        default=os.environ.get("POD_UID", ""),
+        help="UID of this replica's pod ($POD_UID): a replica takes the Lease of an earlier process of its pod at once",
+    )
+    run.add_argument(
         "--kubeconfig",
         type=Path,
         default=os.environ.get("KUBECONFIG") or None,
@@ -165,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from thunderfleet_operator.decide.deployment import Settings
     from thunderfleet_operator.decide.manifests import PodSettings
     from thunderfleet_operator.decide.weights.manifests import HubSettings, UriSettings
+    from thunderfleet_operator.watch.leader import Identity
 
     lasting, ring = arguments.ports, arguments.ring_ports
     if lasting.first <= ring.last and ring.first <= lasting.last:
@@ -186,8 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ),
         ),
         namespace=arguments.namespace,
-        # A replica that restarts under its old name must not count as the same holder of the Lease.
-        identity=f"{arguments.identity or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+        identity=Identity(arguments.identity or socket.gethostname(), arguments.pod_uid),
         host=arguments.host,
         metrics_port=arguments.metrics_port,
         demand_port=arguments.demand_port,

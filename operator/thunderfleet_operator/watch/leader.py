@@ -1,7 +1,8 @@
 """Leader election with a Lease. The other replicas keep their caches up to date and wait.
 
 A holder that cannot renew stops acting before another may take over; a standby measures the Lease's age by its own clock,
-from when it last saw it change, so clocks need not agree. A holder that ends in good order gives the Lease back.
+from when it last saw it change, so clocks need not agree. A holder that ends in good order gives the Lease back. The Lease of
+a process that was killed need not expire if its pod starts another: a container starts again only after its process has ended.
 
 A holder measures the age of its last renewal by a clock that counts sleep and by the wall clock, and the longer of both counts:
 a machine that was asleep, or a virtual one that was stopped, must not act on a Lease that has expired meanwhile.
@@ -9,7 +10,9 @@ a machine that was asleep, or a virtual one that was stopped, must not act on a 
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from thunderfleet_lib.clock import Moment
@@ -32,16 +35,40 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who holds the Lease: a process, and the pod that it runs in.
+
+    ``pod_uid``: empty outside a pod. Names are not enough: another pod of the same name may start while the first still runs.
+    """
+
+    name: str
+    pod_uid: str = ""
+    process: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def __str__(self) -> str:
+        return f"{self._pod}{self.process}"
+
+    @property
+    def _pod(self) -> str:
+        return f"{self.name}_{self.pod_uid}_" if self.pod_uid else f"{self.name}_"
+
+    def succeeds(self, holder: str) -> bool:
+        """Whether ``holder`` was an earlier process of this pod."""
+        return bool(self.pod_uid) and holder.startswith(self._pod)
+
+
 class Leader:
     """One replica. ``gained`` is called each time it becomes the leader, and when the clock of a leader has jumped."""
 
     def __init__(
-        self, kube: Kube, namespace: str, identity: str, gained: Callable[[], None], now: Callable[[], Moment] = Moment.now
+        self, kube: Kube, namespace: str, who: Identity, gained: Callable[[], None], now: Callable[[], Moment] = Moment.now
     ) -> None:
         self._kube = kube
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._namespace = namespace
-        self.identity = identity
+        self._who = who
+        self.identity = str(who)
         self._gained = gained
         self._now = now
         self._renewed: Moment | None = None
@@ -79,7 +106,7 @@ class Leader:
             lease = None
         spec = (lease or {}).get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
-        if lease is not None and holder not in ("", self.identity):
+        if lease is not None and holder not in ("", self.identity) and not self._who.succeeds(holder):
             seen = (holder, str(spec.get("renewTime")))
             if seen != self._seen:
                 self._seen, self._seen_at = seen, self._now()

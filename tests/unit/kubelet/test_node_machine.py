@@ -25,6 +25,7 @@ for name; do
   iogpu.wired_limit_mb) value={limit};;
   machdep.cpu.brand_string) value="Apple M3 Ultra";;
   kern.osrelease) value=25.3.0;;
+  kern.maxproc) value=4000;;
   kern.memorystatus_vm_pressure_level) value={pressure};;
   *) echo "sysctl: unknown oid '$name'" >&2; code=1; continue;;
   esac

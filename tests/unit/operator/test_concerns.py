@@ -15,7 +15,7 @@ from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
-from thunderfleet_operator.watch.leader import Leader
+from thunderfleet_operator.watch.leader import Identity, Leader
 
 from tests.unit.operator.world import Json, World
 
@@ -102,7 +102,9 @@ async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_o
     world.deploy()
     known = world.cache[DEPLOYMENTS].items["ns/md"]
     world.put(DEPLOYMENTS, {**known, "metadata": {**known["metadata"], "name": "other", "uid": "uid-other"}})
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
     writer = Writer(kube, world.cache, world.metrics, lambda: True, "operator-0", operator.changed)
@@ -132,7 +134,9 @@ async def test_a_new_leader_works_on_everything_and_looks_for_secrets_beside_it(
     monkeypatch.setattr(app, "GroupClient", lambda *_: world)
     monkeypatch.setattr(app.Operator, "_load_keys", AsyncMock())
     monkeypatch.setattr(Leader, "leading", lambda self: True)
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
     operator._keys = world.keys

@@ -30,6 +30,7 @@ from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.model import resolve
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
+from thunderfleet_operator.watch.leader import Identity
 
 from tests.support.waiting import until_async
 from tests.unit.operator.values import plan
@@ -244,7 +245,9 @@ async def test_the_operators_connections_to_its_groups_keep_small_buffers(
 ) -> None:
     """It keeps one connection to each group, since rank 0 holds a poll until something changes."""
     monkeypatch.setattr(SSLProtocol, "max_size", SSLProtocol.max_size)
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
     with pytest.raises(ConfigException):
         await app.run(replace(configuration, kubeconfig=tmp_path / "missing"))
     plans, pair = dict[int, tuple[Plan, KeyPair]](), group_keys(MASTER, plan(1))

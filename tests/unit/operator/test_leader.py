@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from thunderfleet_lib.clock import Moment, since_boot
 from thunderfleet_lib.kube import ApiError, Part
 from thunderfleet_operator.watch import leader as election
-from thunderfleet_operator.watch.leader import DURATION_SECONDS, JUMP_SECONDS, STOP_AFTER_SECONDS, Leader
+from thunderfleet_operator.watch.leader import DURATION_SECONDS, JUMP_SECONDS, STOP_AFTER_SECONDS, Identity, Leader
 
 from tests.support.waiting import until_async
 
@@ -63,9 +63,9 @@ class Machine:
         self.wall += seconds
 
 
-def replica(leases: Leases, name: str, machine: Machine, gained: Any = lambda: None) -> Leader:
+def replica(leases: Leases, name: str, machine: Machine, gained: Any = lambda: None, pod_uid: str = "") -> Leader:
     kube: Any = leases
-    return Leader(kube, "ns", name, gained, machine.now)
+    return Leader(kube, "ns", Identity(name, pod_uid), gained, machine.now)
 
 
 async def test_one_of_two_leads_and_the_other_takes_over() -> None:
@@ -85,6 +85,33 @@ async def test_one_of_two_leads_and_the_other_takes_over() -> None:
     await other.release()
     assert not other.leading() and await one._try()
     assert leases.lease is not None and leases.lease["spec"]["leaseTransitions"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "pod_uid", "at_once"),
+    [
+        ("one", "1b4e", True),
+        pytest.param("one", "77d0", False, id="another pod of this name"),
+        pytest.param("one", "1b4", False, id="the beginning of its UID"),
+        pytest.param("one", "", False, id="no pod"),
+        pytest.param("other", "1b4e", False, id="another name"),
+    ],
+)
+async def test_a_process_need_not_wait_for_the_lease_of_its_pods_earlier_one(name: str, pod_uid: str, at_once: bool) -> None:
+    machine, leases = Machine(), Leases()
+    killed = replica(leases, "one", machine, pod_uid="1b4e")
+    assert await killed._try()
+    restarted = replica(leases, name, machine, pod_uid=pod_uid)
+    assert await restarted._try() is at_once
+    assert restarted.leading() is at_once
+    machine.passes(DURATION_SECONDS)
+    assert await restarted._try() and restarted.leading()
+
+
+async def test_outside_a_pod_no_lease_is_taken_before_it_expires() -> None:
+    machine, leases = Machine(), Leases()
+    assert await replica(leases, "mac", machine)._try()
+    assert not await replica(leases, "mac", machine)._try()
 
 
 async def test_a_leader_that_wakes_up_does_not_act_before_it_has_renewed() -> None:

@@ -20,6 +20,7 @@ from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned, macs_of
 from thunderfleet_operator.observe.observed import MacPlacement, ObservedMac
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
+from thunderfleet_operator.watch.leader import Identity
 
 from tests.unit.operator.values import NOW, plan
 from tests.unit.operator.world import World
@@ -186,7 +187,9 @@ async def test_what_changes_puts_the_macs_that_it_is_about_on_the_queue(world: W
 
 async def test_a_profile_concerns_its_own_cables_its_deployments_and_the_fleet(world: World) -> None:
     world.deploy()
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
     found = {}

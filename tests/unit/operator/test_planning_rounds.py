@@ -21,7 +21,7 @@ from thunderfleet_operator.planning.wire import LIMIT_THE_MACS
 from thunderfleet_operator.reconcile import PATIENCE_SECONDS
 from thunderfleet_operator.watch import leader as election
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES
-from thunderfleet_operator.watch.leader import Leader
+from thunderfleet_operator.watch.leader import Identity, Leader
 from thunderfleet_operator.watch.workqueue import WorkQueue
 from thunderfleet_operator.worker import Worker
 
@@ -133,7 +133,7 @@ async def test_a_planner_that_fails_is_told_and_asked_again(world: World) -> Non
 async def test_a_hung_planner_costs_neither_the_lease_nor_other_rounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(election, "RENEW_SECONDS", 0.02)
     leases: Any = Leases()
-    leader = Leader(leases, "ns", "one", lambda: None, Moment.now)
+    leader = Leader(leases, "ns", Identity("one"), lambda: None, Moment.now)
     queue, rounds = WorkQueue(), list[str]()
 
     async def link(name: str) -> None:
