@@ -39,8 +39,6 @@ UNPRIVILEGED = 65534
 """User and group of containers when root runs the cluster: nobody."""
 WITHOUT_COMPILER = {"MLX_DISABLE_COMPILE": "1"}
 """For MLX's CPU build, which would otherwise compile each fused kernel again in every container: about one CPU second each."""
-SHARED_PROCESSORS = {"THUNDERFLEET_SHARED_PROCESSORS": "1"}
-"""For runners: the ranks of all recorded Macs share the processors of this machine, so none may spin while it waits."""
 
 PACKAGES = (
     "thunderfleet_crds",
@@ -330,8 +328,8 @@ def _build(folder: Path, final: Path, link: bool = True) -> None:
         path.chmod(0o755)
     config = {
         "Env": ["PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8"]
-        # Only local clusters use links, and only they compute with MLX's CPU build, many ranks on one machine.
-        + [f"{name}={value}" for name, value in (WITHOUT_COMPILER | SHARED_PROCESSORS).items() if link]
+        # Only local clusters use links, and only they compute with MLX's CPU build.
+        + [f"{name}={value}" for name, value in WITHOUT_COMPILER.items() if link]
         + ([f"LD_LIBRARY_PATH={final}/lib"] if _libraries(Path(sys.base_prefix) / "lib") else []),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

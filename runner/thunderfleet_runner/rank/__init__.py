@@ -3,7 +3,6 @@
 __main__      ``python -m thunderfleet_runner.rank``
 start         from the process's start until its group has formed
 rank          the process's threads, and its life from there on
-ring_sockets  lets a ring wait without the processor, where ranks share one
 channel       the socket to the supervisor
 proof         whether the connections carry values unchanged
 kernels       whether this Mac multiplies the model's matrices right

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from thunderfleet_crds.vocabulary import Backend, Split
 
 from thunderfleet_runner import framing, protocol
-from thunderfleet_runner.rank import ring_sockets
 from thunderfleet_runner.rank.channel import Channel
 from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
@@ -154,8 +153,6 @@ class Rank:
         group = self._started.group
         if start.backend is not Backend.RING:
             group = form(start, self.exchange)
-            # A recorded JACCL is a ring.
-            ring_sockets.wait_if_shared()
             self.send(formed(group))
         threading.Thread(target=self.beat, name="heartbeat", daemon=True).start()
         if group is not None and start.prove:

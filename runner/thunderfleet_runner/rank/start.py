@@ -16,7 +16,6 @@ from typing import Any
 
 from thunderfleet_runner import framing
 from thunderfleet_runner.host import parentdeath
-from thunderfleet_runner.rank import ring_sockets
 
 LAST_RANK_DELAY_SECONDS = 0.1
 """How long the ring's last rank waits before init. It dials before it listens; a peer that does not listen yet makes MLX pause
@@ -75,7 +74,6 @@ def start() -> Started | None:
         if message["rank"] == message["size"] - 1:
             time.sleep(LAST_RANK_DELAY_SECONDS)
         group = checked(mx.distributed.init(strict=True, backend="ring"), message["rank"], message["size"])
-        ring_sockets.wait_if_shared()
         _send(end, type="formed", rank=group.rank(), size=group.size(), all_sum=all_sum(group))
         return Started(end, message, group)
     except (EOFError, ConnectionError) as error:

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from cryptography.x509.oid import NameOID
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.backoff import Backoff
-from thunderfleet_localcluster.image import SHARED_PROCESSORS, WITHOUT_COMPILER
+from thunderfleet_localcluster.image import WITHOUT_COMPILER
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.recorded import jaccl
 from thunderfleet_runner.group import attempts, follower
 from thunderfleet_runner.host.intakeprocess import intake_command
 from thunderfleet_runner.host.rankprocess import rank_command
@@ -226,9 +228,8 @@ def deep_yardstick(deep: Path) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def shared_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real ranks of a ring do not spin while they wait, as in a local cluster."""
-    for name, value in SHARED_PROCESSORS.items():
-        monkeypatch.setenv(name, value)
+    """Real ranks of a ring do not spin while they wait, as on recorded Macs."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(jaccl.MODULES), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
 @pytest.fixture
@@ -266,8 +267,7 @@ def served(make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> S
             for name, value in WITHOUT_COMPILER.items():
                 monkeypatch.setenv(name, value)
         if spinning:
-            for name in SHARED_PROCESSORS:
-                monkeypatch.delenv(name)
+            monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].removeprefix(str(jaccl.MODULES)))
         group = make_group(size)
         planned = group.plan.model_dump(mode="json", by_alias=True)
         planned |= {"modelPath": str(model), "split": split}

@@ -1,8 +1,8 @@
-"""Lets MLX's ring wait for its peers without using the processor, where several ranks share the processors of one machine.
+"""Lets MLX's ring wait for its peers without using the processor.
 
 A thread of MLX's ring asks its socket again and again until data arrive. On a Mac of its own that is the fastest way and costs
 one of many cores. Recorded Macs share the processors of one machine: there the thread takes the processor from the rank that
-it waits for. A local cluster sets VARIABLE for its pods.
+it waits for.
 """
 
 import contextlib
@@ -11,19 +11,30 @@ import socket
 import stat
 import struct
 import sys
+from types import ModuleType
+from typing import Any
 
-VARIABLE = "THUNDERFLEET_SHARED_PROCESSORS"
-"""The environment variable: ``1`` if ranks share their processors."""
 WAIT_MICROSECONDS = 5000
 """How long a thread waits for its socket at most, because what it sends over the same one waits meanwhile."""
 DESCRIPTORS = 1024
 """Those of a rank are below."""
 
 
-def wait_if_shared() -> int:
-    """Call it after MLX has formed its group. Returns the number of sockets of a ring whose threads wait from now on."""
-    if os.environ.get(VARIABLE) != "1":
-        return 0
+def replace(module: ModuleType) -> None:
+    """Has the sockets of every group that ``mlx.core`` forms wait."""
+    core: Any = module
+    init = core.distributed.init
+
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        group = init(*arguments, **options)
+        wait()
+        return group
+
+    core.distributed.init = waiting
+
+
+def wait() -> int:
+    """Returns the number of sockets of rings whose threads wait from now on."""
     return sum(_wait(fd) for fd in range(3, DESCRIPTORS))
 
 
