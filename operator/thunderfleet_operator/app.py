@@ -35,6 +35,7 @@ from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.concerns import FLEET, concerned, work_key
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
@@ -60,8 +61,8 @@ from thunderfleet_operator.worker import Round, Worker
 log = logging.getLogger(__name__)
 
 KEY_RETRY_SECONDS = 2.0
-CABLES_AT_ONCE = 8
-"""Rounds of cables at a time. Most of a round is the wait for the API server."""
+AT_ONCE = 8
+"""Rounds of each worker at a time. Most of a round is the wait for the API server."""
 STOP_SECONDS = 10.0
 """How long kopf may take to stop."""
 
@@ -135,6 +136,7 @@ class Operator:
             turn=lambda key: self.queue.add(work_key(DEPLOYMENTS, key), first=True),
             fleet=lambda: self._index.fleet,
         )
+        places = Places(self.lists.refill)
         self.reconciler = Reconciler(
             self._index,
             self.groups,
@@ -148,18 +150,20 @@ class Operator:
             self._scaling,
             lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
             lambda key, seconds: self.queue.add_after(work_key(DEPLOYMENTS, key), seconds),
+            places,
         )
         rounds: dict[str, Round] = {
             DEPLOYMENTS.name: self.reconciler.deployment,
             FLEET: self.reconciler.fleet,
             NODEPROFILES.name: macs.round,
             REQUESTS.name: certificates.round,
-            CACHES.name: caches.round,
+            # Their pods take memory and disks of Macs.
+            CACHES.name: places.alone(caches.round),
         }
         cables: dict[str, Round] = {LINKS.name: links.round, SECRETS.name: executor.check_secrets}
         self._workers = {
-            "worker": Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill),
-            "cables": Worker(self.cables, cables, self.metrics, self.leading, self.lists.refill, CABLES_AT_ONCE),
+            "worker": Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill, AT_ONCE),
+            "cables": Worker(self.cables, cables, self.metrics, self.leading, self.lists.refill, AT_ONCE),
         }
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None

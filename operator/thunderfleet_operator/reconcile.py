@@ -2,6 +2,9 @@
 
 A round does not wait for the planner: it asks the open questions of the decision, and the answer puts the key on the queue
 again.
+
+Rounds of several ModelDeployments run at once. One at a time takes what others may want too (``places``); it ends its turn at
+the planner with that, and the next one decides while this one creates Secrets and pods and writes its status.
 """
 
 import logging
@@ -14,7 +17,7 @@ from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.act.drains import Drains
-from thunderfleet_operator.act.executor import Executor
+from thunderfleet_operator.act.executor import Executor, Placed
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.decide.deployment import ADVICE_SECONDS, Decision, Settings, decide
 from thunderfleet_operator.decide.scaling.turns import take_turns
@@ -27,6 +30,7 @@ from thunderfleet_operator.observe.reader import groups_of, observe_deployment
 from thunderfleet_operator.observe.steadiness import Steadiness
 from thunderfleet_operator.observe.weights import WeightsFleets
 from thunderfleet_operator.placement import Fleet, WhatIsBetter
+from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.scaling import ScalingMemory
 
@@ -34,6 +38,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 1.0
 """How long a round waits for the planner to say where a group goes, before the other groups go on without it."""
+LINE_SECONDS = 10.0
+"""The same for a ModelDeployment without a status that waits for its turn: the planner finds a place for others meanwhile."""
 CROWD = 10
 CROWD_SECONDS = 0.1
 """If more than ``CROWD`` ModelDeployments have no place, each has a round so many seconds times their number after another one
@@ -49,7 +55,7 @@ class Reconciler:
     """``clock`` is UTC now, ``monotonic`` a clock in seconds.
 
     ``yields`` is called with a ModelDeployment (``namespace/name``) that is to make room for another one, ``again`` with one
-    that a change of the fleet concerns, and the seconds until its round.
+    that a change of the fleet concerns, and the seconds until its round. ``places``: of all rounds that take something.
     """
 
     def __init__(
@@ -66,7 +72,9 @@ class Reconciler:
         scaling: ScalingMemory | None = None,
         yields: Callable[[str], None] = lambda key: None,
         again: Callable[[str, float], None] = lambda key, seconds: None,
+        places: Places | None = None,
     ) -> None:
+        self._places = places if places is not None else Places()
         self._scaling = scaling if scaling is not None else ScalingMemory(monotonic)
         self._yields = yields
         self._again = again
@@ -114,28 +122,65 @@ class Reconciler:
             # Put off, not waited for: all other rounds would wait too, seconds for each Mac that is off.
             return left
         self._settled.discard(key)
-        decision = await self._decide(key, deployment.wanted_groups)
+        decision, taken = await self._decide(key, deployment.wanted_groups)
+        if decision is not None and decision.exclusive:
+            return await self._take(key, decision, taken)
         if decision is None:
             return None
+        left = self._note(key, decision)
+        return left if left > 0 else await self._carry_out(key, decision, Placed())
+
+    async def _take(self, key: str, decision: Decision, taken: int) -> float | None:
+        """The rest of a round that takes something. ``taken``: of ``places`` when it was decided."""
+        unasked = False
+        async with self._places.taking():
+            if self._places.taken != taken:
+                # What another round has taken meanwhile is not there for this one.
+                newer = self._decided(key)
+                if newer is None:
+                    return None
+                if not newer.exclusive:
+                    return 0.0
+                decision, unasked = newer, bool(newer.questions)
+            left = self._note(key, decision)
+            if left > 0:
+                return 0.0 if unasked else left
+            placed = await self._executor.place(decision)
+        # What is next in line need not wait for the pods.
+        self._planner.round_over(key)
+        again = await self._carry_out(key, decision, placed)
+        return 0.0 if unasked else again
+
+    def _note(self, key: str, decision: Decision) -> float:
+        """Remembers what later rounds need of a decision. Seconds until it is carried out, without an answer of the planner."""
         self._settle(key, decision)
         if any(group.planning and group.unplaceable is None for group in decision.groups):
-            left = self._patience(key)
+            left = self._patience(key, decision)
             if left > 0:
                 return left
         self._waiting.pop(key, None)
         placed = not any(group.planning or group.unplaceable is not None for group in decision.groups)
         for other in self._scaling.keep(key, decision.scaling, decision.observed.candidates, placed=placed):
             self._yields(other)
-        done = await self._executor.carry_out(key, decision)
+        return 0.0
+
+    async def _carry_out(self, key: str, decision: Decision, placed: Placed) -> float | None:
+        """The writes of a round that concern no other ModelDeployment. Seconds until the next round."""
         self._planner.keep(key, {group.view.index for group in decision.groups if group.placement is None})
-        if done.unplaced and not self._planner.in_line(key):
-            self.unplaced.add(key)
-        else:
-            self.unplaced.discard(key)
+        # Before the writes: groups that end meanwhile make room.
+        self._count_unplaced(key, any(group.unplaceable or group.planning for group in decision.groups))
+        done = await self._executor.carry_out(key, decision, placed)
+        self._count_unplaced(key, done.unplaced)
         if decision.settled and not done.unplaced:
             self._settled.add(key)
         self._count_groups()
         return done.recheck_seconds
+
+    def _count_unplaced(self, key: str, unplaced: bool) -> None:
+        if unplaced and not self._planner.in_line(key):
+            self.unplaced.add(key)
+        else:
+            self.unplaced.discard(key)
 
     def begin(self) -> None:
         """A round of every ModelDeployment follows: a change of the fleet until now begins no other one."""
@@ -175,33 +220,45 @@ class Reconciler:
             # The next round asks again: what was planned over TCP still holds, but something better may be there.
             self._planner.keep(key, {group.view.index for group in decision.groups if group.unknown is None})
 
-    def _patience(self, key: str) -> float:
+    def _patience(self, key: str, decision: Decision) -> float:
         """Seconds to wait for the planner before the round continues without it.
 
         Most answers arrive in this time, so the status does not show the wait.
         """
         since = self._waiting.setdefault(key, self._clock())
-        return max(0.0, PATIENCE_SECONDS - age_seconds(since, self._clock()))
+        fresh = not decision.deployment.status.conditions
+        patience = LINE_SECONDS if fresh and self._planner.in_line(key) else PATIENCE_SECONDS
+        return max(0.0, patience - age_seconds(since, self._clock()))
 
-    async def _decide(self, key: str, wanted_groups: int) -> Decision | None:
-        """Decides, and again as long as the planner answers at once; None if there is nothing to do."""
+    async def _decide(self, key: str, wanted_groups: int) -> tuple[Decision | None, int]:
+        """Decides, and again as long as the planner answers at once; None if there is nothing to do.
+
+        Also what had been taken by then.
+        """
         decision: Decision | None = None
+        taken = self._places.taken
         # One group is placed at a time, and each place decides what is left for the next group.
         for _ in range(wanted_groups + 1):
-            observed = self._observe(key)
-            if observed is None:
-                return None
-            decision = decide(observed, self._settings, self._planner.answers(key))
-            for index, question in decision.questions.items():
-                if isinstance(question, WhatIsBetter):
-                    self._asked.setdefault((key, index), (observed.fleet, decision.avoids, _epoch(observed, index)))
-            if not await self._planner.ask(key, decision.questions):
+            taken = self._places.taken
+            decision = self._decided(key)
+            if decision is None or not await self._planner.ask(key, decision.questions):
                 break
+        return decision, taken
+
+    def _decided(self, key: str) -> Decision | None:
+        """Decides about what is there now, with the answers that are there; None if there is nothing to do."""
+        observed = self._observe(key)
+        if observed is None:
+            return None
+        decision = decide(observed, self._settings, self._planner.answers(key))
+        for index, question in decision.questions.items():
+            if isinstance(question, WhatIsBetter):
+                self._asked.setdefault((key, index), (observed.fleet, decision.avoids, _epoch(observed, index)))
         return decision
 
     def _observe(self, key: str) -> Observed | None:
         """Everything that the round reads."""
-        # Objects may have changed during the wait; from here on nothing is awaited until the round has decided.
+        # Objects may have changed during a wait; from here on nothing is awaited until the round has decided.
         deployment = self._deployment(key)
         if deployment is None:
             return None

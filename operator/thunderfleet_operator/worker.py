@@ -1,7 +1,7 @@
 """The workers: each runs the rounds of one queue's keys.
 
-One runs them one at a time, so that no two placements take the same room. Rounds of cables depend on no other rounds, and
-several run at once: a start of the operator writes about every cable.
+Several rounds run at once, never two of one key: a start of the operator writes about every cable and every ModelDeployment.
+What takes the room of others is written by one round at a time (``places``).
 """
 
 import asyncio

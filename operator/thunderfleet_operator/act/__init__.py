@@ -1,6 +1,7 @@
 """Carries decisions out.
 
 executor         the decision of one round for a ModelDeployment
+batches          requests that depend on no other, a few at a time
 refusals         why the API server refuses an object of a group
 mac_controller   one round for one Mac
 link_controller  one round for one cable

@@ -1,12 +1,14 @@
-"""Carries out the decision of one round for one ModelDeployment.
+"""Carries out the decision of one round for one ModelDeployment: first what it takes from others, then the rest.
 
 A round may be cut short or repeated: what it finds undone it does, what it finds done it leaves alone.
 """
 
+import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentStatus
@@ -17,6 +19,7 @@ from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, key_of
 
 from thunderfleet_operator.act import refusals
+from thunderfleet_operator.act.batches import in_batches
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, unsigned_group_keys
@@ -55,6 +58,15 @@ CHECK_SECONDS = 10.0
 """Delay of the check that the Secret of a group that has its pods still exists, from the first round of this process."""
 NAMES_TRIED = 8
 """Epochs whose names are tried when other objects have them, such as those of a deleted ModelDeployment."""
+
+
+class Placed(NamedTuple):
+    """What a round has taken."""
+
+    plans: Mapping[int, Epoch | Blocked] = {}
+    """By group, the placement that was written, or why it could not be."""
+    cache: ApiError | None = None
+    """Why the ModelCache was not written."""
 
 
 class Done(NamedTuple):
@@ -97,21 +109,45 @@ class Executor:
         self._written: dict[tuple[str, str], tuple[str, float]] = {}
         """The Services and EndpointSlices that this process has written, and when, by ModelDeployment and kind."""
 
-    async def carry_out(self, key: str, decision: Decision) -> Done:
-        """Everything that was decided."""
+    async def place(self, decision: Decision) -> Placed:
+        """What other rounds may want too: quarantines, placements, and the ModelCache. For one round at a time.
+
+        Raises ApiError. What was written before stays: the next round goes on from there.
+        """
         deployment = decision.deployment
         for failure, group in decision.quarantines:
             await self._macs.quarantine(failure, group)
+        plans: dict[int, Epoch | Blocked] = {}
+        for group_decision in decision.groups:
+            view, placement = group_decision.view, group_decision.placement
+            if placement is not None:
+                with logs.fields(group=view.index):
+                    plans[view.index] = await self._plan(deployment, view, placement)
+        try:
+            await self._cache(decision)
+        except ApiError as error:
+            if error.unanswered:
+                raise
+            # The groups come first.
+            return Placed(plans, error)
+        return Placed(plans)
+
+    async def carry_out(self, key: str, decision: Decision, placed: Placed) -> Done:
+        """Everything else that was decided. ``placed``: what ``place`` has returned for the decision. Raises ApiError."""
+        deployment = decision.deployment
         results: dict[int, Result] = {}
         for ending in decision.ending:
             results[ending.view.index] = Result(deleted=await self._delete_pods(deployment, ending.delete))
-        for group_decision in decision.groups:
-            results[group_decision.view.index] = await self._group(deployment, group_decision, decision.observed.nodes)
+        for group in decision.groups:
+            with logs.fields(group=group.view.index):
+                written = placed.plans.get(group.view.index)
+                results[group.view.index] = await self._group(deployment, group, written, decision.observed.nodes)
         replaced = [group.view.epoch for group in decision.groups if results[group.view.index].epoch is not None]
         unverified = [epoch for epoch in replaced if epoch is not None and not epoch.proven]
         await self._collect(deployment, (*decision.collect, *unverified))
         service, later = await self._front(key, deployment, decision)
-        await self._cache(decision)
+        if placed.cache is not None:
+            raise placed.cache
         views = views_after(decision, results)
         self.listen(key, views, decision.observed.fleet)
         await self._status(deployment, status_after(decision, results, service))
@@ -170,31 +206,30 @@ class Executor:
 
     # --- one group ---------------------------------------------------------------------------------------------------
 
-    async def _group(self, deployment: ModelDeployment, decision: GroupDecision, nodes: Mapping[str, Node]) -> Result:
-        """A new placement replaces all pods together; else pods that are missing are created, and old ones deleted."""
-        with logs.fields(group=decision.view.index):
-            return await self._changed(deployment, decision, nodes)
+    async def _plan(self, deployment: ModelDeployment, view: GroupView, placement: NewPlacement) -> Epoch | Blocked:
+        """Writes a placement. Why it is refused, if it is."""
+        try:
+            epoch = await self._write_plan(deployment, view, placement)
+        except ApiError as error:
+            if error.status not in (403, 409):
+                raise
+            return refusals.of_plan(placement.plan, error)
+        plan = epoch.plan
+        where = ", ".join(rank.node for rank in plan.ranks)
+        log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, where, extra=logs.about(epoch=plan.epoch))
+        self._metrics.placements.labels(transport(plan).value).inc()
+        return epoch
 
-    async def _changed(self, deployment: ModelDeployment, decision: GroupDecision, nodes: Mapping[str, Node]) -> Result:
-        epoch = decision.view.epoch if decision.plan is not None else None
-        written: Epoch | None = None
-        if decision.placement is not None:
-            try:
-                epoch = written = await self._write_plan(deployment, decision.view, decision.placement)
-            except ApiError as error:
-                if error.status not in (403, 409):
-                    raise
-                return Result(blocked=refusals.of_plan(decision.placement.plan, error))
-            plan = epoch.plan
-            where = ", ".join(rank.node for rank in plan.ranks)
-            log.info("%s: placed epoch %d on %s", plan.group, plan.epoch, where, extra=logs.about(epoch=plan.epoch))
-            self._metrics.placements.labels(transport(plan).value).inc()
+    async def _group(
+        self, deployment: ModelDeployment, decision: GroupDecision, written: Epoch | Blocked | None, nodes: Mapping[str, Node]
+    ) -> Result:
+        """A new placement (``written``) replaces all pods together; else missing pods are created, and old ones deleted."""
+        if isinstance(written, Blocked):
+            return Result(blocked=written)
+        epoch = written or (decision.view.epoch if decision.plan is not None else None)
         deleted = await self._delete_pods(deployment, decision.delete)
         if epoch is None:
             return Result(deleted=deleted)
-        if decision.create:
-            # Before the pods: agents stop measuring on these Macs first.
-            await self._macs.settle(rank.node for rank in epoch.plan.ranks)
         if not decision.create and written is None:
             self._check_later(epoch)
             return Result(deleted=deleted)
@@ -205,20 +240,23 @@ class Executor:
         self, deployment: ModelDeployment, epoch: Epoch, ranks: tuple[int, ...], nodes: Mapping[str, Node]
     ) -> tuple[tuple[Pod, ...], Blocked | None]:
         """Creates the Secret and then these pods of a placement. The pods; why there are no more if one was refused."""
-        created: list[Pod] = []
-        blocked: Blocked | None = None
-        try:
-            await self._create_secret(epoch)
-            for rank in ranks:
-                created.append(await self._create_pod(deployment, epoch, rank, nodes))
-        except ApiError as error:
-            if error.status not in (403, 409, 422):
-                raise
-            if ranks:
-                blocked = refusals.of_pods(epoch.plan, error)
-            else:
-                _refused(epoch, error)
-        return tuple(created), blocked
+        # Both before the pods: agents stop measuring on these Macs first.
+        settled, secret = await asyncio.gather(
+            self._macs.settle(rank.node for rank in epoch.plan.ranks if ranks),
+            self._create_secret(epoch),
+            return_exceptions=True,
+        )
+        if settled is not None:
+            raise settled
+        error, found = _refusal([secret]), list[Pod | BaseException]()
+        if error is None:
+            found = await in_batches(partial(self._create_pod, deployment, epoch, nodes=nodes), ranks)
+            error = _refusal(found)
+        created = tuple(one for one in found if isinstance(one, Pod))
+        if error is None or ranks:
+            return created, refusals.of_pods(epoch.plan, error) if error is not None else None
+        _refused(epoch, error)
+        return created, None
 
     def _check_later(self, epoch: Epoch) -> None:
         """Has the Secret of a placement checked in a round of its own: its pods run with the Secret that they have."""
@@ -437,6 +475,15 @@ class Executor:
         rechecks += self._drains.start(key, replaced, notice=decision.deployment.wanted_groups > 1)
         self._drains.keep(key, {view.index for view in replaced} | {group.view.index for group in decision.ending})
         return rechecks
+
+
+def _refusal(found: Sequence[object]) -> ApiError | None:
+    """The first answer that refuses an object, among results. Raises whatever else went wrong: that may pass by itself."""
+    failures = [one for one in found if isinstance(one, BaseException)]
+    for failure in failures:
+        if not isinstance(failure, ApiError) or failure.status not in (403, 409, 422):
+            raise failure
+    return next((failure for failure in failures if isinstance(failure, ApiError)), None)
 
 
 def _refused(epoch: Epoch, error: ApiError) -> None:

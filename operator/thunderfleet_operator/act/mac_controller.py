@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from weakref import WeakValueDictionary
 
 from thunderfleet_crds.modeldeployment import Failure
 from thunderfleet_crds.names import API_VERSION, NODEPROFILE_KIND
 from thunderfleet_crds.nodeprofile import Quarantine
 from thunderfleet_lib.kube import ApiError, Json
 
+from thunderfleet_operator.act.batches import in_batches
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide import mac_usage
 from thunderfleet_operator.observe.index import Index
@@ -17,9 +19,6 @@ from thunderfleet_operator.observe.reader import observe_mac
 from thunderfleet_operator.watch.cache import NODEPROFILES
 
 log = logging.getLogger(__name__)
-
-AT_ONCE = 8
-"""Macs whose rounds ``settle`` runs at a time. Most of a round is the wait for the API server."""
 
 
 class MacController:
@@ -29,19 +28,17 @@ class MacController:
         self._index = index
         self._writer = writer
         self._clock = clock
+        self._rounds: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By Mac, what its rounds hold, while there are any."""
 
     async def settle(self, nodes: Iterable[str]) -> None:
         """Rounds for several Macs at once: before a group's pods are created there, and after they have gone.
 
         Each Mac's round depends on no other's. One that fails is raised when the others of its batch have ended.
         """
-        ordered = sorted(set(nodes))
-        for first in range(0, len(ordered), AT_ONCE):
-            batch = ordered[first : first + AT_ONCE]
-            ended = await asyncio.gather(*map(self.round, batch), return_exceptions=True)
-            for error in ended:
-                if error is not None:
-                    raise error
+        for error in await in_batches(self.round, sorted(set(nodes))):
+            if error is not None:
+                raise error
 
     async def quarantine(self, failure: Failure, group: str) -> None:
         """Takes the Mac of a failure of class Reboot out of placement until it reboots."""
@@ -50,7 +47,18 @@ class MacController:
             await self.round(failure.node, started)
 
     async def round(self, node: str, quarantine: Quarantine | None = None) -> None:
-        """Writes which groups have this Mac and whether it is in quarantine, if that has changed."""
+        """Writes which groups have this Mac and whether it is in quarantine, if that has changed.
+
+        Rounds of one Mac follow one another, whoever begins them: else the last of two that were written at once could be the
+        one that has seen less.
+        """
+        lock = self._rounds.get(node)
+        if lock is None:
+            lock = self._rounds[node] = asyncio.Lock()
+        async with lock:
+            await self._round(node, quarantine)
+
+    async def _round(self, node: str, quarantine: Quarantine | None) -> None:
         observed = observe_mac(self._index, node, self._clock())
         decision = mac_usage.decide(observed, quarantine) if observed is not None else None
         if observed is None or decision is None:

@@ -171,6 +171,16 @@ class Decision:
         return self.observed.deployment
 
     @property
+    def exclusive(self) -> bool:
+        """Whether it takes what others may want too: room on Macs, a turn, or the ModelCache of a model.
+
+        It must have been decided after everything that others have taken, and be written before they decide.
+        """
+        yields = self.scaling is not None and self.scaling.yields
+        placed = any(group.placement is not None for group in self.groups)
+        return bool(self.quarantines or placed or yields or self.cache is not None)
+
+    @property
     def settled(self) -> bool:
         """Whether all groups serve and nothing is to be done: changes of Macs and cables of others allow better places only."""
         return not self.ending and not self.quarantines and all(group.settled for group in self.groups)

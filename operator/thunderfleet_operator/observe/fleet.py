@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import is_
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
@@ -342,7 +342,9 @@ class FleetBuilder:
     def _add_cables(self, cables: dict[str, Cable], gone: set[str], links: Links, profiles: Profiles, taken: Taken) -> None:
         """Adds the cables that differ to ``cables``, and the names of those that are no more to ``gone``."""
         before, past, following = self._fleet.cables, self._cables, dict[str, object]()
-        for name, link in links.items():
+        near = self._near(links, profiles)
+        for name in links if near is None else near:
+            link = links[name]
             if link is None:
                 continue
             known, sources = past.get(name), _cable_sources(link, profiles)
@@ -355,11 +357,23 @@ class FleetBuilder:
                 cables[name] = cable
             else:
                 cables.pop(name, None)
+        if near is not None:
+            self._cables = {**past, **following}
+            return
         removed = before.keys() - following.keys()
         gone |= removed
         for name in removed:
             cables.pop(name, None)
         self._cables = following
+
+    def _near(self, links: Links, profiles: Profiles) -> set[str] | None:
+        """The cables at Macs whose profile has changed, if no link has; None if one has."""
+        if not self._inputs or self._inputs[2] is not links:
+            return None
+        past: Profiles = cast("Profiles", self._inputs[1])
+        changed = [name for name, profile in profiles.items() if past.get(name) is not profile]
+        changed += past.keys() - profiles.keys()
+        return {cable.name for name in changed for cable in self._fleet.links(name)}
 
     def _share(self, value: T) -> T:
         if len(self._shared) >= SHARED_LIMIT:

@@ -31,6 +31,9 @@ class Lists:
         self._cache = cache
         self._changed = changed
         self._relisted: dict[str, float] = {}
+        self._refilling = asyncio.Lock()
+        self._begun = self._complete = 0
+        """Numbers of the last refill that has begun, and of the last one that is complete."""
 
     async def fill(self) -> None:
         """Fills the cache; waits for CRDs and permissions that are missing, and says so.
@@ -52,9 +55,18 @@ class Lists:
                     await asyncio.sleep(RETRY_SECONDS)
 
     async def refill(self) -> None:
-        """Lists everything once more, after a write whose result is unknown. Raises ApiError."""
-        for collection in CACHED:
-            await self._fill(collection, tell=True)
+        """Lists everything once more, after a write whose result is unknown. Raises ApiError.
+
+        Of rounds that fail together each asks for it: lists that begin after they have asked serve all of them.
+        """
+        asked = self._begun
+        async with self._refilling:
+            if self._complete > asked:
+                return
+            self._begun = number = self._begun + 1
+            for collection in CACHED:
+                await self._fill(collection, tell=True)
+            self._complete = number
 
     async def _fill(self, collection: Collection, *, tell: bool) -> None:
         """Takes a list over page by page: all pages of a large fleet together are several times as large as the cache.

@@ -226,3 +226,30 @@ def test_a_change_reads_one_object_and_forgotten_changes_cost_a_look_at_all(monk
         store.put(item("n9", 10 + number))
     assert store.changed_since(store.revision - REMEMBERED - 1) is None
     assert index.nodes["n9"] is not values["n9"] and index.nodes["n8"] is values["n8"] and reads == ["n7", "n9"]
+
+
+COLLECTIONS = st.sampled_from([NODEPROFILES, NODEPROFILES, LINKS])
+
+
+@given(st.lists(st.tuples(COLLECTIONS, st.sampled_from("abc"), st.booleans(), st.integers(0, 2)), max_size=30))
+def test_a_fleet_that_follows_changes_is_that_of_all_objects(steps: list[tuple[Any, str, bool, int]]) -> None:
+    """What is known of a cable's end depends on the profile of its Mac, while its own agent does not report it."""
+    cache = Cache()
+    for name in "abc":
+        cache[NODES].put(item(name, 1, metadata={"labels": {"kubernetes.io/os": "darwin"}}))
+    index = Index(cache, lambda: TRUSTING)
+    for version, (collection, name, there, seen) in enumerate(steps, 2):
+        other = "abc"[("abc".index(name) + 1) % 3]
+        if collection is LINKS:
+            changed = link(f"{name}{other}", version, name, other)
+        else:
+            port = {"receptacle": 1, "interface": "en2", "speedMbps": 40_000 * (seen + 1)}
+            status = {"thunderbolt": {"ports": [port]}, "network": {"interfaces": []}} if seen else {}
+            changed = item(name, version, status=status)
+        if there:
+            cache[collection].put(changed)
+        else:
+            cache[collection].drop(changed)
+        if seen < 2:
+            fresh = Index(cache, lambda: TRUSTING)
+            assert (index.fleet.macs, index.fleet.cables) == (fresh.fleet.macs, fresh.fleet.cables)

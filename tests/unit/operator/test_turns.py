@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from thunderfleet_operator.app import AT_ONCE
 from thunderfleet_operator.observe.concerns import FLEET, concerned, work_key
 from thunderfleet_operator.placement import Answer, Placement, Question, WherePlaced
 from thunderfleet_operator.placement.questions import answer
@@ -176,7 +177,7 @@ class Inline:
 
 
 class Crowd(World):
-    """A queue, its worker and a planner over many Macs with room for one group each."""
+    """A queue, its worker, whose rounds run at once, and a planner over many Macs with room for one group each."""
 
     def __init__(self, macs: int) -> None:
         self.queue = WorkQueue()
@@ -204,29 +205,25 @@ class Crowd(World):
         for concern in concerned(self.index, collection, key, before, after, self.reconciler.unplaced):
             self.queue.add(concern)
 
-    def deployed(self, count: int, **spec: Any) -> None:
-        for number in range(count):
+    def deployed(self, count: int, first: int = 0, **spec: Any) -> None:
+        for number in range(first, first + count):
             meta = {"name": f"md-{number:03}", "namespace": "ns", "uid": f"uid-{number}", "generation": 1}
             self.put(DEPLOYMENTS, {"metadata": meta, "spec": {"model": {"repository": "org/tiny"}, **spec}})
             self.queue.add(work_key(DEPLOYMENTS, f"ns/md-{number:03}"))
 
+    async def deployment(self, name: str) -> float | None:
+        self.rounds += 1
+        return await self.reconciler.deployment(name)
+
     async def work(self, done: Any, what: str) -> None:
         """Runs the operator until something holds."""
-
-        async def deployment(name: str) -> float | None:
-            self.rounds += 1
-            return await self.reconciler.deployment(name)
-
-        async def refill() -> None:
-            return
-
         kinds: Any = {
-            DEPLOYMENTS.name: deployment,
+            DEPLOYMENTS.name: self.deployment,
             NODEPROFILES.name: self.macs.round,
             LINKS.name: self.links.round,
             FLEET: self.reconciler.fleet,
         }
-        worker = Worker(self.queue, kinds, self.metrics, lambda: True, refill)
+        worker = Worker(self.queue, kinds, self.metrics, lambda: self.is_leading, self.refill, AT_ONCE)
         tasks = [asyncio.create_task(self.real.run()), asyncio.create_task(worker.run())]
         try:
             await until_async(done, what)
@@ -235,7 +232,7 @@ class Crowd(World):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def places(self) -> list[str]:
+    def taken(self) -> list[str]:
         return [rank.node for plan in self.index.plans.values() for rank in plan.ranks]
 
 
@@ -247,7 +244,7 @@ async def test_each_of_many_that_are_applied_at_once_asks_once() -> None:
     await world.work(lambda: len(world.pods()) == count, "all placed")
     places = [question for question in world.process.asked if isinstance(question, WherePlaced)]
     assert len(places) == count
-    assert len(set(world.places())) == count, "no Mac is taken twice"
+    assert len(set(world.taken())) == count, "no Mac is taken twice"
     # One that joins the line, one that takes the turn, and those after what happened to it.
     assert world.rounds <= 6 * count
 

@@ -19,6 +19,7 @@ from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings
+from thunderfleet_operator.decide.weights.manifests import NO_HUB
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.plans import Report
@@ -26,10 +27,11 @@ from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.observe.routers import is_router
 from thunderfleet_operator.placement import Question
 from thunderfleet_operator.placement.questions import answer
+from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.scaling import ScalingMemory
-from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
+from thunderfleet_operator.watch.cache import CACHED, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
 Json = dict[str, Any]
 GIB = 2**30
@@ -99,13 +101,15 @@ class World:
         """The operator's keys; set it and call ``restarted`` to lose or to rotate them."""
         self.routers: RouterSettings | None = None
         """Settings of routers; set it and call ``restarted``."""
+        self.hub = NO_HUB
+        """Settings of the hub; set it and call ``restarted``."""
         self.reconciler = self.restarted()
 
     def restarted(self, client: Any = None) -> Reconciler:
         """A new operator process over the same API server. ``client`` of the groups: in place of the reports kept here."""
         kube: Any = self
         groups: Any = client or self
-        settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings(), self.routers)
+        settings = Settings(PodSettings("thunderfleet/thunderfleet:test"), PortSettings(), self.routers, self.hub)
         self.scaling = ScalingMemory(lambda: self.now.timestamp())
         self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
@@ -120,6 +124,7 @@ class World:
             *(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys), self.unchecked.append
         )
         self.executor = executor
+        self.places = Places(self.refill)
         self.planner = InlinePlanner()
         planner: Any = self.planner
         self.reconciler = Reconciler(
@@ -134,12 +139,21 @@ class World:
             lambda: self.now.timestamp(),
             self.scaling,
             self.yielding.append,
+            places=self.places,
         )
         self.writer = writer
         return self.reconciler
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         self.changes.append((collection, key, before, after))
+
+    async def refill(self) -> None:
+        """Lists everything once more."""
+        for path, item in self.objects.items():
+            meta = item["metadata"]
+            for collection in CACHED:
+                if path == collection.item(meta.get("namespace"), meta["name"]):
+                    self.cache[collection].put(copy.deepcopy(item))
 
     # --- Kube ---
 
