@@ -42,6 +42,7 @@ distribution  CNCF distribution, built from its Go module and filled over its AP
 go           the Go modules of programs that only tests need
 grpchealth   a server with gRPC's health service
 gomodules    builds these programs, and has files of Go modules
+runbooks     the commands that pages and alerts name
 prometheusserver  a real Prometheus in a fleet, and its API
 prometheusoperator  the kinds of prometheus-operator, and the configuration that it generates
 registry     an OCI registry that can lie, cut and slow down
