@@ -9,6 +9,8 @@ RESTARTS = latest("thunderfleet_modeldeployment_group_restarts", OBJECT, *GROUP)
 BUDGET = f"clamp_min({latest('thunderfleet_modeldeployment_group_max_restarts', OBJECT, *GROUP)}, 1)"
 CACHED = rate("thunderfleet_runner_cached_tokens_total", RUNNER, OF_A_RUNNER)
 PROMPT = rate("thunderfleet_runner_prompt_tokens_total", RUNNER, OF_A_RUNNER)
+AUTOSCALING = "thunderfleet_modeldeployment_autoscaling"
+ASLEEP = latest("thunderfleet_modeldeployment_condition", OBJECT + ', type="Ready", reason="Asleep"', *OF)
 LEADER = RUNNER + ', rank="0"'
 NAME = "{{namespace}}/{{name}}"
 
@@ -80,6 +82,27 @@ PAGE = Page(
                         Query(latest("thunderfleet_modeldeployment_replicas", OBJECT, *OF), f"{NAME} wanted"),
                         Query(latest("thunderfleet_modeldeployment_ready_replicas", OBJECT, *OF), f"{NAME} serve"),
                     ),
+                ),
+                Shown(
+                    "Autoscaling",
+                    "Groups that the requests in progress need, and the limits. More groups are started when more have been "
+                    "needed for 15 s, up to the maximum; groups are stopped when fewer have been enough for 2 minutes. What is "
+                    "needed is not known while a group does not report; then no group is stopped. Empty without autoscaling.",
+                    (
+                        Query(latest(f"{AUTOSCALING}_needed_replicas", OBJECT, *OF), f"{NAME} needed"),
+                        Query(latest(f"{AUTOSCALING}_min_replicas", OBJECT, *OF), f"{NAME} minimum"),
+                        Query(latest(f"{AUTOSCALING}_max_replicas", OBJECT, *OF), f"{NAME} maximum"),
+                    ),
+                    quiet=True,
+                ),
+                Shown(
+                    "Asleep",
+                    "For how long a model has had no group because nobody asked for it; a request to a router starts one. "
+                    "Empty if none sleeps.",
+                    (Query(f"{since(latest(f'{AUTOSCALING}_last_scale_timestamp_seconds', OBJECT, *OF))} and {ASLEEP}", NAME),),
+                    kind="table",
+                    unit="s",
+                    quiet=True,
                 ),
                 Shown(
                     "Restarts against the budget",

@@ -128,15 +128,21 @@ PAGE = Page(
                 ),
                 Shown(
                     "Tokens",
-                    "Tokens of prompts and answers per second, by ModelDeployment.",
-                    (Query(rate(f"{ROUTER}_tokens_total", CLUSTER, OF_A_TARGET, "model"), "{{model}}"),),
+                    "Tokens of prompts and answers per second, by ModelDeployment and name of the key.",
+                    (Query(rate(f"{ROUTER}_tokens_total", CLUSTER, OF_A_TARGET, "model", "key"), "{{key}} at {{model}}"),),
                     unit="cps",
                     quiet=True,
                 ),
                 Shown(
                     "Refused by limits of keys",
-                    "Requests per second that a key's limit refused, by limit.",
-                    (Query(rate(f"{ROUTER}_limited_total", CLUSTER, OF_A_TARGET, "limit"), "{{limit}}"),),
+                    "Requests per second that a limit refused, by limit, ModelDeployment and name of the key. With queue_full "
+                    "and bodies_full, too much waits in the router.",
+                    (
+                        Query(
+                            rate(f"{ROUTER}_limited_total", CLUSTER, OF_A_TARGET, "limit", "model", "key"),
+                            "{{key}} at {{model}}: {{limit}}",
+                        ),
+                    ),
                     unit="reqps",
                     quiet=True,
                 ),

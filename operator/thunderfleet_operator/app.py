@@ -180,7 +180,13 @@ class Operator:
 
     def _objects(self) -> Objects:
         index = self._index
-        return Objects(index.deployments.values(), index.links.values(), index.profiles.values(), index.live_nodes.values())
+        return Objects(
+            index.deployments.values(),
+            index.links.values(),
+            index.profiles.values(),
+            index.live_nodes.values(),
+            self._scaling.needed(),
+        )
 
     # --- events in, keys out -----------------------------------------------------------------------------------------
 

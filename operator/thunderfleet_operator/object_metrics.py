@@ -5,7 +5,7 @@ fleet has tens of thousands of samples: the lines of an object that has not chan
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple
@@ -46,6 +46,16 @@ FAMILIES: Mapping[str, _Family] = {
         OF,
     ),
     "modeldeployment_benchmark_tokens_per_second": _Family("Generation rate that the most recent benchmark measured.", OF),
+    "modeldeployment_autoscaling_min_replicas": _Family("spec.autoscaling.minReplicas; absent without autoscaling.", OF),
+    "modeldeployment_autoscaling_max_replicas": _Family("spec.autoscaling.maxReplicas; absent without autoscaling.", OF),
+    "modeldeployment_autoscaling_needed_replicas": _Family(
+        "Groups that the requests in progress need now, whatever the limits are; absent without autoscaling, while the model "
+        "sleeps, and while a group does not report its requests.",
+        OF,
+    ),
+    "modeldeployment_autoscaling_last_scale_timestamp_seconds": _Family(
+        "Time at which autoscaling last changed the number of groups, in seconds since the Unix epoch.", OF
+    ),
     "modeldeployment_group_state": _Family("1 for the present state of the group.", (*OF_GROUP, "state")),
     "modeldeployment_group_restarts": _Family(
         "Restarts after failures that count against spec.recovery.maxRestarts.", OF_GROUP
@@ -99,6 +109,8 @@ class Objects:
     links: Iterable[ThunderboltLink | None] = ()
     profiles: Iterable[NodeProfile | None] = ()
     nodes: Iterable[Node] = ()
+    needed: Mapping[str, int] = field(default_factory=dict)
+    """How many groups the requests in progress of a ModelDeployment (``namespace/name``) need, as far as it is known."""
 
 
 class _Source(NamedTuple):
@@ -176,7 +188,8 @@ def _sources(objects: Objects) -> Iterator[_Source]:
     oldest = _oldest(nodes)
     for deployment in deployments:
         key = ("deployment", str(deployment.metadata.namespace), deployment.metadata.name)
-        yield _Source(key, deployment, None, partial(_deployment, deployment))
+        needed = objects.needed.get("/".join(key[1:]))
+        yield _Source(key, deployment, needed, partial(_deployment, deployment, needed))
     for link in objects.links:
         if link is not None:
             count = len(users.get(link.metadata.name, ()))
@@ -200,7 +213,19 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _deployment(deployment: ModelDeployment) -> Iterator[_Sample]:
+def _autoscaling(deployment: ModelDeployment, needed: int | None) -> Iterator[_Sample]:
+    of, spec, status = (str(deployment.metadata.namespace), deployment.metadata.name), deployment.spec, deployment.status
+    if spec.autoscaling is None:
+        return
+    yield _Sample("modeldeployment_autoscaling_min_replicas", of, spec.autoscaling.min_replicas)
+    yield _Sample("modeldeployment_autoscaling_max_replicas", of, spec.autoscaling.max_replicas)
+    if needed is not None:
+        yield _Sample("modeldeployment_autoscaling_needed_replicas", of, needed)
+    if status.autoscaling is not None and (changed := status.autoscaling.last_scale_time) is not None:
+        yield _Sample("modeldeployment_autoscaling_last_scale_timestamp_seconds", of, changed.timestamp())
+
+
+def _deployment(deployment: ModelDeployment, needed: int | None) -> Iterator[_Sample]:
     of, status = (str(deployment.metadata.namespace), deployment.metadata.name), deployment.status
     yield from _conditions("modeldeployment_condition", of, status.conditions)
     yield _Sample("modeldeployment_replicas", of, deployment.wanted_groups)
@@ -211,6 +236,7 @@ def _deployment(deployment: ModelDeployment) -> Iterator[_Sample]:
     rate = _number(status.benchmark.decode_tokens_per_second) if status.benchmark else None
     if rate is not None:
         yield _Sample("modeldeployment_benchmark_tokens_per_second", of, rate)
+    yield from _autoscaling(deployment, needed)
     for group in status.groups:
         its = (*of, str(group.index))
         yield _Sample("modeldeployment_group_state", (*its, group.state), 1.0)

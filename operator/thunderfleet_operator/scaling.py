@@ -8,7 +8,7 @@ from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.routing import DemandReport
 
 from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS, ready
-from thunderfleet_operator.decide.scaling.autoscaling import WAKE_SECONDS, Scaling, idle_seconds, in_flight
+from thunderfleet_operator.decide.scaling.autoscaling import FRESH_SECONDS, WAKE_SECONDS, Scaling, idle_seconds, in_flight
 from thunderfleet_operator.observe.demands import Demands, Key
 from thunderfleet_operator.observe.load import Candidate, Load, Signals
 from thunderfleet_operator.observe.plans import GroupView, Report
@@ -83,6 +83,12 @@ class ScalingMemory:
         for other in scaling.yields:
             self._turns[other] = _Turn(key, self._clock(), plans.get(other, ()))
         return scaling.yields
+
+    def needed(self) -> dict[str, int]:
+        """How many groups the requests in progress need now, of each ModelDeployment of which it is known."""
+        now = self._clock()
+        last = {key: load.samples[-1] for key, load in self._loads.items() if load.samples}
+        return {key: sample.highest for key, sample in last.items() if now - sample.since < FRESH_SECONDS}
 
     def forget(self, key: str) -> None:
         """A ModelDeployment has been deleted."""

@@ -16,6 +16,7 @@ pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
 fleetimage   images of Thunderfleet for Macs
 fleetpage    the live page of a fleet without a cluster
+panels       the dashboards' queries, and what scrapes the metrics for them
 grafana      what Grafana's schema allows as a dashboard
 browser      headless Chromium
 screenshots  pictures of the page, from a real run
@@ -42,6 +43,7 @@ distribution  CNCF distribution, built from its Go module and filled over its AP
 go           the Go modules of programs that only tests need
 grpchealth   a server with gRPC's health service
 gomodules    builds these programs, and has files of Go modules
+runbooks     the commands that pages and alerts name
 prometheusserver  a real Prometheus in a fleet, and its API
 prometheusoperator  the kinds of prometheus-operator, and the configuration that it generates
 registry     an OCI registry that can lie, cut and slow down

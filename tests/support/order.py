@@ -29,6 +29,7 @@ GROUPS = {
         "e2e/test_page",
         "e2e/test_queues",
         "e2e/test_run",
+        "e2e/test_runbooks",
         "e2e/test_trust_matrix",
         "e2e/test_weights_lost",
     ),

@@ -130,10 +130,12 @@ class Exchanges:
         grant = call.who.grants.get(call.deployment.uid)
         key_limits = grant if grant is None else grant.limits
         counted, wanted = f"{call.who.id} {call.deployment.uid}", key_limits or NO_LIMITS
+        if grant is not None:
+            # A key may have another name in each ModelDeployment that accepts it.
+            call.record.key = grant.name
         try:
             self._dispatcher.callers.enter(counted, wanted, time.monotonic())
         except limits.Exceeded as error:
-            self._metrics.limited.labels(error.code).inc()
             raise exceeded(error) from error
         try:
             await self._attempts(call, wanted)

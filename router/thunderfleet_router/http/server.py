@@ -221,13 +221,15 @@ class Server:
             try:
                 await self._exchanges.answer(request, reply, record)
             except ApiError as error:
+                if error.status == 429:
+                    self._metrics.limited.labels(error.code or UNKNOWN, *self._metrics.caller(record.model, record.key)).inc()
                 await reply.error(error)
         finally:
             self.inside -= 1
             if not self.inside:
                 self.idle.set()
             self._metrics.waited.observe(record.waited)
-            self._metrics.tokens.labels(record.model).inc(record.tokens)
+            self._metrics.tokens.labels(*self._metrics.caller(record.model, record.key)).inc(record.tokens)
             if reply.first_byte is not None:
                 self._metrics.first.observe(reply.first_byte - started)
         assert reply.response is not None

@@ -4,6 +4,11 @@ import asyncio
 import fcntl
 import io
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -472,9 +477,10 @@ class Server(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-@pytest.fixture
-def kubeconfig(tmp_path: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+@contextmanager
+def served(handler: type[Server], folder: Path) -> Iterator[str]:
+    """A kubeconfig for an API server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     content = {
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
@@ -482,11 +488,17 @@ def kubeconfig(tmp_path: Path) -> Iterator[str]:
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    path = tmp_path / "kubeconfig"
+    path = folder / "kubeconfig"
     path.write_text(yaml.safe_dump(content))
     yield str(path)
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[str]:
+    with served(Server, tmp_path) as found:
+        yield found
 
 
 def test_a_tenant_sees_what_is_theirs_and_which_rights_are_missing(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -528,6 +540,115 @@ def test_logs_through_the_api_server(kubeconfig: str, capsys: pytest.CaptureFixt
 def test_a_name_that_does_not_exist(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "nothing", "--kubeconfig", kubeconfig]) == 2
     assert "there is no ModelDeployment nothing in namespace default; there: chat" in capsys.readouterr().err
+
+
+# --- colors ------------------------------------------------------------------------------------------------------------------
+
+
+class Everything(Server):
+    """An API server whose user may see everything: a model that does not serve, a pulled cable, logs and events."""
+
+    def do_GET(self) -> None:
+        warning = {**event("ModelDeployment", "chat", "2026-03-01T11:59:00Z"), "type": "Warning"}
+        broken = deployment("False", "BackingOff", "", FAILURE)
+        found = picture(deployments=[broken], links=[link("False", "plug it in")], events=[warning])
+        lists = {
+            "nodes": found.nodes, "nodeprofiles": found.profiles, "thunderboltlinks": found.links,
+            "modeldeployments": found.deployments, "pods": found.pods, "events": found.events,
+        }  # fmt: skip
+        name = urlsplit(self.path).path.rpartition("/")[2]
+        if "metrics.k8s.io" not in self.path and name in lists:
+            self.say(200, {"items": list(lists[name])})
+        elif name == "log":
+            super().do_GET()
+        else:
+            self.say(403, {"kind": "Status", "reason": "Forbidden", "message": "forbidden"})
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Iterator[str]:
+    with served(Everything, tmp_path) as found:
+        yield found
+
+
+def shown_on_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a command writes to a terminal."""
+    master, slave = pty.openpty()
+    parts: list[bytes] = []
+
+    def read() -> None:
+        # EIO: nobody has the terminal open any more.
+        with suppress(OSError):
+            while part := os.read(master, 65536):
+                parts.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with monkeypatch.context() as patch, os.fdopen(slave, "w") as terminal:
+        patch.setattr("sys.stdout", terminal)
+        main(arguments)
+    reader.join()
+    os.close(master)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+RED = "\x1b[31m"
+# The part that must be red.
+COLORED = {
+    "status": "0/1",
+    "topology": "─╳─",
+    "why chat": "problem",
+    "cables": LINK,
+    "events": "Warning",
+    "logs chat": "first cause: PeerLost: rank 1 ended",
+}
+
+
+@pytest.mark.parametrize("command", [*COLORED, "top"])
+def test_a_terminal_gets_colors_and_a_pipe_the_same_text_without(
+    everything: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    arguments = [*command.split(), "--kubeconfig", everything]
+    main(arguments)
+    piped = capsys.readouterr().out
+    terminal = shown_on_a_terminal(arguments, monkeypatch)
+    assert piped and "\x1b" not in piped
+    ages = r"\b\d+[smhd]\b"
+    assert re.sub(ages, "", re.sub(r"\x1b\[[0-9;]*m", "", terminal)) == re.sub(ages, "", piped)
+    assert "\x1b[" in terminal
+    if command in COLORED:
+        assert f"{RED}{COLORED[command]}" in terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert RED not in shown_on_a_terminal(arguments, monkeypatch)
+
+
+@pytest.mark.parametrize("command", ["status", "topology", "why chat", "cables", "events", "logs chat", "top"])
+def test_values_have_no_colors_on_a_terminal(everything: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = shown_on_a_terminal([*command.split(), "--kubeconfig", everything, "-o", "json"], monkeypatch)
+    assert terminal.startswith(("{", "[")) and "\x1b" not in terminal
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback(everything: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "thunderfleet_cli", "topology", "--kubeconfig", everything],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert program.stdout is not None and program.stderr is not None
+    program.stdout.close()
+    with program.stderr:
+        said = program.stderr.read()
+    assert (program.wait(timeout=60), said) == (1, b"")
+
+
+def test_control_characters_reach_no_terminal() -> None:
+    with paper() as (page, text):
+        page.line("a\x07b\x08c\rd")
+    assert text.getvalue() == "abcd\n"
 
 
 def test_ages_are_those_of_kubectl() -> None:

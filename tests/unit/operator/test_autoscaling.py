@@ -12,6 +12,7 @@ from thunderfleet_operator.decide.request import spec_hash
 from thunderfleet_operator.decide.scaling.autoscaling import (
     DOWN_SECONDS,
     DRAIN_LIMIT_SECONDS,
+    FRESH_SECONDS,
     UP_SECONDS,
     WAKE_SECONDS,
     Scaling,
@@ -22,6 +23,7 @@ from thunderfleet_operator.decide.scaling.turns import MAX_CANDIDATES, RESIDENCY
 from thunderfleet_operator.observe.demands import FORGET_SECONDS, Demands
 from thunderfleet_operator.observe.load import Asked, Candidate, Load, Signals
 from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.scaling import ScalingMemory
 
 from .values import NOW, report, view
 
@@ -137,6 +139,26 @@ def test_a_group_that_drains_stays_if_it_is_needed_again() -> None:
     assert operator.stays == 1
     operator.round(_serving(2), _serving(1))
     assert operator.stays == 2 and operator.deployment.wanted_groups == 2
+
+
+def test_what_is_needed_is_shown_beyond_the_limit_and_only_while_it_is_known() -> None:
+    now, operator = LONG, Operator(_deployment(maxReplicas=1))
+    memory = ScalingMemory(lambda: now)
+    operator.round(_serving(8))
+    memory.keep("ns/md", operator.last)
+    assert memory.needed() == {"ns/md": 4} and operator.deployment.wanted_groups == 1
+    now += FRESH_SECONDS
+    assert memory.needed() == {}
+    operator.now = now
+    operator.round(_serving(3))
+    memory.keep("ns/md", operator.last)
+    assert memory.needed() == {"ns/md": 2}
+    operator.now = now = now + 1
+    operator.round(_serving(3, silent=FRESH_SECONDS))
+    memory.keep("ns/md", operator.last)
+    assert memory.needed() == {}
+    memory.keep("ns/md", None)
+    assert memory.needed() == {}
 
 
 def test_an_unknown_load_removes_nothing() -> None:

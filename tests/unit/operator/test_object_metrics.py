@@ -34,8 +34,20 @@ def deployment(ready: str = "False") -> ModelDeployment:
     ranks = [{"rank": 0, "node": "studio-1", "memoryBytes": 100}, {"rank": 1, "node": "studio-2", "memoryBytes": 200}]
     group = {"index": 0, "state": "BackingOff", "restarts": 3, "ranks": ranks, "lastFailure": failure}
     found = [condition("Ready", ready, "BackingOff"), condition("Verified", "Unknown", "NotVerified")]
-    status = {"groups": [group], "conditions": found, "benchmark": {"decodeTokensPerSecond": "21.9"}}
-    spec = {"model": {"repository": "nobody/tiny"}, "replicas": 2, "recovery": {"maxRestarts": 10}}
+    scaled = {"replicas": 2, "lastScaleTime": TIME}
+    status = {
+        "groups": [group],
+        "conditions": found,
+        "benchmark": {"decodeTokensPerSecond": "21.9"},
+        "autoscaling": scaled,
+    }
+    autoscaling = {"minReplicas": 0, "maxReplicas": 4}
+    spec = {
+        "model": {"repository": "nobody/tiny"},
+        "replicas": 2,
+        "recovery": {"maxRestarts": 10},
+        "autoscaling": autoscaling,
+    }
     metadata = {"name": "chat", "namespace": "team"}
     return ModelDeployment.load({**API, "kind": "ModelDeployment", "metadata": metadata, "spec": spec, "status": status})
 
@@ -79,6 +91,10 @@ GROUP = {**OF, "group": "0"}
         ("modeldeployment_ready_replicas", OF, 0),
         ("modeldeployment_not_ready_timestamp_seconds", OF, SECONDS),
         ("modeldeployment_benchmark_tokens_per_second", OF, 21.9),
+        ("modeldeployment_autoscaling_min_replicas", OF, 0),
+        ("modeldeployment_autoscaling_max_replicas", OF, 4),
+        ("modeldeployment_autoscaling_needed_replicas", OF, 7),
+        ("modeldeployment_autoscaling_last_scale_timestamp_seconds", OF, SECONDS),
         ("modeldeployment_group_state", {**GROUP, "state": "BackingOff"}, 1),
         ("modeldeployment_group_restarts", GROUP, 3),
         ("modeldeployment_group_max_restarts", GROUP, 10),
@@ -119,8 +135,16 @@ def test_each_object_is_shown(metric: str, labels: dict[str, str], value: float)
     pressures = read_node({"metadata": {"name": "studio-1"}, "status": {"conditions": pressed}}).pressures
     own: Json = {"labels": {"kubernetes.io/os": "darwin"}, "ours": True, "control_plane": True}
     mac = Node("studio-1", ready=True, saved=saved, pressures=pressures, **own)
-    objects = Objects([deployment()], [link()], [profile()], [mac])
+    objects = Objects([deployment()], [link()], [profile()], [mac], {"team/chat": 7})
     assert registry(objects).get_sample_value(f"thunderfleet_{metric}", labels) == value
+
+
+def test_what_is_needed_is_absent_while_nobody_knows_and_autoscaling_is_absent_without_it() -> None:
+    text = generate_latest(registry(Objects([deployment()]))).decode()
+    assert "autoscaling_max_replicas{" in text and "autoscaling_needed_replicas{" not in text
+    fixed = deployment()
+    fixed = fixed.model_copy(update={"spec": fixed.spec.model_copy(update={"autoscaling": None})})
+    assert "autoscaling_max_replicas{" not in generate_latest(registry(Objects([fixed], needed={"team/chat": 1}))).decode()
 
 
 def test_a_deployment_that_is_ready_is_not_down() -> None:
@@ -215,11 +239,12 @@ def fleets(draw: st.DrawFn) -> Objects:
         draw(st.sampled_from([[], [cable.model_copy(update={"status": ends})], [None]])),
         draw(st.sampled_from([[], [shown.model_copy(update={"status": used})]])),
         planes[: draw(st.integers(0, 2))],
+        draw(st.sampled_from([{}, {"team/chat": 1}, {"team/chat": 2}])),
     )
 
 
 def mixed(parts: tuple[Objects, Objects, Objects, Objects]) -> Objects:
-    return Objects(parts[0].deployments, parts[1].links, parts[2].profiles, parts[3].nodes)
+    return Objects(parts[0].deployments, parts[1].links, parts[2].profiles, parts[3].nodes, parts[1].needed)
 
 
 @settings(max_examples=30, deadline=None)
@@ -253,6 +278,13 @@ def test_what_has_not_changed_is_rendered_once() -> None:
     now = Objects()
     shown.page()
     assert not shown._kept
+
+
+@pytest.mark.parametrize("transport", ["JACCL", "JACCLRing", "Ring", "None"])
+def test_placements_are_shown_from_0_on(transport: str) -> None:
+    shown = Metrics().registry.get_sample_value
+    assert shown("thunderfleet_operator_placements_total", {"transport": transport}) == 0
+    assert shown("thunderfleet_operator_placements_total", {"transport": "Auto"}) is None, "no placement has it"
 
 
 def test_no_name_is_also_that_of_another_metric() -> None:

@@ -21,7 +21,7 @@ from thunderfleet_lib.net.listener import Listener
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance, suspects
 from thunderfleet_router.decide.catalog import build
-from thunderfleet_router.http import exchange, reply, server, upstream
+from thunderfleet_router.http import exchange, metrics, reply, server, upstream
 from thunderfleet_router.http.exchange import Settings
 from thunderfleet_router.http.server import POSTS
 from thunderfleet_runner.api.http.admission import Admission
@@ -482,6 +482,34 @@ async def test_limits_of_a_key_hold_in_each_router() -> None:
                 assert answer.status == 429 and (await answer.json())["error"]["code"] == "tokens_per_minute"
                 assert int(answer.headers["Retry-After"]) >= 1
                 assert (await _chat(client, headers=bearer("2")))[0] == 200
+                text = await (await client.get("/metrics")).text()
+                for limit in ("requests_in_flight", "tokens_per_minute"):
+                    assert f'thunderfleet_router_limited_total{{key="alice",limit="{limit}",model="default/tiny"}} 1.0' in text
+                assert 'thunderfleet_router_tokens_total{key="bob",model="default/tiny"} 20.0' in text
+
+
+async def test_metrics_name_a_key_as_the_model_does_and_never_its_value() -> None:
+    """One key, which is the field ``ci`` of the Secret of one ModelDeployment and ``people`` of that of another."""
+    async with gateways("a") as (a,):
+        one = KeyLimits(tokens_per_minute=1)
+        first = Model("first", urls=[a.url], keys={"ci": "sk-secret"}, limits={"ci": one})
+        second = Model("second", urls=[a.url], keys={"people": "sk-secret"}, limits={"people": one})
+        async with client_of(Kit(first, second)) as client:
+            for model in ("first", "first", "second", "second"):
+                await client.post("/v1/chat/completions", json={"model": model, **CHAT}, headers=bearer("sk-secret"))
+            text = await (await client.get("/metrics")).text()
+        for name, key in (("first", "ci"), ("second", "people")):
+            assert (
+                f'thunderfleet_router_limited_total{{key="{key}",limit="tokens_per_minute",model="default/{name}"}} 1.0' in text
+            )
+        assert "sk-secret" not in text
+
+
+def test_series_of_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_CALLERS", 2)
+    shown = metrics.RouterMetrics(lambda: 0, lambda: 0, lambda: True)
+    found = [shown.caller(f"default/{name}", "ci") for name in ("a", "b", "c", "a")]
+    assert found == [("default/a", "ci"), ("default/b", "ci"), (metrics.OTHER, metrics.OTHER), ("default/a", "ci")]
 
 
 async def test_a_key_has_its_limit_once_for_each_router() -> None:
@@ -643,7 +671,7 @@ async def test_metrics_and_health(monkeypatch: pytest.MonkeyPatch) -> None:
                 'thunderfleet_router_requests_total{code="200",endpoint="/v1/chat/completions",model="default/tiny"} 1.0'
                 in text
             )
-            assert 'thunderfleet_router_tokens_total{model="default/tiny"} 10.0' in text
+            assert 'thunderfleet_router_tokens_total{key="-",model="default/tiny"} 10.0' in text
             assert (await client.get("/health")).status == 200
             kit.obstacle = "why"
             assert (await client.get("/health")).status == 503
