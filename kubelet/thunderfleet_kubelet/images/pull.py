@@ -12,6 +12,7 @@ import aiohttp
 
 from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.images import manifest, unpacking
+from thunderfleet_kubelet.images.download import SPARE_BYTES
 from thunderfleet_kubelet.images.errors import PullError, Refused
 from thunderfleet_kubelet.images.manifest import Json, Manifest
 from thunderfleet_kubelet.images.reference import Reference, is_allowed
@@ -24,8 +25,6 @@ from thunderfleet_kubelet.images.store import PUBLIC, Store, Stored
 LAYERS_AT_ONCE = 3
 REPORT_SECONDS = 30.0
 """How often the progress of a long pull is reported."""
-SPARE_BYTES = 256 * 1024**2
-"""Free space that a pull leaves."""
 MIB = 1024**2
 
 
@@ -71,7 +70,7 @@ class Pull:
         self._make_room, self._report = make_room, report
 
     async def run(self, credentials: Sequence[Credential]) -> Pulled:
-        """Pulls with the first of ``credentials`` that the registry does not refuse, or without any. Raises PullError and OSError."""
+        """Pulls with the first of ``credentials`` that is not refused, or without any. Raises PullError and OSError."""
         if not is_allowed(self._reference, self._settings.registries):
             raise PullError(
                 f"registry {self._reference.registry} is not allowed: imagePulls.registries in the kubelet's configuration has "

@@ -155,7 +155,8 @@ class Requests:
             response = await self._send(realm.update_query(query), headers)
             try:
                 if response.status != 200:
-                    raise _kind(response.status)(f"{realm.host} gives no token (HTTP {response.status}); check imagePullSecrets")
+                    kind = _kind(response.status)
+                    raise kind(f"{realm.host} gives no token (HTTP {response.status}); check imagePullSecrets")
                 content = await read(response, MAX_TOKEN)
             finally:
                 response.close()

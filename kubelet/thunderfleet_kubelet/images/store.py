@@ -236,9 +236,9 @@ class Store:
         return self._now() - file.stat().st_mtime
 
     def spare_blobs(self) -> list[tuple[Path, int]]:
-        """The layers that are kept for other images only, and their sizes, the oldest first."""
+        """The layers that are kept for other images only, parts that no pull waits for, and their sizes, the oldest first."""
         found = []
-        for file in self.blobs.iterdir():
+        for file in (*self.blobs.iterdir(), *self.partial.iterdir()):
             with contextlib.suppress(OSError):
                 about = file.stat()
                 if f"sha256:{file.name}" not in self.downloads.busy and not self._reserved[f"sha256:{file.name}"]:

@@ -30,6 +30,8 @@ MAX_NAMES = 128 * 1024**2
 MAX_TIME = 2**33
 MAX_GLOBAL = 64
 """How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
+BLOCK = 4096
+"""What an entry takes of the disk besides its content: an inode, and most of a block for a small file."""
 ROOM_STEP = 16 * 1024**2
 """The free space is looked at after so many bytes."""
 PARENT_SECONDS = 1.0
@@ -101,10 +103,11 @@ class Tree:
         self.made(path)
 
     def count(self) -> None:
-        """Counts something that is about to be made. Raises UnpackError if it is too much."""
+        """Counts something that is about to be made. Raises UnpackError if it is too much, or the disk is too full for it."""
         self.budget.entries -= 1
         if self.budget.entries < 0:
             raise UnpackError(f"the image has more than {MAX_ENTRIES} entries")
+        self.write(BLOCK)
 
     def made(self, path: str) -> None:
         """Notes that the layer in hand has ``path``. Raises UnpackError if all paths together are too long."""

@@ -656,6 +656,43 @@ async def test_no_room_is_an_error_after_room_was_asked_for(machine: Machine, mo
     assert registry.paths("blobs") and len(registry.paths("blobs")) == 1
 
 
+async def test_pulls_that_fill_the_disk_together_end_before_it_is_full(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them finds room for itself when it begins."""
+    registry = await machine.registry()
+    room, spare, step = 24 * 1024 * KIB, 8 * 1024 * KIB, 256 * KIB
+    names = ["app1", "app2", "app3"]
+    for name in names:
+        registry.simple(name, "1", random("data", 12 * 1024 * KIB), compression="")
+
+    def disk(path: Path) -> FileSystem:
+        taken = sum(file.stat().st_size for folder in ("partial", "blobs") for file in (machine.store.root / folder).iterdir())
+        return FileSystem(room - taken, 10**12)
+
+    for module in (pull, download):
+        monkeypatch.setattr(module, "file_system", disk)
+        monkeypatch.setattr(module, "SPARE_BYTES", spare)
+    monkeypatch.setattr(download, "ROOM_STEP", step)
+    monkeypatch.setattr(download, "READ", step // 4)
+    done = await asyncio.gather(*(machine.pull(f"{registry.host}/{name}:1") for name in names), return_exceptions=True)
+    assert machine.asked_for_room == []
+    errors = [one for one in done if isinstance(one, BaseException)]
+    assert errors and all("would stay free on the disk" in str(one) for one in errors), errors
+    assert disk(machine.store.root).available > 0
+
+
+async def test_room_is_made_of_parts_that_nobody_continues(machine: Machine) -> None:
+    """A registry that cuts layers off, and has others each time, leaves a part of each."""
+    registry = await machine.registry()
+    await leave_a_part(machine, registry)
+    (part,) = machine.store.partial.iterdir()
+    size = part.stat().st_size
+    with machine.store.reserving([f"sha256:{part.name}"]):
+        assert await Collector(machine.store, machine.settings, set).free(2**40) == 0 and part.exists()
+    assert await Collector(machine.store, machine.settings, set).free(2**40) == size and not part.exists()
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [

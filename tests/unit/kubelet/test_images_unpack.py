@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from thunderfleet_kubelet.images import layer as layers
@@ -270,7 +271,27 @@ def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
     files = files_of(tmp_path, [Layer.of(Entry("f", b"x"))])
     with pytest.raises(UnpackError, match="the disk is full"):
         unpack(files, root, Budget(MIB, 10), spare=2**60)
-    assert (root / "f").stat().st_size == 0
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_entries_without_content_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A file of one byte takes a whole block, and a million of them take gigabytes."""
+    count, free, spare = 2000, 4 * MIB, MIB
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def disk(path: str) -> SimpleNamespace:
+        """As if each entry took a block of 4 KiB."""
+        return SimpleNamespace(f_frsize=4096, f_bavail=free // 4096 - len(os.listdir(root)))
+
+    monkeypatch.setattr(os, "statvfs", disk)
+    monkeypatch.setattr(unpacking_process, "ROOM_STEP", 256 * 1024)
+    made = {"file": Entry, "folder": folder, "link": lambda name: link(name, ".")}[kind]
+    files = files_of(tmp_path, [Layer.of(*(made(str(number)) for number in range(count)), compression="")])
+    with pytest.raises(UnpackError, match="the disk is full"):
+        unpack(files, root, Budget(100 * MIB, count), spare=spare)
+    assert free - 4096 * len(os.listdir(root)) >= spare
 
 
 def test_a_window_of_zstd_is_bounded(tmp_path: Path) -> None:
