@@ -27,6 +27,8 @@ MAX_ENTRIES = 1_000_000
 MAX_PATH, MAX_NAME, MAX_DEPTH = 4096, 255, 128
 MAX_NAMES = 128 * 1024**2
 """How many characters all paths may have together: they are in memory, in up to four bytes each."""
+MAX_KNOWN = 4096
+"""How many folders are remembered: their names are in memory once more, each in a text of its own."""
 MAX_TIME = 2**33
 MAX_GLOBAL = 64
 """How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
@@ -72,6 +74,8 @@ class Tree:
         here = self.root
         for part in parts:
             here = self._step(here, part)
+        if len(self.folders) >= MAX_KNOWN:
+            self.folders.clear()
         self.folders[parts] = here
         return here
 
@@ -160,7 +164,7 @@ class Tree:
         """Raises UnpackError if a link leads out, now that everything is in its place."""
         for link in self.links:
             if os.path.islink(link) and not self.inside(os.path.realpath(link)):
-                raise UnpackError(f"{link[len(self.root) :]} is a link that leads out of the image")
+                raise UnpackError(f"{link[len(self.root) + 1 :]!r} is a link that leads out of the image")
 
 
 def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget, spare: int = 0) -> None:

@@ -143,6 +143,10 @@ BAD = {
         [folder("a/b"), link("l", "a/b/../../ok"), Entry("a/.wh.b"), link("c/top", "/"), link("a/b", "../c/top")],
         "is a link that leads out of the image",
     ),
+    "link that leads out later, named to change a terminal": (
+        [folder("a/b"), link("\x1b[2J", "a/b/../../ok"), Entry("a/.wh.b"), link("c/top", "/"), link("a/b", "../c/top")],
+        r"'\\x1b\[2J' is a link that leads out of the image",
+    ),
     "hard link out": ([link("h", "../../etc/passwd", tarfile.LNKTYPE)], "leads out"),
     "hard link to a link": ([link("l", "x"), link("h", "l", tarfile.LNKTYPE)], "not a file of the image"),
     "hard link to nothing": ([link("h", "nothing", tarfile.LNKTYPE)], "not a file of the image"),
@@ -243,6 +247,15 @@ def test_all_paths_together_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     unpacked(few, lower, *uppers[:2])
     with pytest.raises(UnpackError, match="paths of the image have more than 50000 characters"):
         unpacked(many, lower, *uppers)
+
+
+def test_folders_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacking_process, "MAX_KNOWN", 10)
+    tree = unpacking_process.Tree(os.path.realpath(tmp_path), Budget(MIB, 1000))
+    for number in range(25):
+        assert tree.folder(("a", str(number))) == f"{tree.root}/a/{number}"
+        assert len(tree.folders) <= 10
+    assert len(os.listdir(tmp_path / "a")) == 25
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by a file in them", "by entries of their own"])
