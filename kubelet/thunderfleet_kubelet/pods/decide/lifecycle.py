@@ -159,9 +159,7 @@ def _stop_unhealthy(pod: Json, observed: Observed, actions: _Actions) -> None:
             _stop(container, observed, podspec.probe_grace_of(pod, container), message, actions)
 
 
-def _stop(
-    container: Json, observed: Observed, grace: float, message: str, actions: _Actions, with_pod: bool = False
-) -> None:
+def _stop(container: Json, observed: Observed, grace: float, message: str, actions: _Actions, with_pod: bool = False) -> None:
     last = observed.last(container["name"])
     if last is not None and last.live:
         actions.stops.append(Stop(container["name"], last.number, grace, message, with_pod))
