@@ -94,6 +94,37 @@ def has_lost_nothing(fleet: Fleet, name: str, folder: Path) -> None:
     assert shown.splitlines() == [f"tick {number}" for number in range(written)]
 
 
+@pytest.mark.parametrize("how", ["killed", "upgraded"])
+def test_what_ends_without_a_kubelet_is_reported_by_the_next(fleet: Fleet, how: str) -> None:
+    machine, name = fleet.cluster.machines[MAC], f"init-{how}"
+    # Kubernetes makes one dollar sign of two.
+    dies = UNTIL_GO.replace("exit 7", "echo last words; kill -KILL $$$$")
+    init = container(fleet.cluster.image, dies, name="init", terminationMessagePolicy="FallbackToLogsOnError")
+    fleet.apply(pod(name, [container(fleet.cluster.image, "true")], initContainers=[init], restartPolicy="Never"))
+    until(lambda: "tick" in fleet.kubectl("logs", name, "-c", "init", check=False).stdout, "its init container ticks")
+    of_init = machine.folder / "kubelet/pods" / fleet.pod(name)["metadata"]["uid"]
+    with that_ends(fleet, f"ends-{how}") as end:
+        if how == "killed":
+            machine.kill_kubelet()
+        else:
+            machine.stop_kubelet()
+        try:
+            folder = end()
+            (of_init / "containers/init/sandbox/0/go").touch()
+            until((of_init / "containers/init/0/exit.json").exists, "its shim has recorded its end")
+        finally:
+            machine.start_kubelet()
+        has_lost_nothing(fleet, f"ends-{how}", folder)
+    status = fleet.await_pod(name, lambda one: one["status"]["phase"] == "Failed", "it has failed")["status"]
+    ended = status["initContainerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["signal"]) == (137, 9)
+    ticks = (of_init / "logs/init/0.log").read_text().count(" tick ")
+    lines = [*(f"tick {number}" for number in range(ticks)), "last words"]
+    assert fleet.kubectl("logs", name, "-c", "init").stdout.splitlines() == lines
+    assert ended["message"].splitlines() == lines[-len(ended["message"].splitlines()) :]
+    fleet.kubectl("delete", "pod", name, "--wait=false")
+
+
 def test_a_frozen_kubelet_loses_no_line_and_no_exit_code(fleet: Fleet) -> None:
     machine = fleet.cluster.machines[MAC]
     before = fleet.running("stays")

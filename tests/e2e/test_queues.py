@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_lib.quantity import to_bytes
 
 from tests.support.line import Deploy, Deployment, Line, condition
 from tests.support.waiting import until
 
 Json = dict[str, Any]
 
+RESOURCE = "thunderfleet.io/gpu-memory"
 GATE = "kueue.x-k8s.io/admission"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "queues-important"
@@ -137,3 +139,43 @@ def test_a_group_waits_for_its_queue_and_again_when_it_is_preempted(line: Line, 
     held.until_condition("Ready", "False", "SchedulingGated")
     group = held.group()
     assert (group["restarts"], group["lastFailure"]["reason"], group["epoch"]) == (0, "Evicted", 2)
+
+
+def usage(found: list[Json], resource: str) -> int:
+    """What the containers of some pods request (bytes)."""
+    requests = [one["resources"]["requests"] for pod in found for one in pod["spec"]["containers"]]
+    return sum(to_bytes(one[resource]) for one in requests)
+
+
+class Queue:
+    """A queue with a quota of GPU memory, as the ``nominalQuota`` of a ClusterQueue. ``free``: bytes."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def admits(self, held: Deployment, found: list[Json]) -> bool:
+        """Whether there is room for a whole group, which may go on then."""
+        asked = usage(found, RESOURCE)
+        if asked > self.free:
+            return False
+        self.free -= asked
+        admit(held, found)
+        return True
+
+
+def test_a_queue_counts_the_gpu_memory_that_placement_counts(line: Line, deploy: Deploy, kueue: None) -> None:
+    first, second = (deploy(name, podMetadata={"labels": {QUEUE: "macs"}}) for name in ("one", "two"))
+    of_first, of_second = gated(first, 1), gated(second, 1)
+    for held, found in ((first, of_first), (second, of_second)):
+        reserved = sum(rank["memoryBytes"] for rank in held.ranks())
+        assert usage(found, RESOURCE) == usage(found, "memory") == reserved > 0
+    queue = Queue(usage(of_first, RESOURCE) + usage(of_second, RESOURCE) - 1)
+    assert queue.admits(first, of_first) and not queue.admits(second, of_second)
+    first.until_ready()
+    second.until_condition("Ready", "False", "SchedulingGated")
+    first.patch({"suspend": True})
+    until(lambda: not pods(first, 1), "the pods of the first group are gone")
+    queue.free += usage(of_first, RESOURCE)
+    assert queue.admits(second, of_second)
+    second.until_ready()
+    assert usage(pods(second, 1), RESOURCE) == sum(rank["memoryBytes"] for rank in second.ranks())

@@ -1,4 +1,4 @@
-"""Deletes unused images when the disk is too full: layers that are kept for other images first, then whole images."""
+"""Deletes unused images when the disk is too full: layers and parts of layers that no pull needs first, then whole images."""
 
 import asyncio
 import contextlib

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import aiohttp
 from thunderfleet_lib.backoff import Backoff
 
+from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.images.errors import NotContinued, PullError, Transient
 from thunderfleet_kubelet.images.manifest import Blob
 from thunderfleet_kubelet.images.registry import Registry
@@ -25,6 +26,10 @@ WINDOW_SECONDS = 30.0
 LEAST_RATE = 16 * 1024
 """A registry that sends fewer bytes per second than this for a whole window counts as silent."""
 READ = 1024**2
+ROOM_STEP = 4 * 1024**2
+"""The free space is looked at after so many bytes."""
+SPARE_BYTES = 256 * 1024**2
+"""Free space that pulls leave."""
 
 Progress = Callable[[int], None]
 """Called with the bytes that have come in since the last call; negative when some of them are dropped."""
@@ -78,7 +83,8 @@ class Downloads:
     @property
     def busy(self) -> set[str]:
         """The digests of blobs that are being fetched."""
-        return set(self._locks)
+        # The trace of an error may keep a lock that nobody has any more.
+        return {digest for digest, lock in self._locks.items() if lock.locked()}
 
     async def fetch(self, registry: Registry, blob: Blob, progress: Progress = lambda count: None) -> Path:
         """The file of the blob, which is fetched unless it is there. Raises PullError and OSError."""
@@ -140,11 +146,17 @@ class Downloads:
         self, response: aiohttp.ClientResponse, stream: BinaryIO, digest: Hash, blob: Blob, offset: int, progress: Progress
     ) -> None:
         began, counted, size = self._clock(), 0, offset
+        unchecked = ROOM_STEP
         async with _Writer(stream, digest) as writer:
             async for chunk in chunks(response):
                 size += len(chunk)
                 if size > blob.size:
                     raise PullError(f"the registry sends more than the {blob.size} bytes of {blob.digest}")
+                unchecked += len(chunk)
+                if unchecked >= ROOM_STEP:
+                    # There was room when the pull began, but several pulls, and pods, may have found the same room.
+                    _check_room(self._partial)
+                    unchecked = 0
                 await writer.put(chunk)
                 progress(len(chunk))
                 counted += len(chunk)
@@ -194,6 +206,11 @@ class _Writer:
     def _write(self, block: bytes) -> None:
         self._stream.write(block)
         self._digest.update(block)
+
+
+def _check_room(folder: Path) -> None:
+    if file_system(folder).available < SPARE_BYTES + ROOM_STEP:
+        raise PullError(f"less than {SPARE_BYTES // 1024**2} MiB would stay free on the disk of {folder.parent}")
 
 
 def _size(file: Path) -> int:

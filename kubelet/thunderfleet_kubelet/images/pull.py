@@ -12,7 +12,8 @@ import aiohttp
 
 from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.images import manifest, unpacking
-from thunderfleet_kubelet.images.errors import PullError
+from thunderfleet_kubelet.images.download import SPARE_BYTES
+from thunderfleet_kubelet.images.errors import PullError, Refused
 from thunderfleet_kubelet.images.manifest import Json, Manifest
 from thunderfleet_kubelet.images.reference import Reference, is_allowed
 from thunderfleet_kubelet.images.registry import Registry
@@ -24,8 +25,6 @@ from thunderfleet_kubelet.images.store import PUBLIC, Store, Stored
 LAYERS_AT_ONCE = 3
 REPORT_SECONDS = 30.0
 """How often the progress of a long pull is reported."""
-SPARE_BYTES = 256 * 1024**2
-"""Free space that a pull leaves."""
 MIB = 1024**2
 
 
@@ -71,15 +70,15 @@ class Pull:
         self._make_room, self._report = make_room, report
 
     async def run(self, credentials: Sequence[Credential]) -> Pulled:
-        """Pulls with the first of ``credentials`` that the registry accepts, or without any. Raises PullError and OSError."""
+        """Pulls with the first of ``credentials`` that is not refused, or without any. Raises PullError and OSError."""
         if not is_allowed(self._reference, self._settings.registries):
             raise PullError(
                 f"registry {self._reference.registry} is not allowed: imagePulls.registries in the kubelet's configuration has "
                 f"{', '.join(self._settings.registries) or 'none'}"
             )
         for credential in credentials[:-1]:
-            # Refused here, or by the next request with the same credential: the next one is tried.
-            with contextlib.suppress(PullError):
+            # Nothing else differs between them: a broken network or a damaged layer would be asked for once for each.
+            with contextlib.suppress(Refused):
                 return await self._with(credential)
         return await self._with(credentials[-1] if credentials else None)
 

@@ -281,9 +281,11 @@ class Images:
             return set(self.store.images)
         identities, texts = used
         names = {str(reference) for text in texts if (reference := _parsed(text)) is not None}
+        # By digest, because a record keeps only the last names of an image that has many.
+        digests = {one.rpartition("@")[2] for one in identities}
         found = set()
         for stored in self.store.images.values():
-            if not identities.isdisjoint(stored.digests) or not names.isdisjoint(stored.names):
+            if not digests.isdisjoint(stored.contents) or not names.isdisjoint(stored.names):
                 found.add(stored.key)
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from thunderfleet_kubelet.images.errors import NotContinued, PullError, Transient
+from thunderfleet_kubelet.images.errors import NotContinued, PullError, Refused, Transient
 from thunderfleet_kubelet.images.manifest import ACCEPT, Blob
 from thunderfleet_kubelet.images.reference import Reference
 from thunderfleet_kubelet.images.requests import MAX_SMALL, SMALL_SECONDS, Requests, read, within
@@ -96,9 +96,10 @@ class Registry:
             return
         words = await _error_of(response)
         if status in (401, 403):
-            raise PullError(f"{host} refuses access to {self._reference.name} (HTTP {status}{words}); check imagePullSecrets")
+            raise Refused(f"{host} refuses access to {self._reference.name} (HTTP {status}{words}); check imagePullSecrets")
         if status == 404:
-            raise PullError(f"{host} has no {what} of {self._reference.name} (HTTP 404{words})")
+            # Many registries say so of what they do not show to somebody.
+            raise Refused(f"{host} has no {what} of {self._reference.name} (HTTP 404{words})")
         kind = Transient if status >= 500 or status in (408, 429) else PullError
         raise kind(f"{host} answers HTTP {status} for {what}{words}")
 

@@ -17,7 +17,7 @@ from yarl import URL
 
 from thunderfleet_kubelet.images import challenge
 from thunderfleet_kubelet.images.challenge import Challenge
-from thunderfleet_kubelet.images.errors import PullError, Transient
+from thunderfleet_kubelet.images.errors import PullError, Refused, Transient
 from thunderfleet_kubelet.images.reference import Reference, is_plain
 from thunderfleet_kubelet.images.secrets import Credential
 
@@ -133,10 +133,10 @@ class Requests:
     async def _authorize(self, asked: Challenge | None) -> str:
         """The value of the Authorization header that the registry asks for. Raises PullError."""
         if asked is None:
-            raise PullError(f"{self.origin.host} refuses access and does not say how to authenticate")
+            raise Refused(f"{self.origin.host} refuses access and does not say how to authenticate")
         if asked.scheme == "basic":
             if self._credential is None:
-                raise PullError(f"{self.origin.host} asks for a user name and a password; name a Secret in imagePullSecrets")
+                raise Refused(f"{self.origin.host} asks for a user name and a password; name a Secret in imagePullSecrets")
             return self._credential.basic
         return f"Bearer {await self._token(asked)}"
 
@@ -155,12 +155,19 @@ class Requests:
             response = await self._send(realm.update_query(query), headers)
             try:
                 if response.status != 200:
-                    kind = Transient if response.status >= 500 or response.status == 429 else PullError
+                    kind = _kind(response.status)
                     raise kind(f"{realm.host} gives no token (HTTP {response.status}); check imagePullSecrets")
                 content = await read(response, MAX_TOKEN)
             finally:
                 response.close()
         return _token_of(content, str(realm.host))
+
+
+def _kind(status: int) -> type[PullError]:
+    """What it means that there is no token."""
+    if status >= 500 or status in (408, 429):
+        return Transient
+    return Refused if status >= 400 else PullError
 
 
 def _token_of(content: bytes, host: str) -> str:

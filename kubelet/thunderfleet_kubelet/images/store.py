@@ -31,7 +31,7 @@ Json = dict[str, Any]
 PUBLIC = "public"
 """The mark of an image that its registry gives to everyone."""
 MAX_NAMES = 64
-"""How many names and digests a record keeps."""
+"""How many tags, digests and repositories a record keeps."""
 USED_STEP = 60.0
 """The record of the last use is at most this old (seconds)."""
 STALE_PARTIAL_SECONDS = 86400.0
@@ -57,6 +57,11 @@ class Stored:
     def names(self) -> list[str]:
         """All names, as in a Node's status."""
         return [*self.digests, *self.tags]
+
+    @property
+    def contents(self) -> set[str]:
+        """The digests by which registries call the image, under whatever name."""
+        return {f"sha256:{self.key}", *(one.rpartition("@")[2] for one in self.digests)}
 
     def is_open(self, name: str, mark: str) -> bool:
         """Whether the registry gave ``name`` (registry and repository) to everyone, or to the owner of these credentials."""
@@ -190,9 +195,11 @@ class Store:
             stored.tags = dict(list(stored.tags.items())[-MAX_NAMES:])
         if full not in stored.digests:
             stored.digests = [*stored.digests, full][-MAX_NAMES:]
-        marks = stored.access.setdefault(reference.name, [])
+        # The name that was used last stays longest.
+        marks = stored.access[reference.name] = stored.access.pop(reference.name, [])
         if mark not in marks:
             stored.access[reference.name] = [*marks, mark][-MAX_NAMES:]
+        stored.access = dict(list(stored.access.items())[-MAX_NAMES:])
         stored.used = self._now()
         self._write(stored)
 
@@ -236,9 +243,9 @@ class Store:
         return self._now() - file.stat().st_mtime
 
     def spare_blobs(self) -> list[tuple[Path, int]]:
-        """The layers that are kept for other images only, and their sizes, the oldest first."""
+        """The layers that are kept for other images only, parts that no pull waits for, and their sizes, the oldest first."""
         found = []
-        for file in self.blobs.iterdir():
+        for file in (*self.blobs.iterdir(), *self.partial.iterdir()):
             with contextlib.suppress(OSError):
                 about = file.stat()
                 if f"sha256:{file.name}" not in self.downloads.busy and not self._reserved[f"sha256:{file.name}"]:

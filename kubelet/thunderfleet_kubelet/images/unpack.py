@@ -27,9 +27,13 @@ MAX_ENTRIES = 1_000_000
 MAX_PATH, MAX_NAME, MAX_DEPTH = 4096, 255, 128
 MAX_NAMES = 128 * 1024**2
 """How many characters all paths may have together: they are in memory, in up to four bytes each."""
+MAX_KNOWN = 4096
+"""How many folders are remembered: their names are in memory once more, each in a text of its own."""
 MAX_TIME = 2**33
 MAX_GLOBAL = 64
 """How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
+BLOCK = 4096
+"""What an entry takes of the disk besides its content: an inode, and most of a block for a small file."""
 ROOM_STEP = 16 * 1024**2
 """The free space is looked at after so many bytes."""
 PARENT_SECONDS = 1.0
@@ -70,6 +74,8 @@ class Tree:
         here = self.root
         for part in parts:
             here = self._step(here, part)
+        if len(self.folders) >= MAX_KNOWN:
+            self.folders.clear()
         self.folders[parts] = here
         return here
 
@@ -101,10 +107,11 @@ class Tree:
         self.made(path)
 
     def count(self) -> None:
-        """Counts something that is about to be made. Raises UnpackError if it is too much."""
+        """Counts something that is about to be made. Raises UnpackError if it is too much, or the disk is too full for it."""
         self.budget.entries -= 1
         if self.budget.entries < 0:
             raise UnpackError(f"the image has more than {MAX_ENTRIES} entries")
+        self.write(BLOCK)
 
     def made(self, path: str) -> None:
         """Notes that the layer in hand has ``path``. Raises UnpackError if all paths together are too long."""
@@ -157,7 +164,7 @@ class Tree:
         """Raises UnpackError if a link leads out, now that everything is in its place."""
         for link in self.links:
             if os.path.islink(link) and not self.inside(os.path.realpath(link)):
-                raise UnpackError(f"{link[len(self.root) :]} is a link that leads out of the image")
+                raise UnpackError(f"{link[len(self.root) + 1 :]!r} is a link that leads out of the image")
 
 
 def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget, spare: int = 0) -> None:

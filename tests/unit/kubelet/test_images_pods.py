@@ -13,7 +13,9 @@ import pytest_asyncio
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.images import collector, pull, puller
 from thunderfleet_kubelet.images.puller import Images
+from thunderfleet_kubelet.images.reference import parse
 from thunderfleet_kubelet.images.settings import PullSettings
+from thunderfleet_kubelet.images.store import MAX_NAMES, PUBLIC
 from thunderfleet_kubelet.node.machine import here
 from thunderfleet_kubelet.pods import evictor
 from thunderfleet_kubelet.pressure import DiskState, FileSystem, Met, parse_threshold
@@ -345,6 +347,28 @@ async def test_unused_images_are_deleted_when_the_disk_is_full_and_used_ones_nev
     assert (await node.world.phase("used", "Running"))["containerStatuses"][0]["restartCount"] == 0
     node.run("again", "old:1")
     await node.ended("again")
+
+
+async def test_an_image_with_many_names_is_bounded_and_not_deleted_under_a_pod(node: Node) -> None:
+    stay = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+    digest = node.registry.simple("used", "1", script("x", stay), config={"Cmd": ["/x"]})
+    await node.world.boot()
+    node.run("used", "used:1")
+    await node.world.phase("used", "Running")
+    # Its tag moves, and others give the image names of their own.
+    node.registry.simple("used", "1", script("x", "echo new"), config={"Cmd": ["/x"]})
+    node.run("new", "used:1", "Always")
+    await node.ended("new")
+    store = node.images.store
+    used = store.images[digest.removeprefix("sha256:")]
+    for number in range(MAX_NAMES + 1):
+        reference = parse(node.name(f"other{number}:1"))
+        assert reference is not None
+        store.name(used, reference, digest, PUBLIC)
+    assert node.name(f"used@{digest}") not in used.names
+    assert [len(one) for one in (used.tags, used.digests, used.access)] == [MAX_NAMES] * 3
+    await node.images.collector.free(2**50)
+    assert used.key in store.images and node.world.processes()
 
 
 async def test_a_failed_pull_is_reported_without_a_traceback_of_strangers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,6 +391,79 @@ async def test_credentials_are_sent_to_the_registry_and_to_nobody_else(
         assert secret not in said
 
 
+BOB = Credential("bob", "builder")
+
+
+@pytest.mark.parametrize(
+    ("status", "others"),
+    [(401, True), (403, True), (404, True), (400, False), (429, False), (500, False), (503, False)],
+)
+async def test_only_a_refusal_leads_to_the_next_credential(machine: Machine, status: int, others: bool) -> None:
+    registry = await machine.registry(Registry(users={"alice": "wonder-land", "bob": "builder"}))
+    registry.simple("app", "1", Entry("v", b"one"))
+
+    def given() -> set[str]:
+        return {headers["Authorization"] for _, headers in registry.asked if "Authorization" in headers}
+
+    registry.failing = lambda path: status if registry.asked[-1][1].get("Authorization") == BOB.basic else 0
+    if others:
+        pulled = await machine.pull(f"{registry.host}/app:1", BOB, ALICE)
+        assert pulled.stored.access == {f"{registry.host}/app": [ALICE.mark]}
+    else:
+        with pytest.raises(PullError, match=f"HTTP {status}"):
+            await machine.pull(f"{registry.host}/app:1", BOB, ALICE)
+    assert given() == ({BOB.basic, ALICE.basic} if others else {BOB.basic})
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 503])
+async def test_a_token_that_is_refused_leads_to_the_next_credential(machine: Machine, status: int) -> None:
+    registry = await machine.registry(Registry(users={"alice": "wonder-land"}, bearer=True))
+    registry.simple("app", "1", Entry("v", b"one"))
+    registry.failing = lambda path: status if registry.asked[-1][1].get("Authorization") == BOB.basic else 0
+    if status in (429, 503):
+        with pytest.raises(PullError, match=rf"gives no token \(HTTP {status}\)"):
+            await machine.pull(f"{registry.host}/app:1", BOB, ALICE)
+        assert not any(ALICE.basic == headers.get("Authorization") for _, headers in registry.asked)
+    else:
+        pulled = await machine.pull(f"{registry.host}/app:1", BOB, ALICE)
+        assert pulled.stored.access == {f"{registry.host}/app": [ALICE.mark]}
+
+
+@pytest.mark.parametrize("fault", ["the layer lies", "the layer is too large", "the layer is not unpacked"])
+async def test_what_every_credential_would_get_is_asked_for_once(machine: Machine, fault: str) -> None:
+    registry = await machine.registry(Registry(users={"alice": "wonder-land", "bob": "builder"}))
+    layer = Layer.of(Entry("../out" if fault == "the layer is not unpacked" else "v", b"one"))
+    registry.put("app", "1", registry.image(layer))
+    content = layer.blob
+    if fault == "the layer lies":
+        registry.lies[digest_of(content)] = content[:-1] + b"x"
+    elif fault == "the layer is too large":
+        registry.lies[digest_of(content)] = content + b"x"
+    with pytest.raises(PullError):
+        await machine.pull(f"{registry.host}/app:1", BOB, ALICE)
+    # Without a password, and with one.
+    assert len(registry.paths("manifests")) == 2
+    assert not any(ALICE.basic == headers.get("Authorization") for _, headers in registry.asked)
+
+
+async def test_a_registry_that_hangs_up_is_not_asked_for_each_credential(machine: Machine) -> None:
+    calls = 0
+
+    def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        calls += 1
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        counts = []
+        for given in ((), (BOB, ALICE)):
+            calls = 0
+            with pytest.raises(PullError, match="the connection broke off"):
+                await machine.pull(f"127.0.0.1:{server.sockets[0].getsockname()[1]}/app:1", *given)
+            counts.append(calls)
+    assert counts[0] == counts[1] > 0
+
+
 async def test_errors_do_not_show_signed_addresses(machine: Machine) -> None:
     store = await machine.registry()
     registry = await machine.registry()
@@ -581,6 +654,43 @@ async def test_no_room_is_an_error_after_room_was_asked_for(machine: Machine, mo
         await machine.pull(f"{registry.host}/app:1")
     assert len(machine.asked_for_room) == 1
     assert registry.paths("blobs") and len(registry.paths("blobs")) == 1
+
+
+async def test_pulls_that_fill_the_disk_together_end_before_it_is_full(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them finds room for itself when it begins."""
+    registry = await machine.registry()
+    room, spare, step = 24 * 1024 * KIB, 8 * 1024 * KIB, 256 * KIB
+    names = ["app1", "app2", "app3"]
+    for name in names:
+        registry.simple(name, "1", random("data", 12 * 1024 * KIB), compression="")
+
+    def disk(path: Path) -> FileSystem:
+        taken = sum(file.stat().st_size for folder in ("partial", "blobs") for file in (machine.store.root / folder).iterdir())
+        return FileSystem(room - taken, 10**12)
+
+    for module in (pull, download):
+        monkeypatch.setattr(module, "file_system", disk)
+        monkeypatch.setattr(module, "SPARE_BYTES", spare)
+    monkeypatch.setattr(download, "ROOM_STEP", step)
+    monkeypatch.setattr(download, "READ", step // 4)
+    done = await asyncio.gather(*(machine.pull(f"{registry.host}/{name}:1") for name in names), return_exceptions=True)
+    assert machine.asked_for_room == []
+    errors = [one for one in done if isinstance(one, BaseException)]
+    assert errors and all("would stay free on the disk" in str(one) for one in errors), errors
+    assert disk(machine.store.root).available > 0
+
+
+async def test_room_is_made_of_parts_that_nobody_continues(machine: Machine) -> None:
+    """A registry that cuts layers off, and has others each time, leaves a part of each."""
+    registry = await machine.registry()
+    await leave_a_part(machine, registry)
+    (part,) = machine.store.partial.iterdir()
+    size = part.stat().st_size
+    with machine.store.reserving([f"sha256:{part.name}"]):
+        assert await Collector(machine.store, machine.settings, set).free(2**40) == 0 and part.exists()
+    assert await Collector(machine.store, machine.settings, set).free(2**40) == size and not part.exists()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from thunderfleet_kubelet.images import layer as layers
@@ -142,6 +143,10 @@ BAD = {
         [folder("a/b"), link("l", "a/b/../../ok"), Entry("a/.wh.b"), link("c/top", "/"), link("a/b", "../c/top")],
         "is a link that leads out of the image",
     ),
+    "link that leads out later, named to change a terminal": (
+        [folder("a/b"), link("\x1b[2J", "a/b/../../ok"), Entry("a/.wh.b"), link("c/top", "/"), link("a/b", "../c/top")],
+        r"'\\x1b\[2J' is a link that leads out of the image",
+    ),
     "hard link out": ([link("h", "../../etc/passwd", tarfile.LNKTYPE)], "leads out"),
     "hard link to a link": ([link("l", "x"), link("h", "l", tarfile.LNKTYPE)], "not a file of the image"),
     "hard link to nothing": ([link("h", "nothing", tarfile.LNKTYPE)], "not a file of the image"),
@@ -244,6 +249,15 @@ def test_all_paths_together_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         unpacked(many, lower, *uppers)
 
 
+def test_folders_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacking_process, "MAX_KNOWN", 10)
+    tree = unpacking_process.Tree(os.path.realpath(tmp_path), Budget(MIB, 1000))
+    for number in range(25):
+        assert tree.folder(("a", str(number))) == f"{tree.root}/a/{number}"
+        assert len(tree.folders) <= 10
+    assert len(os.listdir(tmp_path / "a")) == 25
+
+
 @pytest.mark.parametrize("named", [False, True], ids=["by a file in them", "by entries of their own"])
 def test_links_do_not_make_folders_deeper_than_entries_may(tmp_path: Path, named: bool) -> None:
     """What is deeper than Python calls functions could not be deleted any more."""
@@ -270,7 +284,27 @@ def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
     files = files_of(tmp_path, [Layer.of(Entry("f", b"x"))])
     with pytest.raises(UnpackError, match="the disk is full"):
         unpack(files, root, Budget(MIB, 10), spare=2**60)
-    assert (root / "f").stat().st_size == 0
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_entries_without_content_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A file of one byte takes a whole block, and a million of them take gigabytes."""
+    count, free, spare = 2000, 4 * MIB, MIB
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def disk(path: str) -> SimpleNamespace:
+        """As if each entry took a block of 4 KiB."""
+        return SimpleNamespace(f_frsize=4096, f_bavail=free // 4096 - len(os.listdir(root)))
+
+    monkeypatch.setattr(os, "statvfs", disk)
+    monkeypatch.setattr(unpacking_process, "ROOM_STEP", 256 * 1024)
+    made = {"file": Entry, "folder": folder, "link": lambda name: link(name, ".")}[kind]
+    files = files_of(tmp_path, [Layer.of(*(made(str(number)) for number in range(count)), compression="")])
+    with pytest.raises(UnpackError, match="the disk is full"):
+        unpack(files, root, Budget(100 * MIB, count), spare=spare)
+    assert free - 4096 * len(os.listdir(root)) >= spare
 
 
 def test_a_window_of_zstd_is_bounded(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_the_deadline_ends_a_pod_when_it_is_reached() -> None:
     before = decide(one, seen(NOW + 59, attempts={"a": (running(),)}))
     assert (before.stops, before.wake_at) == ((), NOW + 60)
     after = decide(one, seen(NOW + 60, attempts={"a": (running(),)}))
-    assert after.stops == (Stop("a", 0, 30.0, "the pod exceeded its activeDeadlineSeconds"),)
+    assert after.stops == (Stop("a", 0, 30.0, "the pod exceeded its activeDeadlineSeconds", with_pod=True),)
     assert (after.wake_at, after.ended) == (None, False)
     ended = status_of(one, seen(NOW + 61, attempts={"a": (exited(0),)}))
     assert (ended["phase"], ended["reason"]) == ("Failed", "DeadlineExceeded")
@@ -240,7 +240,7 @@ def test_why_a_pod_ends() -> None:
         (pod(), {"removed": True}, "the pod no longer exists in the API server"),
         (pod(status={"phase": "Failed"}), {}, "the pod has terminated"),
     ):
-        assert decide(one, seen(attempts=live, **more)).stops == (Stop("a", 2, 30.0, message),)
+        assert decide(one, seen(attempts=live, **more)).stops == (Stop("a", 2, 30.0, message, with_pod=True),)
     gone = decide(pod(), seen(attempts={"a": (exited(),)}, removed=True))
     assert (gone.status, gone.ended, gone.starts) == (None, True, ())
     over = decide(pod(status={"phase": "Failed"}), seen(attempts={"a": (exited(),)}))
@@ -262,7 +262,7 @@ def test_a_failed_probe_stops_with_its_own_grace() -> None:
 def test_a_pod_that_finished_still_ends_its_sidecars() -> None:
     one = pod({"name": "a"}, inits=({"name": "s", "restartPolicy": "Always"},), restartPolicy="Never")
     decision = decide(one, seen(attempts={"a": (exited(),), "s": (running(),)}))
-    assert decision.stops == (Stop("s", 0, 30.0, "the pod's main containers have terminated"),)
+    assert decision.stops == (Stop("s", 0, 30.0, "the pod's main containers have terminated", with_pod=True),)
     failed = pod({"name": "a"}, inits=({"name": "s", "restartPolicy": "Always"}, {"name": "i"}), restartPolicy="Never")
     decision = decide(failed, seen(attempts={"i": (exited(1),), "s": (running(),)}))
     assert [stop.container for stop in decision.stops] == ["s"]

@@ -113,6 +113,27 @@ async def test_a_pod_that_does_not_end_is_killed_in_time_and_keeps_its_exit_code
     assert state(status)["terminated"]["exitCode"] == 137 and status["reason"] == podspec.SHUTDOWN_REASON
 
 
+async def test_sidecars_end_one_after_the_other_within_the_grace_of_their_pod(world: World) -> None:
+    await world.boot()
+    ends_late = "trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done"
+    hook = {"preStop": {"exec": {"command": ["sleep", "0.3"]}}}
+    sidecars = [
+        sh(TRAPS, restartPolicy="Always") | {"name": "first"},
+        sh(ends_late, restartPolicy="Always", lifecycle=hook) | {"name": "second"},
+    ]
+    spec = {"initContainers": sidecars, "containers": [sh(ends_late)], "terminationGracePeriodSeconds": 3600}
+    world.api.add_pod("one", spec)
+    await world.phase("one", "Running")
+    await world.managers[-1].shut_down(PERIOD, 0)
+    assert (await world.phase("one", "Failed"))["reason"] == podspec.SHUTDOWN_REASON
+    folder = world.folder("one")
+    graces = [float((folder.attempt(name, 0) / "stop").read_text()) for name in ("main", "second", "first")]
+    whole = PERIOD - manager.KILL_SECONDS
+    assert whole / 2 < graces[0] <= whole
+    # The time of the main container and of the hook, and then that of the second sidecar too.
+    assert whole / 2 < graces[1] <= whole - 0.6 and whole / 2 < graces[2] <= graces[1] - 0.3
+
+
 async def test_pods_that_end_while_the_api_server_is_away_do_not_hold_the_kubelet(world: World) -> None:
     await world.boot()
     world.api.add_pod("plain", {"containers": [sh("sleep 3600")], "restartPolicy": "Always"})

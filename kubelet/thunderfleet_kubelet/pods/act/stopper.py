@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 
 LEAST_GRACE_SECONDS = 2.0
-"""The time between SIGTERM and SIGKILL even if the preStop hook used up the grace period."""
+"""The time between SIGTERM and SIGKILL even if the preStop hook or other containers of the pod used up the grace period."""
 
 
 class Stopper:
@@ -21,6 +21,8 @@ class Stopper:
     def __init__(self, context: PodContext) -> None:
         self._context = context
         self._grace: dict[tuple[str, int], float] = {}
+        self._began: float | None = None
+        """When the pod began to end (time of the event loop); a kubelet that starts meanwhile begins anew."""
 
     def is_stopping(self, name: str, number: int) -> bool:
         """Whether this attempt of the container is being stopped."""
@@ -29,6 +31,8 @@ class Stopper:
     def begin(self, stop: Stop) -> bool:
         """True if ``stop`` must be carried out by ``run``. A repeated stop only shortens the grace period."""
         key = (stop.container, stop.number)
+        if stop.with_pod and self._began is None:
+            self._began = asyncio.get_running_loop().time()
         before = self._grace.get(key)
         if before is not None and stop.grace >= before:
             return False
@@ -51,23 +55,28 @@ class Stopper:
             self._context.wake()
 
     async def _run(self, stop: Stop) -> None:
-        context, name = self._context, stop.container
-        began = asyncio.get_running_loop().time()
+        context, name, now = self._context, stop.container, asyncio.get_running_loop().time
+        began = self._began if stop.with_pod and self._began is not None else now()
         if context.containers.stop_grace(name, stop.number) is None:
             context.event("Normal", "Killing", f"Stopping container {name}: {stop.message}", name)
-            await self._pre_stop(stop)
+            await self._pre_stop(stop, _rest(stop.grace, now() - began))
         # Read after the hook: a repeated stop may have shortened it.
         grace = self._grace[(name, stop.number)]
         if grace > 0:
-            grace = max(grace - (asyncio.get_running_loop().time() - began), min(grace, LEAST_GRACE_SECONDS))
+            grace = _rest(grace, now() - began)
         context.containers.stop(name, stop.number, grace)
 
-    async def _pre_stop(self, stop: Stop) -> None:
+    async def _pre_stop(self, stop: Stop, seconds: float) -> None:
         context, name = self._context, stop.container
         container = context.container(name)
         hook = (container.get("lifecycle") or {}).get("preStop")
         if hook and stop.grace > 0:
             run = context.runner(name, stop.number)
-            success, output = await probes.run(hook, container, context.host, run, stop.grace)
+            success, output = await probes.run(hook, container, context.host, run, seconds)
             if not success:
                 context.event("Warning", "FailedPreStopHook", f"PreStopHook failed: {output}", name)
+
+
+def _rest(grace: float, passed: float) -> float:
+    """What is left of a grace period."""
+    return max(grace - passed, min(grace, LEAST_GRACE_SECONDS))

@@ -27,12 +27,16 @@ PROBLEM_LIMIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Stop:
-    """Stop the live attempt of ``container``: preStop hook, SIGTERM, and SIGKILL ``grace`` seconds after the stop began."""
+    """Stop the live attempt of ``container``: preStop hook, SIGTERM, and SIGKILL ``grace`` seconds after the stop began.
+
+    ``with_pod``: the whole pod ends, so the grace began with the first of its containers that was stopped for this.
+    """
 
     container: str
     number: int
     grace: float
     message: str
+    with_pod: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,10 +159,10 @@ def _stop_unhealthy(pod: Json, observed: Observed, actions: _Actions) -> None:
             _stop(container, observed, podspec.probe_grace_of(pod, container), message, actions)
 
 
-def _stop(container: Json, observed: Observed, grace: float, message: str, actions: _Actions) -> None:
+def _stop(container: Json, observed: Observed, grace: float, message: str, actions: _Actions, with_pod: bool = False) -> None:
     last = observed.last(container["name"])
     if last is not None and last.live:
-        actions.stops.append(Stop(container["name"], last.number, grace, message))
+        actions.stops.append(Stop(container["name"], last.number, grace, message, with_pod))
 
 
 def _stop_all(pod: Json, observed: Observed, ending: Ending, actions: _Actions) -> None:
@@ -169,7 +173,7 @@ def _stop_all(pod: Json, observed: Observed, ending: Ending, actions: _Actions) 
     sidecars = podspec.sidecars(pod)
     first = [container for container in podspec.all_containers(pod) if container not in sidecars]
     for container in first:
-        _stop(container, observed, grace, ending.value, actions)
+        _stop(container, observed, grace, ending.value, actions, with_pod=True)
     if not actions.stops:
         _stop_last_sidecar(pod, observed, grace, ending.value, actions)
 
@@ -177,5 +181,5 @@ def _stop_all(pod: Json, observed: Observed, ending: Ending, actions: _Actions) 
 def _stop_last_sidecar(pod: Json, observed: Observed, grace: float, message: str, actions: _Actions) -> None:
     for container in reversed(podspec.sidecars(pod)):
         if observed.is_live(container["name"]):
-            _stop(container, observed, grace, message, actions)
+            _stop(container, observed, grace, message, actions, with_pod=True)
             return

@@ -1,0 +1,163 @@
+"""Steps of the node conformance tests of Kubernetes for volumes, with real processes."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from thunderfleet_kubelet.pods import context
+from thunderfleet_kubelet.pods.act import mounter
+
+from tests.support.pods import World, sh, state
+
+Json = dict[str, Any]
+FIELDS = {"labels": "metadata.labels", "annotations": "metadata.annotations", "podname": "metadata.name"}
+STAYS = "while :; do sleep 0.05; done"
+OBJECTS = ("configMap", "secret")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounter, "REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr(context, "FRESH_SECONDS", 0.1)
+
+
+def source_of(kind: str, name: str, **more: Any) -> Json:
+    """A volume of a ConfigMap or Secret."""
+    return {kind: {("secretName" if kind == "secret" else "name"): name, **more}}
+
+
+def projected(source: Json, **more: Any) -> Json:
+    """The same content in a projected volume."""
+    ((kind, spec),) = source.items()
+    spec = {"name" if key == "secretName" else key: value for key, value in spec.items() if key != "defaultMode"}
+    modes = {key: value for key, value in source[kind].items() if key == "defaultMode"}
+    return {"projected": {"sources": [{kind: spec}], **modes, **more}}
+
+
+SHAPES: dict[str, Callable[[Json], Json]] = {"alone": lambda source: source, "projected": projected}
+
+
+def add(world: World, kind: str, name: str, **data: str) -> None:
+    encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+    world.api.add("secrets" if kind == "secret" else "configmaps", name, encoded if kind == "secret" else data)
+
+
+def pod_with(source: Json, script: str = STAYS, **more: Any) -> Json:
+    mount = [{"name": "v", "mountPath": "/v"}]
+    return {"volumes": [{"name": "v", **source}], "containers": [sh(script, volumeMounts=mount, **more)]}
+
+
+def seen(world: World, pod: str) -> dict[str, str]:
+    """The files of the volume as the container sees them."""
+    folder = world.folder(pod).sandbox("main", 0) / "v"
+    return {path.name: path.read_text() for path in folder.iterdir() if not path.name.startswith("..")}
+
+
+def update(world: World, name: str, **metadata: Any) -> None:
+    pod = world.api.pod(name)
+    world.api.put(f"/api/v1/namespaces/default/pods/{name}", {**pod, "metadata": {**pod["metadata"], **metadata}})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_changed_labels_and_annotations_arrive_in_the_volume(world: World, shape: str) -> None:
+    await world.boot()
+    items = [{"path": name, "fieldRef": {"fieldPath": path}} for name, path in FIELDS.items()]
+    world.api.add_pod("one", pod_with(SHAPES[shape]({"downwardAPI": {"items": items}})))
+    update(world, "one", labels={"key1": "value1"}, annotations={"builder": "bar"})
+    await world.phase("one", "Running")
+    expected = {"labels": 'key1="value1"', "annotations": 'builder="bar"', "podname": "one"}
+    await world.until(lambda: seen(world, "one") == expected)
+    update(world, "one", labels={"key1": "value1", "key3": "value3"}, annotations={"builder": "foo"})
+    expected |= {"labels": 'key1="value1"\nkey3="value3"', "annotations": 'builder="foo"'}
+    await world.until(lambda: seen(world, "one") == expected)
+    assert world.api.pod("one")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_limits_and_requests_of_the_container_or_what_the_node_has(world: World, shape: str, limited: bool) -> None:
+    await world.boot()
+    wanted = {"cpu_limit": ("limits.cpu", "1m"), "memory_limit": ("limits.memory", "1Mi")}
+    if limited:
+        wanted |= {"cpu_request": ("requests.cpu", "1m"), "memory_request": ("requests.memory", "1Mi")}
+    items = [
+        {"path": path, "resourceFieldRef": {"containerName": "main", "resource": resource, "divisor": divisor}}
+        for path, (resource, divisor) in wanted.items()
+    ]
+    resources = {"limits": {"cpu": "1250m", "memory": "64Mi"}, "requests": {"cpu": "250m", "memory": "32Mi"}}
+    more = {"resources": resources} if limited else {}
+    world.api.add_pod("one", pod_with(SHAPES[shape]({"downwardAPI": {"items": items}}), **more))
+    await world.phase("one", "Running")
+    own = {"cpu_limit": "1250", "memory_limit": "64", "cpu_request": "250", "memory_request": "32"}
+    # That of the node, which has 4 CPUs and 8 GiB.
+    node = {"cpu_limit": "4000", "memory_limit": "8192"}
+    assert seen(world, "one") == (own if limited else node)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", OBJECTS)
+async def test_optional_objects_come_change_and_go(world: World, kind: str, shape: str) -> None:
+    await world.boot()
+    source = SHAPES[shape](source_of(kind, "maybe", optional=True))
+    world.api.add_pod("one", pod_with(source))
+    await world.phase("one", "Running")
+    assert seen(world, "one") == {}
+    for data in ({"a": "1"}, {"a": "2", "b": "3"}, {"b": "3"}):
+        add(world, kind, "maybe", **data)
+        await world.until(lambda data=data: seen(world, "one") == data)
+    plural = "secrets" if kind == "secret" else "configmaps"
+    del world.api.objects[f"/api/v1/namespaces/default/{plural}/maybe"]
+    await world.until(lambda: seen(world, "one") == {})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", OBJECTS)
+async def test_a_pod_waits_for_an_object_and_for_a_key_that_it_needs(world: World, kind: str, shape: str) -> None:
+    await world.boot()
+    add(world, kind, "there", other="x")
+    for name, source in (
+        ("object", source_of(kind, "missing")),
+        ("key", source_of(kind, "there", items=[{"key": "k", "path": "k"}])),
+    ):
+        world.api.add_pod(name, pod_with(SHAPES[shape](source)))
+        await world.until(lambda name=name: state(world.api.pod(name)["status"])["waiting"]["reason"] == "ContainerCreating")
+    said = ("'missing' not found", "'there' has no key 'k'")
+    await world.until(lambda: all(any(one in event["message"] for event in world.api.events) for one in said))
+    assert {world.api.pod(name)["status"]["phase"] for name in ("object", "key")} == {"Pending"}
+    assert world.processes() == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", OBJECTS)
+async def test_modes_of_a_volume_and_of_its_items(world: World, kind: str, shape: str) -> None:
+    await world.boot()
+    add(world, kind, "data", one="1", two="2")
+    items = [{"key": "one", "path": "one"}, {"key": "two", "path": "deep/two", "mode": 0o700}]
+    source = SHAPES[shape](source_of(kind, "data", items=items, defaultMode=0o400))
+    script = 'cd "$HOME/v" && stat -L -c %a one deep/two && cat one deep/two && echo && id -u && stat -L -c %u one'
+    world.api.add_pod("one", pod_with(source, script))
+    await world.phase("one", "Succeeded")
+    *lines, user, owner = (await world.log("one")).splitlines()
+    assert lines == ["400", "700", "12"] and user == owner
+
+
+async def test_a_secret_of_another_namespace_is_another_one(world: World) -> None:
+    await world.boot()
+    add(world, "secret", "same", key="mine")
+    other = {"metadata": {"name": "same", "namespace": "other"}, "data": {"key": base64.b64encode(b"theirs").decode()}}
+    world.api.put("/api/v1/namespaces/other/secrets/same", other)
+    for shape in SHAPES:
+        world.api.add_pod(shape, pod_with(SHAPES[shape](source_of("secret", "same"))))
+        await world.phase(shape, "Running")
+        assert seen(world, shape) == {"key": "mine"}
+
+
+@pytest.mark.parametrize("mode", ["644", "666", "777"])
+async def test_files_in_an_empty_folder_have_the_modes_that_they_are_given(world: World, mode: str) -> None:
+    await world.boot()
+    script = f'cd "$HOME/v" && echo content > f && chmod {mode} f && cat f && stat -c %a f && id -u && stat -c %u f'
+    world.api.add_pod("one", pod_with({"emptyDir": {}}, script))
+    await world.phase("one", "Succeeded")
+    *lines, user, owner = (await world.log("one")).splitlines()
+    assert lines == ["content", mode] and user == owner
