@@ -460,6 +460,7 @@ def pods_of(group: Deployment) -> Json:
     }
 
 
+@pytest.mark.soak
 def test_an_upgrade_from_unsigned_plans_restarts_nothing(line: Line, no_policies: None, deploy: Deploy) -> None:
     """Without the policies, because this test writes the older status."""
     older = deploy("older", **ONE).until_ready()
