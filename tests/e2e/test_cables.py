@@ -113,6 +113,7 @@ class TestOneGroup:
     def served(self, one: Deployment) -> Deployment:
         return one.until_ready()
 
+    @pytest.mark.soak
     def test_a_frozen_supervisor_of_rank_0_is_restarted(self, line: Line, served: Deployment, alone: Alone) -> None:
         hit = served.ranks()[0]
         done = line.run(hit["node"], "pkill", "-STOP", "-f", SUPERVISOR)
