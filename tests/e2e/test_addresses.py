@@ -82,6 +82,7 @@ def test_everything_follows_a_new_address(line: Line, alone: Alone) -> None:
     assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
+@pytest.mark.soak
 def test_a_mac_that_boots_without_a_lease_waits_for_one(line: Line) -> None:
     """It publishes no loopback address meanwhile."""
     mac = line.cluster.machines["studio-2"]

@@ -113,6 +113,7 @@ class TestOneGroup:
     def served(self, one: Deployment) -> Deployment:
         return one.until_ready()
 
+    @pytest.mark.soak
     def test_a_frozen_supervisor_of_rank_0_is_restarted(self, line: Line, served: Deployment, alone: Alone) -> None:
         hit = served.ranks()[0]
         done = line.run(hit["node"], "pkill", "-STOP", "-f", SUPERVISOR)
@@ -130,6 +131,7 @@ class TestOneGroup:
         # The first test that interrupts the cable.
         check_a_pulled_cable(line, served, "JACCL", alone(PROMPT, TOKENS))
 
+    @pytest.mark.soak
     def test_a_link_that_somebody_edits_or_deletes_moves_no_group(self, line: Line, served: Deployment, alone: Alone) -> None:
         before = served.group()
         assert links(served) == {LINK}
@@ -260,6 +262,7 @@ def test_rdma_that_is_switched_off_leaves_the_cable_for_tcp(line: Line, deploy: 
         line.cluster.rdma("on", "studio-2")
 
 
+@pytest.mark.soak
 def test_with_nowhere_to_go_nothing_starts_until_the_cable_is_back(line: Line, deploy: Deploy, alone: Alone) -> None:
     rested(line)
     served = deploy("stuck", transport="JACCL", parallelism="Tensor").until_ready()

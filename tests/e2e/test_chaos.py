@@ -1,4 +1,7 @@
-"""The fault suite with two short episodes; ``python -m tests.chaos`` runs long ones."""
+"""The fault suite with two short episodes; ``python -m tests.chaos`` runs long ones.
+
+In `make test` the faults are those of test_faults, one at a time, and tests/unit/chaos tests the suite itself.
+"""
 
 from collections.abc import Iterator
 
@@ -7,7 +10,8 @@ import pytest
 from tests.chaos import fleet
 from tests.chaos.plan import Action, Blow, Episode, Fault, Shape, Stage, Step, Target
 from tests.chaos.run import Runner
-from tests.support.tiers import quick
+
+pytestmark = pytest.mark.soak
 
 MACS = 3
 
@@ -47,7 +51,7 @@ def runner() -> Iterator[Runner]:
         yield Runner(line, print)
 
 
-@pytest.mark.parametrize("episode", quick(EPISODES[1:], EPISODES))
+@pytest.mark.parametrize("episode", EPISODES)
 def test_after_every_fault_it_serves_again_and_nothing_is_left(runner: Runner, episode: Episode) -> None:
     (records,) = runner.run(0, [episode])
     assert not [f"{record.where}: {text}" for record in records for text in record.violations]

@@ -388,6 +388,7 @@ def test_a_plan_for_another_namespace_plants_no_pod_there(
     assert volumes and not [volume for volume in volumes if volume.get("hostPath", {}).get("path") == "/etc"]
 
 
+@pytest.mark.soak
 def test_no_secret_is_deleted_for_its_name(
     line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
 ) -> None:
@@ -460,6 +461,7 @@ def pods_of(group: Deployment) -> Json:
     }
 
 
+@pytest.mark.soak
 def test_an_upgrade_from_unsigned_plans_restarts_nothing(line: Line, no_policies: None, deploy: Deploy) -> None:
     """Without the policies, because this test writes the older status."""
     older = deploy("older", **ONE).until_ready()

@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from thunderfleet_localcluster.client.cluster import Cluster
@@ -123,6 +124,7 @@ def test_join_with_a_wrong_hash_sends_no_token(fleet: Fleet, tmp_path: Path) -> 
     assert not (tmp_path / "node/identity/client.pem").exists()
 
 
+@pytest.mark.soak
 def test_join_with_a_token_that_is_no_good(fleet: Fleet, tmp_path: Path) -> None:
     unknown = joining(fleet, tmp_path / "node", "late-1", token="abcdef.0123456789abcdef")
     assert unknown.returncode == 1
@@ -152,6 +154,7 @@ def test_join_with_a_token_that_is_no_good(fleet: Fleet, tmp_path: Path) -> None
     assert not (tmp_path / "node/identity/client.pem").exists()
 
 
+@pytest.mark.soak
 def test_join_under_a_name_that_is_taken(fleet: Fleet, tmp_path: Path) -> None:
     unbound = joining(fleet, tmp_path / "node", LINUX, "--replace")
     assert unbound.returncode == 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Deploy, Deployment, Line
@@ -120,6 +121,7 @@ def second(served: Deployment) -> list[str]:
     return [name for name, found in labels if found.get("thunderfleet.io/group") == "1"]
 
 
+@pytest.mark.soak
 def test_eviction_of_one_rank_drains_the_group(line: Line, deploy: Deploy) -> None:
     served = deploy("evicted", recovery={"maxRestarts": 0}).until_ready()
     nodes = [rank["node"] for rank in served.ranks()]

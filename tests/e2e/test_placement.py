@@ -166,6 +166,7 @@ def test_one_mac_is_enough_and_the_smallest_does(served: Callable[..., Json]) ->
     assert group["reason"].startswith("by predicted speed (policy Fewest); one Mac holds the whole model")
 
 
+@pytest.mark.soak
 def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Line, served: Callable[..., Json]) -> None:
     group = served("mesh", nodes={"min": 3, "selector": {"shape": "mesh"}})
     assert (group["transport"], group["parallelism"]) == ("JACCL", "Pipeline")
@@ -228,7 +229,7 @@ def said(line: Line, kind: str) -> tuple[str, str]:
     return found.get("status", ""), found.get("reason", "")
 
 
-@pytest.mark.parametrize("rdma", [True, False])
+@pytest.mark.parametrize("rdma", quick([True], [True, False]))
 def test_a_cable_seen_from_one_end_carries_a_group(line: Line, served: Callable[..., Json], rdma: bool) -> None:
     """For RDMA if possible, otherwise for TCP."""
     line.cluster.rdma("on" if rdma else "off", "ring-2")

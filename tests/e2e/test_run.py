@@ -140,8 +140,10 @@ def test_kubectl_shows_the_fleet_and_what_serves(line: Line, there: tuple[str, .
     assert limited.returncode == 0 and "install metrics-server" in limited.stdout and mac in limited.stdout
 
 
+@pytest.mark.soak
 def test_an_intake_that_hangs_has_an_event_and_another_one_serves(line: Line, there: tuple[str, ...]) -> None:
     within = ("-n", NAMESPACE)
+    assert run(line, MODEL, *there, text="Hello").returncode == 0
     drawn = json.loads(view(line, "topology", "-o", "json", *within).stdout)
     (mac,) = (mac["name"] for mac in drawn["macs"] if mac["ranks"])
     assert hunt(line, mac, f"{NAME}-", INTAKE, STOP)
@@ -163,16 +165,11 @@ def test_an_intake_that_hangs_has_an_event_and_another_one_serves(line: Line, th
     assert again.returncode == 0, again.stderr
 
 
-def test_why_names_what_keeps_a_model_from_serving(line: Line, there: tuple[str, ...]) -> None:
-    assert run(line, "nobody/absent", "-n", NAMESPACE, text="Hello").returncode == 3
-    explained = view(line, "why", "absent", "-n", NAMESPACE)
-    line.kubectl("delete", "md", "absent", "-n", NAMESPACE, "--wait=false")
-    assert explained.returncode == 1 and "cause: ModelDeployment" in explained.stdout and "ModelNotFound" in explained.stdout
-
-
-def test_a_model_that_no_mac_has_ends_with_three(line: Line, there: tuple[str, ...]) -> None:
-    done = run(line, "nobody/has-this", "-n", NAMESPACE, text="Hello")
+def test_a_model_that_no_mac_has_ends_with_three_and_why_names_it(line: Line, there: tuple[str, ...]) -> None:
+    done = run(line, "nobody/absent", "-n", NAMESPACE, text="Hello")
     assert done.returncode == 3, done.stderr
-    assert "ModelNotFound" in done.stderr and "kubectl delete md has-this -n run-e2e" in done.stderr
-    line.kubectl("delete", "md", "has-this", NAME, "-n", NAMESPACE, "--wait=false")
+    assert "ModelNotFound" in done.stderr and f"kubectl delete md absent -n {NAMESPACE}" in done.stderr
+    explained = view(line, "why", "absent", "-n", NAMESPACE)
+    line.kubectl("delete", "md", "absent", NAME, "-n", NAMESPACE, "--wait=false")
+    assert explained.returncode == 1 and "cause: ModelDeployment" in explained.stdout and "ModelNotFound" in explained.stdout
     until(lambda: not line.items("pods", "-n", NAMESPACE), "its pods are gone")

@@ -165,6 +165,7 @@ def converted(source: Path, target: Path) -> list[int]:
     return found
 
 
+@pytest.mark.soak
 def test_a_mac_of_a_pipeline_fetches_only_the_files_of_its_layers(line: Line, hub: str, deploy: Deploy, alone: Alone) -> None:
     model = {"repository": SHARDED, "copies": "Shard"}
     deployment = deploy("sharded", model=model, parallelism="Pipeline", transport="Ring", nodes={"min": 2}).until_ready()
@@ -328,25 +329,6 @@ def test_a_model_at_a_uri_that_is_on_no_mac_serves_the_tokens_of_one_process(
         assert says in deployment.until_condition("ModelResolved", "False", reason)["message"]
 
 
-# The last one: it ends the hub.
-def test_a_mac_that_is_needed_later_copies_the_model_without_the_hub(
-    line: Line, hub: str, deploy: Deploy, alone: Alone
-) -> None:
-    deployment = deploy("later", model={"repository": LATER}, nodes={"max": 1}).until_ready()
-    first = deployment.status["groups"][0]["ranks"][0]["node"]
-    (second,) = set(line.macs) - {first}
-    stop_server(line)
-    before = from_macs(line, second)
-    deployment.patch({"replicas": 2})
-    deployment.until(lambda: deployment.status.get("ready") == "2/2", "two groups serve")
-    assert {copy["node"]: copy["phase"] for copy in deployment.status["copies"]} == dict.fromkeys(line.macs, "Complete")
-    assert from_macs(line, second) > before
-    expected = alone(PROMPT, TOKENS, LATER_LAYERS)
-    for group in deployment.status["groups"]:
-        answer = line.request(f"{group['endpoint']}/chat/completions", {**chat(PROMPT, TOKENS), "model": LATER})
-        assert answer.json["choices"][0]["token_ids"] == expected
-
-
 @pytest.mark.soak
 def test_five_gigabytes_are_fetched_copied_and_serve_the_tokens_of_one_process(
     line: Line, hub: str, deploy: Deploy, alone: Alone
@@ -365,3 +347,23 @@ def test_five_gigabytes_are_fetched_copied_and_serve_the_tokens_of_one_process(
     # Its weights are those of the small model, and others that add nothing.
     assert answer.json["choices"][0]["token_ids"] == alone(PROMPT, TOKENS)
     assert downloads(line, "large") == 2, "the header, then the file, once"
+
+
+# The last one: it ends the hub.
+@pytest.mark.soak
+def test_a_mac_that_is_needed_later_copies_the_model_without_the_hub(
+    line: Line, hub: str, deploy: Deploy, alone: Alone
+) -> None:
+    deployment = deploy("later", model={"repository": LATER}, nodes={"max": 1}).until_ready()
+    first = deployment.status["groups"][0]["ranks"][0]["node"]
+    (second,) = set(line.macs) - {first}
+    stop_server(line)
+    before = from_macs(line, second)
+    deployment.patch({"replicas": 2})
+    deployment.until(lambda: deployment.status.get("ready") == "2/2", "two groups serve")
+    assert {copy["node"]: copy["phase"] for copy in deployment.status["copies"]} == dict.fromkeys(line.macs, "Complete")
+    assert from_macs(line, second) > before
+    expected = alone(PROMPT, TOKENS, LATER_LAYERS)
+    for group in deployment.status["groups"]:
+        answer = line.request(f"{group['endpoint']}/chat/completions", {**chat(PROMPT, TOKENS), "model": LATER})
+        assert answer.json["choices"][0]["token_ids"] == expected

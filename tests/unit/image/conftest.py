@@ -73,7 +73,12 @@ def make_wheel(folder: Path, name: str, tag: str, files: dict[str, str], scripts
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Tiny:
-    checkout, wheels = tmp_path / "checkout", tmp_path / "wheels"
+    return make_tiny(tmp_path)
+
+
+def make_tiny(folder: Path) -> Tiny:
+    """Writes the checkout, its wheels and its Debian packages into a folder."""
+    checkout, wheels = folder / "checkout", folder / "wheels"
     (checkout / "image").mkdir(parents=True)
     (checkout / "LICENSE").write_text("the license\n")
     native = [
@@ -85,7 +90,7 @@ def tiny(tmp_path: Path) -> Tiny:
     (checkout / "image" / "requirements.txt").write_text(
         f"--no-index\n--find-links {wheels}\nfast-part==1.0 {hashes[native[0]]} {hashes[native[1]]}\npure==1.0 {hashes[pure]}\n"
     )
-    wheel = make_wheel(tmp_path / "ours", "thunderfleet", "py3-none-any", {"thunderfleet_operator/cli.py": "def main(): ...\n"})
+    wheel = make_wheel(folder / "ours", "thunderfleet", "py3-none-any", {"thunderfleet_operator/cli.py": "def main(): ...\n"})
     base = {
         "usr/bin/program": (b"program", 0o4755),
         "usr/lib/library": (b"library", 0o644),
@@ -97,7 +102,7 @@ def tiny(tmp_path: Path) -> Tiny:
         "usr/share/ca-certificates/mozilla/b.crt": (b"B", 0o644),
         "usr/share/ca-certificates/mozilla/a.crt": (b"A\n", 0o644),
     }
-    debs = dict([make_deb(tmp_path, "base", base), make_deb(tmp_path, "ca-certificates", certificates)])
+    debs = dict([make_deb(folder, "base", base), make_deb(folder, "ca-certificates", certificates)])
     return Tiny(checkout, wheel, debs)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from thunderfleet_image.errors import ImageError
 from thunderfleet_image.recipe import MAC, MADE, PLATFORMS, SITE_PACKAGES, USER, Platform
 
 from tests.support import oci
-from tests.unit.image.conftest import SECONDS, Tiny, make_wheel
+from tests.unit.image.conftest import SECONDS, Tiny, make_tiny, make_wheel
 
 Json = dict[str, Any]
 
@@ -34,17 +35,33 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_two_builds_have_the_same_bytes_and_a_runtime_can_read_them(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+@dataclass(frozen=True)
+class Built:
+    """A tiny checkout, its image, and the digest of that."""
+
+    tiny: Tiny
+    folder: Path
+    digest: str
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """An image that tests only read: pip takes seconds for each platform. It was built with a strict umask."""
+    folder = tmp_path_factory.mktemp("built")
+    tiny = make_tiny(folder)
     before = os.umask(0o077)
     try:
-        digest = build(tiny, first)
+        return Built(tiny, folder / "image", build(tiny, folder / "image"))
     finally:
         os.umask(before)
+
+
+def test_two_builds_have_the_same_bytes_and_a_runtime_can_read_them(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = built.folder, tmp_path / "second"
     monkeypatch.setenv("TZ", "Pacific/Kiritimati")
-    assert build(tiny, second) == digest
+    assert build(built.tiny, second) == built.digest
     assert files(first) == files(second)
 
     found = oci.manifests(first)
@@ -61,10 +78,9 @@ def test_two_builds_have_the_same_bytes_and_a_runtime_can_read_them(
     assert found["amd64"]["layers"][0] == found["arm64"]["layers"][0], "packages for all architectures are shared"
 
 
-def test_the_file_system_is_what_the_recipe_says(tiny: Tiny, tmp_path: Path) -> None:
-    build(tiny, tmp_path / "image")
+def test_the_file_system_is_what_the_recipe_says(built: Built, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    oci.unpack(tmp_path / "image", oci.manifests(tmp_path / "image")["arm64"], root)
+    oci.unpack(built.folder, oci.manifests(built.folder)["arm64"], root)
     assert (root / "usr/bin/same").read_bytes() == b"program"
     assert (root / "lib").readlink() == Path("usr/lib")
     assert (root / "etc/ssl/certs/ca-certificates.crt").read_bytes() == b"A\nB\n"
@@ -80,18 +96,17 @@ def test_the_file_system_is_what_the_recipe_says(tiny: Tiny, tmp_path: Path) -> 
     assert (root / "usr/bin/python3").readlink() == Path("python3.13")
 
 
-def test_the_image_for_macs_has_our_packages_and_scripts_that_start_the_python_of_the_mac(tiny: Tiny, tmp_path: Path) -> None:
-    build(tiny, tmp_path / "image")
-    (manifest,) = oci.manifests(tmp_path / "image", "darwin").values()
-    config = oci.configuration(tmp_path / "image", manifest)
+def test_the_image_for_macs_has_our_packages_and_scripts_that_start_the_python_of_the_mac(built: Built, tmp_path: Path) -> None:
+    (manifest,) = oci.manifests(built.folder, "darwin").values()
+    config = oci.configuration(built.folder, manifest)
     assert (config["os"], config["architecture"]) == ("darwin", "arm64")
     root = tmp_path / "root"
-    oci.unpack(tmp_path / "image", manifest, root)
+    oci.unpack(built.folder, manifest, root)
     assert sorted(path.name for path in (root / "bin").iterdir()) == sorted(mac.PROGRAMS)
     assert {path.name for path in (root / "packages").iterdir()} == {"thunderfleet_operator", "thunderfleet-1.0.dist-info"}
     text = (root / "bin/thunderfleet-operator").read_text()
     assert f"exec {mac.PYTHON} " in text and "from thunderfleet_operator.cli import main" in text
-    assert {member.mtime for layer in manifest["layers"] for member in oci.members(tmp_path / "image", layer)} == {MADE}
+    assert {member.mtime for layer in manifest["layers"] for member in oci.members(built.folder, layer)} == {MADE}
 
 
 def test_an_image_for_macs_alone_needs_no_packages_of_debian(

@@ -183,6 +183,22 @@ async def test_the_eviction_of_one_rank_drains_all_and_costs_nothing(world: Worl
     assert [rank.node for rank in group.ranks] == ["big-1"]
 
 
+async def test_an_eviction_from_a_mac_that_takes_other_pods_drains_and_costs_nothing_either(world: World) -> None:
+    world.deploy(recovery={"maxRestarts": 0, "backoffSeconds": 300})
+    await world.round()
+    world.run_pods()
+    world.say("Ready", 1)
+    await world.round()
+    evict(world, "md-0-e1-1")
+    await world.round()
+    assert world.drained == [(0, 1)] and states(world) == [(1, "Draining")]
+    draining(world, 1, stopped=True)
+    await world.round()
+    group = world.md.status.groups[0]
+    assert group.last_failure is not None
+    assert (group.epoch, group.restarts, group.last_failure.reason) == (2, 0, "Evicted")
+
+
 async def test_an_evicted_group_without_another_place_says_so_and_comes_back(world: World) -> None:
     world.deploy()
     await world.round()

@@ -179,6 +179,7 @@ async def test_a_rank_that_hangs_in_a_phase_costs_one_attempt(
     assert (leader.state.attempt, leader.state.verified.status) == (2, "True")
 
 
+@pytest.mark.soak
 async def test_a_wrong_offset_of_a_cache(make_group: Callable[..., Any], tmp_path: Path) -> None:
     """The second step of a prompt is written one place too early."""
     copymodel.make(tmp_path / "copier", LARGE)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from thunderfleet_crds.fetching import FetchResult
@@ -20,7 +21,7 @@ from thunderfleet_localcluster.models import hub as testhub
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.models.hub import Hub
 from thunderfleet_runner import cli
-from thunderfleet_runner.hub import convert, quantize
+from thunderfleet_runner.hub import convert, quantize, resolve
 from thunderfleet_runner.hub.convert import Refused
 
 REPOSITORY = "owner/tiny"
@@ -116,16 +117,29 @@ def test_the_result_is_what_mlx_lm_writes(hub: Hub, pod: Pod, original: Path, ex
     assert not any((pod.staging / name).exists() for name in ("source", "model", "writing", "out"))
 
 
+@pytest.fixture(scope="module")
+def sized() -> dict[str, Any]:
+    """The sizes of each manifest, which a child computes in seconds."""
+    return {}
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, expected: Path) -> list[Quantize]:
+def quick(monkeypatch: pytest.MonkeyPatch, expected: Path, sized: dict[str, Any]) -> list[Quantize]:
     """In place of mlx-lm, which takes seconds: what it writes for FOUR. The conversions that were asked for."""
     asked = []
+    sizes = resolve.sizes
+
+    def known_sizes(manifest: Manifest, folder: Path) -> Any:
+        if manifest.digest not in sized:
+            sized[manifest.digest] = sizes(manifest, folder)
+        return sized[manifest.digest]
 
     def convert_quickly(folder: Path, target: Path, how: Quantize) -> None:
         assert (folder / "model.safetensors").stat().st_size > 0
         asked.append(how)
         shutil.copytree(expected, target)
 
+    monkeypatch.setattr(resolve, "sizes", known_sizes)
     monkeypatch.setattr(convert, "planned_bytes", lambda folder, how: 100_000)
     monkeypatch.setattr(convert, "convert", convert_quickly)
     return asked
