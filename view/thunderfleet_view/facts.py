@@ -17,9 +17,9 @@ LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 GIB: Final = 1 << 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Picture:
-    """The objects of a cluster at one moment.
+    """The objects of a cluster at one moment. They are not in its ``repr``, which asyncio makes of the result of a task.
 
     ``deployments``, ``pods`` and ``events`` are those of ``namespace``; None: of all namespaces. ``operators``: the operator's
     pods. ``leases``: of components of the control plane, as far as they could be read. ``kubelets``: the Leases of Nodes, by

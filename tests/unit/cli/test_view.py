@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import gc
 import io
 import json
 import os
@@ -630,6 +631,23 @@ def test_values_have_no_colors_on_a_terminal(everything: str, command: str, monk
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = shown_on_a_terminal([*command.split(), "--kubeconfig", everything, "-o", "json"], monkeypatch)
     assert terminal.startswith(("{", "[")) and "\x1b" not in terminal
+
+
+def test_reading_leaves_the_collector_as_it_was(everything: str) -> None:
+    assert gc.isenabled()
+    main(["status", "--kubeconfig", everything])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        main(["status", "--kubeconfig", everything])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_objects_of_a_cluster_are_not_written_out_for_asyncio() -> None:
+    """For a task's result it makes the whole text and then cuts it: half a second for a thousand Macs."""
+    assert "studio" not in repr(picture()) and len(repr(picture())) < 200
 
 
 def test_a_reader_who_has_seen_enough_gets_no_traceback(everything: str) -> None:
