@@ -2,7 +2,9 @@
 
 import base64
 import ctypes
+import grp
 import os
+import pwd
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,9 +164,9 @@ class Accounts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         names = {name: number for number, name in self.USERS.items()}
-        monkeypatch.setattr(user.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=self.USERS[uid], pw_gid=20))
-        monkeypatch.setattr(user.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=names[name], pw_gid=20))
-        monkeypatch.setattr(user.grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=self.GROUPS[gid]))
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=self.USERS[uid], pw_gid=20))
+        monkeypatch.setattr(pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=names[name], pw_gid=20))
+        monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=self.GROUPS[gid]))
 
 
 @pytest.mark.parametrize("named", ["501", "alice", "501:20"])
