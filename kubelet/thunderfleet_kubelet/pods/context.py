@@ -128,7 +128,8 @@ class PodContext:
 
     def user(self, container: Json, image: images.Image) -> user.ContainerUser:
         """The container's user. Raises ContainerConfigError."""
-        return user.decide(self.pod, container, image.user, self.services.users.of(self.folder), self.services.kubelet)
+        own, pulled = self.services.users.of(self.folder), bool(image.identity)
+        return user.decide(self.pod, container, image.user, own, self.services.kubelet, pulled=pulled)
 
     def runner(self, name: str, number: int) -> exec_session.RunCommand:
         """Runs commands in one attempt of a container."""

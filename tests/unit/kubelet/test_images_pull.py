@@ -277,7 +277,7 @@ async def leave_a_part(machine: Machine, registry: Registry) -> None:
 async def test_what_is_there_already_needs_no_room(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = await machine.registry()
     await leave_a_part(machine, registry)
-    disk = FileSystem(pull.SPARE_BYTES + 300 * KIB, 10**12)
+    disk = FileSystem(download.SPARE_BYTES + 300 * KIB, 10**12)
     monkeypatch.setattr(pull, "file_system", lambda path: disk)
     await machine.pull(f"{registry.host}/app:1")
     assert machine.asked_for_room == []

@@ -9,7 +9,7 @@ import select
 import stat
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -300,7 +300,8 @@ def test_entries_without_content_fill_no_disk(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "statvfs", disk)
     monkeypatch.setattr(unpacking_process, "ROOM_STEP", 256 * 1024)
-    made = {"file": Entry, "folder": folder, "link": lambda name: link(name, ".")}[kind]
+    kinds: dict[str, Callable[[str], Entry]] = {"file": Entry, "folder": folder, "link": lambda name: link(name, ".")}
+    made = kinds[kind]
     files = files_of(tmp_path, [Layer.of(*(made(str(number)) for number in range(count)), compression="")])
     with pytest.raises(UnpackError, match="the disk is full"):
         unpack(files, root, Budget(100 * MIB, count), spare=spare)

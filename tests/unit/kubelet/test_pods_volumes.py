@@ -54,6 +54,14 @@ def seen(world: World, pod: str) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if not path.name.startswith("..")}
 
 
+async def until_seen(world: World, pod: str, files: dict[str, str]) -> None:
+    await world.until(lambda: seen(world, pod) == files)
+
+
+async def until_waiting(world: World, pod: str) -> None:
+    await world.until(lambda: state(world.api.pod(pod)["status"])["waiting"]["reason"] == "ContainerCreating")
+
+
 def update(world: World, name: str, **metadata: Any) -> None:
     pod = world.api.pod(name)
     world.api.put(f"/api/v1/namespaces/default/pods/{name}", {**pod, "metadata": {**pod["metadata"], **metadata}})
@@ -67,10 +75,10 @@ async def test_changed_labels_and_annotations_arrive_in_the_volume(world: World,
     update(world, "one", labels={"key1": "value1"}, annotations={"builder": "bar"})
     await world.phase("one", "Running")
     expected = {"labels": 'key1="value1"', "annotations": 'builder="bar"', "podname": "one"}
-    await world.until(lambda: seen(world, "one") == expected)
+    await until_seen(world, "one", expected)
     update(world, "one", labels={"key1": "value1", "key3": "value3"}, annotations={"builder": "foo"})
     expected |= {"labels": 'key1="value1"\nkey3="value3"', "annotations": 'builder="foo"'}
-    await world.until(lambda: seen(world, "one") == expected)
+    await until_seen(world, "one", expected)
     assert world.api.pod("one")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -86,7 +94,7 @@ async def test_limits_and_requests_of_the_container_or_what_the_node_has(world: 
         for path, (resource, divisor) in wanted.items()
     ]
     resources = {"limits": {"cpu": "1250m", "memory": "64Mi"}, "requests": {"cpu": "250m", "memory": "32Mi"}}
-    more = {"resources": resources} if limited else {}
+    more: Json = {"resources": resources} if limited else {}
     world.api.add_pod("one", pod_with(SHAPES[shape]({"downwardAPI": {"items": items}}), **more))
     await world.phase("one", "Running")
     own = {"cpu_limit": "1250", "memory_limit": "64", "cpu_request": "250", "memory_request": "32"}
@@ -105,10 +113,10 @@ async def test_optional_objects_come_change_and_go(world: World, kind: str, shap
     assert seen(world, "one") == {}
     for data in ({"a": "1"}, {"a": "2", "b": "3"}, {"b": "3"}):
         add(world, kind, "maybe", **data)
-        await world.until(lambda data=data: seen(world, "one") == data)
+        await until_seen(world, "one", data)
     plural = "secrets" if kind == "secret" else "configmaps"
     del world.api.objects[f"/api/v1/namespaces/default/{plural}/maybe"]
-    await world.until(lambda: seen(world, "one") == {})
+    await until_seen(world, "one", {})
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -121,7 +129,7 @@ async def test_a_pod_waits_for_an_object_and_for_a_key_that_it_needs(world: Worl
         ("key", source_of(kind, "there", items=[{"key": "k", "path": "k"}])),
     ):
         world.api.add_pod(name, pod_with(SHAPES[shape](source)))
-        await world.until(lambda name=name: state(world.api.pod(name)["status"])["waiting"]["reason"] == "ContainerCreating")
+        await until_waiting(world, name)
     said = ("'missing' not found", "'there' has no key 'k'")
     await world.until(lambda: all(any(one in event["message"] for event in world.api.events) for one in said))
     assert {world.api.pod(name)["status"]["phase"] for name in ("object", "key")} == {"Pending"}
