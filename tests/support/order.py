@@ -74,18 +74,18 @@ LONGEST = (
     "desk",
     "e2e/test_init",
     "default fleet",
-    "e2e/test_faults",
-    "e2e/test_measure",
     "e2e/test_control_planes",
     "e2e/test_placement",
-    "e2e/test_discovery",
+    "e2e/test_faults",
     "kubelets",
+    "e2e/test_measure",
     "e2e/test_placement_moves",
+    "e2e/test_discovery",
+    "e2e/test_localcluster",
     "e2e/test_permissions",
     # A worker gets its next group two tests before the end of one, so what follows this file's one test is short.
     "e2e/test_chaos",
     "idle fleet",
-    "e2e/test_localcluster",
 )
 SLOW = (
     "ranks",
