@@ -1,7 +1,7 @@
 """Which worker runs which file of tests, and in which order."""
 
-# Files that one worker runs, in this order. Ranks of a real group take every processor while they wait for each other,
-# so two groups at once take many times as long as one after the other. End-to-end files of one group share a fleet.
+# Files that one worker runs, in this order. Two ranks of a real group use two processors, and those of one test spin while
+# they wait, so two groups at once take longer than one after the other. End-to-end files of one group share a fleet.
 GROUPS = {
     "ranks": (
         "runner/test_continuation",
