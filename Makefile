@@ -16,7 +16,7 @@ MINUTES ?=
 LOOK ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
-# Unit tests of real groups of ranks share a worker: their ranks use every processor while they wait for each other.
+# Unit tests of real groups of ranks share a worker: the ranks of one group use two processors.
 UNIT := $(BIN)/python -m pytest tests/unit -n 3 --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 4

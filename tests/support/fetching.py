@@ -32,8 +32,10 @@ def start_server(line: Line, name: str, command: list[str], seconds: float = WAI
     machine = line.cluster.machines[HUB_MACHINE]
     folder = machine.folder / "hub"
     script = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)} >{folder}/{name}-log 2>&1 & echo $! >{folder}/{name}-pid"
-    machine.run(["sh", "-c", script])
     log = folder / f"{name}-log"
+    # The shell may return before its child has made the file.
+    log.touch()
+    machine.run(["sh", "-c", script])
     until(lambda: "ready" in log.read_text(), f"{name} serves", seconds, describe=log.read_text)
 
 

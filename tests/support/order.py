@@ -1,7 +1,7 @@
 """Which worker runs which file of tests, and in which order."""
 
-# Files that one worker runs, in this order. Ranks of a real group take every processor while they wait for each other,
-# so two groups at once take many times as long as one after the other. End-to-end files of one group share a fleet.
+# Files that one worker runs, in this order. Two ranks of a real group use two processors, and those of one test spin while
+# they wait, so two groups at once take longer than one after the other. End-to-end files of one group share a fleet.
 GROUPS = {
     "ranks": (
         "runner/test_continuation",
@@ -75,18 +75,18 @@ LONGEST = (
     "desk",
     "e2e/test_init",
     "default fleet",
-    "e2e/test_faults",
-    "e2e/test_measure",
     "e2e/test_control_planes",
     "e2e/test_placement",
-    "e2e/test_discovery",
+    "e2e/test_faults",
     "kubelets",
+    "e2e/test_measure",
     "e2e/test_placement_moves",
+    "e2e/test_discovery",
+    "e2e/test_localcluster",
     "e2e/test_permissions",
     # A worker gets its next group two tests before the end of one, so what follows this file's one test is short.
     "e2e/test_chaos",
     "idle fleet",
-    "e2e/test_localcluster",
 )
 SLOW = (
     "ranks",
