@@ -63,6 +63,9 @@ log = logging.getLogger(__name__)
 KEY_RETRY_SECONDS = 2.0
 AT_ONCE = 8
 """Rounds of each worker at a time. Most of a round is the wait for the API server."""
+TOGETHER_SECONDS = 0.25
+"""Changes of the fleet, and those of one Mac, are collected for so long before a round looks at them. A start would else look
+at the whole fleet once for each of its cables."""
 STOP_SECONDS = 10.0
 """How long kopf may take to stop."""
 
@@ -207,8 +210,11 @@ class Operator:
             self._enqueue(concern)
 
     def _enqueue(self, key: str) -> None:
-        queue = self.cables if key.startswith(f"{LINKS.name}/") else self.queue
-        queue.add(key)
+        kind = key.partition("/")[0]
+        if kind in (FLEET, NODEPROFILES.name):
+            self.queue.add_after(key, TOGETHER_SECONDS)
+        else:
+            (self.cables if kind == LINKS.name else self.queue).add(key)
 
     def _reported(self, report: DemandReport) -> None:
         """A router has reported. Rounds of those that are not woken, or that run anyway, come by themselves."""

@@ -264,11 +264,6 @@ def _cable(link: ThunderboltLink, profiles: Profiles) -> Cable:
     )
 
 
-def _cable_sources(link: ThunderboltLink, profiles: Profiles) -> object:
-    """What a cable's value is made from: the link, and the profiles of its ends."""
-    return link, profiles.get(link.spec.a.node), profiles.get(link.spec.b.node)
-
-
 def _same(one: object, other: object) -> bool:
     """Whether these are the same objects. Values are replaced when their object changes, never modified."""
     if not isinstance(one, tuple) or not isinstance(other, tuple):
@@ -291,8 +286,6 @@ class FleetBuilder:
         """By identity of a profile's models, which stays theirs while they are kept here: the models and their facts."""
         self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
         """What each Mac was made from, by name."""
-        self._cables: dict[str, object] = {}
-        """What each cable was made from, by name: the link and the profiles of its ends."""
         self._inputs: tuple[object, ...] = ()
         self._taken = Taken()
         self._fleet = Fleet()
@@ -341,39 +334,24 @@ class FleetBuilder:
 
     def _add_cables(self, cables: dict[str, Cable], gone: set[str], links: Links, profiles: Profiles, taken: Taken) -> None:
         """Adds the cables that differ to ``cables``, and the names of those that are no more to ``gone``."""
-        before, past, following = self._fleet.cables, self._cables, dict[str, object]()
-        near = self._near(links, profiles)
-        for name in links if near is None else near:
-            link = links[name]
-            if link is None:
-                continue
-            known, sources = past.get(name), _cable_sources(link, profiles)
-            if known is not None and _same(known, sources):
-                following[name] = known
-                continue
-            following[name] = sources
-            cable = _occupied_cable(_cable(link, profiles), taken)
-            if before.get(name) != cable:
-                cables[name] = cable
-            else:
+        before = self._fleet.cables
+        for name in self._touched(links, profiles):
+            link = links.get(name)
+            cable = _occupied_cable(_cable(link, profiles), taken) if link is not None else None
+            if cable is None and name in before:
+                gone.add(name)
+            if cable is None or before.get(name) == cable:
                 cables.pop(name, None)
-        if near is not None:
-            self._cables = {**past, **following}
-            return
-        removed = before.keys() - following.keys()
-        gone |= removed
-        for name in removed:
-            cables.pop(name, None)
-        self._cables = following
+            else:
+                cables[name] = cable
 
-    def _near(self, links: Links, profiles: Profiles) -> set[str] | None:
-        """The cables at Macs whose profile has changed, if no link has; None if one has."""
-        if not self._inputs or self._inputs[2] is not links:
-            return None
-        past: Profiles = cast("Profiles", self._inputs[1])
-        changed = [name for name, profile in profiles.items() if past.get(name) is not profile]
-        changed += past.keys() - profiles.keys()
-        return {cable.name for name in changed for cable in self._fleet.links(name)}
+    def _touched(self, links: Links, profiles: Profiles) -> set[str]:
+        """The cables whose link has changed, or the profile of a Mac at an end."""
+        past_profiles, past_links = cast("tuple[Profiles, Links]", self._inputs[1:3] or ({}, {}))
+        names = {name for name, link in links.items() if past_links.get(name) is not link} | (past_links.keys() - links.keys())
+        macs = [name for name, profile in profiles.items() if past_profiles.get(name) is not profile]
+        macs += past_profiles.keys() - profiles.keys()
+        return names | {cable.name for mac in macs for cable in self._fleet.links(mac)}
 
     def _share(self, value: T) -> T:
         if len(self._shared) >= SHARED_LIMIT:

@@ -195,7 +195,8 @@ async def test_a_profile_concerns_its_own_cables_its_deployments_and_the_fleet(w
     found = {}
     for node in ("studio-1", "mini"):
         operator.changed(NODEPROFILES, node, None, world.cache[NODEPROFILES].items[node])
-        found[node] = set[str]()
+        found[node] = set(operator.queue._due)
+        operator.queue._due.clear()
         for queue in (operator.queue, operator.cables):
             keys = {await queue.get() for _ in range(len(queue))}
             found[node] |= keys
@@ -203,6 +204,10 @@ async def test_a_profile_concerns_its_own_cables_its_deployments_and_the_fleet(w
                 queue.done(key)
     assert found["mini"] == {"nodeprofiles/mini", FLEET_KEY}
     assert found["studio-1"] == {"nodeprofiles/studio-1", FLEET_KEY, f"thunderboltlinks/{CABLE}"}
+    for _ in range(3):
+        operator.changed(NODEPROFILES, "mini", None, world.cache[NODEPROFILES].items["mini"])
+    assert not len(operator.queue) and set(operator.queue._due) == {"nodeprofiles/mini", FLEET_KEY}, "one round, a moment later"
+    operator.queue._due.clear()
     await operator.reconciler.fleet("all")
     assert [await operator.queue.get() for _ in range(len(operator.queue))] == ["modeldeployments/ns/md"], "it has no place yet"
     operator.queue.done("modeldeployments/ns/md")

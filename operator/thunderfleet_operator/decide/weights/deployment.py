@@ -53,13 +53,14 @@ def needed(
         if source_of(cache.spec) == source_of(model):
             return Needed()
         return Needed(manifests.model_cache(deployment, cache.metadata.name))
-    if cache is not None or not deployment.wanted_groups:
+    # First what is known without a look at all Macs.
+    if cache is not None or not deployment.wanted_groups or (found and not unplaced):
         return Needed()
     if not _reported(fleet):
         return Needed(coming=_awaited(fleet))
     asked = request(deployment.spec)
     lacking = any(mac.store and not any(one.complete for one in wanted_model(mac, asked)) for mac in fleet.macs.values())
-    if not lacking or (found and not unplaced):
+    if not lacking:
         return Needed()
     name = manifests.cache_name(deployment, taken=taken)
     return Needed(manifests.model_cache(deployment, name), _created(f"ModelCache {name}"))
