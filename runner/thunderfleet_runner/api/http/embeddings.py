@@ -46,8 +46,8 @@ class Embeddings:
             if self._service.plan.split is Split.PIPELINE:
                 raise ApiError(
                     404,
-                    "this group divides the layers of its model among Macs (a pipeline) and cannot compute embeddings; place it "
-                    "on one Mac (spec.nodes.max: 1) or with spec.parallelism: Tensor",
+                    "this group divides the layers of its model among Macs (a pipeline) and cannot compute embeddings; place "
+                    "it on one Mac (spec.nodes.max: 1) or with spec.parallelism: Tensor",
                     code="model_not_found",
                 )
             self._service.arrival.set()
