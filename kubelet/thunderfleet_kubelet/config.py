@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class PodUsers:
-    """The users and groups of pods: ``count`` ids from ``first``. No account of the machine may have one of them."""
+    """The users and groups of pods: ``count`` ids from ``first``. No account of the machine may use one of them."""
 
     first: Annotated[int, Ge(1000), Le(2**31 - 2)] = 1_900_000_000
     """The first id."""

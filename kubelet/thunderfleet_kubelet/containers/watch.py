@@ -80,7 +80,7 @@ class _Pipe:
         return self._fd
 
     def take(self) -> None:
-        """Nothing: it stays readable."""
+        """Does nothing, because the pipe stays readable."""
 
     def close(self) -> None:
         os.close(self._fd)

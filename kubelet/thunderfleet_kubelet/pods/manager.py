@@ -272,7 +272,7 @@ class PodManager:
                 log.error("%d pods did not terminate within %.0f s", len(left), limit)
 
     def _discard(self, folder: PodFolder) -> None:
-        """Ends what runs of a pod that this node does not have, and deletes its files. Its user is free when all is gone."""
+        """Ends processes of a pod that this node does not have, and deletes its files. Then its user is free."""
         ContainerRuntime(folder).kill_all()
         user = self._users.own(folder)
         try:
@@ -290,7 +290,7 @@ class PodManager:
 
 
 def _about(pod: Json) -> logs.Fields:
-    """The fields of the log of one pod. Somebody may have written other labels, so numbers are read with care."""
+    """Log fields that identify one pod. Users can change labels, so invalid numbers are left out."""
     labels = pod["metadata"].get("labels") or {}
 
     def number(label: str) -> int | None:

@@ -71,10 +71,10 @@ class PortRefused(PodLookupError):
 
 @dataclass(frozen=True)
 class ContainerUsage:
-    """What a running container uses, summed over its live processes.
+    """Usage of a running container, summed over its live processes.
 
-    ``memory_bytes``: what the system charges them for. ``resident_bytes``: what is in memory; on macOS without the GPU's.
-    ``gpu_bytes``: of ``memory_bytes``, the GPU's; None where the system does not say.
+    ``memory_bytes``: memory that the system attributes to them. ``resident_bytes``: resident memory; on macOS without the
+    GPU's. ``gpu_bytes``: the GPU's part of ``memory_bytes``; None where the system does not report it.
     """
 
     namespace: str
@@ -107,7 +107,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class PodCounts:
-    """Counts for the kubelet's metrics. ``containers``: running ones; ``restarts``: of the pods on the node."""
+    """Counts for the kubelet's metrics. ``containers``: running containers. ``restarts``: sum over the node's pods."""
 
     pods: int
     containers: int

@@ -22,7 +22,7 @@ class ControlPlaneCertificates:
         self._problems: set[str] = set()
 
     def read(self) -> Mapping[str, float]:
-        """The end of each certificate in seconds since the Unix epoch, by its name. Blocks while new ones are read.
+        """When each certificate expires (seconds since the Unix epoch), by name. Blocks while new certificates are read.
 
         A file that cannot be read is left out, and logged once.
         """
@@ -49,7 +49,7 @@ class ControlPlaneCertificates:
 
     @staticmethod
     def _learn(texts: set[str], known: Mapping[str, float | str]) -> dict[str, float | str]:
-        """What is known of ``texts``; those that are new are read, by one process for all."""
+        """The expiry of each of ``texts``. One process reads all that are new."""
         new = sorted(texts - known.keys())
         read = dict(zip(new, certificate_process.ends(new), strict=True)) if new else {}
         return {text: known[text] if text in known else read[text] for text in texts}

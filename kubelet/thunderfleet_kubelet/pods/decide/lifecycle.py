@@ -122,7 +122,7 @@ def _start_or_wait(container: Json, observed: Observed, actions: _Actions) -> No
             actions.times.append(observed.blocked.retry_at)
         return
     # An attempt that ended in the future was recorded before the clock was set back; its back-off would last for days.
-    # Another image begins without a back-off.
+    # A new image starts without a back-off.
     before = None if last is not None and has_other_image(container, last) else last
     if (
         before is not None

@@ -38,7 +38,7 @@ def all_containers(pod: Json) -> list[Json]:
 
 
 def ephemeral_containers(pod: Json) -> list[Json]:
-    """What ``kubectl debug`` has added; this kubelet does not run them."""
+    """The containers that ``kubectl debug`` has added; this kubelet does not run them."""
     return list(pod["spec"].get("ephemeralContainers") or [])
 
 
@@ -84,7 +84,7 @@ def eviction_grace_of(pod: Json) -> float:
 
 
 def is_critical(pod: Json) -> bool:
-    """Whether the pod is never evicted, taken in spite of pressure, and ends last: system-cluster-critical and the like."""
+    """Whether the pod is critical (priority class system-cluster-critical, for example): never evicted, and ended last."""
     return int(pod["spec"].get("priority") or 0) >= CRITICAL_PRIORITY
 
 
