@@ -35,7 +35,7 @@ class Watch:
         core = f"/api/v1/namespaces/{namespace}"
         self._deployments = Reflector(kube, f"/apis/{API_VERSION}/{MODELDEPLOYMENT_PLURAL}", {}, self._note)
         self._routes = Reflector(kube, f"{core}/configmaps", {"labelSelector": routing.LABEL_ROUTES}, self._note)
-        # One object by its name, so that a Role can allow this one.
+        # Watches one object by its name, so that a Role can grant access to only this object.
         self._secret = Reflector(
             kube, f"{core}/secrets", {"fieldSelector": f"metadata.name={routing.ROUTING_SECRET}"}, self._note
         )

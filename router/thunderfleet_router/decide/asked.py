@@ -1,6 +1,6 @@
-"""What a body asks for, as far as the router needs to know: the model, whether to stream, and the prompt's beginning. Pure.
+"""The contents of a body that the router needs: the model, whether to stream, and the beginning of the prompt. Pure.
 
-The gateway checks everything else, in a process that may fail. Here a body is bounded before it becomes objects.
+The gateway checks everything else, in a process that may fail. The router limits a body before parsing it.
 """
 
 import json
@@ -60,7 +60,7 @@ def parse(body: bytes) -> Asked:
 def _prompt(fields: Mapping[str, Any]) -> bytes:
     parts = [fields[name] for name in _BEFORE_MESSAGES if fields.get(name)]
     messages = next((fields[name] for name in _MESSAGES if fields.get(name)), "")
-    # Message by message, so that the end of one request is the middle of the next.
+    # Message by message, so that the prompt of one request is a prefix of the next one's.
     parts.extend(messages if isinstance(messages, list) and not _of_numbers(messages) else [messages])
     text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
     return text[:MAX_PROMPT].encode("utf-8", "surrogatepass")

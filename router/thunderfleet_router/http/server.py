@@ -158,7 +158,7 @@ class Server:
     async def _last(self, _: web.Request, response: web.StreamResponse) -> None:
         if self.ending:
             response.force_close()
-            # The headers are complete by now, without this one.
+            # The headers are already complete, without this one.
             response.headers["Connection"] = "close"
 
     async def _until_ready(self) -> None:
@@ -268,7 +268,7 @@ def _of_api(request: web.Request) -> bool:
 
 
 def _endpoint(request: web.Request) -> str:
-    """The path as the router knows it, so that there are few."""
+    """The route's path for metrics, so that the number of label values is small."""
     route = request.match_info.route.resource
     return route.canonical if route is not None else "unknown"
 
