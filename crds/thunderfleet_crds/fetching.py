@@ -1,7 +1,7 @@
 """What a pod that reads from the hub reports to the operator: its termination message.
 
-A kubelet keeps 4096 bytes of it. The sizes of a model are compressed, because most of its layers are alike; what does not fit
-is refused by the pod, never cut.
+A kubelet keeps 4096 bytes of it. The sizes of a model are compressed, because most of its layers are alike. The pod refuses
+a result that does not fit; it never truncates one.
 """
 
 import base64
@@ -35,7 +35,7 @@ PROGRESS_FILE: Final = "progress.json"
 
 @dataclass(frozen=True)
 class FetchResult:
-    """What a pod found or did. ``reason`` is Resolved, Fetched or Quantized if it succeeded."""
+    """The result of a pod. ``reason`` is Resolved, Fetched or Quantized if it succeeded."""
 
     reason: str
     message: str = ""

@@ -57,7 +57,7 @@ class LastWords:
 
 
 class Failure(_Value):
-    """A failure, by its first cause. ``echoes`` are the reports of other ranks that followed from it."""
+    """A failure, described by its first cause. ``echoes``: later reports of other ranks that follow from it."""
 
     fault: FaultClass
     reason: str
@@ -107,7 +107,7 @@ class BenchmarkReport(_Value):
 
 
 class VerifiedReport(_Value):
-    """Whether the group has passed the checks of its plan: True, False, or Unknown while they have not ended."""
+    """Whether the group has passed the checks of its plan: True, False, or Unknown while they run."""
 
     status: ConditionStatus
     reason: str

@@ -52,7 +52,7 @@ def group_name(deployment: str, index: int, epoch: int) -> str:
 
 
 def loopback_of(address: str) -> str:
-    """The loopback address on a Mac. A recorded Mac whose own address is a loopback address keeps that one."""
+    """The loopback address on a Mac. A recorded Mac whose own address is a loopback address uses that one."""
     return address if ip_address(address).is_loopback else "127.0.0.1"
 
 
@@ -136,7 +136,7 @@ class RouterPlan(_Value):
 
 
 class ProvenLengths(_Value):
-    """What groups with the same weights have proved before, from the status."""
+    """Results of earlier checks of groups with the same weights, from the status."""
 
     digest: str
     """Of the model's files."""
