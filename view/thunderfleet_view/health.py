@@ -1,4 +1,4 @@
-"""How something is, as people see it by a color: a fault is red, work in progress is not. Pure."""
+"""The health of an entity, which the page shows as a color: a fault is red, work in progress is not. Pure."""
 
 from enum import StrEnum
 from typing import Final
@@ -12,7 +12,7 @@ from thunderfleet_view.problems import WITHOUT_RDMA
 
 
 class Health(StrEnum):
-    """How something is, as the page colors it."""
+    """The health of an entity, which determines its color on the page."""
 
     GOOD = "good"
     DOUBTFUL = "doubtful"
@@ -43,10 +43,10 @@ _LOST_WHEN_UNKNOWN: Final = frozenset((ConditionType.READY, ConditionType.CONNEC
 
 
 def of_condition(condition: Json) -> Health:
-    """How a condition is. IDLE: it is False, and nothing is wrong."""
+    """The health that a condition shows. IDLE: the condition is False, and nothing is wrong."""
     kind, status, reason = (str(condition.get(word) or "") for word in ("type", "status", "reason"))
     if kind == ConditionType.RECONCILING:
-        # What stops the work is reported by Stalled.
+        # The condition Stalled reports what stops the work.
         return Health.DOUBTFUL if status == "True" else Health.GOOD
     fault = kind in _FAULTS or kind.endswith("Pressure")
     if status == ("False" if fault else "True"):

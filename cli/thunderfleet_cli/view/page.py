@@ -20,7 +20,7 @@ class Page:
         self._console = console or Console(highlight=False, soft_wrap=True)
 
     def line(self, text: str = "", style: str = "") -> None:
-        """A line. Nothing in it is markup."""
+        """A line of plain text, without markup."""
         self._console.print(Text(text, style))
 
     def cells(self, *cells: Cell) -> None:
@@ -28,7 +28,7 @@ class Page:
         self._console.print(Text.assemble(*cells))
 
     def table(self, columns: Sequence[str], rows: Rows) -> None:
-        """A table like those of kubectl: as wide as its texts, whatever the terminal's width."""
+        """A table like those of kubectl: as wide as its contents, regardless of the terminal's width."""
         cells = [[(column, "bold") for column in columns], *([_styled(cell) for cell in row] for row in rows)]
         widths = [max(cell_len(row[at][0]) for row in cells) for at in range(len(columns))]
         for row in cells:

@@ -1,4 +1,4 @@
-"""Reads the objects of a cluster. What may not be read is named, with the right that is missing."""
+"""Reads the objects of a cluster. Names the objects that the user may not read, with the missing right."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -60,7 +60,7 @@ def request_of(kind: str, namespace: str | None) -> tuple[str, dict[str, object]
 
 
 def why_unread(kind: str, namespace: str | None, error: ApiError) -> str:
-    """What is missing, and how to see that."""
+    """The missing kinds of objects, and how to get the right to read them."""
     resource = RESOURCES[kind]
     if error.status == 404:
         absent = "install the chart (docs/install.md)" if names.GROUP in resource else "install what serves it"
@@ -89,7 +89,7 @@ async def _read(kube: Kube, kind: str, namespace: str | None) -> Sequence[Json] 
 async def read_lists(
     connection: Connection, kinds: Sequence[str], namespace: str | None
 ) -> tuple[Mapping[str, Sequence[Json]], Mapping[str, str]]:
-    """Lists by kind, and why others could not be read. Raises LocalClusterError if nothing could, or too slowly."""
+    """Lists by kind, and why other kinds could not be read. Raises LocalClusterError if none could be read in time."""
     async with await connection.kube() as kube:
         return await _lists(kube, kinds, namespace)
 
@@ -116,7 +116,7 @@ async def _lists(
 
 
 async def _unless_silent(kube: Kube, reading: Awaitable[T]) -> T:
-    """Waits for ``reading``. Raises LocalClusterError as soon as it is certain that a part of the control plane is silent."""
+    """Waits for ``reading``. Raises LocalClusterError as soon as a part of the control plane certainly does not answer."""
     work, watch = asyncio.ensure_future(reading), asyncio.create_task(_silence(kube))
     try:
         await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +132,7 @@ async def _unless_silent(kube: Kube, reading: Awaitable[T]) -> T:
 async def _silence(kube: Kube) -> str:
     """Which part of the control plane does not answer, once it has not answered twice in a row.
 
-    An API server that is only busy has answered another request meanwhile.
+    A busy API server answers other requests meanwhile.
     """
     await asyncio.sleep(PATIENT_SECONDS)
     return of_part(await Silence(kube).wait(AGAIN_SECONDS), kube.host)

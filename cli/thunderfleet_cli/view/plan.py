@@ -1,4 +1,4 @@
-"""``plan``: what the operator would do with a ModelDeployment, on the cluster as it is.
+"""``plan``: where the operator would place a ModelDeployment on the current cluster.
 
 The planner is that of ``thunderfleet-operator plan``; here the objects are read with the rights of the user.
 """
@@ -72,7 +72,7 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _items(found: Mapping[str, Sequence[Json]]) -> list[Json]:
-    """The objects as kubectl prints them: with their kinds, which lists of the API server leave out."""
+    """The objects in the form that kubectl prints: with their kinds, which lists of the API server omit."""
     kinds = {**NEEDED, **HELPFUL}
     return [{**item, "kind": kinds[key]} for key, items in found.items() for item in items]
 

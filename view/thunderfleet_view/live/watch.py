@@ -43,8 +43,8 @@ OPERATORS: Final = {"labelSelector": f"{names.LABEL_NAME}=thunderfleet,app.kuber
 class Watch:
     """``namespace``: that of the ModelDeployments to show; None for all.
 
-    ``leased``: whether to read Leases, and the pods of operator and agents, which not everybody may. ``release``: the namespace
-    of those pods, for who may not read those of all; None for all.
+    ``leased``: whether to read Leases and the pods of operator and agents, which needs more rights. ``release``: the namespace
+    of those pods, for users without rights in all namespaces; None for all.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Watch:
 
     @property
     def synced(self) -> bool:
-        """Whether everything that may be read has been read once."""
+        """Whether every readable kind has been read once."""
         return all(one.synced.is_set() or one.refusal is not None for one in self._reflectors.values())
 
     async def run(self) -> None:
@@ -119,7 +119,7 @@ class Watch:
             self._feed.publish({one: self.fleet.entity(one) for one in changed})
 
     def _picture(self) -> Picture:
-        """The Nodes, and by what programs show that they work."""
+        """The Nodes, and the objects by which programs show that they work."""
         unread = {} if self._operators is not None else {"operators": "the operator's pods could not be read"}
         nodes, about = list(self.fleet.objects[Kind.NODES].values()), vars(self.signs)
         return Picture(nodes=nodes, operators=self._operators or (), unread=unread, **about)
@@ -164,7 +164,7 @@ class Watch:
         for kind, reflector in self._reflectors.items():
             if reflector.refusal is not None:
                 yield _refused(RESOURCES[kind][1], reflector.refusal)
-        # What a silent API server said last is old.
+        # The last data of a silent API server is out of date.
         for component, text in self._components().items() if connected else ():
             yield f"{component}: {text}"
 
