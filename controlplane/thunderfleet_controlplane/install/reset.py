@@ -86,10 +86,10 @@ def _remove(mac: Mac, *, force: bool) -> None:
     _empty_store(mac)
     for folder in (layout.logs, layout.data, layout.programs_root):
         if left := remove_empty(folder):
-            mac.step("reset", f"left {folder}: it has {', '.join(left[:8])}")
+            mac.step("reset", f"not removed: {folder}, which contains {', '.join(left[:8])}")
     if node is not None and not control_plane:
-        mac.step("reset", f"left: the Node of this Mac in its cluster; remove it with `kubectl delete node {node}`")
-    mac.step("reset", "left: models, the cache of built programs, kubeconfigs in home folders, this program")
+        mac.step("reset", f"not removed: the Node of this Mac in its cluster; remove it with `kubectl delete node {node}`")
+    mac.step("reset", "not removed: models, the cache of built programs, kubeconfigs in home folders, this program")
 
 
 def _chart(mac: Mac) -> Path:
@@ -112,7 +112,7 @@ def _forget_gpu_memory(mac: Mac) -> None:
         if gpu_memory.forget(mac.host, mac.layout):
             mac.step("reset", "removed the limit of GPU memory that `doctor` has set")
     except InstallError as error:
-        mac.step("reset", f"left: the limit of GPU memory, until the next restart ({error})")
+        mac.step("reset", f"not removed: the limit of GPU memory, which lasts until the next restart ({error})")
 
 
 def _empty_store(mac: Mac) -> None:
@@ -121,7 +121,7 @@ def _empty_store(mac: Mac) -> None:
     if not store.is_dir():
         return
     if left := sorted(name for name in os.listdir(store) if name.startswith(REPOSITORY)):
-        mac.step("reset", f"left {store}: it has {', '.join(left[:8])}")
+        mac.step("reset", f"not removed: {store}, which contains {', '.join(left[:8])}")
         return
     remove(store / OWN)
     remove_empty(store)
@@ -137,7 +137,7 @@ def _undo_ports(mac: Mac) -> None:
         # The record goes with the kubelet's folder, so this is the last that is heard of it.
         said = "; ".join(left)
         where = "remove them in System Settings > Network"
-        mac.step("reset", f"left: network services that begin with Thunderfleet; {where} ({said})")
+        mac.step("reset", f"not removed: network services whose names begin with Thunderfleet; {where} ({said})")
     else:
         mac.step("reset", "put the Thunderbolt ports back as they were")
 

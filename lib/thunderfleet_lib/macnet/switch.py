@@ -155,4 +155,5 @@ def undo(network: Network, record: Record, why: str) -> Decision:
     if removed and record.removals < REMOVALS:
         again = replace(record, removals=record.removals + 1)
         return Decision(again, tuple(removed), f"removing the network services of the Thunderbolt ports: {why}")
-    return Decision(Record(refused=record.refused), outcome="Undone", note=f"the Thunderbolt ports are as they were: {why}")
+    note = f"the Thunderbolt ports have their earlier settings again: {why}"
+    return Decision(Record(refused=record.refused), outcome="Undone", note=note)

@@ -124,14 +124,14 @@ case "$*" in
   "-c sleep "*|"-c autorestart "[01])
     case $3 in ""|*[!0-9]*) ;; *) echo "$3" > "$here/pmset.$2"; exit $? ;; esac ;;
 esac
-echo "pmset: this recorded Mac has -g, -g custom, -g therm, and -c with sleep MINUTES or autorestart 0|1" >&2
+echo "pmset: this recorded Mac supports only -g, -g custom, -g therm, and -c with sleep MINUTES or autorestart 0|1" >&2
 exit 64
 """
 
 
 _FDESETUP = """\
 [ "$*" = status ] && { echo "FileVault is Off."; exit 0; }
-echo "fdesetup: this recorded Mac has fdesetup status" >&2
+echo "fdesetup: this recorded Mac supports only fdesetup status" >&2
 exit 1
 """
 
@@ -170,7 +170,7 @@ if [ "$state" = 0 ]; then echo "Firewall is disabled. (State = 0)"; else echo "F
 
 
 _SNTP = """\
-[ $# -eq 1 ] || { echo "sntp: this recorded Mac has sntp HOST" >&2; exit 64; }
+[ $# -eq 1 ] || { echo "sntp: this recorded Mac supports only sntp HOST" >&2; exit 64; }
 echo "+0.000312 +/- 0.011204 $1 17.253.4.125"
 """
 
@@ -194,7 +194,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ -n "$type" ] || { echo "system_profiler: this recorded Mac has SP{Thunderbolt,Hardware,Displays}DataType" >&2; exit 1; }
+[ -n "$type" ] || { echo "system_profiler: this recorded Mac supports SP{Thunderbolt,Hardware,Displays}DataType" >&2; exit 1; }
 [ -n "$json" ] || { echo "system_profiler: this recorded Mac prints JSON only (-json)" >&2; exit 1; }
 show "$here/$type.json"
 """

@@ -147,8 +147,8 @@ class Intake:
         try:
             process = await started
             if process.gone:
-                self._bad(Cause.OTHER, "it was ended from outside")
-                log.warning("the intake process was ended from outside since the last request; another one starts")
+                self._bad(Cause.OTHER, "another process ended it")
+                log.warning("another process ended the intake process since the last request; a new intake process starts")
                 await process.end()
                 self._started = None
                 started = self._process()

@@ -169,7 +169,7 @@ class IntakeProcess:
 
     def _ended(self, code: int) -> Ended:
         if self._exceeded is not None:
-            return Ended(self._exceeded, "it was ended")
+            return Ended(self._exceeded, "it exceeded a limit and was ended")
         if code == -signal.SIGPROF:
             return Ended(Cause.CPU, "it took too much CPU time")
         if code in (_EXIT_MEMORY, -signal.SIGABRT):

@@ -1,4 +1,4 @@
-"""A cable that changed data: the group is placed without it, until it is plugged in again or a day has passed."""
+"""A cable that corrupted data: the group is placed without it, until it is plugged in again or a day has passed."""
 
 from datetime import timedelta
 from typing import Any

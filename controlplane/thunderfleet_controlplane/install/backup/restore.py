@@ -66,7 +66,8 @@ def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:
     about = archive.check(wanted.file)
     if archive.newer(about.version, mac.shipped.version):
         raise InstallError(
-            f"{wanted.file} is of version {about.version}, and this is {mac.shipped.version}: install the newer one first"
+            f"{wanted.file} is from version {about.version}, which is newer than this version ({mac.shipped.version}): "
+            f"install {about.version} first"
         )
     mac.step("preflight", f"{wanted.file} is complete: version {about.version}, of {about.created}")
     with only_one(mac.layout.lock):

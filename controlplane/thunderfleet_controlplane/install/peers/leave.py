@@ -152,7 +152,7 @@ def _forget(mac: Mac, node: str) -> None:
     try:
         asyncio.run(forget())
     except (ApiError, OSError) as error:
-        mac.step("reset", f"left: Node {node}; remove it with `kubectl delete node {node}` ({error})")
+        mac.step("reset", f"not removed: Node {node}; remove it with `kubectl delete node {node}` ({error})")
 
 
 def _local(mac: Mac) -> str:
