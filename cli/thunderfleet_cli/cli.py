@@ -38,7 +38,7 @@ def _add_demo(commands: Parsers) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    # Completion handles signals and errors itself, and no other command needs its modules.
+    # The demo handles signals and errors itself, and no other command needs its modules.
     from thunderfleet_localcluster.demo import demo
 
     return demo.main(keep=arguments.keep)

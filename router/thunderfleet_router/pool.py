@@ -105,7 +105,7 @@ class Pool:
         return self.deployment.outlook is not Outlook.READY and any(ticket.may_wake for ticket in self.waiting)
 
     def in_flight_at(self, group: str) -> int:
-        """Number of requests that were sent to each group, by the group's name."""
+        """Number of requests that were sent to the group with this name."""
         load = self._loads.get(group)
         return len(load.seats) if load is not None else 0
 

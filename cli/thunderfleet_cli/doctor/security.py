@@ -82,7 +82,7 @@ def filevault(answers: Answers) -> Check:
 
 
 def local_network(_: Answers) -> Check:
-    """Checks that no program can do: the result is always unknown."""
+    """A setting that no command can show, so the result is always unknown."""
     return Check(
         "local-network",
         State.UNKNOWN,

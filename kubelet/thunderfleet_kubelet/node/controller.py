@@ -217,7 +217,7 @@ class NodeController:
             return
         self._uid = str(current["metadata"]["uid"])
         wanted = await self._wanted(current)
-        # A clock that was set back also counts as a missed renewal.
+        # If the clock was set back, the status is written again too.
         silent = self._written is None or not 0 <= (self.clock() - self._written).total_seconds() < REPORT_SECONDS
         if silent or differs(current.get("status") or {}, wanted):
             await self._write(current, wanted)

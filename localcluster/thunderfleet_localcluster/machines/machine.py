@@ -176,7 +176,7 @@ class Machine:
         await self._until("start", True)
 
     async def kill_kubelet(self, number: signal.Signals) -> None:
-        """End the kubelet only; what it started keeps running."""
+        """End the kubelet only; its containers keep running."""
         if self.on and self.kubelet_pid is None:
             raise LocalClusterError(f"{self.name}: its kubelet is not running")
         self._refusal = ""

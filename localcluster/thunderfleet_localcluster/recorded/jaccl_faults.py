@@ -1,4 +1,4 @@
-"""Where a recorded JACCL can be made to fail, as entries of its control file. Pure."""
+"""The points at which a recorded JACCL can fail, as entries of its control file. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -67,7 +67,7 @@ def checked_points(points: object) -> Sequence[Mapping[str, object]]:
 
 
 def _check_options(point: Mapping[str, object]) -> None:
-    """Raises LocalClusterError unless what narrows a point "values" down are numbers."""
+    """Raises LocalClusterError unless the restrictions of a point "values" are numbers."""
     given = [point[key] for key in VALUES_OPTIONS if key in point]
     if given and (point["at"] != VALUES or not all(type(number) is int and number >= 0 for number in given)):
         names = " and ".join(VALUES_OPTIONS)

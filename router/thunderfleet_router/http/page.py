@@ -106,7 +106,7 @@ class Page:
         return responses.file(self._files, request, request.match_info["name"])
 
     async def _opening(self, request: web.Request) -> web.StreamResponse:
-        """Describes how a browser gets a credential."""
+        """Tells the page that it must ask the user for a credential."""
         return responses.values({"credential": True})
 
     # --- callers ---

@@ -78,7 +78,7 @@ class Server:
         return responses.file(self._assets, request, request.match_info["name"])
 
     async def opening(self, request: web.Request) -> web.StreamResponse:
-        """Describes how a browser gets a session."""
+        """Tells the page that a session comes from the address and not from a credential."""
         return responses.values({"credential": False})
 
     async def session(self, request: web.Request) -> web.StreamResponse:

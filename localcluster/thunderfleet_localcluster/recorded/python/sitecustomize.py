@@ -1,7 +1,7 @@
 """Gives MLX on a recorded Mac a JACCL, in every Python that has this folder on PYTHONPATH.
 
-It must cost nothing where MLX is not imported (supervisors), so it only waits for ``mlx.core``; what replaces ``init`` is
-loaded then. Everything above ``mx.distributed.init`` is the shipped code.
+It must cost nothing where MLX is not imported (supervisors), so it only waits for ``mlx.core``; the replacement of ``init`` is
+loaded then. All code above ``mx.distributed.init`` is the shipped code.
 """
 
 import importlib
