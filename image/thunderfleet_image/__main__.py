@@ -32,12 +32,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def cache() -> Path:
-    """Where downloads are kept, outside of the repository."""
+    """The folder for downloads, outside of the repository."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thunderfleet" / "image"
 
 
 def git(checkout: Path, *arguments: str) -> str:
-    """The output of git, or nothing if the folder is not a repository."""
+    """The output of git; empty if the folder is not a repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS, check=False

@@ -1,4 +1,4 @@
-"""image/debian.lock: versions and hashes of Debian's packages, one package a line."""
+"""image/debian.lock: versions and hashes of Debian's packages, one package per line."""
 
 from __future__ import annotations
 

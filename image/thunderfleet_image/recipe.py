@@ -1,4 +1,4 @@
-"""What is in the image for Linux: packages, programs, user and environment."""
+"""Contents of the image for Linux: packages, programs, user and environment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DEBIAN = (
 
 @dataclass(frozen=True)
 class Platform:
-    """A platform as OCI names it, and what Debian and Python call it."""
+    """A platform with its names in OCI, Debian and Python."""
 
     architecture: str
     machine: str
@@ -68,12 +68,12 @@ MAC = Platform("arm64", "arm64", "darwin")
 
 
 def wheel_tags(platform: Platform) -> list[str]:
-    """Platform tags of wheels that run there, best first: the C library of trixie is 2.41."""
+    """Platform tags of compatible wheels, best first: the C library of trixie is 2.41."""
     return [f"manylinux_2_{minor}_{platform.machine}" for minor in range(41, 16, -1)] + [f"manylinux2014_{platform.machine}"]
 
 
 def accounts(certificates: bytes) -> Tree:
-    """What the scripts of Debian's packages would create: accounts, the bundle of CA certificates, ``python3``."""
+    """The files that the scripts of Debian's packages would create: accounts, the bundle of CA certificates, ``python3``."""
     passwd = f"root:x:0:0:root:/root:/usr/sbin/nologin\nthunderfleet:x:{USER}:{USER}::/home/thunderfleet:/usr/sbin/nologin\n"
     return {
         "etc/passwd": file(passwd.encode()),
