@@ -1,4 +1,4 @@
-"""What prevents an installation on this Mac. Pure."""
+"""Problems that prevent an installation on this Mac. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ INTERRUPTED = (
 
 @dataclass(frozen=True)
 class Facts:
-    """This machine, as far as it matters. None: unknown."""
+    """The facts of this machine that preflight needs. None: unknown."""
 
     root: bool
     macos: str | None
@@ -119,7 +119,7 @@ def join_problems(facts: Facts, name: str, ca_hash: str) -> list[str]:
 def member_problems(facts: Facts, name: str, address: str | None, ca_hash: str, own_hash: str | None) -> list[str]:
     """Why `join --control-plane` cannot give this Mac a control plane of that cluster; empty if it can.
 
-    ``own_hash``: that of the CA that an earlier run has left here; None if there is none.
+    ``own_hash``: hash of the CA from an earlier run on this Mac; None if there is none.
     """
     found = _machine(facts) + _node_name(name) + _address(facts, address)
     if facts.initialised and not facts.joining:
