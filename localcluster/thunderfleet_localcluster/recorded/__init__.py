@@ -9,7 +9,7 @@ thunderbolt   system_profiler SPThunderboltDataType
 hardware      the other reports of system_profiler, sysctl, sw_vers, vm_stat
 network       networksetup, ifconfig, netstat, route
 rdma          ibv_devices, ibv_devinfo
-jaccl         stand-in for JACCL: the modules in ``python/`` and their record of devices and cables
+jaccl         modifications of MLX: the modules in ``python/``, and the devices and cables for a stand-in for JACCL
 jaccl_faults  the points at which the stand-in can fail
 files         replacing a file in one step
 python/       modules on the Mac's PYTHONPATH

@@ -25,8 +25,7 @@ def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: 
     texts_folder = folder.parent / "recorded"
     folder.mkdir(parents=True, exist_ok=True)
     texts_folder.mkdir(exist_ok=True)
-    if machine.machine.jaccl == "recorded":
-        jaccl.write(layout, machine, jaccl.python_folder(folder))
+    jaccl.write(layout, machine, jaccl.python_folder(folder))
     found = texts(layout, machine)
     for name, text in found.items():
         replace_file(texts_folder / name, text, 0o644)

@@ -1,7 +1,7 @@
-"""The recorded JACCL of a Mac: a folder for PYTHONPATH with the modules and a description of the Mac's devices and cables.
+"""Modifications of MLX on a recorded Mac: a folder for PYTHONPATH with the modules and the Mac's devices and cables.
 
 The modules in ``python/`` are copied, because pods may not be able to read the sources and because the control file, which
-says where JACCL fails, is beside them.
+says where a recorded JACCL fails, is beside them.
 """
 
 import json
@@ -13,6 +13,9 @@ from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
 from thunderfleet_localcluster.recorded import rdma
 from thunderfleet_localcluster.recorded.files import replace_file
 
+MODULES = Path(__file__).parent / "python"
+"""The sources of what is copied. On PYTHONPATH itself, it gives MLX no JACCL."""
+
 
 def python_folder(commands: Path) -> Path:
     """The PYTHONPATH folder of the Mac whose commands are in the folder ``commands``."""
@@ -20,11 +23,12 @@ def python_folder(commands: Path) -> Path:
 
 
 def write(layout: Layout, machine: MachineLayout, folder: Path) -> None:
-    """Write the recorded JACCL of one Mac into ``folder``. The control file stays as it is."""
+    """Write the modules into ``folder``, and the recorded JACCL of a Mac that has one. The control file stays as it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (Path(__file__).parent / "python").glob("*.py"):
+    for path in MODULES.glob("*.py"):
         replace_file(folder / path.name, path.read_text(encoding="utf-8"), 0o644)
-    replace_file(folder / "jaccl.json", json.dumps(record(layout, machine), indent=2) + "\n", 0o644)
+    if machine.machine.jaccl == "recorded":
+        replace_file(folder / "jaccl.json", json.dumps(record(layout, machine), indent=2) + "\n", 0o644)
 
 
 def write_control(points: Sequence[Mapping[str, object]], folder: Path) -> None:

@@ -82,8 +82,7 @@ class MachinePool:
             # The fleet file determines which ports are in a bridge.
             config["thunderboltPorts"] = "Unmanaged"
             config["path"] = [str(home / "bin")]
-            if machine.machine.jaccl == "recorded":
-                config["pythonPath"] = [str(jaccl.python_folder(home / "bin"))]
+            config["pythonPath"] = [str(jaccl.python_folder(home / "bin"))]
         return config
 
     def _watches_certificates(self) -> str | None:

@@ -37,8 +37,9 @@ def layout() -> Layout:
 def test_only_a_mac_that_the_fleet_gives_one_has_it(tmp_path: Path) -> None:
     for name in "ab":
         write_machine(layout(), layout().machine(name), tmp_path / name / "bin")
-    assert (tmp_path / "a" / "python" / "sitecustomize.py").exists()
-    assert not (tmp_path / "b" / "python").exists()
+    assert (tmp_path / "a" / "python" / "jaccl.json").exists()
+    assert not (tmp_path / "b" / "python" / "jaccl.json").exists()
+    assert (tmp_path / "b" / "python" / "sitecustomize.py").exists()
 
 
 def test_it_knows_both_ends_of_its_cables() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.image import WITHOUT_COMPILER
 from thunderfleet_localcluster.models import tinymodel
+from thunderfleet_localcluster.recorded import jaccl
 from thunderfleet_runner.group import attempts, follower
 from thunderfleet_runner.host.intakeprocess import intake_command
 from thunderfleet_runner.host.rankprocess import rank_command
@@ -224,6 +226,12 @@ def deep_yardstick(deep: Path) -> list[int]:
     return _answer_of_one_process(deep)
 
 
+@pytest.fixture(autouse=True)
+def shared_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real ranks of a ring do not spin while they wait, as on recorded Macs."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(jaccl.MODULES), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real ranks compile no fused kernels: MLX's CPU build calls the C++ compiler for each."""
@@ -238,7 +246,8 @@ Served = Callable[..., AbstractAsyncContextManager[tuple[Any, aiohttp.ClientSess
 def served(make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Served:
     """``served(model, size, split, …)``: a Ready group of real ranks, and a client of rank 0's gateway.
 
-    MLX compiles fused kernels only if ``compiled``: the CPU build calls the C++ compiler for each.
+    MLX compiles fused kernels only if ``compiled``: the CPU build calls the C++ compiler for each. If ``spinning``, ranks ask
+    their sockets again and again while they wait, as on Macs.
     """
 
     @asynccontextmanager
@@ -249,6 +258,7 @@ def served(make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> S
         *,
         benchmark: bool = False,
         compiled: bool = False,
+        spinning: bool = False,
         memory: dict[str, int] | None = None,
         plan: dict[str, Any] | None = None,
         **settings: Any,
@@ -256,6 +266,8 @@ def served(make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> S
         if not compiled:
             for name, value in WITHOUT_COMPILER.items():
                 monkeypatch.setenv(name, value)
+        if spinning:
+            monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].removeprefix(str(jaccl.MODULES)))
         group = make_group(size)
         planned = group.plan.model_dump(mode="json", by_alias=True)
         planned |= {"modelPath": str(model), "split": split}

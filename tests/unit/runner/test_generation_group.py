@@ -161,7 +161,7 @@ async def test_one_rank_with_compiled_kernels_answers_the_same(
 async def test_two_tensor_ranks_answer_the_same_and_come_back(
     served: Callable[..., Any], tiny: Path, yardstick: list[int]
 ) -> None:
-    async with served(tiny, 2, "Tensor") as (group, client):
+    async with served(tiny, 2, "Tensor", spinning=True) as (group, client):
         check_compared_shards(group)
         await check_answers(client, yardstick)
         await check_stops_and_logprobs(client)

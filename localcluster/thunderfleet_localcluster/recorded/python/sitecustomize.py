@@ -1,14 +1,18 @@
-"""Gives MLX on a recorded Mac a JACCL, in every Python that has this folder on PYTHONPATH.
+"""Fits MLX to a recorded Mac, in every Python that has this folder on PYTHONPATH: how it waits, and a JACCL if the Mac has one.
 
 It must cost nothing where MLX is not imported (supervisors), so it only waits for ``mlx.core``; the replacement of ``init`` is
 loaded then. All code above ``mx.distributed.init`` is the shipped code.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+
+JACCL = os.path.join(os.path.dirname(__file__), "jaccl.json")
+"""The devices of this Mac, if it has a recorded JACCL."""
 
 
 class _WhenImported:
@@ -25,7 +29,9 @@ class _WhenImported:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            importlib.import_module("recorded_jaccl").replace(module)
+            importlib.import_module("recorded_ring").replace(module)
+            if os.path.exists(JACCL):
+                importlib.import_module("recorded_jaccl").replace(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
