@@ -58,7 +58,7 @@ class Shown:
     low: bool = False
     quiet: bool = False
     links: Sequence[tuple[str, str]] = ()
-    """Title and address of what a click on a series opens."""
+    """Title and address of the page that a click on a series opens."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ COMMANDS: Sequence[Callable[[Parsers], None]] = (
     local.add,
     _add_demo,
 )
-"""Each adds a command, or several, with what they call."""
+"""Functions that add one or several commands with their implementations."""
 
 
 def parser(program: str = "thunderfleet") -> argparse.ArgumentParser:

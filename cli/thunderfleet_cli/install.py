@@ -268,4 +268,4 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "restore": _command(_restore),
     "reset": _command(_reset),
 }
-"""What the commands do, by name; each raises LocalClusterError."""
+"""Implementations of the commands, by name; each raises LocalClusterError."""

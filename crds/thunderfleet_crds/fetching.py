@@ -15,9 +15,9 @@ from thunderfleet_crds.parts import MAX_PARTS, WeightFile, numbers
 from thunderfleet_crds.reasons import Reason
 
 STORE_FOLDER: Final = "/store"
-"""Where a pod that downloads finds the model store of its Mac."""
+"""Mount path of the Mac's model store in a pod that downloads."""
 STAGING_FOLDER: Final = "/staging"
-"""Where it leaves files: each under its hash, once it is whole."""
+"""Mount path of the folder in which the pod leaves files, each under its hash once it is complete."""
 TOKEN_FOLDER: Final = "/token"
 TOKEN_KEY: Final = "token"
 """The key of the Secret, and the name of the file."""
@@ -40,7 +40,7 @@ class FetchResult:
     reason: str
     message: str = ""
     retry_seconds: int | None = None
-    """When the hub wants to be asked again."""
+    """Seconds after which the hub asks for a new request."""
     commit: str | None = None
     manifest: str | None = None
     files: int = 0

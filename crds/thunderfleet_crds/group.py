@@ -95,7 +95,8 @@ class BenchmarkReport(_Value):
     prompt_tokens: int
     generation_tokens: int
     peak_memory_bytes: tuple[int, ...] = ()
-    """By rank, since the process started; only of rank 0, or empty, while the other ranks have not reported theirs."""
+    """Peak memory of each rank since its process started. Only rank 0's, or empty, while the other ranks have not reported
+    theirs."""
     all_reduce_megabytes_per_second: float | None = None
     all_reduce_microseconds: int | None = None
     measured_at: datetime

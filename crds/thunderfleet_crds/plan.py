@@ -141,7 +141,7 @@ class ProvenLengths(_Value):
     digest: str
     """Of the model's files."""
     lengths: tuple[int, ...]
-    """Of passages that were continued, in tokens."""
+    """Lengths in tokens of passages that were continued correctly."""
 
 
 class KnownWeights(_Value):
@@ -149,9 +149,9 @@ class KnownWeights(_Value):
 
     node: str
     signature: str
-    """Of its files: see ``status.groups[].weights``."""
+    """Signature of the files: see ``status.groups[].weights``."""
     digest: str
-    """Of the values of the weights."""
+    """SHA-256 of the values of the weights."""
 
 
 class RecordedAnswer(_Value):
@@ -161,7 +161,7 @@ class RecordedAnswer(_Value):
     tokens: tuple[int, ...]
     costs: tuple[int, ...]
     margins: tuple[int, ...]
-    """Both in thousandths."""
+    """``costs`` and ``margins`` are in thousandths."""
 
 
 class Plan(_Value):

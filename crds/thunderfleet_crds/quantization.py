@@ -14,7 +14,7 @@ from thunderfleet_crds.apimodel import ApiModel
 
 BITS: Final = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES: Final = (32, 64, 128)
-"""What MLX has for affine quantization."""
+"""Group sizes that MLX supports for affine quantization."""
 MAX_NAME: Final = 96
 """Characters of the last part of a repository's name."""
 

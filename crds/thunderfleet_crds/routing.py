@@ -48,7 +48,7 @@ TLS_KEY: Final = "tls.key"
 KEY_FIELD_PREFIX: Final = "key-"
 ROUTING_KEY_BYTES: Final = 32
 MAX_ROUTING_KEYS: Final = 8
-"""More than one while groups or documents still use an earlier one."""
+"""Maximum number of routing keys. There are several while groups or documents still use an earlier one."""
 OPERATOR_FIELD: Final = "operator"
 """Field of the Secret: address and port (``HostPort``) of the operator replica that leads, where routers report demand. It
 changes when another one leads; a replica that does not lead answers 503."""
@@ -161,7 +161,7 @@ class Demand(_Value):
     wake: bool = False
     """Whether one of them may wake the ModelDeployment: it has a valid key, or the chart lets anonymous requests wake."""
     idle_seconds: Number = 0
-    """Since the router last had a request for it; 0 while it has one."""
+    """Seconds since the router last had a request for the ModelDeployment; 0 while it has one."""
 
 
 class DemandReport(_Value):
@@ -183,7 +183,7 @@ class Refusal(_Value):
     message: Annotated[str, Field(max_length=1024)]
     """A sentence for clients: what is missing, and who can change it."""
     retry_after_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
-    """When it may be woken; unset if time alone does not help."""
+    """Seconds after which it may be woken; unset if waiting does not help."""
 
 
 class DemandAnswer(_Value):

@@ -22,7 +22,7 @@ LEFT_OUT = (
 DOCUMENTATION = "usr/share/doc/"
 COPYRIGHT = "copyright"
 STATUS = "var/lib/dpkg/status.d"
-"""Where scanners of images look for Debian's packages in images without dpkg."""
+"""Folder in which image scanners look for Debian's packages in images without dpkg."""
 CERTIFICATES = "usr/share/ca-certificates/"
 
 

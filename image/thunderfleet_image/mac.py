@@ -14,7 +14,7 @@ from thunderfleet_image.tree import Tree, file
 Json = dict[str, Any]
 
 PYTHON = "/usr/local/thunderfleet/bin/python3"
-"""Where docs/install.md installs Thunderfleet on a Mac."""
+"""Path at which docs/install.md installs Thunderfleet on a Mac."""
 PROGRAMS = {
     "thunderfleet-agent": "thunderfleet_agent.cli:main",
     "thunderfleet-operator": "thunderfleet_operator.cli:main",

@@ -14,7 +14,7 @@ SUITE = "trixie"
 PYTHON = "3.13"
 """Version of Python in ``SUITE``."""
 SITE_PACKAGES = f"usr/local/lib/python{PYTHON}/dist-packages"
-"""Where Debian's Python looks for packages that are not Debian's."""
+"""Folder in which Debian's Python looks for packages from other sources."""
 PROGRAMS = {
     "thunderfleet-operator": "thunderfleet_operator.cli:main",
     "thunderfleet-router": "thunderfleet_router.cli:main",
@@ -23,7 +23,7 @@ PROGRAMS = {
 USER = 65532
 """Neither root nor a user of any host."""
 MADE = 1580601600
-"""Time of all files, in seconds since 1970: that which hatchling gives to files of wheels."""
+"""Time of all files, in seconds since 1970: the same as hatchling sets for files of wheels."""
 
 DEBIAN = (
     "base-files",
@@ -63,7 +63,7 @@ class Platform:
 
 
 PLATFORMS = (Platform("amd64", "x86_64"), Platform("arm64", "aarch64"))
-"""Those of Linux."""
+"""Platforms of Linux."""
 MAC = Platform("arm64", "arm64", "darwin")
 
 

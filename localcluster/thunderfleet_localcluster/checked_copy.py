@@ -18,7 +18,7 @@ from thunderfleet_lib.host.privilege import ROOT, distrust
 from thunderfleet_localcluster.errors import LocalClusterError
 
 ALGORITHMS = ("sha256", "sha384", "sha512")
-"""Those that the specification of RECORD allows."""
+"""Hash algorithms that the specification of RECORD allows."""
 HINT = "install thunderfleet again from its wheel, not in editable mode"
 
 

@@ -35,9 +35,9 @@ class Options:
     """The router's input."""
 
     namespace: str
-    """Of the release."""
+    """Namespace of the release."""
     name: str
-    """Of this router's pod."""
+    """Name of this router's pod."""
     addresses: Sequence[str]
     port: int
     operator: str | None

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
-"""Between two reports."""
+"""Minimum time between two reports."""
 
 
 class ReportFailed(Exception):

@@ -41,7 +41,7 @@ class Ticket:
     """Whether the caller has a key."""
     light: bool = False
     avoid: set[str] = field(default_factory=set)
-    """Groups that failed with it."""
+    """Groups that failed with this request."""
     seat: "asyncio.Future[Seat]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -60,7 +60,7 @@ class Seat:
 class _Load:
     seats: set[Seat] = field(default_factory=set)
     light: int = 0
-    """Of the seats."""
+    """Number of seats of light requests."""
     blocked_until: float = 0.0
     refusals: int = 0
     used: int = 0

@@ -14,7 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 NAME = "thunderfleet-router"
 FLUSH_SECONDS = 3.0
-"""For the last spans of a router that ends."""
+"""Time limit for exporting the last spans of a router that ends."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-"""Variables of the environment. Either turns spans on."""
+"""Environment variables. Each of them turns spans on."""
 DISABLED = "OTEL_SDK_DISABLED"
 
 Value = str | int | float

@@ -21,14 +21,14 @@ from thunderfleet_router.decide.shown import AUDIENCE, token_problem
 log = logging.getLogger(__name__)
 
 ACCEPTED_SECONDS: Final = 60.0
-"""How long a right that was taken away still counts."""
+"""How long an accepted token is not reviewed again, and so a revoked right still counts."""
 REFUSED_SECONDS: Final = 10.0
 MAX_ACCEPTED: Final = 256
 MAX_REFUSED: Final = 1024
 AT_ONCE: Final = 4
-"""Reviews of new tokens; as many again of tokens that were accepted before."""
+"""Maximum concurrent reviews of new tokens, and of tokens that were accepted before."""
 PER_MINUTE: Final = 12
-"""Reviews of new tokens from one address."""
+"""Maximum reviews of new tokens from one address per minute."""
 MAX_ADDRESSES: Final = 1024
 REVIEW_SECONDS: Final = 5.0
 RESOURCES: Final = (
@@ -59,10 +59,10 @@ class Viewers:
         self._clock = clock
         self._now = now
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
-        """Until when, by digest. Entries that are too old say that a token is no stranger's."""
+        """Expiry of accepted tokens, by digest. Expired entries show that a token was accepted before."""
         self._refused: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
         self._asked: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Reviews of new tokens by address, and when its minute began."""
+        """Number of reviews of new tokens by address, and the start of the address's minute."""
         self._running: dict[bytes, asyncio.Task[Verdict]] = {}
         self._new = self._old = 0
 

@@ -35,7 +35,7 @@ WAY: Final = "way to the API server"
 CLOCK: Final = "clock of the operator"
 RESTART: Final = "restart of the operator"
 WORKS: Final = frozenset((RESTART, API_SERVER, ETCD))
-"""Subjects of what works, but has just ended or may only be busy."""
+"""Subjects of components that work, but have just restarted or may only be busy."""
 HARMLESS: Final = frozenset((CLOCK, *WORKS))
 """Subjects of problems that explain no state of a ModelDeployment by themselves."""
 

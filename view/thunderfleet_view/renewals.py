@@ -12,10 +12,10 @@ from typing import Final
 from thunderfleet_view.facts import Json, parsed_time
 
 STALE_SECONDS: Final = 25.0
-"""Something that has been behind the others for longer does not work. Components renew their Leases every few seconds, kubelets
-every ten."""
+"""A component whose renewal is older than the others' by more than this does not work. Components renew their Leases every few
+seconds, kubelets every ten."""
 WRONG_SECONDS: Final = 10.0
-"""A clock that is further off is wrong. A request takes at most a few seconds, and the API server writes whole seconds."""
+"""A clock with a larger error is wrong. A request takes at most a few seconds, and the API server writes whole seconds."""
 
 
 def noted(lease: Json) -> datetime | None:

@@ -51,10 +51,10 @@ class State(StrEnum):
     OK = "ok"
     PROBLEM = "problem"
     WAITING = "waiting"
-    """Work in progress, or what follows from another step."""
+    """Work in progress, or a consequence of another step."""
     UNKNOWN = "unknown"
     NOTE = "note"
-    """Worth knowing, but it harms nobody."""
+    """Worth knowing, but without effect on the model."""
 
 
 @dataclass(frozen=True)

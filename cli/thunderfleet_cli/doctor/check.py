@@ -21,7 +21,7 @@ class State(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works now, and will or may not at another time, or works less well than it could."""
+    """It works now, but may fail later, or works less well than it could."""
     FAILURE = "failure"
     UNKNOWN = "unknown"
 

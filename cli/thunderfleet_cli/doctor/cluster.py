@@ -46,7 +46,7 @@ class Objects:
     profiles: Sequence[Json]
     links: Sequence[Json]
     tried: Mapping[str, Tried] = field(default_factory=dict)
-    """What tests of this moment gave, by cable."""
+    """Results of new tests, by cable."""
 
 
 def testable(objects: Objects) -> list[Json]:

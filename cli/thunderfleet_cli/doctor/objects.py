@@ -17,7 +17,7 @@ from thunderfleet_cli.doctor.cluster import Objects, checks, testable
 
 SECONDS = 30.0
 TEST_SECONDS = 90.0
-"""For one cable. It takes a few seconds, and waits for a Mac that measures something else."""
+"""Time limit for one cable. A test takes a few seconds, and waits while the Mac measures something else."""
 TESTS_SECONDS = 240.0
 OURS = f"/apis/{GROUP}/{VERSION}"
 

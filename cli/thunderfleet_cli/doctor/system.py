@@ -22,11 +22,11 @@ DISK_FAILURE_PERCENT = 10
 DISK_WARNING_PERCENT = 15
 CLOCK_WARNING_SECONDS = 1.0
 CLOCK_FAILURE_SECONDS = 60.0
-"""Certificates and tokens are new for less than this; Leases are shorter."""
+"""Errors of the clock above this are failures: new certificates and tokens may not be valid yet."""
 SYSTEM_MB = 4096
-"""What macOS needs at the least."""
+"""Minimum memory for macOS."""
 OPTIONAL = (Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES)
-"""RDMA is not to be had on such a Mac; models run over TCP."""
+"""Reasons for which a Mac cannot have RDMA; models run over TCP."""
 
 _VERSION = re.compile(r"(\d{1,3})(?:\.(\d{1,3}))?(?:\.\d{1,3})?")
 _DISK = re.compile(r"^\S.*?\s+(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s+\d{1,3}%\s+/$")

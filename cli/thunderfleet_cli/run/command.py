@@ -42,7 +42,7 @@ class Service:
     model: str
     seconds: float
     sha256: str | None = None
-    """Of the list of the files, for a URI."""
+    """Hash of the file SHA256SUMS, for a URI."""
 
     @property
     def path(self) -> str:

@@ -12,7 +12,7 @@ from thunderfleet_view import facts
 from thunderfleet_view.facts import Json
 
 CAUSE = ">>>"
-"""Begins a line that is not of a log."""
+"""Prefix of a line that is not from a log."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 SECONDS = 30.0
 PATIENT_SECONDS, AGAIN_SECONDS = 3.0, 2.0
-"""After so long without all objects the API server is asked how it is, and then again and again."""
+"""If not all objects have been read after the first time, the API server is checked, and then again at intervals of the
+second."""
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"
 METRICS = "/apis/metrics.k8s.io/v1beta1"
 OPERATOR = f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=operator"
@@ -37,7 +38,7 @@ RESOURCES: Mapping[str, str] = {
     "everyPod": "pods",
     "plans": "configmaps",
 }
-"""How `kubectl auth can-i list` names what is read."""
+"""Names of the kinds that are read, for `kubectl auth can-i list`."""
 
 
 def request_of(kind: str, namespace: str | None) -> tuple[str, dict[str, object]]:

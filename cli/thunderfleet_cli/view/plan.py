@@ -27,7 +27,7 @@ NEEDED: Mapping[str, str] = {
     "caches": names.MODELCACHE_KIND,
     "everyPod": "Pod",
 }
-"""What is read, and its kind. Without one of them, Macs would seem to have more room than they have."""
+"""Required collections and their kinds. Without one of them, Macs would seem to have more free memory than they have."""
 HELPFUL: Mapping[str, str] = {"plans": "ConfigMap"}
 """Without these, cables and connections of other groups are estimated."""
 PLAN_SECONDS = 300.0

@@ -13,9 +13,9 @@ from thunderfleet_controlplane.balancer.servers import ApiServer, is_address
 SECONDS = 3.0
 ANSWER_SECONDS = 4.0
 NAME_PERIODS = 5
-"""A name is for when the addresses have changed, and each look-up asks the whole network."""
+"""Names are checked less often: they are needed only after addresses have changed, and each look-up asks the whole network."""
 FAILURES = 2
-"""One late answer is not a failure: what fails loses its connections."""
+"""Consecutive failures after which an API server counts as failed, and its connections are closed."""
 
 
 class Health:

@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 LIMIT = 1024
 CHUNK = 65536
 FIRST_SECONDS = 15.0
-"""How long a client may take to say something. Without it, no API server is troubled."""
+"""How long a client may take to send its first bytes. Until then, no API server is contacted."""
 CONNECT_SECONDS = 3.0
 REACH_SECONDS = 20.0
 LINGER_SECONDS = 10.0
-"""How long one direction may go on after the other has ended."""
+"""How long one direction may continue after the other has ended."""
 STUCK_SECONDS = 60.0
 """How long an end may take to accept bytes."""
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A Mac without power does not say so; names of Linux and of macOS."""
+"""Keepalive options, with the names of Linux and macOS: a Mac that loses power does not close its connections."""
 
 
 class Pool:
@@ -38,7 +38,7 @@ class Pool:
         self.failing: set[ApiServer] = set()
         self.current: ApiServer | None = None
         self.cut: Callable[[ApiServer], None] = lambda server: None
-        """Ends the connections to one."""
+        """Ends the connections to one API server."""
 
     @property
     def every(self) -> tuple[ApiServer, ...]:

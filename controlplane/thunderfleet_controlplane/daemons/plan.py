@@ -15,9 +15,9 @@ LOCAL = "127.0.0.1"
 ETCD_CLIENT, ETCD_PEER, CONTROLLER_MANAGER, SCHEDULER = 2379, 2380, 10257, 10259
 KUBELET_PORT = 10250
 BALANCER_PORT = 6444
-"""Of 127.0.0.1 on every Mac: leads to an API server that works."""
+"""Port of the balancer on 127.0.0.1 of every Mac."""
 BALANCED = server_url(LOCAL, BALANCER_PORT)
-"""The API server's URL for everything that runs on a Mac."""
+"""The API server's URL for all programs on a Mac."""
 APPROVER = "approver"
 BALANCER = "balancer"
 KUBELET = "kubelet"
@@ -38,7 +38,7 @@ INPUTS = {
 }
 """The files below ``HostLayout.control_plane`` that each daemon reads when it starts."""
 EXIT_SECONDS = {"etcd": 60, "kube-apiserver": 75}
-"""etcd writes what it has; the API server lets requests end, up to its own limit of 60 s."""
+"""Seconds that a daemon gets to exit. etcd writes its data; the API server lets requests end, up to its own limit of 60 s."""
 
 
 @dataclass(frozen=True)

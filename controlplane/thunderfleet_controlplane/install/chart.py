@@ -18,7 +18,7 @@ ALONE, SEVERAL = 1, 2
 """Replicas of the operator with one control plane and with several. A replica on one more Mac would help only if two are lost
 at once, and with three control planes the API would be lost too."""
 FIRST_VALUES: Final = (f"operator.replicas={ALONE}", "operator.runtimeClassName=macos")
-"""Of the first installation, when one Mac is the only Node that can run the operator."""
+"""Values of the first installation, when one Mac is the only Node that can run the operator."""
 
 
 def install(mac: Mac, chart: Path) -> None:

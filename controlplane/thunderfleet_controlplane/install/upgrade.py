@@ -51,7 +51,7 @@ class Steps:
     chart: Callable[[Mac], None]
     """Upgrades the chart, and waits until its operator is available."""
     healthy: Callable[[Mac], None]
-    """Waits until what is there is Ready."""
+    """Waits until the control plane and the Node are Ready."""
     back: Callable[[Mac, str], None]
     """Rolls the chart back to a revision."""
 

@@ -19,7 +19,7 @@ OPEN_SECONDS = 10.0
 """How long a shim may take to open the pipes."""
 LOOK_SECONDS = 0.02
 LIVE_SECONDS = 1.0
-"""How often it is checked whether the container still runs, and whether its output has ended."""
+"""Interval of checks whether the container still runs, and whether its output has ended."""
 READ_BYTES = 65536
 
 

@@ -28,7 +28,7 @@ SHARED_FOLDERS = (
     if sys.platform == "darwin"
     else ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 )
-"""Where the system lets every user create files."""
+"""Folders in which every user can create files."""
 
 SYSV = Path("/proc/sysvipc")
 

@@ -31,7 +31,7 @@ def is_alive(attempt: Path) -> bool:
 
 
 LOOK_AGAIN_SECONDS = 0.05
-"""After the end of a shim's process, until its end of the pipe is closed too."""
+"""Interval of checks after the end of a shim's process, until its end of the pipe is closed too."""
 
 
 class ShimWatch:

@@ -17,7 +17,7 @@ PORTS: Final[Mapping[str, int]] = {"kube-controller-manager": 10257, "kube-sched
 ASK_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 5.0
 FAILURES: Final = 3
-"""A component that has not answered so often in a row does not work: launchd starts one that has ended within seconds."""
+"""Consecutive requests without an answer after which a component counts as failed: launchd restarts one within seconds."""
 
 
 class ComponentWatch:

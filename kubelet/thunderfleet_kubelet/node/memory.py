@@ -16,7 +16,7 @@ from thunderfleet_kubelet.node.facts import meminfo
 log = logging.getLogger(__name__)
 
 WIRED_LIMIT = "iogpu.wired_limit_mb"
-"""The variable of the kernel of a Mac with the limit that was set; 0: none."""
+"""The kernel variable of a Mac with the limit of GPU memory; 0: no limit was set."""
 RETRY_SECONDS = 300.0
 """How long an estimate stays in use after MLX could not be asked."""
 

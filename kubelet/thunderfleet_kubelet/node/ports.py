@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 LINKS: Final = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
 POLL_SECONDS: Final = 20.0
 WORK_SECONDS: Final = 1.0
-"""The pause between steps, and between looks while a switch is watched."""
+"""The pause between steps, and between checks while a switch is on trial."""
 WAIT_SECONDS: Final = 3.0
-"""The pause while a cable or the API server is waited for."""
+"""The pause while waiting for a cable or the API server."""
 PROBE_SECONDS: Final = 3.0
 CABLE_SECONDS: Final = 60.0
 """How long ports stay in their bridge until their cables are known, so that addresses do not change under groups later."""

@@ -25,10 +25,11 @@ NO_ADDRESS, HAS_ADDRESS = "NoAddress", "HasAddress"
 """Reasons of NetworkUnavailable."""
 
 PODS_SHARE_USER = "PodsShareUser"
-"""The condition of a Node whose pods are not kept apart. Of this kubelet only; Kubernetes has no such condition."""
+"""The condition of a Node whose pods are not isolated by users. Only this kubelet has it; Kubernetes has no such condition."""
 
 FEW_DESCRIPTORS, ENOUGH_DESCRIPTORS = 16, 32
-"""A kubelet with fewer free descriptors can hardly start a pod or serve a log; it is well again with as many as the second."""
+"""With fewer free descriptors than the first, a kubelet can hardly start a pod or serve a log. The second ends the
+condition."""
 
 PROCESS_PART = 0.9
 """PIDPressure: more than this fraction of the possible processes run."""

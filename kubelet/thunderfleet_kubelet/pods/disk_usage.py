@@ -20,7 +20,7 @@ KEPT_SECONDS = 60.0
 """How old a figure for statistics may be: as in Kubernetes, which measures once a minute."""
 
 ANSWER_SECONDS = 5.0
-"""How long statistics wait for figures. Those of a pod with very many files come later, or never."""
+"""How long statistics wait for figures. Figures of a pod with very many files come later, or never."""
 
 
 async def measure(worker: PodWorker) -> Usage:

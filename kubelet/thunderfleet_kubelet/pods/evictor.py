@@ -48,7 +48,7 @@ class Evictor:
         self._changed = changed
         self._node_event = node_event
         self._leaving: tuple[PodWorker, float] | None = None
-        """The pod that was evicted last because of pressure, and until when its space is waited for."""
+        """The last pod that was evicted because of pressure, and the time limit for its space to be freed."""
         self._measuring = asyncio.Semaphore(MEASUREMENTS)
         self.state = DiskState()
 

@@ -38,10 +38,10 @@ STOP_SECONDS = 10.0
 END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
 KILL_SECONDS = 2.0
-"""How much of the time for a shutdown is left for what must be killed, and for statuses."""
+"""The part of the time for a shutdown that is reserved for killing processes and writing statuses."""
 DISCARD_SECONDS = 2.0
 SEARCH_SECONDS = 10.0
-"""How long to search for what the user of a discarded pod left in folders of everybody."""
+"""Time limit of the search for files of a discarded pod's user in shared folders."""
 """How long the event loop waits for the processes of a pod that this node does not have."""
 
 

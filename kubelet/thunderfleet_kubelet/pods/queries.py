@@ -20,8 +20,8 @@ from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_kubelet.shim import processes
 
 LEAST_CPU_SECONDS = 0.001
-"""What a container has used at least once it runs. ps and /proc count hundredths, and metrics-server skips the whole pod of a
-container without CPU time."""
+"""Minimum CPU time that is reported for a running container. ps and /proc count hundredths, and metrics-server skips the whole
+pod of a container without CPU time."""
 DIAL_SECONDS = 10.0
 DIAL_BYTES = 32 * 1024
 """Bytes that are read ahead from a forwarded connection."""
@@ -85,7 +85,7 @@ class ContainerUsage:
     started_at: datetime
     sampled_at: datetime
     uid: str = ""
-    """The pod's."""
+    """The pod's uid."""
     image: str = ""
     id: str = ""
     resident_bytes: int = 0

@@ -9,7 +9,7 @@ from thunderfleet_kubelet.bootstrap import certificate_process
 log = logging.getLogger(__name__)
 
 MOST_FILES = 100
-"""More than a control plane has."""
+"""Maximum number of files; a control plane has fewer."""
 
 
 class ControlPlaneCertificates:
@@ -18,7 +18,7 @@ class ControlPlaneCertificates:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, float | str] = {}
-        """The end, or the problem, of each certificate by its text."""
+        """When each certificate expires, or its problem, by its text."""
         self._problems: set[str] = set()
 
     def read(self) -> Mapping[str, float]:

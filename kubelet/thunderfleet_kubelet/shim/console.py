@@ -12,7 +12,7 @@ import select
 CLIENTS = 32
 """The most pipes of clients at once."""
 CLIENT_BYTES = 1024 * 1024
-"""How much output waits for a client that does not read."""
+"""Bytes of output that are kept for a client that does not read."""
 INPUT_BYTES = 4096
 
 
@@ -25,7 +25,7 @@ class Console:
         self.outer = self.inner = self.pipe = -1
         self.rest = b""
         self.clients: dict[int, tuple[str, bytes]] = {}
-        """By descriptor: its stream, and what waits to be written."""
+        """By descriptor: its stream, and the bytes to be written."""
 
     def path(self, name: str) -> str:
         """A file of the attempt."""

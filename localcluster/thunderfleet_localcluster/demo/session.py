@@ -50,7 +50,7 @@ class Session:
         self.folder, self.model = cluster_folder(NAME), the_model()
         self.number = 0
         self.model_folder: Path | None = None
-        """The model, where this machine sees it."""
+        """Path of the model on this machine."""
         self._cluster: Cluster | None = None
 
     @property

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 FOLDER = "/Library/LaunchDaemons"
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
-"""launchd's; the commands of the recorded Mac stand for those in these folders."""
+"""PATH of launchd; commands of the recorded Mac replace those in these folders."""
 THROTTLE_SECONDS, EXIT_SECONDS = 10, 20
 """launchd's defaults of ThrottleInterval and ExitTimeOut."""
 NOT_PERMITTED, NO_PROCESS, IO_ERROR, IN_PROGRESS, USAGE, NOT_FOUND = 1, 3, 5, 36, 64, 113
@@ -48,9 +48,9 @@ class Job:
         self.last_exit: int | None = None
         self.started = -float("inf")
         self.start_at: float | None = None
-        """When it is to be started; None: not before something asks for it."""
+        """When the job must be started; None: not until it is requested."""
         self.kill_at: float | None = None
-        """When SIGKILL follows the SIGTERM that it got."""
+        """When SIGKILL follows the earlier SIGTERM."""
         self.leaving = False
 
     @property

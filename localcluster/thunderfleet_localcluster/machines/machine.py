@@ -48,7 +48,7 @@ class Machine:
         self.kubelet_pid: int | None = None
         self.kubelet_end = ""
         self.change_network: Callable[[Sequence[str]], Awaitable[Ran]] | None = None
-        """Carries out a command on the Mac that changes its network settings."""
+        """Executes a command on the Mac that changes its network settings."""
         self._changing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._runs: dict[int, asyncio.Future[Ran]] = {}

@@ -17,7 +17,7 @@ OWN = ("/Library", "/Users/Shared", "/opt/thunderfleet", "/var/lib/thunderfleet"
 
 
 COMMANDS = "/Library/Apple/usr/bin"
-"""Where root looks for commands first: what runs as root on a Mac does not use its caller's PATH."""
+"""Folder in which root looks for commands first: programs that run as root on a Mac do not use their caller's PATH."""
 
 
 def enter(disk: str, cluster: str, commands: str = "", own: Iterable[str] = OWN) -> None:

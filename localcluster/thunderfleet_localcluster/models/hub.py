@@ -25,7 +25,7 @@ from aiohttp import web
 PAGE = 1000
 LARGE = ".safetensors"
 CDN_HOST = "localhost"
-"""Another name than that of the hub, so that a client that sends its token there shows."""
+"""A name other than the hub's, so that tests detect a client that sends its token there."""
 
 
 @functools.lru_cache(64)
@@ -50,7 +50,7 @@ class Repository:
     private: bool = False
     moved_to: str | None = None
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By path, what the listing says in place of the truth."""
+    """By path, false values that the listing shows instead of the right ones."""
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
         """Adds a commit and moves the branch to it."""
@@ -107,7 +107,7 @@ class Hub:
         """Whether to print each request."""
         self.port = 0
         self.cdn_port = 0
-        """Where large files are, if not at ``port``: clients expect another host or port there."""
+        """Port for large files, if not ``port``: clients expect another host or port there."""
         self.address = "127.0.0.1"
 
     @property

@@ -28,7 +28,7 @@ SEED = 17
 DEMO_MESSAGES: tuple[dict[str, str], ...] = ({"role": "user", "content": "Which Macs are wired together?"},)
 """The chat that the demo asks; the gap between logits was measured for it."""
 DEMO_TOKENS = 48
-"""How many tokens the demo generates, and over how many the gap holds."""
+"""Number of tokens that the demo generates, and for which the gap holds."""
 
 HIDDEN = 64
 INTERMEDIATE = 128

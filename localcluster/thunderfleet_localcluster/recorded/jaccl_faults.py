@@ -21,16 +21,16 @@ POINTS = (
 )
 """Points of JACCL's start and of its collectives, in order; the same as in ``python/recorded_jaccl.py``."""
 WIRE = "wire"
-"""The cable, which cannot fail but change or lose what it carries: with one of WIRE_KEYS."""
+"""The cable. It does not report errors, but changes or loses data: with one of WIRE_KEYS."""
 WIRE_KEYS = ("flipAfterBytes", "loseAfterBytes", "swapAfterBytes", "repeatAfterBytes")
 VALUES = "values"
-"""What a collective of this rank gives, which is wrong for results of some sizes: with VALUES_KEYS."""
+"""Results of this rank's collectives, which are wrong for some sizes: with VALUES_KEYS."""
 VALUES_KEYS = ("aboveBytes", "belowBytes")
 VALUES_OPTIONS = ("aboveValue", "peer")
 """Which of these values are wrong: only those above a number, or only those that one rank has sent."""
 HOW = "how"
 HOWS = ("negated", "stale")
-"""In which way such results are wrong: of the other sign, or those of the collective before."""
+"""The kind of error: the opposite sign, or the result of the previous collective."""
 POINT_KEYS = (
     "at",
     "errno",

@@ -12,11 +12,12 @@ from thunderfleet_lib import jsonbounds
 from thunderfleet_lib.httpapi.errors import refused
 
 MAX_VALUES = 400_000
-"""More than a gateway with a context of 262,144 tokens accepts; longer prompts of token ids are refused."""
+"""Maximum values of a body; more than a gateway with a context of 262,144 tokens accepts. Longer lists of token ids are
+refused."""
 MAX_DEPTH = 64
 MAX_NAME = 512
 MAX_PROMPT = 128 * 1024
-"""Characters of a prompt that are looked at."""
+"""Maximum characters of a prompt that are used."""
 _BEFORE_MESSAGES = ("tools", "system", "instructions")
 """Fields that templates put before the messages."""
 _MESSAGES = ("messages", "input", "prompt")

@@ -18,7 +18,7 @@ WAITING_PER_CALLER = 256
 RECEIVING_PER_CALLER = 256
 """Requests of one caller whose bodies are being received."""
 BODY_BYTES = 256 * 1024 * 1024
-"""Of all bodies that wait or are sent to groups."""
+"""Maximum bytes of all bodies that wait or are sent to groups."""
 BODY_BYTES_PER_CALLER = 64 * 1024 * 1024
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 BLOCK_BYTES = 512
 MAX_BLOCKS = 256
-"""Of a prompt; what follows is not looked at."""
+"""Maximum blocks of a prompt; the rest is ignored."""
 BYTES_PER_TOKEN = 4
 LEAST_REMEMBERED, MOST_REMEMBERED = 256, 32_768
-"""Blocks of one group."""
+"""Bounds of the number of blocks that are remembered for one group."""
 
 Chain = Sequence[bytes]
 

@@ -16,7 +16,8 @@ from thunderfleet_router.decide.callers import Caller
 from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook
 
 AUDIENCE: Final = "thunderfleet-page"
-"""Tokens of viewers are for this page only. So they are of no use at the API server, and its tokens are of none here."""
+"""Audience of viewers' tokens, which are for this page only: the API server does not accept them, and the page accepts no
+others."""
 MAX_TOKEN: Final = 4096
 MAX_SHOWN: Final = 1000
 _HEALTH: Final = {

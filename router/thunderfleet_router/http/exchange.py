@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MAX_REQUESTS = 1280
 """Requests that are read, wait or run; others get 429 before their body is read."""
 UNKNOWN = "-"
-"""What is not known of a request."""
+"""Placeholder for an unknown value of a request."""
 LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that need no turn of the model."""
 PARSED_HERE_BYTES = 256 * 1024
@@ -78,7 +78,7 @@ class Settings:
     """Settings of the router that requests depend on."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Of the whole fleet: name to ``namespace/name``."""
+    """Fleet-wide aliases: name to ``namespace/name``."""
     anonymous_wake: bool = False
     hold_seconds: float = 300.0
     """How long a request waits for a seat at most."""

@@ -28,9 +28,9 @@ from thunderfleet_router.viewers import Viewers
 log = logging.getLogger(__name__)
 
 MAX_STREAMS: Final = 32
-"""Pages of viewers; as many again of holders of keys."""
+"""Maximum open pages of viewers, and of holders of keys."""
 MAX_STREAMS_EACH: Final = 8
-"""Pages of one credential."""
+"""Maximum open pages of one credential."""
 CHECK_SECONDS: Final = 30.0
 """How often the credential of an open page is checked again."""
 LOOK_SECONDS: Final = 1.0
@@ -62,7 +62,7 @@ class Page:
         self._watch: Watch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._streams: Counter[str] = Counter()
-        """Open pages by credential (a digest), and in all of each kind."""
+        """Number of open pages, by credential (a digest) and by kind of credential."""
 
     def add_to(self, app: web.Application) -> None:
         """Adds the paths."""

@@ -16,7 +16,7 @@ COMMENT_SECONDS = 15.0
 READ_SECONDS = 60.0
 """A client that reads nothing for this time, while data waits for it, is disconnected."""
 UNREAD_BYTES = 32 * 1024
-"""What a client may not have read before writes wait for it."""
+"""Maximum unread bytes of a client before writes wait."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -32,7 +32,7 @@ class Reply:
         self.headers = dict(headers)
         """Headers of the response, also of an error."""
         self.response: web.StreamResponse | None = None
-        """Once it has started."""
+        """The response, once it has started."""
         self._writing = asyncio.Lock()
         self._written = time.monotonic()
         self._comments: asyncio.Task[None] | None = None
@@ -41,7 +41,7 @@ class Reply:
         self.events = 0
         """Events of the answer that were sent."""
         self.first_byte: float | None = None
-        """When, in seconds of the monotonic clock."""
+        """Time of the first byte, in seconds of the monotonic clock."""
 
     @property
     def started(self) -> bool:

@@ -27,11 +27,11 @@ from thunderfleet_router.tracing import OFF, Tracing
 log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 1536
-"""As many again lead to groups; with both, the process stays below its limit of descriptors."""
+"""Maximum connections of clients. There are as many to groups; together they stay below the limit of descriptors."""
 MAX_HEADERS: Final = 64
-"""Of a request."""
+"""Maximum number of headers of a request."""
 HEAD_BYTES: Final = 32 * 1024
-"""Of all headers of a request, which are held as long as it waits. As much as common proxies pass on."""
+"""Maximum bytes of all headers of a request, which are kept while it waits. As much as common proxies forward."""
 START_SECONDS: Final = 5.0
 """How long a request waits for a router that has just started."""
 POLL_SECONDS: Final = 0.05

@@ -29,9 +29,9 @@ BUFFER_BYTES: Final = 256 * 1024
 """A response that is not streamed is passed on when it is complete, unless it is larger than this."""
 TAIL_BYTES: Final = 512
 READ_BYTES: Final = 16 * 1024
-"""What is read ahead of a client; twice as much pauses the gateway. Each client that reads slowly holds so much memory."""
+"""Bytes that are read ahead of a client; twice as much pauses the gateway. Each slow client uses this much memory."""
 _ELSEWHERE: Final = frozenset({401, 403, 421, 429, 503})
-"""Statuses of a gateway that does not take the request."""
+"""Statuses of a gateway that rejects the request."""
 _PASSED: Final = frozenset({"content-type", "retry-after", "cache-control", "x-accel-buffering", "allow"})
 _TOKENS: Final = re.compile(rb": " + routed.TOKENS.encode() + rb": (\d{1,10}),(\d{1,10})\n\n$")
 _TOKENS_OF_WHOLE: Final = re.compile(r"(\d{1,10}),(\d{1,10})")
@@ -44,11 +44,11 @@ class Verdict(StrEnum):
     ANSWERED = "answered"
     """The client has its response."""
     CUT = "cut"
-    """The client has a part of it, and then an error."""
+    """The client has a part of the response, followed by an error."""
     NOT_TAKEN = "not taken"
     """The group did not start to work on it."""
     FAILED = "failed"
-    """The group failed with it, and the client has nothing but comments."""
+    """The group failed with the request, and only comments were sent to the client."""
 
 
 @dataclass(frozen=True, slots=True)

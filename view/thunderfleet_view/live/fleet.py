@@ -21,7 +21,7 @@ Entity = dict[str, Any]
 MAX_TEXT: Final = 400
 """Characters of a message on the page; the details have all of it."""
 ENDED: Final = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
-"""Phases of a copy whose Mac has what it shall hold."""
+"""Phases of a copy whose Mac has all files that it needs."""
 
 
 class Kind(StrEnum):
@@ -59,9 +59,9 @@ class Fleet:
     objects: Mapping[Kind, dict[str, Json]] = field(default_factory=lambda: {kind: {} for kind in Kind})
     entities: dict[str, Entity] = field(default_factory=dict)
     _ranks: dict[str, dict[str, list[Entity]]] = field(default_factory=dict)
-    """Of each Mac, by ModelDeployment."""
+    """Ranks of each Mac, by ModelDeployment."""
     _users: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-    """Of each cable: names of groups, by the Mac that says so."""
+    """Names of the groups that use each cable, by the Mac that reports them."""
     _silent: Mapping[str, str] = field(default_factory=dict)
 
     def put(self, kind: Kind, key: str, item: Json | None) -> set[str]:

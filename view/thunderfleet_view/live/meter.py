@@ -24,7 +24,7 @@ METRICS_PORT: Final = "metrics"
 ROUND_SECONDS: Final = 5.0
 """Agents read their counters every 10 seconds."""
 PER_SECOND: Final = 20
-"""Agents that are asked in a second at most; in a large fleet, a round takes longer."""
+"""Maximum agents that are asked per second; in a large fleet, a round takes longer."""
 AT_ONCE: Final = 8
 ANSWER_SECONDS: Final = 5.0
 ANSWER_BYTES: Final = 1 << 20
@@ -43,7 +43,7 @@ class Meter:
         self._feed = feed
         self._readings: dict[str, rates.Reading] = {}
         self._rates: dict[str, dict[str, tuple[int, int]]] = {}
-        """By the Mac whose agent has said so, of each cable: bits per second that it received and sent."""
+        """By reporting Mac and cable: bits per second that the Mac received and sent."""
         self._agents: Mapping[str, str] = {}
         """Path of the metrics of each Mac's agent."""
         self._listed: float | None = None

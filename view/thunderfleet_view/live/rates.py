@@ -10,14 +10,14 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 TIME: Final = "thunderfleet_agent_sensors_read_timestamp_seconds"
-"""When an agent has read its counters, in seconds since 1970: it reads them less often than it is asked."""
+"""Metric with the time at which an agent read its counters (seconds since 1970). It reads them less often than it is asked."""
 RECEIVED: Final = "thunderfleet_thunderboltlink_received_bytes_total"
 SENT: Final = "thunderfleet_thunderboltlink_sent_bytes_total"
 LEAST: Final = 20_000
 """Bits per second below which a cable counts as quiet: agents greet each other over every cable."""
 MOST: Final = 1 << 40
 MAX_SECONDS: Final = 300.0
-"""Between two readings; more comes from a clock that was changed."""
+"""Maximum time between two readings. A longer time means that the clock was changed."""
 
 
 @dataclass(frozen=True)

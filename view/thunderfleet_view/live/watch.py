@@ -28,12 +28,12 @@ RESOURCES: Final = {
     Kind.LINKS: (f"{OURS}/{names.THUNDERBOLTLINK_PLURAL}", f"{names.THUNDERBOLTLINK_PLURAL}.{names.GROUP}"),
     Kind.DEPLOYMENTS: (f"{OURS}/{names.MODELDEPLOYMENT_PLURAL}", f"{names.MODELDEPLOYMENT_PLURAL}.{names.GROUP}"),
 }
-"""Of each kind: its path, and how `kubectl auth can-i list` names it."""
+"""Path of each kind, and its name for `kubectl auth can-i list`."""
 LOOK_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 3.0
 """How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 ASK_SECONDS: Final = 2.0
-"""How often the API server is asked how it is: watches of one that hangs stay open."""
+"""Interval of requests that check the API server, because watches of a hanging API server stay open."""
 POD_SECONDS: Final = 5.0
 LEASES_SECONDS: Final = 5.0
 """How often the Leases of components of the control plane are read."""
@@ -57,7 +57,7 @@ class Watch:
         self._leased = leased
         self._release = release
         self.signs = Signs()
-        """What could be read last of Leases and agents."""
+        """The Leases and pods of agents that were read last."""
         self._operators: Sequence[Json] | None = None
         self._away: datetime | None = None
         self._part: Part | None = None

@@ -15,7 +15,7 @@ from thunderfleet_view.web.sessions import Sessions
 
 CONNECTIONS: Final = 256
 MAX_READERS: Final = 64
-"""Browsers that get changes; each may have the whole fleet on its way."""
+"""Maximum browsers that get changes; the whole fleet may be in flight to each of them."""
 JSON: Final = "application/json"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -32,7 +32,7 @@ KNOWN = (*REQUIRED, KUBELET)
 
 PART_BYTES = 1 << 20
 LINE_BYTES = 4 << 20
-"""A part in base64, and what is around it."""
+"""Maximum bytes of a line: a part in base64, and its JSON."""
 FILE_BYTES = 1 << 20
 SNAPSHOT_BYTES = 16 << 30
 """etcd's limit is 2 GiB as long as nobody raises it; more than 8 GiB are not recommended."""

@@ -22,7 +22,7 @@ ALIGNED, HASH_BYTES = 512, 32
 MEMBER = "thunderfleet"
 SEE_LOG = "run this again; if it repeats, see /Library/Logs/Thunderfleet/etcd.log"
 BUMP = 1_000_000_000
-"""More changes than there were since any backup: no revision that a client has seen is used again for something else."""
+"""Larger than the number of changes since any backup, so that no revision that a client has seen is used again."""
 
 
 def snapshot(layout: HostLayout) -> Iterator[bytes]:

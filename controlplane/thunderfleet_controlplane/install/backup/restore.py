@@ -49,7 +49,7 @@ class Steps:
     stage: Callable[[Mac, Path, HostConfig], None]
     """Prepares the control plane of a file in ``layout.staged``."""
     start: Callable[[Mac, HostConfig], None]
-    """Installs and starts what is in place, and waits until it is Ready."""
+    """Installs and starts the control plane in place, and waits until it is Ready."""
 
 
 def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:

@@ -31,9 +31,9 @@ class Facts:
     free_bytes: int | None = None
     """Free space where etcd's data and the programs are."""
     needed_bytes: int = 0
-    """What building the programs needs of it."""
+    """Space that building the programs needs."""
     initialised: Mapping[str, object] = field(default_factory=dict)
-    """What an earlier `init` was called with; empty if there was none."""
+    """The arguments of an earlier `init`; empty if there was none."""
     joined: Mapping[str, object] = field(default_factory=dict)
     """The cluster that this Mac has joined; empty if none."""
     restoring: bool = False
@@ -41,7 +41,7 @@ class Facts:
     joining: bool = False
     """Whether `join --control-plane` was interrupted."""
     changeable: tuple[str, ...] = ()
-    """Which folders and files of an installation others can change, and what fixes it."""
+    """Folders and files of an installation that other users can change, with the fix."""
 
 
 def _machine(facts: Facts) -> list[str]:

@@ -22,7 +22,7 @@ BACKOFF_FIRST_SECONDS = 10.0
 BACKOFF_LIMIT_SECONDS = 300.0
 
 PROBLEM_LIMIT_SECONDS = 60.0
-"""The longest wait before another try to start what failed to start."""
+"""The longest wait before a container that failed to start is started again."""
 
 
 @dataclass(frozen=True)

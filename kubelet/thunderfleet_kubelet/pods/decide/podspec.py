@@ -13,7 +13,7 @@ EVICTION_GRACE_SECONDS = 15.0
 CRITICAL_PRIORITY = 2_000_000_000
 
 SHUTDOWN_REASON, SHUTDOWN_MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
-"""Of a pod that ended because its machine shut down, as in Kubernetes."""
+"""Reason and message of a pod that ended because its machine shut down, as in Kubernetes."""
 
 NO_EPHEMERAL = "this node does not run ephemeral containers, because its containers are processes of the host; use kubectl exec"
 """The answer to ``kubectl debug``."""

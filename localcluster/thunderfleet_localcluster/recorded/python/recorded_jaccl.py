@@ -73,7 +73,7 @@ def attempt() -> int | None:
 
 
 HARMS = {"flipAfterBytes": "flip", "loseAfterBytes": "lose", "swapAfterBytes": "swap", "repeatAfterBytes": "repeat"}
-"""What the cable does to what it carries, as the control file and ``recorded_cable`` name it."""
+"""Faults of the cable's data, with their names in the control file and in ``recorded_cable``."""
 
 
 def harm() -> list[str]:
