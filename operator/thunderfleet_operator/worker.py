@@ -1,7 +1,7 @@
 """The workers: each runs the rounds of one queue's keys.
 
-The queue of ModelDeployments has one round at a time, so that no two placements get the same memory. Rounds of cables are
-independent of other rounds, and several run at once, because the operator writes to every cable after its start.
+One runs them one at a time, so that no two placements take the same room. Rounds of cables depend on no other rounds, and
+several run at once: a start of the operator writes about every cable.
 """
 
 import asyncio

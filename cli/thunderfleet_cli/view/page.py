@@ -20,7 +20,7 @@ class Page:
         self._console = console or Console(highlight=False, soft_wrap=True)
 
     def line(self, text: str = "", style: str = "") -> None:
-        """A line of plain text, without markup."""
+        """A line. Nothing in it is markup."""
         self._console.print(Text(text, style))
 
     def cells(self, *cells: Cell) -> None:
