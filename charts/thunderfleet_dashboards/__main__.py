@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "thunderfleet" / "dashboards"
 
 
 def texts() -> dict[str, str]:
-    """Content of each file, by its name."""
+    """Content of each file by its name."""
     return {f"{page.uid}.json": json.dumps(build(page), indent=1, ensure_ascii=False) + "\n" for page in PAGES}
 
 

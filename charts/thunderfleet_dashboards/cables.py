@@ -1,4 +1,4 @@
-"""ThunderboltLinks: state, rates, what they carry."""
+"""ThunderboltLinks: state, rates, and the groups that use them."""
 
 from thunderfleet_dashboards.panels import Page, Query, Row, Shown
 from thunderfleet_dashboards.queries import CLUSTER, NODE, latest, ratio

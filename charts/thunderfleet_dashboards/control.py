@@ -1,4 +1,4 @@
-"""Operator, agents and kubelets: whether they work, and what they cost."""
+"""Operator, agents and kubelets: their health, and their resource usage."""
 
 from thunderfleet_dashboards.panels import Page, Query, Row, Shown
 from thunderfleet_dashboards.queries import CLUSTER, OF_A_TARGET, latest, quantile, rate, since, total

@@ -1,4 +1,4 @@
-"""One ModelDeployment: whether it serves, why not, how fast, and what clients ask of it."""
+"""One ModelDeployment: whether it serves, why not, its speed, and the load of its clients."""
 
 from thunderfleet_dashboards.panels import Page, Query, Row, Shown, link_to
 from thunderfleet_dashboards.queries import OBJECT, OF_A_RUNNER, RUNNER, latest, quantile, rate, ratio, since, total
@@ -44,7 +44,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "State of groups",
-                    "The present state of each group.",
+                    "The current state of each group.",
                     (
                         Query(
                             latest("thunderfleet_modeldeployment_group_state", OBJECT, *GROUP, "state") + " == 1",

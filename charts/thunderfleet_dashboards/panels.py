@@ -1,4 +1,4 @@
-"""What all dashboards share: variables, links between them, and panels with a unit, thresholds and a description."""
+"""Common parts of all dashboards: variables, links between them, and panels with a unit, thresholds and a description."""
 
 import json
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Shown:
 
     ``warn`` and ``bad``: the values from which it is yellow and red. With ``low``, small values are bad: it is red below
     ``warn``, yellow from there to ``bad``, and green from ``bad``.
-    ``quiet``: it is empty while nothing is wrong.
+    ``quiet``: the panel is empty while nothing is wrong.
     """
 
     title: str
@@ -58,7 +58,7 @@ class Shown:
     low: bool = False
     quiet: bool = False
     links: Sequence[tuple[str, str]] = ()
-    """Title and address of what a click on a series opens."""
+    """Title and address of the page that a click on a series opens."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,9 @@ def build(page: Page) -> dict[str, Any]:
 
 
 def _without_defaults_of_others(made: dict[str, Any]) -> dict[str, Any]:
-    """Without what the SDK writes although Grafana's schema has no such fields there.
+    """Removes fields that the SDK writes although Grafana's schema does not have them.
 
-    It writes fields of interval variables into all variables, and fields of a dashboard's links into the links of series.
+    The SDK writes fields of interval variables into all variables, and fields of a dashboard's links into the links of series.
     """
     for variable in made["templating"]["list"]:
         for name in ("auto", "auto_min", "auto_count"):

@@ -1,7 +1,7 @@
 """PromQL that counts each program once, although a Prometheus may scrape it by annotation and by PodMonitor.
 
-A target that is scraped twice differs in the label ``job`` only. ``max by`` the labels that the program itself gives, and the
-instance where these do not name it, leaves one of both.
+Two scrapes of one target differ only in the label ``job``. ``max by`` the labels that the program itself sets, and the
+instance where these do not identify it, keeps one of the two.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Requests against an objective: availability, latency, what routers do."""
+"""Requests against an objective: availability, latency, work of the routers."""
 
 from thunderfleet_dashboards.panels import Page, Query, Row, Shown
 from thunderfleet_dashboards.queries import CLUSTER, OF_A_RUNNER, OF_A_TARGET, RUNNER, quantile, rate, ratio, total

@@ -38,7 +38,7 @@ def _add_demo(commands: Parsers) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    # It handles signals and errors itself; no other command needs its modules.
+    # The demo handles signals and errors itself, and no other command needs its modules.
     from thunderfleet_localcluster.demo import demo
 
     return demo.main(keep=arguments.keep)
@@ -54,7 +54,7 @@ COMMANDS: Sequence[Callable[[Parsers], None]] = (
     local.add,
     _add_demo,
 )
-"""Each adds a command, or several, with what they call."""
+"""Functions that add one or several commands with their implementations."""
 
 
 def parser(program: str = "thunderfleet") -> argparse.ArgumentParser:
@@ -71,7 +71,7 @@ def parser(program: str = "thunderfleet") -> argparse.ArgumentParser:
 
 
 def moved(arguments: Sequence[str]) -> str | None:
-    """The new spelling of a command line of an earlier version, in which the commands of ``local`` had no such prefix."""
+    """The current form of a command line of an earlier version, in which the commands of ``local`` had no such prefix."""
     if not arguments or arguments[0] not in LOCAL_COMMANDS or tuple(arguments[:2]) in NOT_MOVED:
         return None
     if arguments[0] == STATUS and not any(one.partition("=")[0] in LOCAL_OPTIONS for one in arguments):

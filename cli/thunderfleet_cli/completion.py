@@ -1,7 +1,7 @@
 """``kubectl_complete-thunderfleet``: completes command lines of the plugin.
 
-kubectl runs it with the words after ``kubectl thunderfleet``; the last one is being completed and may be empty. It prints one
-choice a line, with a tab and a description, and at last a directive of Cobra's shell completion.
+kubectl runs it with the words after ``kubectl thunderfleet``; the last one is to be completed and may be empty. It prints one
+choice per line, with a tab and a description, and finally a directive of Cobra's shell completion.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Lookup = Callable[[str, Mapping[str, str]], Iterable[str]]
 
 @dataclass
 class _Place:
-    """Where in a command line the last word is."""
+    """The position of the last word in a command line."""
 
     parser: argparse.ArgumentParser
     options: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _Place:
 
 
 def completed(words: Sequence[str], lookup: Lookup) -> Iterator[str]:
-    """The lines to print for the words of a command line; the last word is being completed."""
+    """The lines to print for the words of a command line; the last word is to be completed."""
     *before, last = words or [""]
     place = _Place(parser(PLUGIN))
     for word in before:
@@ -71,7 +71,7 @@ def completed(words: Sequence[str], lookup: Lookup) -> Iterator[str]:
 
 
 def _step(place: _Place, word: str) -> None:
-    """Takes one word before the last."""
+    """Processes one word before the last one."""
     if place.waiting is not None:
         place.options[place.waiting.dest], place.waiting = word, None
         return
@@ -122,7 +122,7 @@ def _commands(found: argparse.ArgumentParser) -> "argparse._SubParsersAction[arg
 
 
 def lookup(dest: str, options: Mapping[str, str]) -> Iterable[str]:
-    """Names from the cluster or the kubeconfig. Nothing is printed if they cannot be read: the user is typing."""
+    """Names from the cluster or the kubeconfig; none if they cannot be read, since an error would disturb the user's typing."""
     with contextlib.suppress(LocalClusterError, ConfigException, ApiError, OSError, ValueError, TimeoutError):
         kubeconfig = Path(options["kubeconfig"]) if "kubeconfig" in options else None
         connection = connect(kubeconfig, options.get("context"), options.get("namespace"))

@@ -1,4 +1,4 @@
-"""Which cluster a command uses, and how its endpoints are reached."""
+"""The cluster that a command uses, and how its endpoints are reached."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Connection:
             raise LocalClusterError(f"cannot use kubeconfig {self.kubeconfig}: {error}", usage=True) from error
 
     def _refuse_plugins(self) -> None:
-        """Raises LocalClusterError if this is root, and another user could have root run programs with this kubeconfig."""
+        """Raises LocalClusterError if this user is root and other users could make root run programs by this kubeconfig."""
         if os.geteuid() != ROOT:
             return
         # As kubectl, the client accepts several files in one variable.

@@ -1,4 +1,4 @@
-"""The commands of ``thunderfleet`` that install on this Mac: their arguments, and what they call."""
+"""The commands of ``thunderfleet`` that install on this Mac: their arguments and functions."""
 
 import argparse
 import sys
@@ -213,7 +213,7 @@ def _line(given: str | None, file: Path | None) -> str:
     if given not in (None, "-"):
         return str(given)
     try:
-        # One byte more than a line may have: a longer one is refused.
+        # One byte more than the limit of a line, to detect longer lines and refuse them.
         with nullcontext(sys.stdin) if file is None else file.open(encoding="utf-8") as source:
             return source.readline(LIMIT + 1).strip()
     except (OSError, ValueError) as error:
@@ -268,4 +268,4 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "restore": _command(_restore),
     "reset": _command(_reset),
 }
-"""What the commands do, by name; each raises LocalClusterError."""
+"""Implementations of the commands, by name; each raises LocalClusterError."""

@@ -1,4 +1,4 @@
-"""Parsers of commands and their subcommands, which look alike."""
+"""Argument parsers of commands and their subcommands, all of the same form."""
 
 import argparse
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from thunderfleet_localcluster.paths import DEFAULT_NAME
 
 
 class Parsers:
-    """Adds the commands below ``top``.
+    """Adds the subcommands of ``top``.
 
     ``dest``: the attribute that gets the command's name. ``local``: whether a command has the options that name a local
     cluster, unless it says otherwise.
@@ -39,8 +39,8 @@ class Parsers:
     ) -> argparse.ArgumentParser:
         """A command: ``text`` for the list of commands, and a longer ``description``.
 
-        ``call`` gets the parsed arguments, returns the exit code and may raise LocalClusterError; None when a command above
-        this one has it. ``local``: with the options that name a local cluster.
+        ``call`` gets the parsed arguments, returns the exit code and may raise LocalClusterError; None if a parent command
+        has it. ``local``: with the options that name a local cluster.
         """
         parser = self._commands.add_parser(
             name,

@@ -1,4 +1,4 @@
-"""Which certificate requests of bootstrap tokens are approved, and why. Pure.
+"""Decides which certificate requests of bootstrap tokens are approved. Pure.
 
 A token gets the client certificate of a Node that does not exist yet, or of the Node that it is bound to. The signer checks
 neither. ``thunderfleet_lib.csr.rules`` decides serving certificates.
@@ -19,9 +19,9 @@ SET_NAME = "set nodeName in the file of --config; for `thunderfleet join`, use -
 
 
 def pending(requests: Iterable[Json]) -> list[Json]:
-    """The undecided requests that are decided here.
+    """The pending requests that this module decides.
 
-    Renewals of client certificates are not: Nodes request those themselves, and the controller manager approves them.
+    Renewals of client certificates are not among them: Nodes request these, and the controller manager approves them.
     """
     return [item for item in requests if not (item.get("status") or {}).get("conditions") and _ours(item["spec"])]
 

@@ -1,7 +1,7 @@
 """Approves certificates of kubelets that join, and serving certificates until the operator is installed.
 
 ``approval`` and ``thunderfleet_lib.csr.rules`` have the rules. The operator decides serving certificates by the same rules. Its
-chart grants it the permission, so from then on this approver leaves these requests alone, whether the operator runs or not.
+chart grants it the permission. From then on, this approver ignores these requests, whether the operator runs or not.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 class Approver:
-    """Watches requests and decides them. ``api_server``: addresses that API servers have beside those that they report."""
+    """Watches requests and decides them. ``api_server``: addresses of API servers in addition to those that they report."""
 
     def __init__(self, kube: Kube, api_server: frozenset[str]) -> None:
         self.kube = kube
@@ -65,14 +65,14 @@ class Approver:
             names = {name_of(request) for request in undecided}
             self._logged = {name: reason for name, reason in self._logged.items() if name in names}
             try:
-                # A waiting request waits for its Node or for the operator, which are not watched.
+                # Polling is necessary: a request may wait for its Node or for the operator, which are not watched.
                 async with asyncio.timeout(RETRY_SECONDS if waiting else None):
                     await self.changed.wait()
             except TimeoutError:
                 continue
 
     async def _decide_all(self, undecided: list[Json]) -> bool:
-        """Whether a request is left to decide later."""
+        """Whether some requests must be decided later."""
         waiting = False
         nodes: Mapping[str, Json] | None = None
         try:

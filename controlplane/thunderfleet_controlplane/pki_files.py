@@ -1,4 +1,4 @@
-"""Where the certificates and keys of a control plane are. Pure."""
+"""Paths of the certificates and keys of a control plane. Pure."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class PkiFiles:
 
 @dataclass(frozen=True)
 class ClusterPki(PkiFiles):
-    """What joining machines and the administrator must know. ``issued``: names of the certificates that are new."""
+    """Values for joining machines and for the administrator. ``issued``: names of the new certificates."""
 
     ca_hash: str
     ca_pem: bytes

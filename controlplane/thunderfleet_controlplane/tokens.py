@@ -1,7 +1,7 @@
 """Bootstrap tokens, and how one is bound to the name of a Node. Pure.
 
-The API server makes the groups in a token's Secret groups of its user, and shows them in each certificate request. So a group
-that holds a Node's name is all that an approver needs.
+The API server adds the groups in a token's Secret to its user, and shows them in each certificate request. So a group
+with a Node's name is sufficient for an approver.
 """
 
 import re
@@ -14,7 +14,7 @@ BOOTSTRAPPERS = "system:bootstrappers"
 """The group of all bootstrap tokens."""
 USER_PREFIX = "system:bootstrap:"
 _NODE_GROUP = f"{BOOTSTRAPPERS}:thunderfleet:node:"
-# What the API server accepts in auth-extra-groups.
+# The pattern that the API server requires for auth-extra-groups.
 _GROUP = re.compile(r"system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]")
 NODE_LIMIT = 256 - len(_NODE_GROUP.removeprefix(f"{BOOTSTRAPPERS}:"))
 

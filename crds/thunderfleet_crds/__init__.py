@@ -11,11 +11,11 @@ modelcache       ModelCache: a model that Macs keep on their disks
 modeldeployment  ModelDeployment: a model served across Macs
 names            API group, kinds, labels, annotations, limits
 nodeprofile      NodeProfile: what one Mac is and can do
-nodes            what a Node says about its kubelet
+nodes            what a Node shows about its kubelet
 parts            parts of a model: which of its files a Mac needs
 plan             the plan of one group, from the operator to its runners
 podmetadata      labels and annotations that users put on pods, and those of Kueue's pod groups
-quantization     quantizing a repository on a Mac: bits, group size, and the name of the result
+quantization     quantization of a repository on a Mac: bits, group size, name of the result
 reasons          every reason, with its meaning and remedy
 routing          what the operator and the routers exchange: keys, routes, demand
 thunderboltlink  ThunderboltLink: a cable between two Macs

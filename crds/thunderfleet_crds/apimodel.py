@@ -11,7 +11,7 @@ from thunderfleet_crds.fields import UUID, Int64, Name, Time, Token
 
 # Words of field names that the Kubernetes API conventions write in capitals, except at the beginning.
 _ACRONYMS: Final = frozenset({"gid", "id", "rdma", "sha256", "uid", "uuid"})
-# Pydantic copies it for a changed copy of a value, and so needs a set that can grow.
+# Pydantic copies this set for a changed copy of a value, so it must be mutable.
 _NO_FIELDS: Final[set[str]] = set()
 
 
@@ -33,7 +33,7 @@ class ApiModel(BaseModel):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Drops the record of which fields were given, which nothing reads: in a small value it is larger than the fields."""
+        """Drops the set of explicitly given fields. Nothing reads it, and in a small value it is larger than the fields."""
         object.__setattr__(self, "__pydantic_fields_set__", _NO_FIELDS)
 
     @model_serializer(mode="wrap")

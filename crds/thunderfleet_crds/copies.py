@@ -11,7 +11,7 @@ from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 
 
 class CopyState(ApiModel):
-    """How much of a model a Mac has, and where the rest comes from."""
+    """Which part of a model a Mac has, and the source of the rest."""
 
     phase: CopyPhase = Field(
         default=CopyPhase.WAITING,

@@ -1,7 +1,7 @@
 """What a pod that reads from the hub reports to the operator: its termination message.
 
-A kubelet keeps 4096 bytes of it. The sizes of a model are compressed, because most of its layers are alike; what does not fit
-is refused by the pod, never cut.
+A kubelet keeps 4096 bytes of it. The sizes of a model are compressed, because most of its layers are alike. The pod refuses
+a result that does not fit; it never truncates one.
 """
 
 import base64
@@ -15,9 +15,9 @@ from thunderfleet_crds.parts import MAX_PARTS, WeightFile, numbers
 from thunderfleet_crds.reasons import Reason
 
 STORE_FOLDER: Final = "/store"
-"""Where a pod that downloads finds the model store of its Mac."""
+"""Mount path of the Mac's model store in a pod that downloads."""
 STAGING_FOLDER: Final = "/staging"
-"""Where it leaves files: each under its hash, once it is whole."""
+"""Mount path of the folder in which the pod leaves files, each under its hash once it is complete."""
 TOKEN_FOLDER: Final = "/token"
 TOKEN_KEY: Final = "token"
 """The key of the Secret, and the name of the file."""
@@ -35,12 +35,12 @@ PROGRESS_FILE: Final = "progress.json"
 
 @dataclass(frozen=True)
 class FetchResult:
-    """What a pod found or did. ``reason`` is Resolved, Fetched or Quantized if it succeeded."""
+    """The result of a pod. ``reason`` is Resolved, Fetched or Quantized if it succeeded."""
 
     reason: str
     message: str = ""
     retry_seconds: int | None = None
-    """When the hub wants to be asked again."""
+    """Seconds after which the hub asks for a new request."""
     commit: str | None = None
     manifest: str | None = None
     files: int = 0

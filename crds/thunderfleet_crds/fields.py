@@ -26,7 +26,7 @@ def _truncated(limit: int) -> Any:
 
 Time = Annotated[AwareDatetime, AfterValidator(_to_second)]
 """RFC 3339 in UTC with seconds, as Kubernetes writes times."""
-# Names, by the length that Kubernetes allows.
+# Names, with the maximum length that Kubernetes allows.
 Name = Annotated[str, Field(max_length=253)]
 LabelValue = Annotated[str, Field(max_length=63)]
 Word = Annotated[str, Field(max_length=64)]
@@ -54,7 +54,7 @@ Sha256 = Annotated[
         max_length=64, json_schema_extra={"x-rule": f"self.matches('{uris.SHA256_PATTERN}')", "x-message": uris.SHA256_MESSAGE}
     ),
 ]
-# Messages come from anywhere and have any length: longer ones are truncated, not refused.
+# Messages have many sources and any length, so longer ones are truncated and not refused.
 Message = Annotated[str, _truncated(4096), Field(max_length=4096)]
 LongMessage = Annotated[str, _truncated(16384), Field(max_length=16384)]
 ReasonText = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]

@@ -188,7 +188,7 @@ def lower(node: Mapping[str, Any], definitions: Mapping[str, Json], path: str, *
     if defaults and node.get("default") is not None and "default" not in out:
         out["default"] = node["default"]
     if rules := _rules(node):
-        # The rule has a message for users; the pattern would add a second, worse one.
+        # The rule has a message for users; the pattern would add a second, less helpful one.
         if "x-rule" in node:
             out.pop("pattern", None)
         out["x-kubernetes-validations"] = rules
@@ -269,7 +269,7 @@ def schema(model: type[ApiModel]) -> Json:
             # Fields of status have no defaults: what has not been observed stays unset.
             properties[part] = lower(source["properties"][part], definitions, part, defaults=part == "spec")
     if "observedGeneration" in properties.get("status", {}).get("properties", ()):
-        # Generations begin with 1: a new object is not taken for one that is as its spec wants it (kstatus).
+        # Generations begin with 1, so tools (kstatus) do not consider a new object reconciled.
         properties["status"]["default"] = {"observedGeneration": 0}
     out: Json = {"description": _one_line(source["description"]), "type": "object", "properties": properties}
     if "spec" in properties:

@@ -57,7 +57,7 @@ class LastWords:
 
 
 class Failure(_Value):
-    """A failure, by its first cause. ``echoes`` are the reports of other ranks that followed from it."""
+    """A failure, described by its first cause. ``echoes``: later reports of other ranks that follow from it."""
 
     fault: FaultClass
     reason: str
@@ -95,7 +95,8 @@ class BenchmarkReport(_Value):
     prompt_tokens: int
     generation_tokens: int
     peak_memory_bytes: tuple[int, ...] = ()
-    """By rank, since the process started; only of rank 0, or empty, while the other ranks have not reported theirs."""
+    """Peak memory of each rank since its process started. Only rank 0's, or empty, while the other ranks have not reported
+    theirs."""
     all_reduce_megabytes_per_second: float | None = None
     all_reduce_microseconds: int | None = None
     measured_at: datetime
@@ -107,7 +108,7 @@ class BenchmarkReport(_Value):
 
 
 class VerifiedReport(_Value):
-    """Whether the group has passed the checks of its plan: True, False, or Unknown while they have not ended."""
+    """Whether the group has passed the checks of its plan: True, False, or Unknown while they run."""
 
     status: ConditionStatus
     reason: str

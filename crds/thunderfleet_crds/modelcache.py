@@ -116,22 +116,22 @@ class ModelCacheSpec(ApiModel):
 
 
 class QuantizedFrom(ApiModel):
-    """The repository that is quantized. Its files are read by one Mac, and not kept."""
+    """The repository that is quantized. One Mac reads its files and does not keep them."""
 
     commit: Token = Field(description="Commit of the repository that the revision was resolved to.")
     manifest: Token = Field(description="SHA-256 of the manifest of the commit's files.")
     bytes: Int64 = Field(description="Size of these files in bytes.")
     quantized_bytes: Int64 = Field(description="Expected size of the quantized weights in bytes.")
     node: Name | None = Field(default=None, description="Name of the Node on which the pod quantizes the repository.")
-    mlx_lm: Word | None = Field(default=None, description="Version of mlx-lm that has quantized it.")
+    mlx_lm: Word | None = Field(default=None, description="Version of mlx-lm that quantized it.")
     lost_since: Time | None = Field(
         default=None,
-        description="Time since which no Ready Mac has the quantized files. If that lasts, the repository is quantized again.",
+        description="Time from which no Ready Mac had the quantized files. If that lasts, the repository is quantized again.",
     )
 
 
 class Assignment(ApiModel):
-    """A Mac that is to have the model. Its agent fetches the files."""
+    """A Mac that must have the model. Its agent fetches the files."""
 
     node: Name = Field(description="Name of the Node.")
     source: CopySource = Field(
@@ -139,7 +139,7 @@ class Assignment(ApiModel):
     )
     no_source_since: Time | None = Field(
         default=None,
-        description="Time since which the Mac cannot connect to any Mac that has the model, although at least one has it.",
+        description="Time from which the Mac could not connect to any Mac that has the model, although at least one has it.",
     )
     layers: Ranges | None = Field(
         default=None, description="Layers whose files the Mac needs, such as 0-13; unset if it needs no part of the model."

@@ -434,7 +434,7 @@ class Autoscaling(ApiModel):
 
 
 class ModelDeploymentSpec(ApiModel):
-    """The desired state. A change of what the ranks are started with rolls out to the groups one after the other."""
+    """The desired state. A change of the ranks' settings is rolled out to one group after the other."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -546,7 +546,7 @@ class Rank(ApiModel):
 
 
 class Failure(ApiModel):
-    """A failure of a group, by its first cause."""
+    """A failure of a group, described by its first cause."""
 
     class_: FaultClass = Field(
         description="Response to the failure: Retry (on the same Nodes), Replan (a new placement), Configure (a person must "
@@ -574,7 +574,7 @@ class VerifiedStatus(ApiModel):
 
 
 class ProvenLengths(ApiModel):
-    """How long the passages were that a model continued, in any placement of the group."""
+    """Lengths of the passages that the model continued in the check, in any placement of the group."""
 
     digest: Annotated[str, Field(max_length=128)] = Field(
         description="SHA-256 of the tokenizer files, and of the names, types and shapes of the tensors."
@@ -616,7 +616,7 @@ class RecordedAnswer(ApiModel):
 
 
 class LostPlace(ApiModel):
-    """The placement that a group has lost through a failure. See spec.recovery.failback."""
+    """The placement that a group lost through a failure. See spec.recovery.failback."""
 
     transport: PlacedTransport | None = Field(default=None, description="Transport of the placement.")
     nodes: Annotated[tuple[Name, ...], Field(max_length=MAX_RANKS)] = Field(
@@ -631,7 +631,7 @@ class LostPlace(ApiModel):
 
 
 class AvoidedLink(ApiModel):
-    """A cable that changed data of a group."""
+    """A cable that corrupted data of a group."""
 
     name: Name = Field(description="Name of the ThunderboltLink.")
     epoch: Count = Field(description="Number of the placement (epoch) whose check failed.")
@@ -644,7 +644,7 @@ class AvoidedLink(ApiModel):
 class Predicted(ApiModel):
     """Predicted speed of a group for one request of the benchmark's lengths.
 
-    It follows from the model's weights, the transport, and what the Macs can do: as measured, else by chip.
+    It is computed from the model's weights, the transport, and the speeds of the Macs (measured, or assumed for the chip).
     """
 
     decode_tokens_per_second: Quantity | None = Field(default=None, description="Generation rate in tokens per second.")
@@ -803,7 +803,7 @@ class RouterEndpoint(ApiModel):
 
 
 class AutoscalingStatus(ApiModel):
-    """What autoscaling has decided."""
+    """The decision of autoscaling."""
 
     replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(description="Number of groups.")
     draining_to: Annotated[int, Field(ge=0, le=MAX_GROUPS)] | None = Field(
@@ -914,7 +914,7 @@ class ModelDeployment(ApiModel):
 
     @property
     def wanted_groups(self) -> int:
-        """The number of groups that should exist: none while suspended, else as autoscaling or ``spec.replicas`` says."""
+        """The number of groups that should exist: 0 while suspended, else the decision of autoscaling, or ``spec.replicas``."""
         spec, scaled = self.spec, self.status.autoscaling
         if spec.suspend:
             return 0
@@ -925,7 +925,7 @@ class ModelDeployment(ApiModel):
 
     @property
     def wakes(self) -> bool:
-        """Whether a request starts a group if there is none."""
+        """Whether a request starts a group if no group exists."""
         return not self.spec.suspend and self.spec.autoscaling is not None and self.spec.autoscaling.min_replicas == 0
 
 

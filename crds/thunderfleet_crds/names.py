@@ -73,7 +73,7 @@ MAX_NAME_LENGTH: Final = 40
 
 
 def short_hash(node: str) -> str:
-    """Ten characters in place of a node's name where that is too long, as in the key of a label."""
+    """Ten characters that replace a node's name where it would be too long, for example in the key of a label."""
     return hashlib.sha256(node.encode()).hexdigest()[:10]
 
 

@@ -1,4 +1,4 @@
-"""What a Node says about its kubelet."""
+"""What a Node shows about its kubelet."""
 
 from collections.abc import Mapping
 from typing import Any

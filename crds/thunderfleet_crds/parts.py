@@ -74,6 +74,6 @@ def files_for(weights: Iterable[WeightFile], layers: frozenset[int], count: int)
 
 
 def bytes_for(weights: Iterable[WeightFile], layers: frozenset[int], total: int) -> int:
-    """Bytes of these files, of a model with ``total`` bytes."""
+    """Total size of these files in bytes, for a model with ``total`` bytes."""
     left_out = sum(one.bytes for one in weights if not one.shared and not numbers(one.layers) & layers)
     return max(0, total - left_out)

@@ -52,7 +52,7 @@ def group_name(deployment: str, index: int, epoch: int) -> str:
 
 
 def loopback_of(address: str) -> str:
-    """The loopback address on a Mac. A recorded Mac whose own address is a loopback address keeps that one."""
+    """The loopback address on a Mac. A recorded Mac whose own address is a loopback address uses that one."""
     return address if ip_address(address).is_loopback else "127.0.0.1"
 
 
@@ -136,12 +136,12 @@ class RouterPlan(_Value):
 
 
 class ProvenLengths(_Value):
-    """What groups with the same weights have proved before, from the status."""
+    """Results of earlier checks of groups with the same weights, from the status."""
 
     digest: str
     """Of the model's files."""
     lengths: tuple[int, ...]
-    """Of passages that were continued, in tokens."""
+    """Lengths in tokens of passages that were continued correctly."""
 
 
 class KnownWeights(_Value):
@@ -149,9 +149,9 @@ class KnownWeights(_Value):
 
     node: str
     signature: str
-    """Of its files: see ``status.groups[].weights``."""
+    """Signature of the files: see ``status.groups[].weights``."""
     digest: str
-    """Of the values of the weights."""
+    """SHA-256 of the values of the weights."""
 
 
 class RecordedAnswer(_Value):
@@ -161,7 +161,7 @@ class RecordedAnswer(_Value):
     tokens: tuple[int, ...]
     costs: tuple[int, ...]
     margins: tuple[int, ...]
-    """Both in thousandths."""
+    """``costs`` and ``margins`` are in thousandths."""
 
 
 class Plan(_Value):

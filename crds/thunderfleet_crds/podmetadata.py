@@ -1,4 +1,4 @@
-"""Labels and annotations that users put on the pods of a group, and those by which Kueue admits its pods together."""
+"""Labels and annotations that users put on the pods of a group, and those with which Kueue admits its pods together."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final
@@ -54,7 +54,7 @@ class PodMetadata(ApiModel):
 
 
 def pod_group(labels: Mapping[str, str], name: str, pods: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations by which Kueue admits the ``pods`` of a placement together; none without a queue."""
+    """Labels and annotations with which Kueue admits the ``pods`` of a placement together; none without a queue."""
     if not labels.get(QUEUE_LABEL):
         return {}, {}
     return {POD_GROUP_LABEL: name}, {POD_GROUP_COUNT: str(pods), POD_GROUP_RETRIABLE: "false"}

@@ -1,6 +1,6 @@
-"""Quantizing a repository of the hub on a Mac: what to do, and under which name the Macs keep the result. Pure.
+"""Quantization of a repository of the hub on a Mac: its parameters, and the name of the result on the Macs. Pure.
 
-The name is another than the repository's, because a ModelDeployment without ``quantize`` must not get quantized weights.
+The result does not have the repository's name, because a ModelDeployment without ``quantize`` must not get quantized weights.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from thunderfleet_crds.apimodel import ApiModel
 
 BITS: Final = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES: Final = (32, 64, 128)
-"""What MLX has for affine quantization."""
+"""Group sizes that MLX supports for affine quantization."""
 MAX_NAME: Final = 96
 """Characters of the last part of a repository's name."""
 
 
 def listed(values: tuple[int, ...]) -> str:
-    """The values in words: ``2, 3 or 4``."""
+    """The values as text: ``2, 3 or 4``."""
     return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
 
 
@@ -43,7 +43,7 @@ class Quantize(ApiModel):
 
     @property
     def text(self) -> str:
-        """What it is, in words."""
+        """A description for messages."""
         return f"{self.bits} bits in groups of {self.group_size}"
 
 
@@ -60,5 +60,5 @@ def kept_name(repository: str, quantize: Quantize | None) -> str:
 
 
 def conversion_id(manifest: str, quantize: Quantize) -> str:
-    """What names a conversion while its result is not known. ``manifest``: digest of the repository's files."""
+    """The id of a conversion while its result is unknown. ``manifest``: digest of the repository's files."""
     return hashlib.sha256(f"{manifest} {quantize.bits} {quantize.group_size}".encode()).hexdigest()

@@ -2,8 +2,8 @@
 
 A fault has the same reason wherever it appears: in conditions, in ``lastFailure``, in Events and in logs. The reference of
 reasons is generated from this module. To add a reason, add a member here, use it, and run ``make docs``. A fault of RDMA that
-the commands of a Mac show also needs a rule in ``thunderfleet_lib.rdma.rules``; one that shows only in an error of MLX needs a
-rule in ``thunderfleet_runner.faults``.
+the output of a Mac's commands shows also needs a rule in ``thunderfleet_lib.rdma.rules``; a fault that appears only in an error
+of MLX needs a rule in ``thunderfleet_runner.faults``.
 """
 
 from enum import StrEnum

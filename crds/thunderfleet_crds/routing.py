@@ -9,15 +9,15 @@ Routers read no Secret with API keys. They read three things, and write nothing:
   write there, so these need no signature.
 
 **API keys.** A document holds the HMAC-SHA256 of each accepted key with a routing key (``key_digest``). The routing key is the
-salt: it is random, and without it nobody can try out guesses. A slow hash such as scrypt would cost 50 ms for every request,
+salt: it is random, and without it nobody can test guesses. A slow hash such as scrypt would cost 50 ms for every request,
 including those of strangers; its only advantage is with short keys in the hands of a reader of the Secret, who can use every
 group anyway. The digest does not depend on the ModelDeployment, so a router computes one for each routing key and looks it up.
 
 **Groups.** A router authenticates to the gateway of a group with a credential (``group_credential``) that both derive from a
 routing key. The plan of the group contains only the SHA-256 of it, so no Secret of a group needs another field.
 
-**Demand.** Routers report what they have in flight and what waits, with ``POST DEMAND_PATH``, over TLS 1.3. Both sides present
-the certificate in ``ROUTING_SECRET`` and trust no other one, as the supervisors of a group do.
+**Demand.** Routers report their requests in flight and their waiting requests with ``POST DEMAND_PATH``, over TLS 1.3. Both
+sides present the certificate in ``ROUTING_SECRET`` and trust no other certificate, as the supervisors of a group do.
 
 Users write ``spec.server.aliases`` (at most MAX_ALIASES of ``Alias``) and ``spec.server.apiKeys`` (``ApiKey``, by the name of
 the Secret's field). Fields of the Secret that have no entry there have no limits.
@@ -48,7 +48,7 @@ TLS_KEY: Final = "tls.key"
 KEY_FIELD_PREFIX: Final = "key-"
 ROUTING_KEY_BYTES: Final = 32
 MAX_ROUTING_KEYS: Final = 8
-"""More than one while groups or documents still use an earlier one."""
+"""Maximum number of routing keys. There are several while groups or documents still use an earlier one."""
 OPERATOR_FIELD: Final = "operator"
 """Field of the Secret: address and port (``HostPort``) of the operator replica that leads, where routers report demand. It
 changes when another one leads; a replica that does not lead answers 503."""
@@ -83,7 +83,7 @@ Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class KeyLimits(ApiModel):
-    """Limits of one API key. Each router applies them to the requests that it gets itself."""
+    """Limits of one API key. Each router applies them to its own requests only."""
 
     requests_in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
         default=None,
@@ -132,7 +132,7 @@ class GroupKey(_Value):
 
 
 class Routes(_Value):
-    """What routers know of a ModelDeployment beyond the object itself.
+    """Data of a ModelDeployment that routers need in addition to the object.
 
     A router uses the document only for the ModelDeployment with its ``uid``. Without a document, no key is accepted for a
     ModelDeployment that requires one.
@@ -149,7 +149,7 @@ class Routes(_Value):
 
 
 class Demand(_Value):
-    """What one router has for one ModelDeployment."""
+    """The requests of one router for one ModelDeployment."""
 
     namespace: Annotated[str, Field(max_length=253)]
     deployment: Annotated[str, Field(max_length=253)]
@@ -161,7 +161,7 @@ class Demand(_Value):
     wake: bool = False
     """Whether one of them may wake the ModelDeployment: it has a valid key, or the chart lets anonymous requests wake."""
     idle_seconds: Number = 0
-    """Since the router last had a request for it; 0 while it has one."""
+    """Seconds since the router last had a request for the ModelDeployment; 0 while it has one."""
 
 
 class DemandReport(_Value):
@@ -183,7 +183,7 @@ class Refusal(_Value):
     message: Annotated[str, Field(max_length=1024)]
     """A sentence for clients: what is missing, and who can change it."""
     retry_after_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
-    """When it may be woken; unset if time alone does not help."""
+    """Seconds after which it may be woken; unset if waiting does not help."""
 
 
 class DemandAnswer(_Value):
@@ -203,13 +203,13 @@ def key_digest(routing_key: bytes, api_key: str) -> str:
 
 
 def group_credential(routing_key: bytes, namespace: str, deployment: str, uid: str, index: int, epoch: int) -> str:
-    """What a router sends to the gateway of a placement, as ``Authorization: Bearer``."""
+    """The credential that a router sends to the gateway of a placement, as ``Authorization: Bearer``."""
     placement = json.dumps([namespace, deployment, uid, index, epoch]).encode()
     return "tf-group-" + hmac.digest(_purpose(routing_key, "group"), placement, "sha256").hex()
 
 
 def credential_digest(credential: str) -> str:
-    """What ``Plan.router`` holds of a credential: its SHA-256."""
+    """The SHA-256 of a credential, as ``Plan.router`` contains it."""
     return hashlib.sha256(credential.encode()).hexdigest()
 
 

@@ -18,7 +18,7 @@ from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, RD
 
 CONDITION_TYPES: Final = (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE)
 
-# So that two names, two port numbers and the separators fit into 253 characters.
+# This length lets two names, two port numbers and the separators fit into 253 characters.
 MAX_NODE_NAME_LENGTH: Final = 120
 
 
@@ -127,7 +127,8 @@ class ThunderboltLink(ApiModel):
         json_schema_extra={
             "x-rules": [
                 {
-                    # Not `+ string(port)`, which the API server considers unbounded: it refuses the rule for its cost.
+                    # `+ string(port)` is not used: the API server considers it unbounded and refuses the rule because of its
+                    # cost.
                     "rule": "self.metadata.name == '%s.tb%d--%s.tb%d'.format("
                     "[self.spec.a.node, self.spec.a.port, self.spec.b.node, self.spec.b.port])",
                     "message": "metadata.name must be <a.node>.tb<a.port>--<b.node>.tb<b.port>, with the values of spec",

@@ -1,4 +1,4 @@
-"""Models at a URI: what the URI of a folder may be, and under which name Macs keep its files."""
+"""Models at a URI: which URIs are valid, and the name under which Macs keep the files."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ _NAME: Final = re.compile(r"uri\.[0-9a-f]{40}/.+")
 
 
 def check_uri(uri: str) -> str:
-    """The URI. Raises ValueError if it is none of a folder."""
+    """The same URI. Raises ValueError if it is not the URI of a folder."""
     if len(uri) > MAX_URI or not re.fullmatch(URI_PATTERN, uri):
         raise ValueError(URI_MESSAGE)
     return uri
 
 
 def check_sha256(text: str) -> str:
-    """The hash. Raises ValueError if it is none."""
+    """The same hash. Raises ValueError if it is invalid."""
     if not re.fullmatch(SHA256_PATTERN, text):
         raise ValueError(SHA256_MESSAGE)
     return text
 
 
 def host_of(uri: str) -> str:
-    """The host of a URL, with its port unless that is 443. Raises ValueError for a port that is none."""
+    """The host of a URL, with its port unless that is 443. Raises ValueError for an invalid port."""
     parts = urlsplit(uri)
     port = "" if parts.port in (None, HTTPS_PORT) else f":{parts.port}"
     return f"{parts.hostname or ''}{port}"
 
 
 def is_listed(host: str, hosts: Iterable[str]) -> bool:
-    """Whether a host, as ``host_of`` gives it, is in a list of the chart's values."""
+    """Whether a host (from ``host_of``) is in a list of the chart's values."""
     return host in {one.removesuffix(f":{HTTPS_PORT}") for one in hosts}
 
 
 def not_allowed(host: str, hosts: Iterable[str]) -> str | None:
-    """Why Macs may not ask a host, as ``host_of`` gives it; None if they may."""
+    """Why Macs may not send requests to a host (from ``host_of``); None if they may."""
     if is_listed(host, hosts):
         return None
     known = ", ".join(sorted(hosts)) or "none"

@@ -33,7 +33,7 @@ class ConditionType(StrEnum):
     # ModelCache
     RESOLVED = "Resolved"
     FETCHED = "Fetched"
-    # ModelDeployment and ModelCache: what tools read that know only generic conditions.
+    # ModelDeployment and ModelCache: for tools that know only generic conditions.
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
 
@@ -108,7 +108,7 @@ PlacedSplit = Literal[Split.TENSOR, Split.PIPELINE, Split.NONE]
 
 
 class Transport(StrEnum):
-    """What the ranks of a group communicate over."""
+    """The transport between the ranks of a group."""
 
     AUTO = "Auto"
     JACCL = "JACCL"
@@ -148,7 +148,7 @@ class FaultClass(StrEnum):
 
 
 class FailbackPolicy(StrEnum):
-    """Whether a group that lost its place through a failure goes back to a better one."""
+    """Whether a group that lost its placement through a failure moves back to a better one."""
 
     WHEN_IDLE = "WhenIdle"
     """When no request is running."""
@@ -259,7 +259,7 @@ class ReachabilityState(StrEnum):
 
 
 class MeasurementTransport(StrEnum):
-    """What carried a measurement: a TCP socket, RDMA, or MLX's ring."""
+    """The means of a measurement: a TCP socket, RDMA, or MLX's ring."""
 
     SOCKET = "Socket"
     RDMA = "RDMA"
@@ -315,7 +315,7 @@ class CopyPhase(StrEnum):
 
 
 class Copies(StrEnum):
-    """How much of a model the Macs of a pipeline fetch."""
+    """Which part of a model each Mac of a pipeline fetches."""
 
     WHOLE = "Whole"
     """All files: a new placement that moves layers needs no copy."""
@@ -324,7 +324,7 @@ class Copies(StrEnum):
 
 
 class CopySource(StrEnum):
-    """Where a Mac gets a model's files from."""
+    """The source from which a Mac gets a model's files."""
 
     HUB = "Hub"
     PEER = "Peer"

@@ -6,14 +6,14 @@ repository, not of the wheel.
 
 __main__    arguments
 build       from packages and wheels to a folder with the image
-apt         Debian's packages: what is offered, downloads, hashes
+apt         Debian's packages: versions, downloads, hashes
 debian      the files of a Debian package, without documentation
 packages    the files of Python packages, from wheels with hashes
-sbom        the software bill of materials (CycloneDX)
+sbom        the software bill of materials (CycloneDX format)
 layout      an OCI image layout: layers, configuration, index
 lock        image/debian.lock: versions and hashes of Debian's packages
-recipe      what is in the image for Linux: packages, programs, user, environment
-mac         what is in the image for Macs
-tree        files of a layer, and the archive of them, always with the same bytes
+recipe      contents of the image for Linux: packages, programs, user, environment
+mac         contents of the image for Macs
+tree        files of a layer, and their reproducible archive
 errors      errors that users can fix
 """

@@ -23,21 +23,21 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--cache", type=Path, default=cache(), help="folder for downloads (default: %(default)s)")
     commands = made.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="write an OCI image layout")
-    building.add_argument("--out", type=Path, default=Path("dist/image"), help="its folder (default: %(default)s)")
+    building.add_argument("--out", type=Path, default=Path("dist/image"), help="folder of the image (default: %(default)s)")
     names = [platform.name for platform in (*PLATFORMS, MAC)]
-    building.add_argument("--platform", action="append", choices=names, help="only this one; more than once for several")
-    building.add_argument("--mac-python", default=PYTHON, metavar="PATH", help="the Python of Macs (default: %(default)s)")
-    commands.add_parser("lock", help="write the versions of Debian's packages that are offered now into image/debian.lock")
+    building.add_argument("--platform", action="append", choices=names, help="build for this platform only; may be repeated")
+    building.add_argument("--mac-python", default=PYTHON, metavar="PATH", help="path of Python on Macs (default: %(default)s)")
+    commands.add_parser("lock", help="write the current versions of Debian's packages into image/debian.lock")
     return made
 
 
 def cache() -> Path:
-    """Where downloads are kept, outside of the repository."""
+    """The folder for downloads, outside of the repository."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thunderfleet" / "image"
 
 
 def git(checkout: Path, *arguments: str) -> str:
-    """The output of git, or nothing if the folder is not a repository."""
+    """The output of git; empty if the folder is not a repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS, check=False

@@ -1,7 +1,7 @@
-"""Debian's packages: what is offered, downloads, hashes.
+"""Debian's packages: versions, downloads, hashes.
 
-apt runs with its own folder and sources, so it needs no root and changes nothing on the machine. It checks Debian's
-signatures. The mirror is ``DEBIAN_MIRROR``, or else the one that the machine uses.
+apt runs with its own folder and sources, so it needs no root rights and changes nothing on the machine. It checks Debian's
+signatures. The mirror is ``DEBIAN_MIRROR``, or else the mirror of the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Apt:
         self.config = folder / "apt.conf"
 
     def update(self) -> None:
-        """Reads what Debian offers now.
+        """Reads Debian's current list of packages.
 
         Raises:
             ImageError: there is no mirror, or it cannot be reached.
@@ -47,7 +47,7 @@ class Apt:
         self._run(UPDATE_SECONDS, "apt-get", "update", "--error-on=any")
 
     def offered(self, name: str, architecture: str) -> Package:
-        """The newest version of a package; its architecture is ``all`` if it is the same for all.
+        """The newest version of a package; its architecture is ``all`` if one package serves all architectures.
 
         Raises:
             ImageError: Debian has no such package.
@@ -63,7 +63,7 @@ class Apt:
         """The files of ``packages`` in ``store``, which keeps them by hash.
 
         Raises:
-            ImageError: Debian offers another version by now, or the file has another hash.
+            ImageError: Debian now offers another version, or the file has another hash.
         """
         store.mkdir(parents=True, exist_ok=True)
         files = {package: store / f"{package.sha256}.deb" for package in packages}
@@ -104,7 +104,7 @@ def run(command: Sequence[str], seconds: float, cwd: Path | None = None, environ
     """The output of a command.
 
     Raises:
-        ImageError: it is missing, fails, or takes longer than ``seconds``.
+        ImageError: the command is missing, fails, or takes longer than ``seconds``.
     """
     variables = os.environ | {"LC_ALL": "C"} | (environment or {})
     try:
@@ -119,10 +119,10 @@ def run(command: Sequence[str], seconds: float, cwd: Path | None = None, environ
 
 
 def mirrors() -> tuple[str, str]:
-    """The addresses of Debian and of its security updates: from ``DEBIAN_MIRROR``, or else those that the machine uses.
+    """The addresses of Debian and of its security updates: from ``DEBIAN_MIRROR``, or else from the machine's sources.
 
     Raises:
-        ImageError: the machine uses none.
+        ImageError: the machine has no sources of Debian.
     """
     if given := os.environ.get(MIRROR, "").rstrip("/"):
         return given, f"{given}-security"

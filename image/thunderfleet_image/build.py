@@ -22,7 +22,7 @@ LICENSE = "usr/share/doc/thunderfleet/copyright"
 
 
 def update_lock(checkout: Path, cache: Path) -> int:
-    """Writes the versions that Debian offers now; returns the number of packages."""
+    """Writes Debian's current versions into the lock; returns the number of packages."""
     apt = Apt(cache / "apt", [platform.architecture for platform in PLATFORMS])
     apt.update()
     found = {apt.offered(name, platform.architecture) for platform in PLATFORMS for name in DEBIAN}
@@ -39,14 +39,14 @@ def build(
     created: int,
     mac_python: str = mac.PYTHON,
 ) -> str:
-    """Writes the image into ``out``, an OCI image layout, replacing one that is there; returns the digest of its index.
+    """Writes the image into ``out`` as an OCI image layout and replaces an earlier one; returns the digest of its index.
 
     Args:
-        created: when the image was made, in seconds since 1970.
-        mac_python: the Python of Macs.
+        created: creation time of the image, in seconds since the Unix epoch.
+        mac_python: the path of Python on Macs.
 
     Raises:
-        ImageError: a package is missing or has another hash, or ``out`` is something else.
+        ImageError: a package is missing or has another hash, or ``out`` is not an image layout.
     """
     if out.exists() and any(out.iterdir()) and not (out / "oci-layout").exists():
         raise ImageError(f"{out} is not empty and not an image layout: name another folder, or remove it")
@@ -117,7 +117,7 @@ def pinned_packages(found: list[Package], chosen: Sequence[Platform]) -> list[Pa
 
 
 def contents(checkout: Path, platform: Platform, debs: dict[Package, Path], wheel: Path, version: str) -> list[Tree]:
-    """The layers, lowest first: Debian's Python; packages of PyPI; our own. What changes most often is on top."""
+    """The layers, lowest first: Debian's Python, packages of PyPI, our own package. Frequently changed layers are on top."""
     base: Tree = {}
     for package, path in sorted(debs.items()):
         base.update(debian.contents(path, package.name))

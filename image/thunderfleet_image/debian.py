@@ -22,12 +22,12 @@ LEFT_OUT = (
 DOCUMENTATION = "usr/share/doc/"
 COPYRIGHT = "copyright"
 STATUS = "var/lib/dpkg/status.d"
-"""Where scanners of images look for Debian's packages in images without dpkg."""
+"""Folder in which image scanners look for Debian's packages in images without dpkg."""
 CERTIFICATES = "usr/share/ca-certificates/"
 
 
 def contents(deb: Path, name: str) -> Tree:
-    """What ``deb`` installs, and its control file.
+    """The files that ``deb`` installs, and its control file.
 
     Raises:
         ImageError: dpkg-deb is missing or refuses the file.
@@ -50,7 +50,7 @@ def unpacked(archive: bytes) -> Tree:
 
 
 def left_out(path: str) -> bool:
-    """Whether an image can do without it. Licenses stay."""
+    """Whether an image does not need this file. Licenses are kept."""
     if path.startswith(DOCUMENTATION):
         below = PurePosixPath(path).relative_to(DOCUMENTATION).parts
         return len(below) > 1 and below[1:] != (COPYRIGHT,)
@@ -65,7 +65,7 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
     content = tar.extractfile(member)
     if content is None:
         raise ImageError(f"{member.name} is not a file, a directory or a link, and cannot be in the image")
-    # Without set-user-id: nothing in the image may gain rights.
+    # Removes set-user-ID bits: no program in the image may gain rights.
     return file(content.read(), member.mode & 0o755)
 
 

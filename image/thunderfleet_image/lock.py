@@ -1,4 +1,4 @@
-"""image/debian.lock: versions and hashes of Debian's packages, one package a line."""
+"""image/debian.lock: versions and hashes of Debian's packages, one package per line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(text: str) -> list[Package]:
     """The packages of the file.
 
     Raises:
-        ImageError: a line has another form, or a package is there twice.
+        ImageError: a line has another form, or a package is listed twice.
     """
     found: dict[tuple[str, str], Package] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -43,6 +43,6 @@ def read(text: str) -> list[Package]:
             raise ImageError(f"image/debian.lock, line {number}: expected architecture, package, version and SHA-256")
         package = Package(*words)
         if (package.architecture, package.name) in found:
-            raise ImageError(f"image/debian.lock, line {number}: {package.name} of {package.architecture} is there twice")
+            raise ImageError(f"image/debian.lock, line {number}: {package.name} of {package.architecture} is listed twice")
         found[package.architecture, package.name] = package
     return list(found.values())

@@ -1,6 +1,6 @@
-"""The image for Macs: our packages, and scripts that start each Mac's own Python, which has all other packages.
+"""The image for Macs: our packages, and scripts that start the Mac's own Python, which has all other packages.
 
-A container on a Mac is a process of the host, so its image needs no operating system; and no package registry offers a
+A container on a Mac is a process of the host, so its image needs no operating system. Also, no package registry offers a
 Python for macOS.
 """
 
@@ -14,7 +14,7 @@ from thunderfleet_image.tree import Tree, file
 Json = dict[str, Any]
 
 PYTHON = "/usr/local/thunderfleet/bin/python3"
-"""Where docs/install.md installs Thunderfleet on a Mac."""
+"""Path at which docs/install.md installs Thunderfleet on a Mac."""
 PROGRAMS = {
     "thunderfleet-agent": "thunderfleet_agent.cli:main",
     "thunderfleet-operator": "thunderfleet_operator.cli:main",
@@ -32,7 +32,7 @@ exec {python} -P -c 'import sys; from {module} import {function}; sys.exit({func
 
 
 def scripts(python: str = PYTHON) -> Tree:
-    """The scripts that start the programs. ``python``: the Python of Macs."""
+    """The scripts that start the programs. ``python``: the path of Python on Macs."""
     made: Tree = {}
     for name, target in PROGRAMS.items():
         module, _, function = target.partition(":")
@@ -42,7 +42,7 @@ def scripts(python: str = PYTHON) -> Tree:
 
 
 def contents(ours: Tree, license_text: bytes, python: str = PYTHON) -> Tree:
-    """The only layer. ``ours``: what our wheel installs, below SITE_PACKAGES."""
+    """The only layer. ``ours``: the files that our wheel installs, below SITE_PACKAGES."""
     made = {f"{PACKAGES}/{path.removeprefix(f'{SITE_PACKAGES}/')}": entry for path, entry in ours.items()}
     return made | scripts(python) | {"LICENSE": file(license_text)}
 

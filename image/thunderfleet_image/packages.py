@@ -1,4 +1,4 @@
-"""The files of Python packages, from wheels with hashes. pip unpacks wheels of any platform; nothing of them runs."""
+"""The files of Python packages, from wheels with hashes. pip unpacks wheels of any platform and runs no code of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_wheel(checkout: Path, folder: Path) -> Path:
     """The wheel of a checkout, in ``folder``.
 
     Raises:
-        ImageError: it cannot be built.
+        ImageError: the wheel cannot be built.
     """
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     run(command, SECONDS, cwd=checkout, environment={"SOURCE_DATE_EPOCH": str(MADE)})
@@ -29,10 +29,10 @@ def build_wheel(checkout: Path, folder: Path) -> Path:
 
 
 def installed(platform: Platform, requirements: Path) -> Tree:
-    """What the wheels of a requirements file with hashes install on a platform.
+    """The files that the wheels of a requirements file with hashes install on a platform.
 
     Raises:
-        ImageError: a package has no wheel for it, or another hash, or cannot be fetched.
+        ImageError: a package has no wheel for the platform or another hash, or cannot be fetched.
     """
     chosen = [word for tag in wheel_tags(platform) for word in ("--platform", tag)]
     words = ["--require-hashes", "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON}", *chosen]
@@ -40,7 +40,7 @@ def installed(platform: Platform, requirements: Path) -> Tree:
 
 
 def ours(wheel: Path) -> Tree:
-    """What our wheel installs on any platform."""
+    """The files that our wheel installs on any platform."""
     name, version, *_ = wheel.name.split("-")
     return _unpacked(["--no-index", f"--find-links={wheel.parent}", "--ignore-requires-python", f"{name}=={version}"])
 
@@ -55,7 +55,7 @@ def _unpacked(words: Sequence[str]) -> Tree:
 def collected(folder: Path) -> Tree:
     """The files of a folder into which pip installed.
 
-    Scripts are left out, because they name the Python that ran pip, and so are their lines in ``RECORD``.
+    Scripts and their lines in ``RECORD`` are left out, because scripts name the Python that ran pip.
     """
     tree: Tree = {}
     for path in sorted(folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""What is in the image for Linux: packages, programs, user and environment."""
+"""Contents of the image for Linux: packages, programs, user and environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUITE = "trixie"
 PYTHON = "3.13"
 """Version of Python in ``SUITE``."""
 SITE_PACKAGES = f"usr/local/lib/python{PYTHON}/dist-packages"
-"""Where Debian's Python looks for packages that are not Debian's."""
+"""Folder in which Debian's Python looks for packages from other sources."""
 PROGRAMS = {
     "thunderfleet-operator": "thunderfleet_operator.cli:main",
     "thunderfleet-router": "thunderfleet_router.cli:main",
@@ -23,7 +23,7 @@ PROGRAMS = {
 USER = 65532
 """Neither root nor a user of any host."""
 MADE = 1580601600
-"""Time of all files, in seconds since 1970: that which hatchling gives to files of wheels."""
+"""Time of all files, in seconds since 1970: the same as hatchling sets for files of wheels."""
 
 DEBIAN = (
     "base-files",
@@ -51,7 +51,7 @@ DEBIAN = (
 
 @dataclass(frozen=True)
 class Platform:
-    """A platform as OCI names it, and what Debian and Python call it."""
+    """A platform with its names in OCI, Debian and Python."""
 
     architecture: str
     machine: str
@@ -63,17 +63,17 @@ class Platform:
 
 
 PLATFORMS = (Platform("amd64", "x86_64"), Platform("arm64", "aarch64"))
-"""Those of Linux."""
+"""Platforms of Linux."""
 MAC = Platform("arm64", "arm64", "darwin")
 
 
 def wheel_tags(platform: Platform) -> list[str]:
-    """Platform tags of wheels that run there, best first: the C library of trixie is 2.41."""
+    """Platform tags of compatible wheels, best first: the C library of trixie is 2.41."""
     return [f"manylinux_2_{minor}_{platform.machine}" for minor in range(41, 16, -1)] + [f"manylinux2014_{platform.machine}"]
 
 
 def accounts(certificates: bytes) -> Tree:
-    """What the scripts of Debian's packages would create: accounts, the bundle of CA certificates, ``python3``."""
+    """The files that the scripts of Debian's packages would create: accounts, the bundle of CA certificates, ``python3``."""
     passwd = f"root:x:0:0:root:/root:/usr/sbin/nologin\nthunderfleet:x:{USER}:{USER}::/home/thunderfleet:/usr/sbin/nologin\n"
     return {
         "etc/passwd": file(passwd.encode()),

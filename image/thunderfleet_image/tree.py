@@ -1,4 +1,4 @@
-"""Files of a layer, and the archive of them, always with the same bytes."""
+"""Files of a layer, and their archive, which is reproducible byte for byte."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_parents(tree: Tree, below: Tree) -> Tree:
     """``tree`` with the directories that lead to its entries, as the layers ``below`` have them.
 
     Raises:
-        ValueError: a path leads out of the root, or through a symbolic link of a layer below.
+        ValueError: a path leaves the root, or passes through a symbolic link of a layer below.
     """
     found: Tree = {}
     for path, entry in tree.items():
@@ -66,7 +66,7 @@ def with_parents(tree: Tree, below: Tree) -> Tree:
 
 
 def archive(tree: Tree, made: int) -> bytes:
-    """A tar archive, sorted by path; every entry has the time ``made`` (seconds since 1970)."""
+    """A tar archive, sorted by path; every entry has the time ``made`` (seconds since the Unix epoch)."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, entry in sorted(tree.items()):
@@ -79,5 +79,5 @@ def archive(tree: Tree, made: int) -> bytes:
 
 
 def compressed(content: bytes) -> bytes:
-    """The same bytes for the same content, with one version of zlib."""
+    """Compressed data, reproducible byte for byte with the same version of zlib."""
     return gzip.compress(content, compresslevel=6, mtime=0)

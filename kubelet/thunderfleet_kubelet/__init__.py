@@ -17,6 +17,6 @@ containers   how they run: files, users, volumes and processes of a pod
 serving      the HTTPS server: logs, exec, metrics
 shim         the process that owns one container and outlives the kubelet
 timestamps   times as the API writes them
-oneoff       processes for rare work that needs large libraries
+oneoff       short-lived processes for infrequent work that needs large libraries
 version      the version that the Node reports
 """

@@ -96,7 +96,7 @@ def pull_settings(config: Config) -> PullSettings:
 
 
 def pod_users(config: Config, kubelet: KubeletUser) -> range | None:
-    """The users of pods; None if the kubelet cannot switch to them, so that all pods run as its own user."""
+    """The users of pods. None if the kubelet cannot switch users; all pods then run as its own user."""
     return config.pod_users.ids if kubelet.may_switch(config.pod_users.ids) else None
 
 
@@ -214,7 +214,7 @@ class Kubelet:
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until ``stop`` is set. Containers keep running."""
         await self.pods.start()
-        # Until the API server has listed the pods: those of an earlier kubelet may be running.
+        # Until the API server has listed the pods, pods of an earlier kubelet may be running.
         self.awake.want(True)
         stopped = asyncio.ensure_future(stop.wait())
         work = asyncio.ensure_future(self._work())
@@ -236,7 +236,7 @@ class Kubelet:
                 log.warning("shutdown did not finish within %g s", STOP_SECONDS)
 
     async def _shut_down(self) -> None:
-        """Ends the pods, if the machine shuts down. The kubelet itself works until they have ended."""
+        """Ends the pods if the machine shuts down. The kubelet keeps working until they have ended."""
         if not await self.shutting_down():
             return
         seconds = self.config.shutdown_grace_period_seconds
@@ -269,7 +269,7 @@ class Kubelet:
                 tasks.create_task(self.ports.run())
 
     def _addresses_changed(self) -> None:
-        """Takes the new addresses everywhere: Node, pods, server and its certificate."""
+        """Uses the new addresses in the Node, the pods, the server and its certificate."""
         before, now = self.node.addresses, self.addresses.current
         self.node.addresses, self.node.no_address = now, MISSING if self.addresses.missing else None
         self.node.nudge()
@@ -323,7 +323,7 @@ class Kubelet:
             await self.node.registered.wait()
             self.metrics.registered.set(1)
             await self._move_server.wait()
-            # What is open goes over an address that this machine no longer has.
+            # Open connections use an address that this machine no longer has.
             await self.server.stop()
 
     async def _listen(self) -> None:
@@ -416,7 +416,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
 
 
 async def _until_address(addresses: NodeAddresses, ports: ThunderboltPorts | None) -> None:
-    """Waits until the machine has an address, which on a Mac may be that of a Thunderbolt port outside of its bridge."""
+    """Waits until the machine has an address. On a Mac, it may belong to a Thunderbolt port outside of its bridge."""
     if await addresses.look() or ports is None:
         return await addresses.wait()
     found = asyncio.Event()
@@ -433,7 +433,7 @@ def _thunderbolt_ports(
 
     def server() -> str:
         servers = known()
-        # That of this machine has no interface for others.
+        # An API server on this machine has no interface that leads to other machines.
         others = [one for one in servers if one not in addresses.current]
         return next(iter((*others, *servers)), url)
 
@@ -442,7 +442,7 @@ def _thunderbolt_ports(
 
 
 def _servers(identity: NodeIdentity, config: Config) -> Callable[[], Sequence[str]]:
-    """The hosts of the API servers, as they are known at the time of the call."""
+    """The hosts of the API servers that are known at the time of the call."""
     host, file = parse_server(identity.server).host, config.api_servers_file
     return lambda: (host,) if file is None else balanced_servers(file)
 

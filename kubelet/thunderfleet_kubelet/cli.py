@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class PrivateLog(RotatingFileHandler):
-    """A rotated log that only its owner reads: pods on this machine are other users."""
+    """A rotated log that only its owner can read, because pods on this machine run as other users."""
 
     def _open(self) -> TextIOWrapper:
         stream = super()._open()
@@ -147,7 +147,7 @@ def plist(
 
 
 async def _join(arguments: argparse.Namespace) -> bool:
-    """Joins, unless the node has joined before. Returns whether to run the kubelet then."""
+    """Joins, unless the node has joined before. Returns whether to run the kubelet afterwards."""
     from thunderfleet_kubelet.bootstrap import arguments as given
     from thunderfleet_kubelet.bootstrap import identity as identities
     from thunderfleet_kubelet.configfile import load
@@ -211,7 +211,7 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 def _run_next(arguments: argparse.Namespace) -> None:
-    """Becomes the kubelet of the node that has joined, without what was needed only to join."""
+    """Replaces this process by the kubelet, which frees the memory that only joining needed."""
     words = ["run", "--root", str(arguments.root), "--log-level", arguments.log_level, "--log-format", arguments.log_format]
     for option in ("config", "log_file"):
         if value := getattr(arguments, option):
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         program = shutil.which("thunderfleet-kubelet") or os.path.abspath(sys.argv[0])
         config = arguments.config.resolve() if arguments.config else None
         try:
-            # The file may be written later than the property list.
+            # The configuration file may be written after the property list.
             known = configprocess.load(config if config is not None and config.exists() else None)
         except ConfigError as error:
             print(f"thunderfleet-kubelet: {error}", file=sys.stderr)
@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(plist(program, *files, arguments.log_level, known.shutdown_grace_period_seconds).decode())
         return 0
     try:
-        # A join that does not run the kubelet is a command for people, also if `thunderfleet join` shows what it prints.
+        # A join that does not run the kubelet prints for people, also when `thunderfleet join` shows its output.
         form = logs.Format.TEXT if getattr(arguments, "no_run", False) else arguments.log_format
         set_up_logging(arguments.log_level, arguments.log_file, form)
     except OSError as error:

@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class PodUsers:
-    """The users and groups of pods: ``count`` ids from ``first``. No account of the machine may have one of them."""
+    """The users and groups of pods: ``count`` ids from ``first``. No account of the machine may use one of them."""
 
     first: Annotated[int, Ge(1000), Le(2**31 - 2)] = 1_900_000_000
     """The first id."""
@@ -101,7 +101,7 @@ class Config:
     kubelet that runs as root uses them."""
     thunderbolt_ports: Literal["Managed", "Unmanaged"] = "Managed"
     """Managed: each Thunderbolt port of a Mac gets a network service and an address of its own, and leaves the Thunderbolt
-    Bridge, in which RDMA does not work. Unmanaged: what was changed for this is undone. Only a kubelet that runs as root
+    Bridge, in which RDMA does not work. Unmanaged: changes made for this are undone. Only a kubelet that runs as root
     manages ports."""
     cable_network: ipaddress.IPv4Network = DEFAULT_NETWORK
     """The network from which cables between Macs get their addresses, a /30 each. It must be the same on all Macs, and free."""

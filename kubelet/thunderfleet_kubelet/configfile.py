@@ -1,6 +1,6 @@
 """The file of the kubelet's configuration, in YAML. Errors name the file, the key and what is allowed.
 
-A kubelet reads the file once, so a process does it instead of keeping the 9 MB of the libraries for it.
+A kubelet reads the file once, so a separate process reads it and the kubelet does not keep the 9 MB of the libraries.
 """
 
 import base64
@@ -200,7 +200,7 @@ def parse(text: str, where: str, defaults: Mapping[str, Any] | None = None) -> C
 
 
 def _plain(read: FileConfig) -> Config:
-    """The same values without the classes of this module, which other processes do not import."""
+    """The same values without instances of this module's classes, because other processes do not import it."""
     users, pulls = (
         plain(**{one.name: getattr(value, one.name) for one in dataclasses.fields(plain)})
         for plain, value in ((PodUsers, read.pod_users), (ImagePulls, read.image_pulls))

@@ -9,12 +9,12 @@ from thunderfleet_kubelet.config import Config, ConfigError
 
 
 def load(file: Path | None, node_name: str | None = None) -> Config:
-    """As ``configfile.load``. Raises ConfigError."""
+    """Same as ``configfile.load``, in another process. Raises ConfigError."""
     order = {"file": str(file) if file else None, "node_name": node_name}
     answer = oneoff.done("thunderfleet_kubelet.configfile", order)
     if "problem" in answer:
         raise ConfigError(answer["problem"])
-    # From a process of this program, which runs as the same user.
+    # Unpickling is safe: the process runs this program as the same user.
     config = pickle.loads(base64.b64decode(answer["config"]))
     assert isinstance(config, Config)
     return config

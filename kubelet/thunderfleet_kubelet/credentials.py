@@ -23,7 +23,7 @@ from thunderfleet_kubelet.bootstrap.renewer import Renewer
 log = logging.getLogger(__name__)
 
 CLIENT_WAIT_SECONDS = 300.0
-# Somebody approves these; after this time a new request is sent.
+# An administrator approves these requests; after this time, a new request is sent.
 SERVING_WAIT_SECONDS = 900.0
 # The longest time that a watch with the old credentials keeps running.
 RETIRE_SECONDS = 330.0
@@ -76,12 +76,12 @@ class Credentials:
         return self._kube
 
     def api_counts(self) -> tuple[int, int]:
-        """Requests and writes since the start, over all connections."""
+        """Number of requests and of writes since the start, over all connections."""
         clients = [*self._retired, self._kube]
         return sum(one.requests for one in clients), sum(one.writes for one in clients)
 
     async def run(self) -> None:
-        """Uses the certificates of an earlier process, and renews them until cancelled."""
+        """Starts with the certificates of an earlier process, and renews them until cancelled."""
         if self.client.pair is not None:
             self._expires("client", _end(self.client.pair))
         if self.serving.pair is not None:

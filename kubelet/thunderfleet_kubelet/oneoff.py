@@ -1,4 +1,4 @@
-"""Work that needs large libraries and is rare: a process of its own does it and ends, so that they do not stay in memory."""
+"""Infrequent work that needs large libraries. A short-lived process does it, so that they do not stay in memory."""
 
 import importlib
 import json
@@ -16,10 +16,10 @@ _HOST = BlockingHost(environment={})
 
 
 def done(module: str, order: dict[str, Any]) -> dict[str, Any]:
-    """What ``answer(order)`` of the module returns; both are JSON values. Blocks.
+    """The result of the module's ``answer(order)``; both are JSON values. Blocks.
 
     The module runs as a program that reads the order and writes the answer. On a machine that can start no process, it runs in
-    this one: a kubelet that starts there still has to look after the pods that run.
+    this process: a kubelet that starts there still has to manage the running pods.
     """
     argv = [sys.executable, "-I", "-X", "utf8", "-m", module]
     outcome = _HOST.run(argv, SECONDS, given=json.dumps(order).encode())

@@ -1,7 +1,7 @@
 """When a file system is too full: eviction thresholds, as in a KubeletConfiguration. Pure.
 
-``nodefs`` is the file system of the kubelet's folder, with the pods' files and logs. ``imagefs`` is that of the images, if it
-is another one and can be written to.
+``nodefs`` is the file system of the kubelet's folder, with the pods' files and logs. ``imagefs`` is the file system of the
+images, if it is another one and can be written to.
 """
 
 from collections.abc import Mapping
@@ -41,11 +41,11 @@ class Threshold:
 
     @property
     def resource(self) -> Resource:
-        """What is scarce when the threshold is met."""
+        """The resource that is scarce when the threshold is met."""
         return "inodes" if self.signal.endswith("inodesFree") else "ephemeral-storage"
 
     def limit(self, capacity: int) -> int:
-        """The least that must be free of ``capacity``."""
+        """The smallest amount of ``capacity`` that must be free."""
         return int(self.amount * capacity) if self.relative else int(self.amount)
 
 
@@ -106,5 +106,5 @@ def met(limits: tuple[Threshold, ...], systems: Mapping[str, FileSystem]) -> tup
 
 
 def reserved(limits: tuple[Threshold, ...], capacity: int) -> int:
-    """Bytes of the nodefs that pods cannot have, because using them causes eviction."""
+    """Bytes of the nodefs that are not available to pods, because using them causes eviction."""
     return max((one.limit(capacity) for one in limits if one.signal == "nodefs.available"), default=0)

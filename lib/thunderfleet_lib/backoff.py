@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _MAX_DOUBLINGS = 64
-"""Keeps the power finite; every limit is reached long before."""
+"""Maximum exponent, so that the power stays finite; every limit is reached long before."""
 
 
 @dataclass(frozen=True, slots=True)

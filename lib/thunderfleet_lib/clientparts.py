@@ -1,4 +1,4 @@
-"""Lets the official client load its parts when they are used, because importing it is much of a program's start and memory.
+"""Lets the official client load its parts when they are used, because importing all of it takes much time and memory.
 
 The package ``kubernetes`` imports a client without asyncio, which uses OpenID Connect, and informers and leader election.
 We use its asyncio transport, kubeconfig and quantities. The other parts become modules that load on first access.
@@ -20,11 +20,11 @@ PARTS = frozenset(
         *("aio.dynamic", "aio.leaderelection", "aio.stream", "aio.watch"),
     )
 )
-"""What the packages ``kubernetes`` and ``kubernetes.aio`` import and our programs do not use."""
+"""Modules that the packages ``kubernetes`` and ``kubernetes.aio`` import, but that our programs do not use."""
 
 PACKAGES = frozenset(("kubernetes.utils", "kubernetes.aio.config", "kubernetes.aio.utils"))
-"""Packages of which our programs use single modules. Each imports all of its modules, and with them PyYAML, urllib3, pydantic
-and dateutil."""
+"""Packages of which our programs use only some modules. Each package imports all of its modules, and with them PyYAML, urllib3,
+pydantic and dateutil."""
 
 
 class Unread(ModuleType):
@@ -42,21 +42,21 @@ class Later(Loader):
 
     def __init__(self, real: Loader) -> None:
         self._real = real
-        # A thread that uses the package while another one reads it waits.
+        # A thread that uses the package waits while another one runs its code.
         self._lock, self._reading = RLock(), False
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leaves the code for later."""
-        # Not before: the import system looks for attributes of a new module, which must not read it.
+        """Does not run the code yet."""
+        # Only now, because the import system reads attributes of a new module, which must not run its code.
         module.__class__ = Unread
 
     def read(self, module: Unread) -> None:
         """Runs the code, once. Code that fails is run again at the next use, as a failed import is."""
         with self._lock:
-            # The code itself uses names of the package, which it has set before.
+            # While the code runs, it uses names of the package that it has already set.
             if self._reading or type(module) is not Unread:
                 return
             self._reading = True

@@ -1,8 +1,7 @@
 """Clocks that also count the time in which this machine sleeps.
 
-``time.monotonic`` stops while a Mac sleeps, as does Linux's CLOCK_MONOTONIC. What may have expired during a sleep, such as a
-Lease, needs a clock that goes on. A machine that is stopped from outside, such as a virtual one, may not notice it on any
-clock but the wall clock, once that has been corrected.
+``time.monotonic`` stops while a Mac sleeps, as does Linux's CLOCK_MONOTONIC. A Lease can expire during sleep, so its age needs
+a clock that continues. If a virtual machine is paused, only its wall clock shows the pause, after it has been corrected.
 """
 
 import sys
@@ -14,7 +13,7 @@ def since_boot() -> float:
     """Seconds since an arbitrary point, sleep included. Unaffected by changes of the wall clock."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
-    # On macOS this clock goes on during sleep.
+    # On macOS this clock continues during sleep.
     return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
@@ -27,11 +26,11 @@ class Moment:
 
     @classmethod
     def now(cls) -> "Moment":
-        """The present."""
+        """The current time."""
         return cls(since_boot(), time.time())
 
     def elapsed(self, earlier: "Moment") -> float:
-        """At most this many seconds have passed since ``earlier``, by the clock that says more."""
+        """Seconds since ``earlier``, by the clock that shows more."""
         return max(self.boot - earlier.boot, self.wall - earlier.wall)
 
     def jump(self, earlier: "Moment") -> float:

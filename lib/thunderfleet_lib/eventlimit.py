@@ -1,6 +1,6 @@
-"""A bound on Events: for each object, some at once and then one a minute. Pure.
+"""A limit on Events: for each object, a burst and then one a minute. Pure.
 
-Events are objects in etcd, and whatever fails again and again would otherwise write one each time.
+Events are objects in etcd, and a failure that repeats would otherwise create one each time.
 """
 
 from collections import OrderedDict
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 BURST: Final = 100
-"""More than a ModelDeployment has groups: each group that is placed has an Event."""
+"""More than the number of groups of a ModelDeployment, because each placed group has an Event."""
 REFILL_SECONDS: Final = 60.0
 MAX_OBJECTS: Final = 4096
-"""Objects that are remembered. The one that was longest without an Event is forgotten first."""
+"""Maximum number of objects that are remembered. The one whose last Event is oldest is forgotten first."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ EMPTY = (None, False, "", "{}")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds ``(default: …)`` to the help text of options with a default that tells something."""
+    """Adds ``(default: …)`` to the help text of options with a meaningful default."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
@@ -15,7 +15,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
             return text
         return super()._get_help_string(action)
 
-    # A name that is broken at a hyphen, such as mlx-community/…, cannot be copied.
+    # If a name such as mlx-community/… were broken at its hyphen, it could not be copied.
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)

@@ -1,14 +1,15 @@
 """JSON from untrusted clients, bounded before any of it becomes an object.
 
-A few megabytes of ``[],`` become gigabytes of Python objects in seconds, and ``json`` holds the interpreter meanwhile. Here the
-strings are cut out first, at the speed of copying memory; what is left shows how many values there are and how deep they nest.
+A few megabytes of ``[],`` become gigabytes of Python objects in seconds, and ``json`` holds the interpreter lock meanwhile.
+This module first removes the strings, at about the speed of copying memory. The rest shows how many values there are and how
+deep they nest.
 """
 
 import json
 import re
 from typing import Any
 
-# Possessive: unmatched quotes cost no backtracking.
+# Possessive, so that unmatched quotes cause no backtracking.
 _STRING = re.compile(rb'"[^"]*+"?')
 _PUNCTUATION = (b",", b":", b"[", b"{")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -26,7 +27,8 @@ def loads(raw: bytes, *, values: int, depth: int, constants: bool = False) -> An
     check(raw, values=values, depth=depth)
     try:
         text = raw.decode("utf-8")
-        # Kept: ``json.loads`` with an argument makes a decoder each time, which takes longer than most requests.
+        # Created once, because ``json.loads`` with an argument creates a decoder each time, which takes longer than most
+        # requests.
         return json.loads(text) if constants else _STRICT.decode(text)
     except RecursionError as error:
         raise TooLarge(f"it is nested deeper than {depth} levels") from error
@@ -35,7 +37,7 @@ def loads(raw: bytes, *, values: int, depth: int, constants: bool = False) -> An
 def check(raw: bytes, *, values: int, depth: int) -> None:
     """Raises TooLarge when ``raw`` has too many values or levels, whether or not it is JSON."""
     if _count(raw) <= values and raw.count(b"[") + raw.count(b"{") <= depth:
-        # Even with what its strings contain.
+        # This counts the content of strings too, so the text is within the bounds.
         return
     # A backslash outside of strings is no JSON, so escapes can go without knowing where strings are.
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -51,7 +53,7 @@ def check(raw: bytes, *, values: int, depth: int) -> None:
         if level > depth:
             raise TooLarge(f"it is nested deeper than {depth} levels")
         if level < 0:
-            # No JSON; the parser says where.
+            # Not JSON; the parser reports the position.
             return
 
 

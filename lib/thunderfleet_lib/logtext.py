@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 BEGINNING: Final = '{"time": '
-"""How each line of JSON begins."""
+"""Prefix of each line of JSON."""
 LEFT_OUT: Final = frozenset(
     {
         *("time", "level", "program", "logger", "message", "error"),

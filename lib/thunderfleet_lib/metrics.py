@@ -51,7 +51,7 @@ def package_version() -> str:
 
 
 class ProcessMetrics(Collector):
-    """A collector of prometheus-client for the process in which it is. ``program``: its name, such as ``agent``."""
+    """A collector of prometheus-client for its own process. ``program``: its name, such as ``agent``."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -95,7 +95,7 @@ class ProcessMetrics(Collector):
 class Labelled(Collector):
     """All metrics of ``registry``, with ``labels`` added to each sample that has none of these names.
 
-    So a sample names what it is about however Prometheus found the program.
+    So a sample has these labels regardless of how Prometheus found the program.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:

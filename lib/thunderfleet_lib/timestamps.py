@@ -10,8 +10,8 @@ SKEW_SECONDS = 60.0
 def age_seconds(written: datetime, now: datetime) -> float:
     """Seconds since ``written``, never negative.
 
-    A time far in the future counts as infinitely long ago: what waits for it to pass would wait for as long as the clock was
-    wrong.
+    A time far in the future counts as infinitely long ago. Otherwise code that waits for this time would wait as long as the
+    clock was wrong.
     """
     age = (now - written).total_seconds()
     return max(0.0, age) if age >= -SKEW_SECONDS else math.inf

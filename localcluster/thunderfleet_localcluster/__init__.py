@@ -6,10 +6,10 @@ supervisor/     the process that runs one cluster
 network/        LAN and cables, forwarder, HTTP proxy
 recorded/       commands of recorded Macs
 machines/       processes of machines
-fleet/          what a fleet is, and its faults
-models/         models to serve, and what to compare answers with
-image           the image of our programs
-checked_copy    copies for root of files that another user can change
+fleet/          description of a fleet, and its faults
+models/         models to serve, and reference answers
+image           the image with Thunderfleet's programs
+checked_copy    verified copies for root of files that another user can change
 programs        finding the programs of the control plane
 paths           locations on this machine
 cluster_folder  layout of one cluster's folder

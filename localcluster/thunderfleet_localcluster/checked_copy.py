@@ -1,7 +1,7 @@
-"""Copies for root of an installation that another user can change.
+"""Verified copies, for root, of an installation that another user can change.
 
-Two dangers: what is copied may not be what was installed, so packages are compared with the RECORDs of their wheels, after they
-were copied; and everybody can read a copy, so nothing is copied that the owner of the source could not read.
+There are two risks. The copied files may differ from the installed ones, so packages are compared with the RECORDs of their
+wheels after they were copied. And everybody can read a copy, so only files that the owner of the source can read are copied.
 """
 
 import base64
@@ -18,7 +18,7 @@ from thunderfleet_lib.host.privilege import ROOT, distrust
 from thunderfleet_localcluster.errors import LocalClusterError
 
 ALGORITHMS = ("sha256", "sha384", "sha512")
-"""Those that the specification of RECORD allows."""
+"""Hash algorithms that the specification of RECORD allows."""
 HINT = "install thunderfleet again from its wheel, not in editable mode"
 
 
@@ -27,7 +27,7 @@ def copy_file(source: Path, target: Path, tree: Path) -> None:
     real = Path(os.path.realpath(source)) if source.is_symlink() else source
     if real is not source and not _within(real, tree) and (distrust([real]) is not None or not _public(real)):
         raise LocalClusterError(f"{source} is a link to {real}, which is not copied for root: remove the link, or {HINT}")
-    # What is a link now was none before.
+    # O_NOFOLLOW: fails if the resolved file has been replaced by a link meanwhile.
     with os.fdopen(os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or not _readable_for_owner(about, tree):
@@ -48,7 +48,7 @@ def _public(path: Path) -> bool:
 
 
 def _readable_for_owner(about: os.stat_result, tree: Path) -> bool:
-    """A hard link may be of anybody's file."""
+    """Whether the owner of ``tree`` can read the file. It may be a hard link to another user's file."""
     if about.st_mode & stat.S_IROTH:
         return True
     owner = tree.stat().st_uid
@@ -56,13 +56,13 @@ def _readable_for_owner(about: os.stat_result, tree: Path) -> bool:
 
 
 def require_folder(source: Path) -> None:
-    """Raises LocalClusterError if a folder is a link: it might lead anywhere, also back to itself."""
+    """Raises LocalClusterError if a folder is a link, which could lead anywhere, even back to itself."""
     if source.is_symlink():
         raise LocalClusterError(f"{source} is a link to a folder, which is not copied for root: remove it, or {HINT}")
 
 
 def require_recorded(site: Path, records: Iterable[str] = ()) -> None:
-    """Compare every file in a folder of packages with the RECORDs in it, and with ``records``, the texts of others.
+    """Compare every file in a folder of packages with its RECORDs, and with ``records``, the texts of other RECORDs.
 
     Raises LocalClusterError, which names the first file that is in no RECORD or has another hash.
     """

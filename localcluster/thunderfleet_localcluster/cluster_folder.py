@@ -32,7 +32,7 @@ class ClusterFolder:
 
     @property
     def spec(self) -> Path:
-        """What `thunderfleet local up` started (JSON)."""
+        """The spec of the cluster that `thunderfleet local up` started (JSON)."""
         return self.root / "up.json"
 
     @property

@@ -1,4 +1,4 @@
-"""The image of our programs, as a folder: a self-contained Python that every user can read.
+"""The image with Thunderfleet's programs, as a folder: a self-contained Python that every user can read.
 
 Containers run as an unprivileged user, who may not be able to read the Python that runs ``thunderfleet local up``. So its files
 are collected in the cache: as hard links where the file system allows, else as copies. Our own packages are always copies, so
@@ -85,7 +85,7 @@ _TOOLS = (
     # Clients that only our tests use: with half of all files, they would double the time of a copy.
     "openai", "anthropic", "grafana_foundation_sdk", "thunderfleet", *PACKAGES,
 )  # fmt: skip
-# What belongs to no package: of Python, virtualenv and the Finder.
+# Files of no package: files of Python, virtualenv and the Finder.
 _STRAY = ("readme.txt", "_virtualenv.py", ".ds_store")
 
 # Parts of each model in transformers that need PyTorch or an image library, which our programs do not have. Importing
@@ -168,7 +168,7 @@ def digest() -> str:
 def _place(source: Path, target: Path, tree: Path | None = None) -> None:
     """A hard link if possible and if all users may read the file, else a copy that all users may read.
 
-    ``tree``: what root copies from, and no link is made then.
+    ``tree``: the tree from which root copies; no hard links are made in this case.
     """
     if tree is not None:
         copy_file(source, target, tree)
@@ -213,7 +213,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_stray(path: Path) -> bool:
-    """A file of no package: what the Finder writes into folders."""
+    """A file of no package, which the Finder writes into folders."""
     return path.name == ".DS_Store"
 
 
@@ -232,7 +232,7 @@ def _libraries(library: Path) -> dict[str, Path]:
 
 
 def _interpreter() -> Path:
-    """The program that is Python itself.
+    """The path of Python's main program.
 
     In a framework (Python from python.org or Homebrew on macOS), ``bin/python3`` is a stub, which starts this program in the
     framework wherever a copy of the stub is.
@@ -282,7 +282,7 @@ def copy(folder: Path, final: Path) -> None:
     """
     old = os.umask(0o022)
     try:
-        # Nobody else reads what turns out to be no file of a package.
+        # Other users cannot read a file before it is known to belong to a package.
         folder.mkdir(mode=0o700)
         _build(folder, final, link=False)
         folder.chmod(0o755)
@@ -365,7 +365,7 @@ def _tools_records() -> list[str]:
 
 
 def _compile(folder: Path, final: Path) -> None:
-    """Compile all modules in an image, with all processors; a file that cannot be compiled is none that is imported."""
+    """Compile all modules in an image, with all processors. Ignores files that cannot be compiled: no program imports them."""
     argv = [sys.executable, "-I", "-S", "-m", "compileall", "-q", "-j", "0", "-s", str(folder), "-p", str(final), str(folder)]
     said = BlockingHost().run(argv, COMPILE_SECONDS)
     if isinstance(said, Failure) and said.kind is not FailureKind.FAILED:
@@ -373,7 +373,7 @@ def _compile(folder: Path, final: Path) -> None:
 
 
 def _leave_out_pytorch(models: Path) -> None:
-    """Remove the parts of models in transformers that need PyTorch; ``auto``, which names all models, stays whole."""
+    """Remove the parts of models in transformers that need PyTorch. Keeps all of ``auto``, which names all models."""
     for path in models.glob("*/*.py"):
         if path.name.startswith(_WITHOUT_PYTORCH) and path.parent.name != "auto":
             path.unlink()
@@ -395,7 +395,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _check(folder: Path) -> None:
-    """Run the image's Python as containers will. Raises LocalClusterError."""
+    """Run the image's Python in the same way as containers do. Raises LocalClusterError."""
     code = "import sys, ssl, pydantic, thunderfleet_crds; print(sys.prefix)"
     argv = [str(folder / "bin/python3"), "-c", code]
     user = UNPRIVILEGED if os.geteuid() == 0 else None

@@ -1,4 +1,4 @@
-"""Locations on this machine: the cache, which all clusters share and which can be rebuilt, and one state folder per cluster.
+"""Locations on this machine: the cache, which all clusters share and which can be recreated, and one state folder per cluster.
 
 Root uses the system's folders, because root's home is unreadable for the unprivileged user that containers run as.
 """
@@ -26,7 +26,7 @@ def checked_name(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """The folder for what can be rebuilt: programs and images."""
+    """The folder for programs and images, which can be recreated."""
     if given := os.environ.get("THUNDERFLEET_CACHE"):
         return Path(given).absolute()
     if os.geteuid() == 0:
@@ -47,7 +47,7 @@ def cluster_folder(name: str, directory: Path | None = None) -> ClusterFolder:
 
 
 def users_kubeconfig() -> Path | None:
-    """What kubectl would use: $KUBECONFIG, or ~/.kube/config if it exists."""
+    """The kubeconfig that kubectl would use: $KUBECONFIG, or ~/.kube/config if it exists."""
     if named := os.environ.get("KUBECONFIG"):
         return Path(named)
     usual = Path.home() / ".kube" / "config"

@@ -16,7 +16,7 @@ def shipped(name: str, roots: tuple[Path, ...] = (_PACKAGE / "shipped", _PACKAGE
 
 
 def shipped_in(python: Path, name: str) -> Path:
-    """The same in the installation with the Python in the folder ``python``; if it has none, in this one.
+    """The same file in the installation of the Python in the folder ``python``, or if that has none, in this one.
 
     Raises LocalClusterError.
     """

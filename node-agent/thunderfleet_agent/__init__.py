@@ -14,6 +14,6 @@ copies      copies of models from and to other Macs
 measure     probes of GPU, memory and links; `measure`
 peers       identity, dials to other agents, reachability
 publish     writes to the API server
-derive      facts to profile, conditions and links; pure
+derive      profile, conditions and links from the observed facts; pure
 observe     commands of macOS, their parsers, and models on disk
 """

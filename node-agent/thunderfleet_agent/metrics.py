@@ -23,7 +23,7 @@ class Metrics:
     """The metrics of one agent."""
 
     def __init__(self) -> None:
-        # They would double the number of series.
+        # The ``_created`` samples would double the number of series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.registry.register(ProcessMetrics("agent"))

@@ -1,7 +1,7 @@
 """The agent's rounds: some read this Mac, one dials peers, and one publishes when something has changed.
 
-Level-triggered: each publishing round starts from the facts as they are now. A round that fails because the API server is away
-is repeated with back-off and loses nothing, because nothing but the facts is carried over.
+Level-triggered: each publishing round starts from the current facts. If a round fails because the API server cannot be reached,
+it is repeated with back-off. Nothing is lost, because a round depends only on the facts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Answer = TypeVar("Answer")
 
 # Publishing starts at the latest this long after the start, even if the first round of commands is not over.
 FIRST_ROUND_SECONDS = 15.0
-# How often carriers are looked at between the fast rounds: groups must leave a cable within seconds after it was pulled.
+# How often carriers are read between the fast rounds: groups must leave a cable within seconds after it was pulled.
 CARRIER_SECONDS = 2.0
 # Changes within this time are written together.
 SETTLE_SECONDS = 0.5
@@ -139,7 +139,7 @@ class Rounds:
         self.copies: PeerCopies | None = None
         """Copies from other Macs, if this Mac has a model store; set before ``run``."""
         self.keeper: Keeper | None = None
-        """Of this Mac's model store, if it has one; set before ``run``."""
+        """The keeper of this Mac's model store, if it has one; set before ``run``."""
         self._scan_now = asyncio.Event()
 
     def scan_soon(self) -> None:
@@ -185,7 +185,7 @@ class Rounds:
             try:
                 await turn()
             except Exception:
-                # An internal error costs this round only.
+                # An internal error affects only this round.
                 self._metrics.erred(name)
                 log.exception("the %s round failed", name)
             if sooner is None:
@@ -198,7 +198,7 @@ class Rounds:
     async def _fast(self) -> None:
         self._watch_clock()
         before = _carriers(self._collector.facts)
-        # Where the carriers have their own round, it has just read the interfaces.
+        # If carriers have a round of their own, it has just read the interfaces.
         fresh = 2 * CARRIER_SECONDS if self._settings.fast_seconds > CARRIER_SECONDS else 0.0
         await self._observe(partial(self._collector.fast, fresh))
         self._turned = time.monotonic()
@@ -443,7 +443,7 @@ class Rounds:
 
 
 def _carriers(facts: Facts) -> frozenset[tuple[str, object]] | None:
-    """What changes with a cable: carriers, and the states of RDMA ports (which also show another speed)."""
+    """The facts that change with a cable: carriers, and the states of RDMA ports (which also show another speed)."""
     if facts.interfaces is None:
         return None
     states = [(device.name, device.state) for device in facts.rdma_info or ()]
@@ -459,7 +459,7 @@ def _changed(before: Facts, after: Facts) -> set[str]:
 
 
 def _groups(item: Json) -> tuple[GroupUse, ...]:
-    """The groups in a NodeProfile as the API server gives it. If they are invalid, everything counts as used."""
+    """The groups in a NodeProfile from the API server. If they are invalid, everything counts as used."""
     values = (item.get("status") or {}).get("groups") or []
     try:
         return tuple(GroupUse.load(group) for group in values)

@@ -96,10 +96,10 @@ class Server:
         knows: Callable[[str], bool] = lambda address: False,
         greeted: Callable[[str, str], None] = lambda node, address: None,
     ) -> None:
-        """``trouble`` says why this agent should be restarted; None if it works.
+        """``trouble`` returns why this agent should be restarted; None if it works.
 
         ``accepts`` says whether the NodeProfile of a node shows a certificate with that SHA-256. ``knows``: whether an address
-        is one of another agent; places are reserved for those. ``greeted`` receives nodes that were accepted, and from where.
+        belongs to another agent; connections are reserved for those. ``greeted`` receives accepted nodes and their addresses.
         """
         self._address = address
         self._node = node

@@ -44,7 +44,7 @@ class Metrics:
         )
         self.silent = Gauge(
             "thunderfleet_operator_control_plane_silent",
-            "1 if this replica cannot tell who leads because the part of the control plane does not answer; else 0.",
+            "1 if this replica does not know which one leads, because this part of the control plane does not answer; else 0.",
             ["part"],
             registry=self.registry,
         )

@@ -1,7 +1,7 @@
 """Metrics of ModelDeployments, cables and Macs, which name the object that has a problem.
 
-They show the objects of the cache when they are scraped, and only those of the leader, so that replicas double nothing. A large
-fleet has tens of thousands of samples: the lines of an object that has not changed since the last page are kept.
+They are computed from the cache at each scrape, and only by the leader, so that replicas export no duplicates. A large fleet
+has tens of thousands of samples, so the lines of an object that has not changed since the last scrape are kept.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ FAMILIES: Mapping[str, _Family] = {
     "modeldeployment_replicas": _Family("Groups that the ModelDeployment asks for.", OF),
     "modeldeployment_ready_replicas": _Family("Groups that serve.", OF),
     "modeldeployment_not_ready_timestamp_seconds": _Family(
-        "Time since which the ModelDeployment is not Ready, in seconds since the Unix epoch; absent while it is Ready, and "
+        "Time at which the ModelDeployment stopped being Ready, in seconds since the Unix epoch; absent while it is Ready, and "
         "while it should have no groups.",
         OF,
     ),
@@ -56,7 +56,7 @@ FAMILIES: Mapping[str, _Family] = {
     "modeldeployment_autoscaling_last_scale_timestamp_seconds": _Family(
         "Time at which autoscaling last changed the number of groups, in seconds since the Unix epoch.", OF
     ),
-    "modeldeployment_group_state": _Family("1 for the present state of the group.", (*OF_GROUP, "state")),
+    "modeldeployment_group_state": _Family("1 for the current state of the group.", (*OF_GROUP, "state")),
     "modeldeployment_group_restarts": _Family(
         "Restarts after failures that count against spec.recovery.maxRestarts.", OF_GROUP
     ),
@@ -114,12 +114,12 @@ class Objects:
 
 
 class _Source(NamedTuple):
-    """Something with samples: the same object and equal ``others`` have the same."""
+    """A source of samples. The samples are the same for the same object and equal ``others``."""
 
     key: tuple[str, ...]
     of: object
     others: object
-    """What its samples depend on beside the object."""
+    """What its samples depend on in addition to the object."""
     samples: Callable[[], Iterator[_Sample]]
 
 
@@ -290,7 +290,7 @@ def _is_plane(node: Node) -> bool:
 def _oldest(nodes: Iterable[Node]) -> datetime | None:
     """When the oldest Node with a control plane was created.
 
-    A backup on any of them is one of the cluster, so a Mac that joins must not look like a recent one.
+    A backup of any of them is a backup of the cluster, so a Mac that joins must not count as a recent backup.
     """
     return min((node.created for node in nodes if _is_plane(node) and node.created is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""What autoscaling remembers from round to round: requests, turns, and reports of routers. Only in memory."""
+"""What autoscaling remembers between rounds, in memory only: requests, turns, and reports of routers."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from thunderfleet_operator.observe.load import Candidate, Load, Signals
 from thunderfleet_operator.observe.plans import GroupView, Report
 
 TURN_SECONDS = 30.0
-"""How long a ModelDeployment that is to make room for another one tries to."""
+"""How long a ModelDeployment tries to make room for another one."""
 KEPT_SECONDS = TURN_SECONDS + DRAIN_SECONDS
-"""How long its room is kept for the other one."""
+"""How long this room is kept for the other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ScalingMemory:
         """A ModelDeployment has been deleted."""
         self._loads.pop(key, None)
         self._alive.pop(key, None)
-        # What it left free is still kept, unless it was to have the turn.
+        # The room that it made stays reserved, unless it was reserved for this ModelDeployment.
         self._turns = {other: turn for other, turn in self._turns.items() if turn.to != key}
 
     def candidate(self, key: str, deployment: ModelDeployment, groups: Iterable[tuple[GroupView, Report]]) -> Candidate:

@@ -35,9 +35,9 @@ class Options:
     """The router's input."""
 
     namespace: str
-    """Of the release."""
+    """Namespace of the release."""
     name: str
-    """Of this router's pod."""
+    """Name of this router's pod."""
     addresses: Sequence[str]
     port: int
     operator: str | None
@@ -58,7 +58,7 @@ class Router:
 
     def __init__(self, kube: Kube, options: Options) -> None:
         self.options = options
-        # First, because it may fail, and what is created after it would have to be closed.
+        # The first step, because it may fail, and objects created before it would have to be closed.
         self._certificate = Certificate(options.tls) if options.tls is not None else None
         self._tracing = tracing(options.namespace, options.name)
         self.port = options.port
@@ -93,7 +93,7 @@ class Router:
         return self.watch.catalog if self.watch.built else None
 
     def _problem(self) -> str | None:
-        # What was read is in the catalog a moment later; until then every model would seem to be missing.
+        # The catalog gets the objects a moment later; until then every model would seem to be missing.
         return None if self.watch.built else "the router has not read the ModelDeployments yet"
 
     def _cannot_wake(self) -> str | None:
@@ -151,7 +151,7 @@ class Router:
             await asyncio.sleep(0.5)
 
     async def _drain(self, runner: web.AppRunner) -> None:
-        """Waits for requests to end, with a limit. Requests on open connections are answered, then the connection is closed."""
+        """Waits for requests to end, up to a limit. Answers requests on open connections, then closes each connection."""
         log.info("stopping: %d requests have at most %g s to end", self.server.inside, self.options.drain_seconds)
         self.server.ending = True
         await asyncio.sleep(self.options.notice_seconds)

@@ -23,11 +23,11 @@ class Certificate:
         self.load()
 
     def load(self) -> None:
-        """Uses the present content of the files for new connections."""
+        """Uses the current content of the files for new connections."""
         certificate, key = (file.read_bytes() for file in self._files)
         if (certificate, key) != self._loaded:
-            # Checked first: a certificate and key that do not match must not replace the pair in use. What was read is what is
-            # checked and used: the files may change meanwhile, and a context would keep one half of each pair.
+            # Checked first: a certificate and key that do not match must not replace the pair in use. The checked bytes are the
+            # ones that are used: the files may change meanwhile, and a context would keep one half of each pair.
             tls.load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
             tls.load_pair(self.context, certificate, key)
             self._loaded = (certificate, key)

@@ -1,4 +1,4 @@
-"""Reports to the operator what is in flight and what waits, and so wakes ModelDeployments."""
+"""Reports requests in flight and waiting requests to the operator, which wakes ModelDeployments for them."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
-"""Between two reports."""
+"""Minimum time between two reports."""
 
 
 class ReportFailed(Exception):
@@ -27,7 +27,7 @@ class ReportFailed(Exception):
 
 
 class Reporter:
-    """Reports while ``run`` runs. ``url``: of the operator, if it is known. ``pair``: as in the routing Secret."""
+    """Reports while ``run`` runs. ``url``: the operator's URL, if known. ``pair``: that of the routing Secret."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Reporter:
             ) as answer:  # fmt: skip
                 body = await answer.content.read(routing.DEMAND_BYTES)
                 if answer.status == 429:
-                    # The previous report is still valid, so requests are not refused because of this one.
+                    # The previous report is still valid, so this failure refuses no requests.
                     self._not_before = time.monotonic() + _seconds(answer.headers.get("Retry-After"))
                     self._dispatcher.hurry.set()
                     return DemandAnswer()

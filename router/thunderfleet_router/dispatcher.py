@@ -1,4 +1,4 @@
-"""The pools of all ModelDeployments, and the bounds of what waits in them together."""
+"""The pools of all ModelDeployments, and the limits of all waiting requests together."""
 
 import asyncio
 import time
@@ -35,16 +35,16 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Number of requests that wait."""
         return self._waiting.held
 
     @property
     def in_flight(self) -> int:
-        """Requests that were sent to groups."""
+        """Number of requests that were sent to groups."""
         return sum(pool.in_flight for pool in self.pools.values())
 
     def update(self, catalog: Catalog) -> None:
-        """The catalog has changed."""
+        """Uses a new catalog."""
         present = {deployment.uid: deployment for deployment in catalog.deployments.values()}
         for uid, pool in list(self.pools.items()):
             if uid in present:
@@ -66,7 +66,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def seat(self, pool: Pool, ticket: Ticket, seconds: float, *, again: bool = False) -> AsyncIterator[Seat]:
-        """Waits for a seat, which is left when the block ends. Raises ApiError."""
+        """Waits for a seat; the end of the block frees it. Raises ApiError."""
         waking = pool.wants_to_wake
         pool.ask(ticket, again=again)
         try:
@@ -98,9 +98,9 @@ class Dispatcher:
             self._waiting.give_back(ticket.caller_id, 1, known=ticket.known)
 
     def _admit(self, pool: Pool, ticket: Ticket, waking: bool) -> None:
-        """Takes a place for a request that waits. Raises ApiError if it may not wait.
+        """Reserves a place for a waiting request. Raises ApiError if the request may not wait.
 
-        ``waking``: whether another one wakes the ModelDeployment already.
+        ``waking``: whether another request already wakes the ModelDeployment.
         """
         try:
             self._waiting.check(ticket.caller_id, 1, known=ticket.known)
@@ -124,7 +124,7 @@ class Dispatcher:
     # --- demand ---
 
     def demands(self) -> tuple[Demand, ...]:
-        """What the operator must know; wakes first."""
+        """The demand to report to the operator, wakes first."""
         now = time.monotonic()
         found = []
         for pool in self.pools.values():
@@ -147,7 +147,7 @@ class Dispatcher:
         return tuple(found[:MAX_DEMANDS])
 
     def answered(self, answer: DemandAnswer) -> None:
-        """Refuses the requests for ModelDeployments that the operator does not wake."""
+        """Refuses waiting requests for ModelDeployments that the operator does not wake."""
         by_name = {pool.deployment.full_name: pool for pool in self.pools.values()}
         for refusal in answer.refusals:
             pool = by_name.get(f"{refusal.namespace}/{refusal.deployment}")
@@ -156,13 +156,13 @@ class Dispatcher:
                 pool.refuse_all(lambda text=text, seconds=seconds: unavailable(text, seconds), wakers_only=True)  # type: ignore[misc]
 
     def refuse_vain_wakes(self) -> None:
-        """Refuses the requests that wait for a wake which has become impossible since they came."""
+        """Refuses requests that wait for a wake that has become impossible meanwhile."""
         obstacle = self._can_wake()
         if obstacle is not None:
             self.wake_failed(obstacle)
 
     def wake_failed(self, why: str) -> None:
-        """Refuses the requests that wait for a wake which the operator does not know of."""
+        """Refuses requests that wait for a wake that was not reported to the operator."""
         for pool in self.pools.values():
             pool.refuse_all(lambda: unavailable(f"the model sleeps and cannot be woken now: {why}", 10), wakers_only=True)
 

@@ -1,8 +1,8 @@
-"""Where the requests for one ModelDeployment run and wait.
+"""The running and waiting requests for one ModelDeployment.
 
 A request gets a seat at a group when the group has fewer requests of this router than its window: those that it runs at once,
-and a few more, so that none of its places stays empty between two requests. The others wait here, where keys take turns. Those
-of several routers meet in the group's queue, which orders them in the same way (``routed.TURN``).
+and a few more, so that none of its places is idle between two requests. Other requests wait in the pool, where keys take turns.
+Requests of several routers meet in the group's queue, which orders them in the same way (``routed.TURN``).
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Ticket:
     """Whether the caller has a key."""
     light: bool = False
     avoid: set[str] = field(default_factory=set)
-    """Groups that failed with it."""
+    """Groups that failed with this request."""
     seat: "asyncio.Future[Seat]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -60,7 +60,7 @@ class Seat:
 class _Load:
     seats: set[Seat] = field(default_factory=set)
     light: int = 0
-    """Of the seats."""
+    """Number of seats of light requests."""
     blocked_until: float = 0.0
     refusals: int = 0
     used: int = 0
@@ -91,7 +91,7 @@ class Pool:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were sent to groups."""
+        """Number of requests that were sent to groups."""
         return sum(len(load.seats) for load in self._loads.values())
 
     @property
@@ -101,32 +101,32 @@ class Pool:
 
     @property
     def wants_to_wake(self) -> bool:
-        """Whether a request waits that may wake the ModelDeployment."""
+        """Whether a waiting request may wake the ModelDeployment."""
         return self.deployment.outlook is not Outlook.READY and any(ticket.may_wake for ticket in self.waiting)
 
     def in_flight_at(self, group: str) -> int:
-        """Requests that were sent to a group, by its name."""
+        """Number of requests that were sent to the group with this name."""
         load = self._loads.get(group)
         return len(load.seats) if load is not None else 0
 
     # --- requests ---
 
     def ask(self, ticket: Ticket, *, again: bool = False) -> None:
-        """Queues the request for a seat; ``again``: it had one before. If it can get none, its future gets an ApiError."""
+        """Queues the request for a seat; ``again``: it had a seat before. If no seat can come, its future gets an ApiError."""
         self.last_used = time.monotonic()
         refusal = self._refusal(ticket)
         if refusal is not None:
             ticket.seat.set_exception(refusal)
             return
         if not self.waiting and (group := self._choice(ticket, self._free(light=ticket.light))) is not None:
-            # Nobody is before it.
+            # No request is ahead of it.
             self._seat(ticket, group)
             return
         self.waiting.add(ticket, first=again)
         self._seat_all()
 
     def give_up(self, ticket: Ticket) -> None:
-        """The request no longer waits. A seat that it has just got is free again."""
+        """Removes a request that no longer waits, and frees a seat that it has just got."""
         self.waiting.remove(ticket)
         if ticket.seat.done() and not ticket.seat.cancelled() and ticket.seat.exception() is None:
             ticket.seat.result().leave()
@@ -144,22 +144,22 @@ class Pool:
         asyncio.get_running_loop().call_later(seconds + 0.01, self._seat_all)
 
     def refused(self, group: str, *, reached: bool) -> None:
-        """The group did not take a request. ``reached``: whether its gateway answered."""
+        """Records that the group rejected a request. ``reached``: whether its gateway answered."""
         load = self._loads.setdefault(group, _Load())
         busy = min(BUSY_SECONDS * 2**load.refusals, MOST_BUSY_SECONDS)
         load.refusals = min(load.refusals + 1, 8)
         self.block(group, busy if reached else BLOCK_SECONDS)
 
     def took(self, group: str) -> None:
-        """The group has answered a request."""
+        """Records that the group has answered a request."""
         load = self._loads.get(group)
         if load is not None:
             load.refusals = 0
 
-    # --- what changes ---
+    # --- changes ---
 
     def update(self, deployment: Deployment) -> None:
-        """The ModelDeployment has changed."""
+        """Uses a new version of the ModelDeployment."""
         self.deployment = deployment
         groups = {group.name: group for group in deployment.groups}
         for name, load in list(self._loads.items()):
@@ -182,7 +182,7 @@ class Pool:
         self._seat_all()
 
     def refuse_all(self, error: Callable[[], ApiError], *, wakers_only: bool = False) -> None:
-        """Refuses the waiting requests; ``wakers_only``: only if the ModelDeployment sleeps."""
+        """Refuses waiting requests; ``wakers_only``: only if the ModelDeployment sleeps."""
         if wakers_only and self.deployment.outlook is not Outlook.ASLEEP:
             return
         for ticket in list(self.waiting):
@@ -215,7 +215,7 @@ class Pool:
             self._seat(*found)
 
     def _next(self) -> tuple[Ticket, Group] | None:
-        """A request whose turn it is, and the group that it gets."""
+        """The next request and its group."""
         # If all groups are full, which is common, no request is examined: a thousand may wait.
         free: dict[bool, list[tuple[Group, _Load]]] = {}
         chosen: Group | None = None
@@ -231,7 +231,7 @@ class Pool:
         return (ticket, chosen) if ticket is not None and chosen is not None else None
 
     def _free(self, *, light: bool) -> list[tuple[Group, _Load]]:
-        """The groups that take another request."""
+        """The groups that can take another request."""
         window = LIGHT_PER_GROUP if light else self.deployment.slots + max(1, self.deployment.slots // 4)
         now = time.monotonic()
         loads = [(group, self._loads.setdefault(group.name, _Load())) for group in self.deployment.groups]

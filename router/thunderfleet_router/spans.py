@@ -14,7 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 NAME = "thunderfleet-router"
 FLUSH_SECONDS = 3.0
-"""For the last spans of a router that ends."""
+"""Time limit for exporting the last spans of a router that ends."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -35,7 +35,7 @@ class _Span:
 
 
 class Spans:
-    """Spans of a provider. The contexts are explicit, so a span is never that of another request."""
+    """Spans of a provider. Contexts are passed explicitly, so a span cannot belong to another request."""
 
     def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
         provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -65,13 +65,13 @@ class Spans:
             span.end()
 
     def close(self) -> None:
-        """Exports what is left, within FLUSH_SECONDS. Blocks."""
-        # The SDK's own limits do not hold while a collector is slow to answer.
+        """Exports the remaining spans within FLUSH_SECONDS. Blocks."""
+        # The SDK exceeds its own limits while a collector is slow to answer.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(FLUSH_SECONDS)
         if ending.is_alive():
-            # Ends what would be tried again.
+            # Stops retries.
             self._exporter.shutdown()
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-"""Variables of the environment. Either turns spans on."""
+"""Environment variables. Each of them turns spans on."""
 DISABLED = "OTEL_SDK_DISABLED"
 
 Value = str | int | float
@@ -45,11 +45,11 @@ class Tracing(Protocol):
         """The span of an attempt at a group."""
 
     def close(self) -> None:
-        """Exports what is left, with a limit. Blocks."""
+        """Exports the remaining spans, up to a time limit. Blocks."""
 
 
 class NoSpan:
-    """Of a router without a collector."""
+    """The span of a router without a collector: records nothing."""
 
     def set(self, values: Mapping[str, Value]) -> None:
         pass
@@ -85,7 +85,7 @@ def wanted(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def tracing(namespace: str, router: str) -> Tracing:
-    """As the environment says. A router without the packages serves without spans, and its log says so."""
+    """Spans as configured by the environment. Without the packages, the router logs this and serves without spans."""
     if not wanted():
         return OFF
     try:

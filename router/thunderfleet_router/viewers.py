@@ -1,7 +1,7 @@
-"""Who may see the fleet: asks the API server about tokens (TokenReview) and rights (SubjectAccessReview).
+"""Decides who may see the fleet: asks the API server about tokens (TokenReview) and rights (SubjectAccessReview).
 
-Answers are kept for a short time. A flood of tokens must neither reach the API server nor keep out those who have looked
-before, so tokens that were never accepted are reviewed slowly: few at once, few in a minute from one address.
+Answers are kept for a short time. A flood of tokens must neither reach the API server nor lock out users who were accepted
+before. So tokens that were never accepted are reviewed slowly: few at once, and few per minute from one address.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from thunderfleet_router.decide.shown import AUDIENCE, token_problem
 log = logging.getLogger(__name__)
 
 ACCEPTED_SECONDS: Final = 60.0
-"""How long a right that was taken away still counts."""
+"""How long an accepted token is not reviewed again, and so a revoked right still counts."""
 REFUSED_SECONDS: Final = 10.0
 MAX_ACCEPTED: Final = 256
 MAX_REFUSED: Final = 1024
 AT_ONCE: Final = 4
-"""Reviews of new tokens; as many again of tokens that were accepted before."""
+"""Maximum concurrent reviews of new tokens, and of tokens that were accepted before."""
 PER_MINUTE: Final = 12
-"""Reviews of new tokens from one address."""
+"""Maximum reviews of new tokens from one address per minute."""
 MAX_ADDRESSES: Final = 1024
 REVIEW_SECONDS: Final = 5.0
 RESOURCES: Final = (
@@ -41,7 +41,7 @@ RESOURCES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a token: 200, or the status and sentence of a refusal."""
+    """The answer to a token: 200, or the status and message of a refusal."""
 
     status: int = 200
     message: str = ""
@@ -59,10 +59,10 @@ class Viewers:
         self._clock = clock
         self._now = now
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
-        """Until when, by digest. Entries that are too old say that a token is no stranger's."""
+        """Expiry of accepted tokens, by digest. Expired entries show that a token was accepted before."""
         self._refused: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
         self._asked: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Reviews of new tokens by address, and when its minute began."""
+        """Number of reviews of new tokens by address, and the start of the address's minute."""
         self._running: dict[bytes, asyncio.Task[Verdict]] = {}
         self._new = self._old = 0
 
@@ -84,11 +84,11 @@ class Viewers:
             if busy:
                 return Verdict(429, busy)
             old = digest in self._accepted
-            # Counted before it runs: others may come until then.
+            # Counted before it runs, because other requests may come until then.
             self._count(1, old=old)
             running = self._running[digest] = asyncio.create_task(self._review(digest, token))
             running.add_done_callback(lambda _: self._ended(digest, old=old))
-        # A client that goes away does not end the review that others wait for.
+        # A client that disconnects does not cancel the review, because others may wait for it.
         return await asyncio.shield(running)
 
     def _busy(self, digest: bytes, address: str, now: float) -> str:
@@ -144,7 +144,7 @@ class Viewers:
         spec: dict[str, Any] = {"token": token, "audiences": [AUDIENCE]}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         status = (await self._kube.create("/apis/authentication.k8s.io/v1/tokenreviews", body)).get("status") or {}
-        # A server that does not know audiences leaves them out: then the token may be for anything.
+        # A server without support for audiences leaves them out: then the token may be for any audience.
         if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
             return Verdict(401, "the API server does not accept this token")
         user = status.get("user") or {}

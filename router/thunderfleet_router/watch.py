@@ -14,7 +14,7 @@ from thunderfleet_router.decide.catalog import Catalog, build
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.05
-"""Changes that come together are handled together."""
+"""Changes within this time are handled together."""
 AWAY_SECONDS = 3.0
 """How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 
@@ -25,7 +25,7 @@ class Watch:
     def __init__(self, kube: Kube, namespace: str, on_change: Callable[[Catalog], None]) -> None:
         self.catalog = Catalog()
         self.built = False
-        """Whether ``catalog`` is one that was read."""
+        """Whether ``catalog`` was built from objects of the API server."""
         self.pair: tuple[str, str] | None = None
         """Certificate and key (PEM) for connections to the operator."""
         self.operator: str | None = None
@@ -35,7 +35,7 @@ class Watch:
         core = f"/api/v1/namespaces/{namespace}"
         self._deployments = Reflector(kube, f"/apis/{API_VERSION}/{MODELDEPLOYMENT_PLURAL}", {}, self._note)
         self._routes = Reflector(kube, f"{core}/configmaps", {"labelSelector": routing.LABEL_ROUTES}, self._note)
-        # One object by its name, so that a Role can allow this one.
+        # Watches one object by its name, so that a Role can grant access to only this object.
         self._secret = Reflector(
             kube, f"{core}/secrets", {"fieldSelector": f"metadata.name={routing.ROUTING_SECRET}"}, self._note
         )

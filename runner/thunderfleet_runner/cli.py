@@ -1,6 +1,6 @@
 """``thunderfleet-runner``: ``serve`` runs in a runner pod; the agent calls ``size`` and ``capabilities``.
 
-The latter two import MLX when they run, so that ``serve`` stays free of it.
+The latter two import MLX only when they run, so that ``serve`` does not import it.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Classifies failures: from texts, errnos, exit codes, signals and silence to a class, a reason and a message. Pure.
 
-The class decides what happens next (see ``FaultClass``), so one table decides it, and tests try it against every known message.
-A library's text is kept whole: it says what was seen, the advice after it says what to do.
+The class decides what happens next (see ``FaultClass``). One table maps texts to classes, and tests try it with every known
+message. A message has the whole text of the library, which says what happened, followed by advice what to do.
 """
 
 import re
@@ -239,7 +239,7 @@ def _ending(returncode: int) -> str:
 
 
 def init_deadline(seconds: int, missing: str) -> Fault:
-    """MLX's init has no time limit; ``missing`` names the ranks that did not form."""
+    """The group did not form in time; ``missing`` names the ranks that did not report. MLX's init itself has no limit."""
     check = "if this repeats, check the cables of these Macs with `kubectl get tbl`"
     text = f"the group did not form within {seconds} s: no answer from {missing}; {check}"
     return Fault(FaultClass.RETRY, Reason.INIT_DEADLINE, text)
@@ -258,7 +258,7 @@ def stalled(seconds: float, stage: Stage) -> Fault:
 
 
 def link_corrupts(where: str, what: str, peer: int | None = None) -> Fault:
-    """Data arrived changed: answers of this group would be wrong."""
+    """Data was corrupted between ranks, so answers of this group would be wrong."""
     check = "if a cable carried it, replace that cable, or unplug it, wait ten seconds and plug it in again"
     text = f"data was corrupted on the way {where}: {what}; {check}"
     return Fault(FaultClass.REPLAN, Reason.LINK_CORRUPTS, text, peer=peer)
@@ -284,7 +284,7 @@ def lasting_port_taken(what: str, address: str, port: int, node: str) -> Fault:
 
 
 def no_api_keys() -> Fault:
-    """Keys are required, and there are none. Serving everybody instead would open the API by mistake."""
+    """The Secret with the API keys has no value. Serving without keys would open the API by mistake."""
     text = "the Secret of spec.server.apiKeySecret has no value; add one for each client, or remove spec.server.apiKeySecret"
     return Fault(FaultClass.CONFIGURE, Reason.NO_API_KEYS, text)
 

@@ -108,7 +108,8 @@ class Request(Message):
     no_end: bool = False
     """True: only ``max_tokens`` ends the answer, not the model's end token (benchmark)."""
     embed: int = Field(default=0, ge=0)
-    """Not 0: instead of an answer, the first so many values of a vector for each of the prompt's segments."""
+    """If not 0: instead of an answer, compute an embedding for each of the prompt's segments, and return this many values of
+    it."""
 
 
 # --- supervisor -> rank ---------------------------------------------------------------------------------------------
@@ -149,7 +150,8 @@ class Start(Message):
     jaccl_environment: bool = False
     """JACCL: MLX runs its own exchange from environment variables; otherwise through ``Gather``."""
     environment: dict[str, str] = {}
-    """Variables for MLX's init. None of MLX's for a single rank: with them, MLX would look for a group."""
+    """Variables for MLX's init. For a single rank it has none of MLX's variables, because with them MLX would look for a
+    group."""
 
 
 class Check(Message):
@@ -225,7 +227,7 @@ class Formed(Message):
 class Gather(Message):
     """Bytes of each rank for all ranks; numbered from 1 in each attempt.
 
-    JACCL's init exchanges RDMA addresses, and three or more ranks tell each other what the check of connections has found.
+    JACCL's init exchanges RDMA addresses, and three or more ranks exchange the results of the check of connections.
     """
 
     type: Literal["gather"] = "gather"
@@ -255,7 +257,7 @@ REASON_CHARACTERS = 512
 
 
 class Products(Message):
-    """What a rank has computed right: products with ``checked`` of ``kinds`` kinds of matrices, and whole ``layers``."""
+    """The checked computations of a rank: products with ``checked`` of ``kinds`` kinds of matrices, and whole ``layers``."""
 
     checked: int = 0
     kinds: int = 0
@@ -283,7 +285,7 @@ class Ready(Message):
     costs: tuple[float, ...] = ()
     """The log probability of each token, with the opposite sign."""
     margins: tuple[float, ...] = ()
-    """By how much each token was likelier than the next likely one: the difference of their log probabilities."""
+    """How much likelier each token was than the second most likely one: the difference of their log probabilities."""
     kind: int = 0
     """Equal for Macs with the same chip and build of macOS."""
     vocabulary: int = 0
@@ -362,7 +364,7 @@ class Heartbeat(Message):
     step_seconds: float = 0.0
     """Duration of the running step so far."""
     expected_step_seconds: float = 0.0
-    """What the running step should take at most, by the slowest steps before it; 0 if there were none like it."""
+    """Maximum expected duration of the running step, from the slowest earlier steps of its kind; 0 if there were none."""
     step_known: bool = False
     """Whether a step with as many tokens has been completed."""
     peak_memory_bytes: int = 0
@@ -392,11 +394,11 @@ class Failed(Message):
     stage: Literal["start", "init", "prove", "load", "check", "serve", "stop"]
     text: str
     corrupted: bool = False
-    """A value arrived changed; ``text`` says which."""
+    """A value was corrupted; ``text`` says which."""
     peer: int | None = None
     """The rank that sent it, if that is known."""
     echo: bool = False
-    """Another rank of the group knows more."""
+    """Another rank of the group has the details."""
 
 
 class Log(Message):

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PORT_SECONDS = 15.0
-"""How long to retry a lasting port that is in use."""
+"""How long to retry a fixed port that is in use."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Supervisor:
         """Runs until ``end``. Raises Blocked when rank 0's control port is in use, OSError when an address is lost."""
         settings = self.settings
         await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
-        # Its process imports MLX while the ports open and the peers connect.
+        # The process imports MLX while the ports are opened and the peers connect.
         self._start(self.member.run(), "member")
         listening: list[web.AppRunner | None] = []
         try:
@@ -212,7 +212,7 @@ class Supervisor:
         await self._leave()
 
     async def _lasting(self, what: str, listen: Callable[[], Awaitable[web.AppRunner]]) -> web.AppRunner | None:
-        """The server of a lasting port; None when another program holds the port, which then fails every attempt.
+        """The server of a fixed port; None if another program uses the port, and then every attempt fails.
 
         Raises Blocked for rank 0's control port, without which no state can be served; OSError for another reason.
         """
@@ -231,7 +231,7 @@ class Supervisor:
 
     async def _leave(self) -> None:
         if isinstance(self.role, Leader):
-            # It may be set since a member left; if the group is still stopped, the state machine sets it again.
+            # It may still be set because a member left. If the group is stopped, the state machine sets it again.
             self.role.released.clear()
             self.role.feed(events.Drain(for_good=True))
         else:
@@ -323,7 +323,7 @@ class Supervisor:
             log.exception("the check of the group's answers failed")
 
     async def _read_weights(self, before: asyncio.Task[None] | None) -> None:
-        """Once for each copy of the model, while the group serves; ``before``: an earlier call that may still run."""
+        """Hashes each copy of the model once, while the group serves. ``before``: an earlier call that may still run."""
         if before is not None:
             await asyncio.wait([before])
         try:

@@ -226,7 +226,7 @@ def test_a_cable_that_changes_a_bit_is_left_until_it_is_plugged_in_again(
         assert served.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
         assert "every bit right" in served.until_condition("Verified", "True", "Verified")["message"]
         waits = condition(served.get(), "Placed")
-        assert waits["reason"] == "FailbackPending" and f"cable {LINK} changed data at " in waits["message"]
+        assert waits["reason"] == "FailbackPending" and f"cable {LINK} corrupted data at " in waits["message"]
         assert [avoided["name"] for avoided in served.group()["avoidedLinks"]] == [LINK]
     finally:
         for mac in macs:

@@ -35,7 +35,7 @@ WAY: Final = "way to the API server"
 CLOCK: Final = "clock of the operator"
 RESTART: Final = "restart of the operator"
 WORKS: Final = frozenset((RESTART, API_SERVER, ETCD))
-"""Subjects of what works, but has just ended or may only be busy."""
+"""Subjects of components that work, but have just restarted or may only be busy."""
 HARMLESS: Final = frozenset((CLOCK, *WORKS))
 """Subjects of problems that explain no state of a ModelDeployment by themselves."""
 
@@ -48,7 +48,7 @@ NONE: Final = (
 
 
 def slow_part(ping: float) -> str:
-    """Which part of a slow control plane is slow. ``ping``: the seconds of a request that etcd has no part in."""
+    """Which part of a slow control plane is slow. ``ping``: duration in seconds of a request that does not use etcd."""
     return API_SERVER if ping > SLOW_SECONDS else ETCD
 
 
@@ -78,7 +78,7 @@ def _describe(pod: Json) -> str:
 
 
 def _operator_clock(picture: Picture) -> str:
-    """How wrong the clock of the operator's leader is; "" if it is right, or if that is not known."""
+    """The error of the clock of the operator's leader, as a sentence; "" if the clock is right or its error unknown."""
     lease = picture.leases.get(OPERATOR, {})
     seconds = ahead(lease)
     if not seconds:
@@ -93,7 +93,7 @@ def _operator_clock(picture: Picture) -> str:
 
 
 def _operator_restarts(picture: Picture) -> str:
-    """Which of the operator's containers have ended a moment ago and were started again."""
+    """Which of the operator's containers have restarted recently."""
     found = (_restarted(pod, picture.now) for pod in picture.operators)
     return "; ".join(text for text in found if text)
 
@@ -112,9 +112,9 @@ def _restarted(pod: Json, now: datetime | None) -> str:
 
 
 def unreached(picture: Picture) -> str:
-    """Why nobody but this program seems to reach the API server; "" if others do, or if that is not known.
+    """Why only this program seems to reach the API server; "" if others reach it too, or if that is not known.
 
-    While all are silent, they cannot be compared with each other, so their Leases are compared with the API server's time.
+    While no Lease is renewed, Leases cannot be compared with each other, so they are compared with the API server's time.
     """
     times = [time for lease in (*picture.leases.values(), *picture.kubelets.values()) if (time := noted(lease)) is not None]
     if picture.now is None or not picture.kubelets or not times:
@@ -135,9 +135,9 @@ def problems(picture: Picture) -> Mapping[str, str]:
 
 
 def beside_pods(picture: Picture) -> Mapping[str, str]:
-    """The same, without what the state of the operator's pods says.
+    """Same as ``problems``, without the state of the operator's pods.
 
-    Nodes with a control plane say themselves what does not work there; a component that is alone renews no Lease.
+    Nodes with a control plane report its faults; the only instance of a component renews no Lease.
     """
     text = "has not renewed its Lease for {:.0f} s, so it does not run or does not reach the API server: {}"
     silent = behind(picture.leases, picture.kubelets.values())

@@ -1,4 +1,4 @@
-"""Conditions and causes, for what somebody has selected on the page. Pure."""
+"""Conditions and causes of an entity that is selected on the page. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def details(
     operators: Sequence[Json] | None,
     signs: Signs = NO_SIGNS,
 ) -> dict[str, Any] | None:
-    """Conditions of the objects behind an entity; of a model, also the way to the cause. None if there is no such entity.
+    """Conditions of the objects behind an entity; for a model, also the path to the cause. None if there is no such entity.
 
     ``pods``: those of the model. ``operators``: the operator's pods; None if they could not be read. ``signs``: of
     programs that work, as far as they could be read.

@@ -1,4 +1,4 @@
-"""What the objects of a cluster say: names, conditions, groups and who uses which cable. Pure."""
+"""Values read from the objects of a cluster: names, conditions, groups, and which groups use which cable. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Signs:
-    """By what programs show that they work: fields of ``Picture``. What could not be read is left out."""
+    """Objects by which programs show that they work: fields of ``Picture``. Unreadable ones are left out."""
 
     leases: Mapping[str, Json] = field(default_factory=dict)
     kubelets: Mapping[str, Json] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Signs:
 
 
 def plain(value: object) -> str:
-    """Text that others wrote, on one line, without characters that a terminal would carry out."""
+    """Untrusted text as one line, without control characters that a terminal would interpret."""
     text = str(value)
     return text if text.isprintable() else re.sub(r"\s+", " ", "".join(one if one.isprintable() else " " for one in text))
 
@@ -104,7 +104,7 @@ def groups(deployment: Json) -> Sequence[Json]:
 
 
 def group_name(deployment: Json, group: Json) -> str:
-    """As NodeProfiles name it: ``namespace/deployment-index``."""
+    """The name of a group in NodeProfiles: ``namespace/deployment-index``."""
     return f"{full_name(deployment)}-{group.get('index', 0)}"
 
 
@@ -141,12 +141,12 @@ def users(picture: Picture) -> Mapping[str, Sequence[str]]:
 
 
 def ready_groups(deployment: Json) -> int:
-    """Number of groups that serve."""
+    """The number of groups that serve."""
     return sum(group.get("state") == GroupPhase.READY for group in groups(deployment))
 
 
 def replicas(deployment: Json) -> int:
-    """Number of groups that should exist: as autoscaling has decided, else spec.replicas; none while suspended."""
+    """The number of groups that should exist: the decision of autoscaling, else spec.replicas; 0 while suspended."""
     spec = deployment.get("spec") or {}
     if spec.get("suspend"):
         return 0
@@ -189,7 +189,7 @@ def parsed_time(text: object) -> datetime | None:
 
 
 def ago(text: object, now: datetime) -> str:
-    """How long ago a time of the API was, as kubectl writes it; "" without one."""
+    """The age of a time of the API, in kubectl's format; "" without a time."""
     then = parsed_time(text)
     if then is None:
         return ""

@@ -9,7 +9,7 @@ CONDITIONS = ("ModelResolved", "Placed", "Bootstrapped", "Ready")
 """In the order in which they become true."""
 PASSING = frozenset(("Resolving", "Quantizing", "RateLimited"))
 """Reasons of ModelResolved that pass by themselves."""
-# The scheduler's reason lists every node; that the chosen Mac has no room yet is all that matters.
+# The scheduler's message lists every node, but only the missing room on the chosen Mac is relevant.
 _UNSCHEDULED = re.compile(
     r"(?:waiting for the scheduler to bind )?pod (\S+)(?: to (\S+?))?: \d+/\d+ nodes are available.*", re.DOTALL
 )
@@ -58,7 +58,7 @@ def is_asleep(deployment: Json) -> bool:
 
 
 def obstacle(deployment: Json) -> str | None:
-    """Why the newest spec cannot be placed as things are; None while there is hope without a change."""
+    """Why the newest spec cannot be placed without a change; None if it may still be placed."""
     for name in ("ModelResolved", "Placed"):
         found = condition(deployment, name)
         current = found.get("observedGeneration") == deployment["metadata"]["generation"]

@@ -1,4 +1,4 @@
-"""How something is, as people see it by a color: a fault is red, work in progress is not. Pure."""
+"""The health of an entity, which the page shows as a color: a fault is red, work in progress is not. Pure."""
 
 from enum import StrEnum
 from typing import Final
@@ -12,11 +12,11 @@ from thunderfleet_view.problems import WITHOUT_RDMA
 
 
 class Health(StrEnum):
-    """How something is, as the page colors it."""
+    """The health of an entity, which determines its color on the page."""
 
     GOOD = "good"
     DOUBTFUL = "doubtful"
-    """It works, with a problem; or it is on its way."""
+    """It works with a problem, or it is starting."""
     BAD = "bad"
     IDLE = "idle"
     """Nothing is wrong with it and nothing uses it."""
@@ -29,24 +29,24 @@ _FAULTS: Final = frozenset(
 )
 """Conditions that are True only because of a fault."""
 _WANTED: Final = frozenset((*WITHOUT_RDMA, Reason.SUSPENDED, Reason.ASLEEP, Reason.SCALED_TO_ZERO, Reason.DISABLED))
-"""Reasons of conditions that are False because of the hardware or of what somebody has set."""
+"""Reasons of conditions that are False because of the hardware or of a user's setting."""
 _FOLLOWING: Final = frozenset(
     (Reason.MODEL_NOT_RESOLVED, Reason.NOT_FORMED, Reason.PARTLY_READY, Reason.SCHEDULING_GATED, Reason.ONE_END)
 )
-"""Reasons that do not tell a fault from work in progress. If there is a fault, another condition reports it."""
+"""Reasons that do not distinguish a fault from work in progress. If there is a fault, another condition reports it."""
 _WORK: Final = frozenset(phase for phase in GroupPhase if phase not in FAILED)
 _BY_THEMSELVES: Final = frozenset(reason for reason in Reason if reason.remedy.startswith(("None:", "Wait")))
 _PASSING: Final = (frozenset[str]() | _FOLLOWING | _WORK | _BY_THEMSELVES) - FAILED
-"""Reasons of work in progress, and of what ends without a change by a person."""
+"""Reasons of work in progress, and of problems that end without a change by a person."""
 _MEASURED: Final = frozenset((ConditionType.BENCHMARKED, ConditionType.BENCHMARKS_FRESH))
 _LOST_WHEN_UNKNOWN: Final = frozenset((ConditionType.READY, ConditionType.CONNECTED))
 
 
 def of_condition(condition: Json) -> Health:
-    """How a condition is. IDLE: it is False, and nothing is wrong."""
+    """The health that a condition shows. IDLE: the condition is False, and nothing is wrong."""
     kind, status, reason = (str(condition.get(word) or "") for word in ("type", "status", "reason"))
     if kind == ConditionType.RECONCILING:
-        # What stops the work is reported by Stalled.
+        # The condition Stalled reports what stops the work.
         return Health.DOUBTFUL if status == "True" else Health.GOOD
     fault = kind in _FAULTS or kind.endswith("Pressure")
     if status == ("False" if fault else "True"):

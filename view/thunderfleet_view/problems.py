@@ -1,4 +1,4 @@
-"""What is wrong with a ModelDeployment, a Mac or a cable, in a sentence. Pure."""
+"""What is wrong with a ModelDeployment, a Mac or a cable, as a sentence. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -46,7 +46,7 @@ def mac_problem(node: Json, profile: Json | None) -> str:
     ready = facts.conditions(node).get("Ready", {})
     if ready.get("status") != "True":
         text = f"NotReady: {facts.said(ready).rstrip('.') or 'the kubelet has not reported yet'}"
-        # A kubelet that reports False says itself what is wrong.
+        # If the kubelet reports False, its message says what is wrong.
         return text if ready.get("status") == "False" else f"{text}: {CHECK.format('Mac')}"
     if pressure := _pressure(node):
         return pressure
@@ -96,7 +96,7 @@ def silent_macs(picture: Picture) -> Mapping[str, str]:
 
 
 def silent_machines(picture: Picture) -> Mapping[str, str]:
-    """What is wrong with machines that are no Macs and run the operator, although their Nodes are Ready."""
+    """What is wrong with other machines than Macs that run the operator, although their Nodes are Ready."""
     used = {facts.plain((pod.get("spec") or {}).get("nodeName") or "") for pod in picture.operators}
     silent = silent_macs(picture)
     return {
@@ -107,7 +107,7 @@ def silent_machines(picture: Picture) -> Mapping[str, str]:
 
 
 def leftovers(picture: Picture) -> Mapping[str, Sequence[Json]]:
-    """Pods that are left of ModelDeployments that were deleted, by ``namespace/name`` of these."""
+    """Remaining pods of deleted ModelDeployments, by ``namespace/name`` of the ModelDeployment."""
     there = {(one["metadata"].get("namespace"), one["metadata"]["name"]) for one in picture.deployments}
     found: dict[str, list[Json]] = {}
     for pod in picture.pods:
@@ -118,7 +118,7 @@ def leftovers(picture: Picture) -> Mapping[str, Sequence[Json]]:
 
 
 def leftover_problem(pods: Sequence[Json], picture: Picture, *, overdue: bool) -> str:
-    """Which pods are left of a ModelDeployment that was deleted, and what is wrong with their Macs; "" if there are none.
+    """Which pods of a deleted ModelDeployment remain, and what is wrong with their Macs; "" if none remain.
 
     ``overdue``: only those that should have ended by now.
     """
@@ -136,13 +136,13 @@ def leftover_problem(pods: Sequence[Json], picture: Picture, *, overdue: bool) -
 
 
 def _overdue(pod: Json, picture: Picture) -> bool:
-    """Whether a pod should have ended by now. The API server writes until when it may take."""
+    """Whether a pod should have ended by now, by the deadline that the API server wrote."""
     until = facts.parsed_time(pod["metadata"].get("deletionTimestamp"))
     return until is not None and picture.now is not None and (picture.now - until).total_seconds() > OVERDUE_SECONDS
 
 
 def _stuck(pod: Json) -> bool:
-    """Whether a pod is not ready although its container has started once, so not because it is new."""
+    """Whether a pod is not ready although its container has started before, so not because it is new."""
     started = [one for one in facts.status(pod).get("containerStatuses") or () if one.get("started") or one.get("restartCount")]
     return bool(started) and not facts.holds(pod, "Ready") and not pod["metadata"].get("deletionTimestamp")
 

@@ -1,8 +1,8 @@
-"""Who renews its Lease, and whose clock is wrong, as Leases show. Pure.
+"""Which components renew their Leases, and which clocks are wrong. Pure.
 
-Leases are compared with each other, because while the API server does not answer nobody can renew. They are compared by the
-clock of the API server, which notes in an object's metadata when a field was changed: the time that a component writes into its
-Lease is only as right as its own clock.
+Leases are compared with each other, because no component can renew while the API server does not answer. They are compared by
+the clock of the API server, which records in an object's metadata when a field changed. The time that a component writes into
+its Lease is only as accurate as its own clock.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,14 @@ from typing import Final
 from thunderfleet_view.facts import Json, parsed_time
 
 STALE_SECONDS: Final = 25.0
-"""Something that has been behind the others for longer does not work. Components renew their Leases every few seconds, kubelets
-every ten."""
+"""A component whose renewal is older than the others' by more than this does not work. Components renew their Leases every few
+seconds, kubelets every ten."""
 WRONG_SECONDS: Final = 10.0
-"""A clock that is further off is wrong. A request takes at most a few seconds, and the API server writes whole seconds."""
+"""A clock with a larger error is wrong. A request takes at most a few seconds, and the API server writes whole seconds."""
 
 
 def noted(lease: Json) -> datetime | None:
-    """When the API server has taken the last renewal, by its own clock; None if it does not say."""
+    """When the API server received the last renewal, by its own clock; None if that is not recorded."""
     times = (
         parsed_time(entry.get("time"))
         for entry in lease.get("metadata", {}).get("managedFields") or ()
@@ -29,12 +29,12 @@ def noted(lease: Json) -> datetime | None:
 
 
 def written(lease: Json) -> datetime | None:
-    """The time of the last renewal that its holder wrote."""
+    """The time of the last renewal by the clock of the Lease's holder."""
     return parsed_time((lease.get("spec") or {}).get("renewTime"))
 
 
 def ahead(lease: Json) -> float:
-    """By how many seconds the clock of the holder is wrong (negative: behind); 0 if it is right, or if that is not known."""
+    """The error of the holder's clock in seconds (negative: behind); 0 if it is right or the error is unknown."""
     by_server, by_holder = noted(lease), written(lease)
     if by_server is None or by_holder is None:
         return 0.0
@@ -43,13 +43,13 @@ def ahead(lease: Json) -> float:
 
 
 def _renewed(lease: Json) -> float:
-    """When it was renewed, in seconds; 0 if it does not say."""
+    """The time of the renewal in seconds; 0 if unknown."""
     found = noted(lease) or written(lease)
     return found.timestamp() if found is not None else 0.0
 
 
 def behind(leases: Mapping[str, Json], others: Iterable[Json] = ()) -> Mapping[str, float]:
-    """Of each Lease that is stale, for how many seconds it has not been renewed while another one has.
+    """For each stale Lease, how many seconds it has not been renewed while another Lease was.
 
     ``others``: Leases to compare with.
     """
@@ -59,9 +59,9 @@ def behind(leases: Mapping[str, Json], others: Iterable[Json] = ()) -> Mapping[s
 
 
 def silent_kubelets(kubelets: Mapping[str, Json], others: Iterable[Json] = ()) -> Mapping[str, float]:
-    """Of each Node whose kubelet does not renew its Lease, for how many seconds.
+    """For each Node whose kubelet does not renew its Lease, for how many seconds.
 
-    None if that are most of several: then it was the API server that did not answer, and they will renew in a moment.
+    Empty if most of several are stale: then the API server did not answer, and they will renew soon.
     """
     found = behind(kubelets, others)
     return found if len(found) <= max(1, len(kubelets) // 2) else {}

@@ -1,7 +1,7 @@
-"""``why``: the way from a ModelDeployment to the first cause of its state. Pure.
+"""``why``: the path from a ModelDeployment to the first cause of its state. Pure.
 
-Steps go from the deployment over the operator, groups, ranks, Nodes and pods to cables. The cause is the step nearest to the
-hardware that has a problem: a pod on a Mac that is off is not the fault of the pod.
+Steps lead from the deployment through the operator, groups, ranks, Nodes and pods to cables. The cause is the step nearest to
+the hardware that has a problem. For example, if a Mac is off, the cause is the Mac and not its pods.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,20 +46,20 @@ class Depth(IntEnum):
 
 
 class State(StrEnum):
-    """What a step says."""
+    """The state that a step shows."""
 
     OK = "ok"
     PROBLEM = "problem"
     WAITING = "waiting"
-    """Work in progress, or what follows from another step."""
+    """Work in progress, or a consequence of another step."""
     UNKNOWN = "unknown"
     NOTE = "note"
-    """Worth knowing, but it harms nobody."""
+    """Worth knowing, but without effect on the model."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """An object on the way. ``indent``: 0 for the deployment."""
+    """An object on the path. ``indent``: 0 for the deployment."""
 
     indent: int
     subject: str
@@ -71,14 +71,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Why:
-    """The way, and the step that is the cause; None if the deployment serves as it should."""
+    """The path, and the step that is the cause; None if the deployment serves as it should."""
 
     steps: Sequence[Step]
     cause: Step | None
 
 
 def why(picture: Picture, deployment: Json) -> Why:
-    """Explains the state of a deployment of the picture."""
+    """Explains the state of a deployment in the picture."""
     steps = [*_deployment(deployment), *_way(picture), *_operator(picture, deployment), *_control_plane(picture, deployment)]
     silent = silent_macs(picture)
     for group in facts.groups(deployment):
@@ -96,7 +96,7 @@ def why(picture: Picture, deployment: Json) -> Why:
 
 
 def left(picture: Picture, name: str) -> str:
-    """What is left of a deleted ModelDeployment (its name, or ``namespace/name``), and where; "" if nothing is."""
+    """Remaining pods of a deleted ModelDeployment (its name, or ``namespace/name``), and their Macs; "" if none remain."""
     for full_name, pods in leftovers(picture).items():
         if name in (full_name, full_name.partition("/")[2]):
             return leftover_problem(pods, picture, overdue=False)
@@ -129,7 +129,7 @@ def _deployment(deployment: Json) -> Iterator[Step]:
         if kind is ConditionType.DEGRADED and state is not State.PROBLEM:
             continue
         text = f"{kind} {status}: {without_scheduler_noise(facts.said(condition))}"
-        # It says which model is missing where; what follows from it lists the Macs one by one.
+        # This step says which model is missing where; steps that follow from it list the Macs one by one.
         depth = Depth.PLACEMENT if kind is ConditionType.MODEL_RESOLVED else Depth.CONDITION
         yield Step(0, subject, state, text, depth, facts.plain(condition.get("lastTransitionTime") or ""))
     for one in (facts.status(deployment).get("unplaceable") or ())[:MAX_UNPLACEABLE]:
@@ -156,7 +156,7 @@ def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
         yield Step(1, OPERATOR, State.PROBLEM, problem, Depth.OPERATOR)
         return
     if problem:
-        # Another replica works, so it is the cause of nothing.
+        # Another replica works, so this one causes no failure.
         yield Step(1, OPERATOR, State.NOTE, problem, Depth.CONDITION)
     if not current:
         yield Step(1, "operator", State.UNKNOWN, "has not reported on the last change of spec yet", Depth.OPERATOR)
@@ -165,15 +165,15 @@ def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
 
 
 def _way(picture: Picture) -> Iterator[Step]:
-    """That no machine reaches the API server, which is why the operator and all Nodes look as if they had ended."""
+    """A step for an API server that no machine reaches: the operator and all Nodes then look as if they had ended."""
     if said := components.unreached(picture):
         yield Step(1, WAY, State.PROBLEM, said, Depth.OPERATOR)
 
 
 def _control_plane(picture: Picture, deployment: Json) -> Iterator[Step]:
-    """Components of Kubernetes that do not work. Each is the cause only of what waits for it."""
+    """Components of Kubernetes that do not work. Each one is the cause only for objects that wait for it."""
     waits = any(not (pod.get("spec") or {}).get("nodeName") for pod in facts.pods_of(picture, deployment))
-    # The controller manager starts no pod of a model, so everything that is found about the model says more.
+    # The controller manager starts no pod of a model, so any problem of the model itself is more relevant.
     for component, text in components.beside_pods(picture).items():
         if component == WAY:
             continue
@@ -186,13 +186,13 @@ def _control_plane(picture: Picture, deployment: Json) -> Iterator[Step]:
 def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str, str]) -> Iterator[Step]:
     number, state = group.get("index", 0), facts.plain(group.get("state") or GroupPhase.PENDING)
     serves = state == GroupPhase.READY
-    # It has recovered from the failure, and leaves its place for a better one.
+    # The group has recovered from the failure, and moves to a better placement.
     returning = bool((group.get("lostPlace") or {}).get("returning"))
     message = without_scheduler_noise(facts.plain(group.get("message") or ""))
     text = f"{state}: {message}".removesuffix(": ")
-    # Without a placement it only repeats why there is none.
+    # Without a placement, the message only repeats why there is none.
     depth = Depth.GROUP if group.get("ranks") else Depth.CONDITION
-    # Why a group has no place is a step of its own.
+    # Another step says why a group has no placement.
     waits = State.PROBLEM if state in FAILED else State.WAITING
     yield Step(1, f"group {number}", State.OK if serves else waits, text, depth)
     yield from _intake(group)
@@ -211,7 +211,7 @@ def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str,
             part for part in (facts.plain(failure.get("reason") or ""), facts.plain(failure.get("message") or "")) if part
         )
         subject = f"last failure{f', {where}' if where else ''}"
-        # What a group has recovered from is no problem, but people ask why it was away a minute ago.
+        # A failure from which a group has recovered is no problem, but explains a recent interruption.
         state_of = State.OK if over else State.PROBLEM
         yield Step(
             2,
@@ -227,7 +227,7 @@ def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str,
 
 
 def _intake(group: Json) -> Iterator[Step]:
-    """The process of rank 0 that tokenizes requests, if it does not work."""
+    """A step for the process of rank 0 that tokenizes requests, if it does not work."""
     said, ranks = facts.plain(group.get("intake") or ""), group.get("ranks") or ()
     if said and ranks:
         first = ranks[0]
@@ -264,7 +264,7 @@ def _mac(picture: Picture, name: str, silent: Mapping[str, str]) -> Iterator[Ste
     problem = problem_of_mac(node, profile, silent)
     # A cordoned Mac keeps its pods.
     bad = bool(problem) and not problem.startswith("cordoned")
-    # Groups start and serve without an agent and with a wrong clock, so everything else that is found says more.
+    # Groups start and serve without an agent and with a wrong clock, so any other problem is more relevant.
     depth = Depth.CONDITION if problem.startswith((Reason.CLOCK_WRONG, AGENT_FAILS)) else Depth.MAC
     yield Step(3, f"Node {name}", State.PROBLEM if bad else State.OK, problem or "Ready", depth)
 

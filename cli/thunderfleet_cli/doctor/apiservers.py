@@ -1,4 +1,4 @@
-"""The balancer of this Mac, through which everything on it reaches an API server. Pure."""
+"""The balancer of this Mac, through which its programs reach an API server. Pure."""
 
 from thunderfleet_controlplane.balancer.look import Look
 
@@ -8,7 +8,7 @@ RESTART = "sudo launchctl kickstart -k system/io.thunderfleet.balancer"
 
 
 def api_servers(found: Look) -> Check:
-    """Whether the balancer listens, and which of the API servers that it knows accept connections."""
+    """Whether the balancer listens, and which API servers in its list accept connections."""
     name = "api-servers"
     if not found.listens:
         finding = "the balancer of this Mac does not listen on 127.0.0.1:6444, so nothing on this Mac reaches an API server"

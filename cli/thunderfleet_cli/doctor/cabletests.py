@@ -1,7 +1,7 @@
-"""Which agents test which cables, and what the answers say. Pure.
+"""Which agents test which cables, and the meaning of their answers. Pure.
 
 The agent of one end tests all cables to the other Mac (``thunderfleet-agent measure link PEER --test``). A Mac takes part in
-one test at a time, so tests go in rounds.
+one test at a time, so tests are run in rounds.
 """
 
 import json
@@ -21,7 +21,7 @@ TEXT_CHARACTERS = 600
 
 @dataclass(frozen=True)
 class Agent:
-    """The pod of an agent that runs. ``transport``: over which it forms groups of two."""
+    """The pod of a running agent. ``transport``: used for its groups of two ranks."""
 
     node: str
     namespace: str
@@ -47,7 +47,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Tried:
-    """What the test of one cable gave: the answers of the agent, by kind; ``problem``: why there are none."""
+    """Result of the test of one cable: the answers of the agent, by kind; ``problem``: why there are none."""
 
     transport: MeasurementTransport = MeasurementTransport.RDMA
     answers: Mapping[str, Json] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def agents(pods: Sequence[Json]) -> dict[str, Agent]:
 
 
 def _transport(words: Sequence[object]) -> MeasurementTransport:
-    """The transport of the agent's settings, which both ends of a test must have."""
+    """The transport in the agent's settings, which must be the same at both ends of a test."""
     text = next((str(word).removeprefix(MEASURE) for word in words if str(word).startswith(MEASURE)), "{}")
     try:
         return MeasurementTransport(json.loads(text)["rdma"]["transport"])
@@ -106,7 +106,7 @@ def rounds(wanted: Sequence[Test]) -> Iterator[list[Test]]:
 
 
 def read(test: Test, code: int, output: str, error: str) -> dict[str, Tried]:
-    """What each cable of a test gave, from what its command printed."""
+    """Result of each cable of a test, from the output of its command."""
     try:
         listed = [one for one in json.loads(output) if isinstance(one, dict)]
     except (ValueError, TypeError, RecursionError):
@@ -122,7 +122,7 @@ def read(test: Test, code: int, output: str, error: str) -> dict[str, Tried]:
 
 
 def readable(text: object) -> str:
-    """A text of an agent as one line for a terminal."""
+    """An agent's text as one line for a terminal."""
     return clean(str(text), TEXT_CHARACTERS) or ""
 
 

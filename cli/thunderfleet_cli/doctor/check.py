@@ -1,4 +1,4 @@
-"""What a check finds, and what checks share. Pure."""
+"""The result of a check, and helpers of all checks. Pure."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class State(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works now, and will or may not at another time, or works less well than it could."""
+    """It works now, but may fail later, or works less well than it could."""
     FAILURE = "failure"
     UNKNOWN = "unknown"
 
@@ -52,12 +52,12 @@ class Check:
 
 
 def shown(commands: Sequence[Argv], full: Mapping[str, str]) -> str:
-    """Commands to type. ``full``: the paths of those that are not in the usual PATH."""
+    """Commands for a user to type. ``full``: the paths of commands that are not in the usual PATH."""
     return " && ".join(shlex.join(["sudo", full.get(argv[0], argv[0]), *argv[1:]]) for argv in commands)
 
 
 def printed(answers: Answers, argv: Argv) -> str:
-    """What a command printed. Raises ParseError when it failed or when that is not text, nothing, or cut off in a line."""
+    """Output of a command. Raises ParseError if the command failed, or its output is empty, not text or truncated."""
     answer, command = answers[argv], " ".join(argv)
     if isinstance(answer, Failure):
         raise ParseError(command, answer.message)

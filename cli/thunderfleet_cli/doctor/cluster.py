@@ -1,4 +1,4 @@
-"""Checks of the Macs and cables of a cluster, from what their conditions say. Pure.
+"""Checks of the Macs and cables of a cluster, from their conditions. Pure.
 
 A condition's message says what is wrong and what to do; it is shown as it is.
 """
@@ -23,7 +23,7 @@ Json = Mapping[str, Any]
 LINUX = "linux"
 OUR_KUBELET = "-thunderfleet."
 """Part of the version that Thunderfleet's kubelet reports."""
-# What else is wrong follows from the first: an unplugged cable can carry no RDMA.
+# The other problems follow from the first one: an unplugged cable cannot carry RDMA.
 LINK_CONDITIONS = (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE)
 PROFILE_CONDITIONS = (
     ConditionType.INVENTORY_COMPLETE,
@@ -46,11 +46,11 @@ class Objects:
     profiles: Sequence[Json]
     links: Sequence[Json]
     tried: Mapping[str, Tried] = field(default_factory=dict)
-    """What tests of this moment gave, by cable."""
+    """Results of new tests, by cable."""
 
 
 def testable(objects: Objects) -> list[Json]:
-    """The cables of which both ends see each other, so that a test says more than their condition."""
+    """The cables whose ends see each other, so that a test says more than their condition."""
     return [one for one in objects.links if (_conditions(one).get(ConditionType.CONNECTED) or {}).get("status") == "True"]
 
 
@@ -79,7 +79,7 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
     if ready is None or ready.get("status") != "True":
         text = str((ready or {}).get("message") or "the kubelet has not reported yet").rstrip(".")
         if ready is None or ready.get("status") != "False":
-            # A kubelet that reports False says itself what is wrong.
+            # If the kubelet reports False, its message says what is wrong.
             text = f"{text}: check that the machine is on and that its kubelet runs"
         yield Check("Ready", State.FAILURE, text, reason=str((ready or {}).get("reason") or ""), subject=name)
         return
@@ -94,7 +94,7 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
     for kind in PROFILE_CONDITIONS:
         if kind in conditions:
             check = _condition(name, kind, conditions[kind], good="False" if kind is ConditionType.QUARANTINED else "True")
-            # The commands are for this Mac. Those in the message of a cable are for the end that it names.
+            # The commands are for this Mac. Commands in the message of a cable are for the end that the message names.
             yield check if check.state is State.OK else replace(check, fix=" && ".join(_COMMAND.findall(check.finding)))
 
 

@@ -76,12 +76,12 @@ def _for_root() -> Path | None:
 
 
 def _announce(cables: int) -> None:
-    """Say what takes long. Standard output has the result only."""
+    """Report slow steps on standard error; standard output has only the result."""
     print(f"testing {cables} cable{'s' if cables != 1 else ''}, some seconds for each …", file=sys.stderr, flush=True)
 
 
 async def _cluster(arguments: argparse.Namespace) -> list[Check]:
-    """The checks of the cluster; without a kubeconfig, one that says so."""
+    """The checks of the cluster; without a kubeconfig, one check that reports this."""
     given: Path | None = arguments.kubeconfig
     try:
         connection = connect(given or _for_root(), arguments.context, None)

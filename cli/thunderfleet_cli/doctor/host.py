@@ -31,7 +31,7 @@ def mac() -> Host:
 
 
 async def ask(host: Host, questions: Mapping[Argv, float]) -> dict[Argv, Output | Failure]:
-    """What each command prints, all at once. ``questions``: the time limit of each in seconds."""
+    """Runs all commands at once and returns their output. ``questions``: the time limit of each command in seconds."""
     answers = await asyncio.gather(*(host.run(argv, seconds) for argv, seconds in questions.items()))
     return dict(zip(questions, answers, strict=True))
 
@@ -43,7 +43,7 @@ async def repair(host: Host, checks: Sequence[Check]) -> list[Repaired]:
 
 
 async def _run(host: Host, wanted: Repair) -> str:
-    """Why a repair did not succeed. When its first commands did, they are undone."""
+    """Why a repair did not succeed. Undoes its commands that succeeded before."""
     for number, argv in enumerate(wanted.commands):
         answer = await host.run(argv, REPAIR_SECONDS)
         if isinstance(answer, Failure):
@@ -55,7 +55,7 @@ async def _run(host: Host, wanted: Repair) -> str:
 
 
 def judged(tried: Repaired, after: Check) -> Repaired:
-    """``tried``, with a failure if the check still finds what was to be repaired: some commands refuse with exit code 0."""
+    """``tried``, with a failure if the check still finds the problem: some commands refuse with exit code 0."""
     if tried.failure or after.state is State.OK:
         return tried
     return replace(tried, failure=f"the commands succeeded, but the check still finds: {after.finding}")

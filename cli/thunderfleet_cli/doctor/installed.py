@@ -1,4 +1,4 @@
-"""What is installed on this Mac: the Python that runs the kubelet, the balancer, and a kubeconfig that root may use."""
+"""The installation on this Mac: the Python that runs the kubelet, the balancer, and a kubeconfig that root may use."""
 
 import os
 import plistlib
@@ -19,7 +19,7 @@ def layout() -> HostLayout:
 
 
 def kubelets_python(where: HostLayout) -> str | None:
-    """The program of the Python in which the kubelet's LaunchDaemon runs, and with it agents and runners.
+    """The Python program of the kubelet's LaunchDaemon, which also runs agents and runners.
 
     None if there is no such daemon.
     """
@@ -32,7 +32,7 @@ def kubelets_python(where: HostLayout) -> str | None:
 
 
 def manages_ports(where: HostLayout) -> bool:
-    """Whether a kubelet is installed on this Mac that keeps Thunderbolt ports out of bridges."""
+    """Whether this Mac has a kubelet that keeps Thunderbolt ports out of bridges."""
     try:
         config = yaml.safe_load(where.kubelet_config.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -42,7 +42,7 @@ def manages_ports(where: HostLayout) -> bool:
 
 
 async def balanced(where: HostLayout) -> Look | None:
-    """What the balancer of this Mac knows and reaches; None if there is no balancer."""
+    """The API servers in the list of this Mac's balancer, and whether they accept connections; None without a balancer."""
     if not where.plist(label(BALANCER)).is_file():
         return None
     return await look(where.api_servers, BALANCER_PORT, own_server(where))

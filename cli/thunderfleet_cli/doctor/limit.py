@@ -1,4 +1,4 @@
-"""Sets the limit of GPU memory, which is a choice of the user and no repair."""
+"""Sets the limit of GPU memory. This is a choice of the user and not a repair."""
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.install.errors import InstallError
@@ -26,7 +26,7 @@ def megabytes(text: str) -> str:
 
 
 def put(wanted: str, layout: HostLayout) -> Repaired:
-    """Set the limit now and after each restart, or forget it."""
+    """Set the limit now and after each restart, or remove it."""
     host, command = BlockingHost(), ("thunderfleet", "doctor", "--fix", "--gpu-memory")
     repair = Repair(((*command, wanted),), ((*command, DEFAULT),))
     try:

@@ -31,7 +31,7 @@ _THUNDERBOLT = re.compile(r"Thunderbolt \d+")
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface: ``media`` and ``status`` as printed, empty if they are not."""
+    """An interface: ``media`` and ``status`` as printed; empty if not printed."""
 
     mtu: int
     media: str = ""
@@ -104,7 +104,7 @@ def _interface(name: str, interface: Interface, port: str) -> Check:
 def bridge(answers: Answers, managed: bool) -> Check:
     """Whether Thunderbolt ports have addresses of their own: outside of a bridge, and with a network service.
 
-    ``managed``: the kubelet of this Mac sees to that.
+    ``managed``: whether the kubelet of this Mac does this.
     """
     text = printed(answers, INTERFACES)
     parse_interfaces(text)
@@ -132,7 +132,7 @@ _KUBELET = "the kubelet repairs this when it can; `kubectl describe node` says w
 
 
 def _members(answers: Answers, now: Network, managed: bool) -> Check:
-    """Ports in a bridge. The repair outlives a restart; it is not made where the bridge may be the only way to this Mac."""
+    """Ports in a bridge. The repair survives a restart. It is not done if the bridge may be the only connection to this Mac."""
     members = ", ".join(f"{port.device} of {THIS_MAC} is a member of {port.bridge}" for port in now.members)
     found = f"{members}, where RDMA does not work"
     if managed:

@@ -1,4 +1,4 @@
-"""Reads what a cluster says about its Macs and cables, and has agents test cables."""
+"""Reads the objects of a cluster's Macs and cables, and lets agents test cables."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ from thunderfleet_cli.doctor.cluster import Objects, checks, testable
 
 SECONDS = 30.0
 TEST_SECONDS = 90.0
-"""For one cable. It takes a few seconds, and waits for a Mac that measures something else."""
+"""Time limit for one cable. A test takes a few seconds, and waits while the Mac measures something else."""
 TESTS_SECONDS = 240.0
 OURS = f"/apis/{GROUP}/{VERSION}"
 
 
 async def cluster_checks(connection: Connection, test: Callable[[int], None] | None) -> list[Check]:
-    """The checks of a cluster; one that says why, if it cannot be read. Raises LocalClusterError for a wrong kubeconfig.
+    """The checks of a cluster; if it is unreadable, one check that says why. Raises LocalClusterError for a wrong kubeconfig.
 
     ``test``: called with the number of cables before they are tested; None: they are not tested.
     """
@@ -50,7 +50,7 @@ def _unread(state: State, finding: str) -> Check:
 
 
 async def _test(kube: Kube, links: Sequence[Mapping[str, Any]]) -> dict[str, cabletests.Tried]:
-    """Has agents test cables, those of different Macs at the same time."""
+    """Lets agents test cables; tests of different Macs run at the same time."""
     try:
         pods, _ = await kube.list("/api/v1/pods", labelSelector=cabletests.AGENT_PODS)
     except ApiError as error:

@@ -37,7 +37,7 @@ def as_values(checks: Sequence[Check], repairs: Sequence[Repaired]) -> dict[str,
 
 
 def as_text(checks: Sequence[Check], repairs: Sequence[Repaired], fixing: bool) -> str:
-    """For people: checks by subject, then repairs, then what the commands for other Macs are, then the numbers."""
+    """The result as text: checks by subject, repairs, commands for other Macs, and the number of checks in each state."""
     lines: list[str] = []
     for subject, group in groupby(checks, lambda check: check.subject):
         lines.append(subject)

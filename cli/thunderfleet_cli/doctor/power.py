@@ -54,7 +54,7 @@ def _charger(answers: Answers) -> dict[str, str]:
 
 
 def _set(key: str, value: int, before: int) -> tuple[str, Repair]:
-    # Only for wall power: a MacBook on battery should sleep, and one value can be put back.
+    # Only for wall power: a MacBook on battery should sleep, and undoing needs a single earlier value.
     repair = Repair((("pmset", "-c", key, str(value)),), (("pmset", "-c", key, str(before)),))
     return shown(repair.commands, {}), repair
 

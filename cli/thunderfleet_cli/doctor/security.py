@@ -22,7 +22,7 @@ _ABSENT = re.compile(r"^The application .*is not part of the firewall\s*$", re.M
 
 
 def application(python: str) -> Argv:
-    """Whether the firewall lets others connect to ``python``, the program that kubelet, agent and runners run in."""
+    """Whether the firewall lets others connect to ``python``, the program of kubelet, agent and runners."""
     return (FIREWALL, "--getappblocked", python)
 
 
@@ -35,7 +35,7 @@ def firewall(answers: Answers, python: str) -> Check:
     if state.group(1) == "0":
         return Check("firewall", State.OK, "the application firewall is off")
     if state.group(1) == "2" or _blocks_all(answers):
-        # Not repaired: somebody chose it, and it protects more than Thunderfleet.
+        # Not repaired: the setting is a decision of the administrator, and protects more than Thunderfleet.
         fix = shown([(FIREWALL, "--setblockall", "off")], PATHS)
         return Check("firewall", State.FAILURE, "the application firewall blocks all incoming connections", fix)
     return _application(answers, python)
@@ -82,7 +82,7 @@ def filevault(answers: Answers) -> Check:
 
 
 def local_network(_: Answers) -> Check:
-    """What cannot be checked."""
+    """A setting that no command can show, so the result is always unknown."""
     return Check(
         "local-network",
         State.UNKNOWN,

@@ -1,8 +1,8 @@
 """The checks of each cable's test: connect over it, let two processes of MLX form a group, and let them add numbers. Pure.
 
-Where ``doctor`` could not test a cable, what the agents have tried and measured on it counts. They dial each other over every
-cable all the time. When no group uses a cable, they form a group of two over it; it gives figures only if its all-reduce
-returned the right sum. So figures that are newer than the last change of the cable prove it.
+If ``doctor`` cannot test a cable, it uses the agents' attempts and measurements. The agents connect to each other over every
+cable continuously. When no group uses a cable, they form a group of two over it, which has results only if its all-reduce
+returned the right sum. So results that are newer than the last change of the cable prove that it works.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ def self_test(
 ) -> Iterator[Check]:
     """The checks of a cable that is connected: ``dial``, and ``pair`` and ``all-reduce`` if there is or should be a result.
 
-    ``tried``: what a test of this moment gave; None: there was none.
+    ``tried``: result of a new test; None: there was none.
     """
     if tried is None:
         yield from _evidence(link, conditions, profiles)
@@ -36,7 +36,7 @@ def self_test(
     if tried.problem:
         yield Check("test", State.UNKNOWN, f"this cable was not tested now: {tried.problem}", subject=name)
     found = {check.name: check for check in (*_dialled(name, tried), *_grouped(name, tried))}
-    # What an agent did not begin says nothing of the cable. What it has seen before may.
+    # A test that an agent did not begin says nothing about the cable. Earlier measurements may.
     for kind in ("dial", "pair", "all-reduce"):
         check = found.get(kind) or earlier.get(kind)
         if check is not None:
@@ -90,7 +90,7 @@ def _sentence(error: object) -> str:
 
 
 def _evidence(link: Json, conditions: Mapping[str, Json], profiles: Mapping[str, Json]) -> Iterator[Check]:
-    """What the agents have tried and measured."""
+    """Attempts and measurements of the agents."""
     name, status = str(link["metadata"]["name"]), link.get("status") or {}
     ends = [str(link["spec"][end]["node"]) for end in ("a", "b")]
     yield _dials(name, ends, {str(end["node"]): end for end in status.get("endpoints") or ()}, profiles)

@@ -22,11 +22,11 @@ DISK_FAILURE_PERCENT = 10
 DISK_WARNING_PERCENT = 15
 CLOCK_WARNING_SECONDS = 1.0
 CLOCK_FAILURE_SECONDS = 60.0
-"""Certificates and tokens are new for less than this; Leases are shorter."""
+"""Errors of the clock above this are failures: new certificates and tokens may not be valid yet."""
 SYSTEM_MB = 4096
-"""What macOS needs at the least."""
+"""Minimum memory for macOS."""
 OPTIONAL = (Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES)
-"""RDMA is not to be had on such a Mac; models run over TCP."""
+"""Reasons for which a Mac cannot have RDMA; models run over TCP."""
 
 _VERSION = re.compile(r"(\d{1,3})(?:\.(\d{1,3}))?(?:\.\d{1,3})?")
 _DISK = re.compile(r"^\S.*?\s+(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s+\d{1,3}%\s+/$")
@@ -34,7 +34,7 @@ _OFFSET = re.compile(r"(?:^|\) )([+-]\d{1,12}\.\d{1,9}) \+/- (\d{1,12}\.\d{1,9})
 
 
 def macos(answers: Answers) -> Check:
-    """Whether the version of macOS has what models need."""
+    """Whether this version of macOS can run models."""
     text = printed(answers, VERSION).strip()
     found = _VERSION.fullmatch(text)
     if found is None:
@@ -52,7 +52,7 @@ def macos(answers: Answers) -> Check:
 
 
 def rdma(answers: Answers) -> Check:
-    """Whether RDMA is switched on and there is a device, by the rules of the agent and with its words."""
+    """Whether RDMA is switched on and has a device, by the rules of the agent and with its messages."""
     status, devices = answers[STATUS_COMMAND], answers[DEVICES_COMMAND]
     hung = next((str(one) for one in (status, devices) if _failed(one, FailureKind.TIMED_OUT)), "")
     unsupported = str(status) if _failed(status, FailureKind.ABSENT) else ""
@@ -68,7 +68,7 @@ def rdma(answers: Answers) -> Check:
         return Check("rdma", State.OK, f"RDMA is enabled; number of devices: {len(names or ())}", reason=Reason.READY)
     evidence = {Reason.STACK_HUNG: hung, Reason.RDMA_UNSUPPORTED: unsupported}.get(reason, "")
     state = State.WARNING if reason in OPTIONAL else State.FAILURE
-    # It says what to do; no command of the running macOS repairs it, except for a restart.
+    # The message says what to do. No command of the running macOS repairs this, except a restart.
     fix = "sudo shutdown -r now" if reason is Reason.STACK_HUNG else ""
     return Check("rdma", state, rules.explain(reason, THIS_MAC, evidence=evidence), fix, reason)
 
@@ -103,7 +103,7 @@ def disk(answers: Answers) -> Check:
 
 
 def clock(answers: Answers) -> Check:
-    """Whether the clock is right, within what the answer of the time server allows to say."""
+    """Whether the clock is right, within the accuracy of the time server's answer."""
     text = printed(answers, CLOCK)
     found = _OFFSET.findall(text)
     if not found:
@@ -113,14 +113,14 @@ def clock(answers: Answers) -> Check:
     if wrong <= CLOCK_WARNING_SECONDS:
         return Check("clock", State.OK, f"the clock is accurate to {abs(offset) + uncertainty:.3g} s")
     state = State.FAILURE if wrong > CLOCK_FAILURE_SECONDS else State.WARNING
-    # A positive offset is what has to be added.
+    # A positive offset must be added to the clock.
     found_at = f"the clock is {abs(offset):.3g} s {'behind' if offset > 0 else 'ahead'}"
     finding = f"{found_at}: times in logs are wrong, and with a difference of minutes new certificates may not be valid yet"
     return Check("clock", state, finding, f"sudo sntp -sS {CLOCK[1]}")
 
 
 def most_gpu_memory(memory_mb: int) -> int:
-    """The highest limit that leaves macOS enough, in MB."""
+    """The highest limit in MB that leaves enough memory for macOS."""
     return memory_mb - max(2 * SYSTEM_MB, memory_mb // 10)
 
 
@@ -137,7 +137,7 @@ def memory_of(answers: Answers) -> tuple[int, int]:
 
 
 def gpu_memory(answers: Answers, kept: bool = False) -> Check:
-    """The limit of memory that the GPU may keep, and how to raise it. ``kept``: it is set again after each restart."""
+    """The limit of wired GPU memory, and how to raise it. ``kept``: the limit is set again after each restart."""
     limit, memory = memory_of(answers)
     if limit > memory - SYSTEM_MB:
         finding = f"the GPU may wire {limit} MB of {memory} MB, which leaves macOS less than {SYSTEM_MB} MB"

@@ -1,6 +1,6 @@
 """``thunderfleet local``: local clusters with recorded Macs.
 
-arguments    the commands below it and their arguments
-commands     what they do
+arguments    the commands of ``local`` and their arguments
+commands     the functions of the commands
 status_view  the text of ``thunderfleet local status``
 """

@@ -1,4 +1,4 @@
-"""The commands below ``thunderfleet local`` and their arguments."""
+"""The commands of ``thunderfleet local`` and their arguments."""
 
 import argparse
 from pathlib import Path
@@ -14,7 +14,7 @@ MACHINE_ACTIONS = ("kill-kubelet", "stop-kubelet", "start-kubelet", "freeze-kube
 
 
 def add(commands: Parsers) -> None:
-    """Adds ``local`` and what is below it."""
+    """Adds ``local`` and its commands."""
     local = commands.add(
         "local",
         "run a local cluster with recorded Macs on this machine",

@@ -1,4 +1,4 @@
-"""What the commands below ``thunderfleet local`` do. Each takes the parsed arguments and returns an exit code."""
+"""The functions of the commands of ``thunderfleet local``. Each takes the parsed arguments and returns an exit code."""
 
 import argparse
 import json
@@ -113,7 +113,7 @@ def _node(arguments: argparse.Namespace) -> int:
 
 def _machine(arguments: argparse.Namespace) -> int:
     if arguments.action != "exec" and arguments.argv:
-        # Everything after MACHINE is the command of exec, also an option.
+        # Everything after MACHINE is the command of exec, including options.
         given = shlex.join(arguments.argv)
         raise LocalClusterError(
             f"`machine {arguments.action}` takes no command; write options before MACHINE: {given}", usage=True

@@ -2,5 +2,5 @@
 
 arguments  the command line
 command    pull, list and remove
-view       what they show; pure
+view       tables and objects of these commands; pure
 """

@@ -176,5 +176,5 @@ def _check_owner(cache: Json) -> None:
 
 
 def say(text: str) -> None:
-    """Progress, apart from tables, which go to standard output."""
+    """Progress on standard error; tables go to standard output."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What ``thunderfleet model`` shows and creates. Pure."""
+"""Tables and objects of ``thunderfleet model``. Pure."""
 
 import math
 import re
@@ -62,14 +62,14 @@ def manifest(
 
 
 def condition(cache: Json, name: str) -> Json:
-    """A condition; empty if it is not there, or of an earlier spec."""
+    """A condition; empty if it is missing or for an earlier spec."""
     found: list[Json] = (cache.get("status") or {}).get("conditions") or []
     current = [one for one in found if one.get("observedGeneration") == cache["metadata"].get("generation")]
     return next((one for one in current if one["type"] == name), {})
 
 
 def is_fetched(cache: Json) -> bool:
-    """Whether all Macs that are to have the model have it."""
+    """Whether all assigned Macs have the model."""
     return condition(cache, "Fetched").get("status") == "True"
 
 
@@ -99,7 +99,7 @@ def row(cache: Json) -> tuple[str, ...]:
 
 
 def _repository(spec: Json) -> str:
-    """The name under which Macs keep it."""
+    """The name under which Macs keep the model."""
     wanted = spec.get("quantize")
     if spec.get("uri"):
         return str(spec["uri"])
@@ -113,7 +113,7 @@ def _owner(cache: Json) -> str:
 
 @dataclass
 class Kept:
-    """A model on Macs that no ModelCache assigns to them: what uses it, and the text for each Mac."""
+    """A model on Macs without an assignment by a ModelCache: its users, and the text for each Mac."""
 
     bytes: int
     named_by: str

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class NotServing(LocalClusterError):
-    """The group does not serve now; another attempt may succeed."""
+    """The group does not serve at the moment; another attempt may succeed."""
 
 
 class Conversation:
@@ -32,7 +32,7 @@ class Conversation:
         self.messages: list[Json] = []
 
     def ask(self, endpoint: str, prompt: str, show: Callable[[str], None]) -> None:
-        """Sends ``prompt`` and shows the answer as it arrives. A turn that fails is forgotten. Raises LocalClusterError."""
+        """Sends ``prompt`` and shows the answer as it arrives. A failed turn is not kept. Raises LocalClusterError."""
         turn = [*self.messages, {"role": "user", "content": prompt}]
         body = {"model": self._model, "messages": turn, "stream": True}
         headers = {"Content-Type": "application/json"}
@@ -46,7 +46,7 @@ class Conversation:
                     answer.append(piece)
                     show(printable(piece))
         except KeyboardInterrupt:
-            # The user has read this much, and may refer to it.
+            # The user has read this part of the answer, and may refer to it.
             self._keep(turn, answer)
             raise
         except urllib.error.HTTPError as error:
@@ -65,7 +65,7 @@ class Conversation:
 
 
 def printable(text: str) -> str:
-    """``text`` without the control characters that a terminal would carry out."""
+    """``text`` without control characters that a terminal would interpret."""
     return "".join(one for one in text if one in "\n\t" or one.isprintable())
 
 

@@ -30,23 +30,23 @@ NEW = "/new"
 
 
 class NotPlaceable(LocalClusterError):
-    """No set of Macs can serve the model as things are."""
+    """No set of Macs can currently serve the model."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """A ModelDeployment that the command has applied or found. ``seconds``: how long to wait until it serves."""
+    """A ModelDeployment that the command created or found. ``seconds``: the time limit for waiting until it serves."""
 
     connection: Connection
     name: str
     model: str
     seconds: float
     sha256: str | None = None
-    """Of the list of the files, for a URI."""
+    """Hash of the file SHA256SUMS, for a URI."""
 
     @property
     def path(self) -> str:
-        """Of the ModelDeployment."""
+        """Name of the ModelDeployment."""
         return f"/apis/thunderfleet.io/v1alpha1/namespaces/{self.connection.namespace}/modeldeployments/{self.name}"
 
     @property
@@ -78,7 +78,7 @@ class Service:
         say(f"using ModelDeployment {self.name} in namespace {self.connection.namespace}")
 
     def until_ready(self) -> str:
-        """Waits until the model is served and shows what it waits for; the endpoint. Raises LocalClusterError."""
+        """Waits until the model is served, and shows why it waits. Returns the endpoint. Raises LocalClusterError."""
         return asyncio.run(self._until_ready())
 
     async def _until_ready(self) -> str:
@@ -163,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"thunderfleet: {error}", file=sys.stderr)
         return NOT_PLACEABLE
     say(f"{service.model} is served at {endpoint}")
-    # There is nothing to clean up, and in a chat Ctrl-C means something else than SIGTERM or a closed terminal.
+    # No cleanup is needed, and in a chat Ctrl-C has another meaning than SIGTERM or a closed terminal.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     # A server names the model of a URI by its folders.
@@ -178,12 +178,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def say(text: str) -> None:
-    """Progress, apart from answers, which go to standard output."""
+    """Progress on standard error; answers go to standard output."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _prompt(given: str | None) -> str | None:
-    """The one prompt to answer: ``given``, or standard input if that is no terminal; None for a chat."""
+    """The only prompt to answer: ``given``, or standard input unless that is a terminal; None for a chat."""
     if given is None and sys.stdin.isatty():
         return None
     text = sys.stdin.read(PROMPT_CHARACTERS + 1) if given is None else given
@@ -199,14 +199,14 @@ def _show(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has enough, as in `thunderfleet run … | head`. That is no fault of the endpoint, and Python must not
-        # complain when it flushes at its end.
+        # The reader closed the pipe, as in `thunderfleet run … | head`. That is no fault of the endpoint, and Python must not
+        # report an error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(1) from None
 
 
 def _answer(service: Service, conversation: Conversation, endpoint: str, prompt: str) -> str:
-    """Shows one answer; the endpoint, which may have moved. Asks once more if the group does not serve at first."""
+    """Shows one answer. Returns the endpoint, which may have moved. Retries once if the group does not serve at first."""
     try:
         conversation.ask(endpoint, prompt, _show)
     except NotServing as error:

@@ -2,9 +2,9 @@
 
 arguments  the command line
 command    collects from a cluster and writes the archive
-requests   which objects and logs are collected (pure)
+requests   the list of objects and logs to collect (pure)
 redact     removes secrets from objects and texts (pure)
-thismac    what is installed on this Mac
+thismac    the installation on this Mac
 tail       the end of a log
 archive    a tar.gz with a size limit
 """

@@ -13,7 +13,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 
 
 class Archive:
-    """Writes files into an archive until ``limit`` bytes (before compression); what follows is listed in ``problems``."""
+    """Writes files into an archive up to ``limit`` bytes (before compression). Lists later files in ``problems``."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self.limit = path, limit

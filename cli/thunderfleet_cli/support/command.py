@@ -106,7 +106,7 @@ def _json(value: Any) -> str:
 
 
 async def _collect(archive: Archive, kubeconfig: Path, context: str | None, tell: Callable[[str], None]) -> None:
-    """Objects and logs, within TOTAL_SECONDS; what fails is listed in the archive."""
+    """Objects and logs, within TOTAL_SECONDS. Failures are listed in the archive."""
     try:
         kube = await Kube.from_kubeconfig(kubeconfig, context)
     except (ConfigException, OSError) as error:
@@ -181,6 +181,6 @@ class _Collector:
         if wanted.previous:
             query["previous"] = True
         answer = await self.kube.request("GET", wanted.path, query=query, seconds=REQUEST_SECONDS)
-        # A log of one JSON line arrives parsed.
+        # The client has already parsed a log that is a single JSON line.
         text = answer["text"] if answer.keys() == {"text"} else json.dumps(answer) if answer else ""
         return redact_text(str(text))

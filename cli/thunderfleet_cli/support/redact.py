@@ -1,7 +1,7 @@
 """Removing secrets from objects and logs. Pure.
 
 Objects of kind Secret are never read. This covers secrets in other places: tokens on command lines and in headers, keys,
-passwords in URLs, and environment variables. In doubt it removes too much.
+passwords in URLs, and environment variables. In cases of doubt, the text is removed.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
-# `token` but not `tokens`: counts of a model's tokens are no secrets.
+# `token` but not `tokens`: numbers of a model's tokens are not secret.
 _SECRET_WORD = (
     r"(?:token(?!s)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key|key[_-]data)"
 )

@@ -1,4 +1,4 @@
-"""What is installed on this Mac, for the archive: logs of its LaunchDaemons, and what its balancer knows and reaches."""
+"""The installation on this Mac, for the archive: logs of its LaunchDaemons, and the state of its balancer."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ def is_installed(layout: HostLayout) -> bool:
 
 
 def add_this_mac(archive: Archive, layout: HostLayout) -> None:
-    """Add the files; what cannot be read is a problem of the archive."""
+    """Add the files. Unreadable ones become problems of the archive."""
     found = asyncio.run(look(layout.api_servers, BALANCER_PORT, own_server(layout)))
     archive.add("mac/api-servers.json", json.dumps(found.values(), indent=1) + "\n")
     for path in (layout.thunderbolt_ports, *sorted(layout.logs.glob("*.log"))[:LOGS]):

@@ -1,4 +1,4 @@
-"""The command lines of what shows a fleet."""
+"""The command lines of the commands that show a fleet."""
 
 import argparse
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def add(commands: Parsers) -> None:
     )
     page.add_argument("--port", type=_port, default=0, help="port of 127.0.0.1 to listen on (default: a free one)")
     page.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
-    # For the page that the demo leaves: it must not outlive its cluster.
+    # For the page that the demo leaves running: it must end with its cluster.
     page.add_argument("--while-running", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
 
 

@@ -1,4 +1,4 @@
-"""``cables``: the cables that groups need beside those that the Macs see. Pure."""
+"""``cables``: the cables that groups need, and the cables that the Macs see. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ COLUMNS = ("CABLE", "SEEN BY", "SPEED", "GBIT/S", "RTT", "RDMA", "NEEDED BY", "P
 
 
 def as_values(picture: Picture) -> list[dict[str, Any]]:
-    """Every cable: which Macs see it (``seenBy``), what it can do, what is wrong.
+    """Every cable: which Macs see it (``seenBy``), its capabilities and its problems.
 
     ``neededBy``: the groups that use it. ``leftBy``: those that used it until it failed.
     """
@@ -49,7 +49,7 @@ def as_values(picture: Picture) -> list[dict[str, Any]]:
 
 
 def absent(picture: Picture) -> Iterator[tuple[str, str]]:
-    """Names of the cables that groups need, or needed until they failed, and that no Mac sees; and what to do."""
+    """Names of the cables that no Mac sees, but groups need or needed until the cable failed, each with advice."""
     if "links" in picture.unread:
         return
     known = {facts.name(link) for link in picture.links}
@@ -78,7 +78,7 @@ def show(picture: Picture, page: Page) -> None:
 
 
 def _needed(picture: Picture) -> Mapping[str, Sequence[str]]:
-    """By cable, the groups that use it, and those that have left it."""
+    """For each cable, the groups that use it, and the groups that have left it."""
     used, left = facts.users(picture), facts.left_by(picture)
     return {
         name: (*used.get(name, ()), *(f"{group} (left it)" for group in left.get(name, ()) if group not in used.get(name, ())))

@@ -91,7 +91,7 @@ def show_why(arguments: argparse.Namespace) -> int:
 def show_top(arguments: argparse.Namespace) -> int:
     """``thunderfleet top``. Raises LocalClusterError."""
     connection, namespace = _connect(arguments)
-    # Groups of all namespaces use the Macs. Someone who may not see them gets those of one.
+    # Groups of all namespaces use the Macs. Users without rights in all namespaces see the groups of one.
     try:
         found = asyncio.run(picture(connection, None))
     except LocalClusterError:
@@ -126,7 +126,7 @@ def show_events(arguments: argparse.Namespace) -> int:
 
 
 async def _cluster_events(connection: Connection) -> Sequence[Json]:
-    """Events of Macs and cables; none if they may not be read."""
+    """Events of Macs and cables; none if the user may not read them."""
     try:
         lists, _ = await read_lists(connection, ("events",), CLUSTER_EVENTS)
     except LocalClusterError:

@@ -15,7 +15,7 @@ KINDS = frozenset((names.MODELDEPLOYMENT_KIND, names.NODEPROFILE_KIND, names.THU
 
 
 def time_of(event: Json) -> str:
-    """The last time that an event happened."""
+    """The time of the last occurrence of an event."""
     series = event.get("series") or {}
     return facts.plain(
         series.get("lastObservedTime")
@@ -27,7 +27,7 @@ def time_of(event: Json) -> str:
 
 
 def chosen(picture: Picture, deployment: Json | None) -> list[Json]:
-    """The events of a deployment and of what it uses, oldest first; without one, of everything that is ours."""
+    """Events of a deployment and the objects that it uses, oldest first; without one, of all Thunderfleet objects."""
     wanted = None if deployment is None else set(_objects(picture, deployment))
     found = [event for event in picture.events if _belongs(event, wanted)]
     return sorted(found, key=lambda event: (time_of(event), facts.name(event)))
@@ -40,7 +40,7 @@ def _belongs(event: Json, wanted: set[tuple[str, str, str]] | None) -> bool:
         return kind in KINDS
     namespaced = kind in (names.MODELDEPLOYMENT_KIND, "Pod")
     return (kind, str(about.get("namespace") or "") if namespaced else "", name) in wanted or any(
-        # Pods that are gone: their names begin with the deployment's.
+        # Deleted pods: their names begin with the deployment's name.
         kind == "Pod" and of == "Pods" and about.get("namespace") == namespace and name.startswith(f"{prefix}-")
         for of, namespace, prefix in wanted
     )
@@ -75,7 +75,7 @@ def as_values(found: Sequence[Json]) -> list[dict[str, Any]]:
 
 
 def show(found: Sequence[Json], picture: Picture, page: Page, now: datetime) -> None:
-    """A table as of `kubectl get events`."""
+    """A table like that of `kubectl get events`."""
     rows = [
         (
             facts.ago(one["time"], now),

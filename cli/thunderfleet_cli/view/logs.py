@@ -12,7 +12,7 @@ from thunderfleet_view import facts
 from thunderfleet_view.facts import Json
 
 CAUSE = ">>>"
-"""Begins a line that is not of a log."""
+"""Prefix of a line that is not from a log."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Source:
 
 @dataclass(frozen=True, order=True)
 class Line:
-    """A line of a log. ``time``: RFC 3339 in UTC, as the kubelet writes it; "" for the rest of a line without one.
+    """A line of a log. ``time``: RFC 3339 in UTC, as the kubelet writes it; "" for a continuation line.
 
-    ``record``: what a program logged, if it logs JSON.
+    ``record``: the JSON that a program logged, if it logs JSON.
     """
 
     time: str
@@ -46,7 +46,7 @@ class Line:
 
     @property
     def cause(self) -> bool:
-        """Whether it is not of a log, but the first cause of a failure."""
+        """Whether the line is the first cause of a failure and not from a log."""
         return self.label.startswith(CAUSE)
 
 
@@ -76,13 +76,13 @@ def _apart(found: Sequence[Source]) -> Iterator[Source]:
 
 
 def lines(label: str, text: str) -> Iterator[Line]:
-    """The lines of a log that was asked for with timestamps."""
+    """The lines of a log that was requested with timestamps."""
     for raw in text.splitlines():
         yield from parsed(label, raw)
 
 
 def parsed(label: str, raw: str) -> Iterator[Line]:
-    """One such line: more than one if it has a traceback."""
+    """The lines of one log entry: several if it has a traceback."""
     time, _, rest = raw.partition(" ")
     stamped = len(time) >= 20 and time[10:11] == "T"
     said = rest if stamped else raw
@@ -93,19 +93,19 @@ def parsed(label: str, raw: str) -> Iterator[Line]:
 
 
 def as_values(line: Line) -> dict[str, Any]:
-    """A line as values: those that its program logged, or only its text."""
+    """A line as a JSON object: the logged values, or only the text."""
     named = {"time": line.time, "source": line.label, "cause": line.cause}
     return {**(line.record or {"message": line.text}), **named}
 
 
 def merged(logs: Mapping[str, str], causes: Sequence[Line]) -> Iterator[Line]:
-    """All lines by time, and the causes where they happened."""
+    """All lines by time, with the causes at the times at which they happened."""
     parts = [_stamped(lines(label, text)) for label, text in logs.items()]
     yield from heapq.merge(*parts, sorted(causes), key=lambda line: line.time)
 
 
 def _stamped(found: Iterable[Line]) -> Iterator[Line]:
-    """Lines without a time get that of the line before, so that they stay behind it."""
+    """Gives lines without a time the time of the line before, so that they stay behind it."""
     last = ""
     for line in found:
         last = line.time or last

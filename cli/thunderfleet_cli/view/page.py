@@ -35,7 +35,7 @@ class Page:
         self._write([map(_styled, cells)])
 
     def table(self, columns: Sequence[str], rows: Rows) -> None:
-        """A table like those of kubectl: as wide as its texts, whatever the terminal's width."""
+        """A table like those of kubectl: as wide as its contents, regardless of the terminal's width."""
         cells = [[(column, "bold") for column in columns], *([_styled(cell) for cell in row] for row in rows)]
         widths = [max(cell_len(row[at][0]) for row in cells) for at in range(len(columns))]
         self._write(_padded(row, widths) for row in cells)

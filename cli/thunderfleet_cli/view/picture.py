@@ -1,4 +1,4 @@
-"""Reads the objects of a cluster. What may not be read is named, with the right that is missing."""
+"""Reads the objects of a cluster. Names the objects that the user may not read, with the missing right."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 SECONDS = 30.0
 PATIENT_SECONDS, AGAIN_SECONDS = 3.0, 2.0
-"""After so long without all objects the API server is asked how it is, and then again and again."""
+"""If not all objects have been read after the first time, the API server is checked, and then again at intervals of the
+second."""
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"
 METRICS = "/apis/metrics.k8s.io/v1beta1"
 OPERATOR = f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=operator"
@@ -39,7 +40,7 @@ RESOURCES: Mapping[str, str] = {
     "everyPod": "pods",
     "plans": "configmaps",
 }
-"""How `kubectl auth can-i list` names what is read."""
+"""Names of the kinds that are read, for `kubectl auth can-i list`."""
 
 
 def request_of(kind: str, namespace: str | None) -> tuple[str, dict[str, object]]:
@@ -62,7 +63,7 @@ def request_of(kind: str, namespace: str | None) -> tuple[str, dict[str, object]
 
 
 def why_unread(kind: str, namespace: str | None, error: ApiError) -> str:
-    """What is missing, and how to see that."""
+    """The missing kinds of objects, and how to get the right to read them."""
     resource = RESOURCES[kind]
     if error.status == 404:
         absent = "install the chart (docs/install.md)" if names.GROUP in resource else "install what serves it"
@@ -91,7 +92,7 @@ async def _read(kube: Kube, kind: str, namespace: str | None) -> Sequence[Json] 
 async def read_lists(
     connection: Connection, kinds: Sequence[str], namespace: str | None
 ) -> tuple[Mapping[str, Sequence[Json]], Mapping[str, str]]:
-    """Lists by kind, and why others could not be read. Raises LocalClusterError if nothing could, or too slowly."""
+    """Lists by kind, and why other kinds could not be read. Raises LocalClusterError if none could be read in time."""
     async with await connection.kube() as kube:
         return await _lists(kube, kinds, namespace)
 
@@ -131,7 +132,7 @@ async def _lists(
 
 
 async def _unless_silent(kube: Kube, reading: Awaitable[T]) -> T:
-    """Waits for ``reading``. Raises LocalClusterError as soon as it is certain that a part of the control plane is silent."""
+    """Waits for ``reading``. Raises LocalClusterError as soon as a part of the control plane certainly does not answer."""
     work, watch = asyncio.ensure_future(reading), asyncio.create_task(_silence(kube))
     try:
         await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -147,7 +148,7 @@ async def _unless_silent(kube: Kube, reading: Awaitable[T]) -> T:
 async def _silence(kube: Kube) -> str:
     """Which part of the control plane does not answer, once it has not answered twice in a row.
 
-    An API server that is only busy has answered another request meanwhile.
+    A busy API server answers other requests meanwhile.
     """
     await asyncio.sleep(PATIENT_SECONDS)
     return of_part(await Silence(kube).wait(AGAIN_SECONDS), kube.host)

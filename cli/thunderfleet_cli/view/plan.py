@@ -1,4 +1,4 @@
-"""``plan``: what the operator would do with a ModelDeployment, on the cluster as it is.
+"""``plan``: where the operator would place a ModelDeployment on the current cluster.
 
 The planner is that of ``thunderfleet-operator plan``; here the objects are read with the rights of the user.
 """
@@ -27,7 +27,7 @@ NEEDED: Mapping[str, str] = {
     "caches": names.MODELCACHE_KIND,
     "everyPod": "Pod",
 }
-"""What is read, and its kind. Without one of them, Macs would seem to have more room than they have."""
+"""Required collections and their kinds. Without one of them, Macs would seem to have more free memory than they have."""
 HELPFUL: Mapping[str, str] = {"plans": "ConfigMap"}
 """Without these, cables and connections of other groups are estimated."""
 PLAN_SECONDS = 300.0
@@ -72,7 +72,7 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _items(found: Mapping[str, Sequence[Json]]) -> list[Json]:
-    """The objects as kubectl prints them: with their kinds, which lists of the API server leave out."""
+    """The objects in the form that kubectl prints: with their kinds, which lists of the API server omit."""
     kinds = {**NEEDED, **HELPFUL}
     return [{**item, "kind": kinds[key]} for key, items in found.items() for item in items]
 

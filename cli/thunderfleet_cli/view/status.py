@@ -24,7 +24,7 @@ from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
 def as_values(picture: Picture) -> dict[str, Any]:
     """Deployments, Macs and cables, with what is wrong with each ("" if nothing is).
 
-    Of the control plane, only what does not work.
+    Of the control plane, only faulty components.
     """
     silent = silent_macs(picture)
     return {
@@ -71,7 +71,7 @@ def as_values(picture: Picture) -> dict[str, Any]:
 
 
 def show(picture: Picture, page: Page, now: datetime) -> None:
-    """Three tables, then what does not work of the control plane, and what could not be read."""
+    """Three tables, then faulty components of the control plane, and objects that could not be read."""
     many = picture.namespace is None
     columns = ("NAME", "MODEL", "READY", "NODES", "TRANSPORT", "TOK/S", "SINCE", "PROBLEM")
     if picture.deployments:
@@ -99,18 +99,18 @@ def show(picture: Picture, page: Page, now: datetime) -> None:
 
 
 def _components(picture: Picture) -> Mapping[str, str]:
-    """Of the control plane and of Nodes that run the operator."""
+    """Problems of the control plane and of Nodes that run the operator."""
     return {**components.problems(picture), **silent_machines(picture), **_left(picture)}
 
 
 def _left(picture: Picture) -> Mapping[str, str]:
-    """What is left of ModelDeployments that were deleted, although it should have ended."""
+    """Remaining pods of deleted ModelDeployments that should have ended."""
     found = {name: leftover_problem(pods, picture, overdue=True) for name, pods in leftovers(picture).items()}
     return {f"ModelDeployment {name}": text for name, text in found.items() if text}
 
 
 def unread(picture: Picture, page: Page) -> None:
-    """What the view could not read."""
+    """The objects that could not be read."""
     for text in dict.fromkeys(picture.unread.values()):
         page.line(f"not shown: {text}", DOUBTFUL)
 

@@ -22,7 +22,7 @@ Point = tuple[float, float]
 
 
 def svg(drawn: Topology) -> str:
-    """The drawing as an SVG document of its own. A group has one color; a cable that is not connected is red and dashed."""
+    """The drawing as a complete SVG document. A group has one color; a cable that is not connected is red and dashed."""
     parts = list(_parts(drawn))
     places, width, height = _placed(parts)
     lines = [HEAD.format(width=width, height=height)]

@@ -1,4 +1,4 @@
-"""``top``: what Macs and groups use now. Pure.
+"""``top``: current usage of Macs and groups. Pure.
 
 CPU and memory come from metrics.k8s.io (metrics-server), GPU memory from the placements.
 """
@@ -76,7 +76,7 @@ def _number(text: object) -> float | None:
 
 
 def _share(used: float | None, total: float | None, form: str) -> str:
-    """Such as ``1.20 (5%)`` or ``12Gi (13%)``; "-" if unknown."""
+    """An amount with its share, such as ``1.20 (5%)`` or ``12Gi (13%)``; "-" if unknown."""
     if used is None:
         return "-"
     text = form.format(used) if form else facts.gibibytes(int(used))

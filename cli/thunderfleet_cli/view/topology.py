@@ -15,7 +15,7 @@ from thunderfleet_cli.view.status import unread
 
 @dataclass(frozen=True)
 class Mac:
-    """A Mac of the drawing. ``ranks``: what it runs, as (group, rank, state)."""
+    """A Mac of the drawing. ``ranks``: its ranks as (group, rank, state)."""
 
     name: str
     chip: str
@@ -27,7 +27,7 @@ class Mac:
 
 @dataclass(frozen=True)
 class Cable:
-    """A cable of the drawing: the ends as (Mac, port), and what it carries."""
+    """A cable of the drawing: its ends as (Mac, port), and the groups that use it."""
 
     name: str
     a: tuple[str, int]
@@ -49,7 +49,7 @@ class Topology:
 
 
 def topology(picture: Picture) -> Topology:
-    """The drawing's content. A Mac that only a cable names is in it too."""
+    """The drawing's content. It includes Macs that only a cable names."""
     ranks = _ranks(picture)
     silent = silent_macs(picture)
     found = [_mac(node, profile, ranks.get(facts.name(node), ()), silent) for node, profile in macs(picture)]

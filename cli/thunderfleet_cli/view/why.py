@@ -1,4 +1,4 @@
-"""``why``: shows the way from a ModelDeployment to the first cause of its state."""
+"""``why``: shows the path from a ModelDeployment to the first cause of its state."""
 
 from thunderfleet_view.facts import Picture
 from thunderfleet_view.why import State, Why
@@ -8,7 +8,7 @@ from thunderfleet_cli.view.status import unread
 
 
 def show(found: Why, picture: Picture, page: Page) -> None:
-    """The way as a tree, then the cause."""
+    """The path as a tree, then the cause."""
     styles = {State.OK: GOOD, State.PROBLEM: BAD, State.WAITING: DOUBTFUL, State.UNKNOWN: DOUBTFUL, State.NOTE: DOUBTFUL}
     for step in found.steps:
         since = f" (since {step.since})" if step.since else ""
@@ -19,7 +19,7 @@ def show(found: Why, picture: Picture, page: Page) -> None:
     elif any(step.state is State.PROBLEM for step in found.steps):
         page.line("the model serves; the problems above do not affect it now")
     elif any(step.state is State.NOTE for step in found.steps):
-        page.line("the model serves; what is noted above does not keep it from that")
+        page.line("the model serves; the notes above do not affect it")
     else:
         page.line("the model serves and nothing is wrong")
     unread(picture, page)

@@ -13,9 +13,9 @@ from thunderfleet_controlplane.balancer.servers import ApiServer, is_address
 SECONDS = 3.0
 ANSWER_SECONDS = 4.0
 NAME_PERIODS = 5
-"""A name is for when the addresses have changed, and each look-up asks the whole network."""
+"""Names are checked less often: they are needed only after addresses have changed, and each look-up asks the whole network."""
 FAILURES = 2
-"""One late answer is not a failure: what fails loses its connections."""
+"""Consecutive failures after which an API server counts as failed, and its connections are closed."""
 
 
 class Health:
@@ -51,7 +51,7 @@ class Health:
             connector = aiohttp.TCPConnector(limit=1, use_dns_cache=False)
             context = _context(self._identity)
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-                # Until the kubelet has another certificate.
+                # Checks until the kubelet has another certificate.
                 while used == _stamp(self._identity):
                     works = await (accepts(server) if context is None else _is_ready(session, server, context))
                     failures = 0 if works else failures + 1
@@ -74,7 +74,7 @@ def _stamp(identity: Path) -> tuple[int, int] | None:
 
 
 def _context(identity: Path) -> ssl.SSLContext | None:
-    """None if this Mac has not joined yet."""
+    """A client with the kubelet's certificate; None if this Mac has not joined yet."""
     try:
         context = ssl.create_default_context(cafile=str(identity / "ca.crt"))
         context.load_cert_chain(identity / "client.pem")
@@ -87,14 +87,14 @@ async def _is_ready(session: aiohttp.ClientSession, server: ApiServer, context: 
     try:
         async with session.get(f"https://{server}/readyz", ssl=context) as answer:
             await answer.read()
-            # Without a right to ask, it has answered at least.
+            # Even an answer about missing rights shows that the API server works.
             return answer.status in (200, 401, 403)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return False
 
 
 async def accepts(server: ApiServer) -> bool:
-    """Whether it accepts a connection."""
+    """Whether the API server accepts a connection."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             _, writer = await asyncio.open_connection(server.host, server.port)

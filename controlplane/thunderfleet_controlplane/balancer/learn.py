@@ -1,4 +1,4 @@
-"""Reads from the cluster where its API servers are, as the kubelet of this Mac, and keeps it on disk."""
+"""Reads the addresses of the API servers from the cluster, with the kubelet's rights, and stores them on disk."""
 
 import asyncio
 import contextlib
@@ -30,32 +30,32 @@ def read(path: Path) -> tuple[ApiServer, ...]:
 
 
 def write(path: Path, servers: tuple[ApiServer, ...]) -> None:
-    """Replace the list on disk, if it is another one."""
+    """Replace the list on disk if it differs."""
     if read(path) != servers:
         write_private(path, to_text(servers).encode())
 
 
 class Learner:
-    """Keeps ``pool`` and the file ``path`` as the cluster says. ``server``: the URL of the balancer itself."""
+    """Keeps ``pool`` and the file ``path`` up to date with the cluster. ``server``: the URL of the balancer itself."""
 
     def __init__(self, pool: Pool, path: Path, identity: Path, server: str, port: int) -> None:
         self._pool, self._path, self._identity, self._server, self._port = pool, path, identity, server, port
         self._stamp: tuple[int, int] | None = None
 
     def look(self) -> None:
-        """Take the list on disk, if a command has changed it."""
+        """Load the list on disk if a command has changed it."""
         with contextlib.suppress(OSError):
             about = os.stat(self._path)
             if (stamp := (about.st_mtime_ns, about.st_ino)) != self._stamp:
                 self._stamp = stamp
-                # A file that is damaged says nothing.
+                # A damaged file is ignored.
                 self._pool.use(read(self._path) or self._pool.servers)
 
     async def run(self) -> None:
-        """Learn until cancelled."""
+        """Update the list until cancelled."""
         while True:
             learnt = await self._learn()
-            # In steps: after a change of the list on disk, the new one counts at once.
+            # In short steps, so that a change of the list on disk is used soon.
             for _ in range(round(SECONDS / RETRY_SECONDS) if learnt else 1):
                 self.look()
                 await asyncio.sleep(RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""What the balancer of this Mac knows, and which API servers accept connections: for people, not for the balancer."""
+"""The list of this Mac's balancer, and which API servers accept connections. For messages, not for the balancer."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ LOCAL = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Look:
-    """``listens``: whether the balancer accepts connections. The API servers that it knows, by whether they do.
+    """``listens``: whether the balancer accepts connections. The API servers of its list, by whether they accept connections.
 
     ``names``: known by name only, and asked only if no address answers.
     """
@@ -31,7 +31,7 @@ class Look:
         return len(self.reached) + len(self.lost)
 
     def values(self) -> dict[str, object]:
-        """For JSON."""
+        """The values for JSON output."""
         return {
             "balancerListens": self.listens,
             "reachable": list(self.reached),
@@ -44,11 +44,11 @@ class Look:
 async def look(file: Path, port: int, own: ApiServer | None = None) -> Look:
     """Connect to the balancer (127.0.0.1, ``port``) and to every API server in its list ``file``; a few seconds at most.
 
-    ``own``: the API server of this Mac as the list has it. It is reached at 127.0.0.1, whether this Mac has an address or not.
+    ``own``: the entry of this Mac's API server. It is reached at 127.0.0.1, whether this Mac has another address or not.
     """
     balancer = ApiServer(LOCAL, port)
     try:
-        # ``read`` says nothing of why.
+        # ``read`` does not report the cause.
         await asyncio.to_thread(file.read_bytes)
     except OSError as error:
         return Look(await accepts(balancer), unreadable=f"{file}: {error.strerror}")

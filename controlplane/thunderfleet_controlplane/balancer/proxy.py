@@ -1,8 +1,8 @@
-"""Passes connections on to an API server, with a bound on their number and a limit on every wait.
+"""Forwards connections to an API server, with limits on their number and on every wait.
 
-All clients are on this Mac, and any of its users may connect. When all places are taken, a new connection gets the place of one
-that no API server has answered yet, or else of the one that has been silent longest. So a client that opens many connections
-cannot keep out others for long.
+All clients are on this Mac, and any of its users may connect. At the limit, a new connection replaces one
+that no API server has answered yet, or else the one that has been silent longest. So a client that opens many connections
+cannot block others for long.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ log = logging.getLogger(__name__)
 LIMIT = 1024
 CHUNK = 65536
 FIRST_SECONDS = 15.0
-"""How long a client may take to say something. Without it, no API server is troubled."""
+"""How long a client may take to send its first bytes. Until then, no API server is contacted."""
 CONNECT_SECONDS = 3.0
 REACH_SECONDS = 20.0
 LINGER_SECONDS = 10.0
-"""How long one direction may go on after the other has ended."""
+"""How long one direction may continue after the other has ended."""
 STUCK_SECONDS = 60.0
 """How long an end may take to accept bytes."""
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A Mac without power does not say so; names of Linux and of macOS."""
+"""Keepalive options, with the names of Linux and macOS: a Mac that loses power does not close its connections."""
 
 
 class Pool:
-    """The API servers, and which of them fail. ``local``: that of this Mac."""
+    """The API servers, and which of them fail. ``local``: the API server of this Mac."""
 
     def __init__(self, local: ApiServer | None = None) -> None:
         self.local = local
@@ -38,24 +38,24 @@ class Pool:
         self.failing: set[ApiServer] = set()
         self.current: ApiServer | None = None
         self.cut: Callable[[ApiServer], None] = lambda server: None
-        """Ends the connections to one."""
+        """Ends the connections to one API server."""
 
     @property
     def every(self) -> tuple[ApiServer, ...]:
-        """All of them, with that of this Mac."""
+        """All API servers, including this Mac's own."""
         return tuple(dict.fromkeys(one for one in (self.local, *self.servers) if one is not None))
 
     def use(self, servers: Sequence[ApiServer]) -> None:
-        """Take another list."""
+        """Use another list of API servers."""
         self.servers = tuple(servers)
         self.failing.intersection_update(self.every)
 
     def order(self) -> list[ApiServer]:
-        """In which order to try them."""
+        """The order in which to try the API servers."""
         return order(self.servers, self.failing, self.local, self.current)
 
     def report(self, server: ApiServer, *, works: bool) -> None:
-        """What a check, or a connection, has shown."""
+        """Record the result of a check or a connection."""
         if works and server in self.failing:
             self.failing.discard(server)
             log.info("API server %s is ready", server)
@@ -89,7 +89,7 @@ class Balancer:
         return len(self._connections)
 
     def cut(self, server: ApiServer) -> None:
-        """End the connections to an API server that fails: their clients would wait for it, and connect again like this."""
+        """End the connections to an API server that fails, so that their clients connect again instead of waiting."""
         for one in self._connections:
             if one.server == server:
                 one.task.cancel()
@@ -116,7 +116,7 @@ class Balancer:
         try:
             await self._carry(connection, reader, writer)
         except (OSError, TimeoutError, asyncio.CancelledError):
-            # Also when it was cut; nobody waits for this task.
+            # Also for an aborted connection, since no other task awaits this one.
             pass
         finally:
             self._connections.discard(connection)
@@ -155,7 +155,7 @@ class Balancer:
         back: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         answered: Callable[[], None],
     ) -> None:
-        """Copy both directions until one has ended, and what is left of the other."""
+        """Copy both directions until one has ended, then the rest of the other."""
         tasks = [
             asyncio.ensure_future(self._copy(connection, *there, lambda: None)),
             asyncio.ensure_future(self._copy(connection, *back, answered)),
@@ -199,7 +199,7 @@ class Balancer:
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Have the system notice that the other end is gone."""
+    """Enable keepalive, so that the system notices a lost peer."""
     end = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

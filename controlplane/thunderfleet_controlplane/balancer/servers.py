@@ -1,8 +1,8 @@
 """The API servers of a cluster, and the order in which they are tried. Pure.
 
-The list on disk is what a Mac that boots begins with. It has what the cluster said last: the addresses and names that each Mac
-with a control plane has written into a ConfigMap, also of those that are switched off, and the addresses at which API servers
-report themselves.
+A booting Mac starts with the list on disk. The list has the last state of the cluster: the addresses and names that each Mac
+with a control plane has written into a ConfigMap (including Macs that are switched off), and the addresses that API servers
+report.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ApiServer:
-    """Where an API server is: ``host`` is an address, or a name that is looked up for each connection."""
+    """Location of an API server: ``host`` is an address, or a name that is resolved for each connection."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ def is_address(host: str) -> bool:
 
 
 def api_server(host: object, port: object) -> ApiServer | None:
-    """An API server, if that is one."""
+    """The API server at ``host`` and ``port``; None if one of them is invalid."""
     if not isinstance(host, str) or type(port) is not int or not 0 < port < 65536:
         return None
     return ApiServer(host, port) if is_address(host) or _NAME.fullmatch(host) else None
@@ -55,7 +55,7 @@ def to_text(servers: Iterable[ApiServer]) -> str:
 
 
 def from_text(text: str) -> tuple[ApiServer, ...]:
-    """Reads what ``to_text`` wrote; what is no API server is left out. Raises ValueError if it is another file."""
+    """Parses the text of ``to_text``; invalid entries are left out. Raises ValueError for another file."""
     try:
         listed = json.loads(text)["servers"]
         found = [api_server(one.get("host"), one.get("port")) for one in listed]
@@ -65,17 +65,17 @@ def from_text(text: str) -> tuple[ApiServer, ...]:
 
 
 def bounded(servers: Iterable[ApiServer | None]) -> tuple[ApiServer, ...]:
-    """Each once, and not too many."""
+    """The list without duplicates, up to a maximum length."""
     return tuple(dict.fromkeys(one for one in servers if one is not None))[:LIMIT]
 
 
 def entry(address: str, names: Iterable[str]) -> str:
-    """What a Mac with a control plane writes about itself into the ConfigMap: its address, and its names in Bonjour."""
+    """The entry of a Mac with a control plane in the ConfigMap: its address, and its names in Bonjour."""
     return " ".join((address, *(name for name in names if name.endswith(".local") and _NAME.fullmatch(name))))
 
 
 def told(config_map: Json | None, endpoints: Json | None, port: int) -> tuple[ApiServer, ...]:
-    """The API servers that the cluster knows: addresses first, names after them."""
+    """The API servers recorded in the cluster: addresses first, then names."""
     written = [host for text in ((config_map or {}).get("data") or {}).values() for host in str(text).split()]
     listed = [host for one in (endpoints or {}).get("endpoints") or [] for host in one.get("addresses") or []]
     found = bounded(api_server(host, port) for host in (*written, *listed))
@@ -85,7 +85,7 @@ def told(config_map: Json | None, endpoints: Json | None, port: int) -> tuple[Ap
 def order(
     servers: Sequence[ApiServer], failing: Collection[ApiServer], local: ApiServer | None, current: ApiServer | None
 ) -> list[ApiServer]:
-    """In which order to try them.
+    """The order in which to try the API servers.
 
     This Mac's own first, then the one in use, then the others; those that fail last, because a check may be wrong.
     """

@@ -16,7 +16,7 @@ INPUTS = "THUNDERFLEET_INPUTS"
 
 
 class PlistError(ValueError):
-    """launchd would not accept a property list as it is meant."""
+    """launchd would not accept a property list, or would read it differently."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Daemon:
 
     @property
     def label(self) -> str:
-        """What launchd calls it."""
+        """The label that launchd uses for the daemon."""
         return PREFIX + self.name
 
     def property_list(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Daemon:
             "KeepAlive": True,
             "ThrottleInterval": self.restart_seconds,
             "ExitTimeOut": self.exit_seconds,
-            # launchd limits processor and disk of all others.
+            # launchd limits the CPU and disk use of daemons with another process type.
             "ProcessType": "Interactive",
             "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},
             "HardResourceLimits": {"NumberOfFiles": OPEN_FILES},

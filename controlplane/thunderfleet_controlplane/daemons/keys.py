@@ -1,4 +1,4 @@
-"""What launchd accepts: the keys that launchd.plist(5) documents for macOS 14, with the types of their values."""
+"""Valid property lists of launchd: the keys that launchd.plist(5) documents for macOS 14, with the types of their values."""
 
 import plistlib
 from typing import Any
@@ -29,7 +29,7 @@ _KEEP_ALIVE = ("SuccessfulExit", "NetworkState", "PathState", "OtherJobEnabled",
 
 
 def problems(text: bytes, file_name: str | None = None) -> list[str]:
-    """What is wrong with a property list for launchd; it should be in the file ``LABEL.plist``."""
+    """The errors of a property list for launchd, which should be in the file ``LABEL.plist``."""
     job: dict[str, Any] = plistlib.loads(text, fmt=plistlib.FMT_XML)
     found = [_key(name, value) for name, value in job.items()]
     found += [f"{name} is missing" for name in ("Label",) if name not in job]

@@ -17,7 +17,7 @@ issued on each of them."""
 
 @dataclass(frozen=True)
 class HostLayout:
-    """Where everything is. ``version`` names the folder of the programs, so that versions lie beside each other."""
+    """All paths. ``version`` names the folder of the programs, so that several versions can be installed."""
 
     version: str
     programs_root: Path = Path("/opt/thunderfleet")
@@ -52,32 +52,32 @@ class HostLayout:
 
     @property
     def encryption(self) -> Path:
-        """How Secrets are encrypted in etcd. Without this file, a backup of etcd's data cannot be read."""
+        """The encryption configuration of Secrets in etcd. Without this file, a backup of etcd's data cannot be read."""
         return self.control_plane / "encryption.json"
 
     @property
     def state(self) -> Path:
-        """What `thunderfleet init` was called with (JSON)."""
+        """The arguments of `thunderfleet init` (JSON)."""
         return self.control_plane / "init.json"
 
     @property
     def joining(self) -> Path:
-        """What `thunderfleet join --control-plane` has reached (JSON), until it is complete."""
+        """The progress of `thunderfleet join --control-plane` (JSON), until it is complete."""
         return self.control_plane / "joining.json"
 
     @property
     def former(self) -> Path:
-        """What `thunderfleet restore` replaced, until what it restored is Ready."""
+        """The control plane that `thunderfleet restore` replaced, until the restored one is Ready."""
         return self.data / "control-plane.former"
 
     @property
     def staged(self) -> "HostLayout":
-        """Where `thunderfleet restore` prepares a control plane beside the one that runs."""
+        """The folder in which `thunderfleet restore` prepares a control plane while the present one runs."""
         return replace(self, data=self.data / "restoring")
 
     @property
     def former_version(self) -> Path:
-        """What `thunderfleet upgrade` needs to go back, until the new version is healthy."""
+        """The data that `thunderfleet upgrade` needs for a rollback, until the new version is healthy."""
         return self.data / "former-version"
 
     @property
@@ -92,7 +92,7 @@ class HostLayout:
 
     @property
     def local_kubeconfig(self) -> Path:
-        """The administrator's kubeconfig on this Mac, which works whatever its address is."""
+        """The administrator's kubeconfig on this Mac, which works regardless of the Mac's address."""
         return self.data / "local.kubeconfig"
 
     @property
@@ -102,7 +102,7 @@ class HostLayout:
 
     @property
     def api_servers(self) -> Path:
-        """The API servers of the cluster, as this Mac last learnt them (JSON)."""
+        """The API servers of the cluster that this Mac last read (JSON)."""
         return self.data / "api-servers.json"
 
     @property
@@ -117,12 +117,12 @@ class HostLayout:
 
     @property
     def thunderbolt_ports(self) -> Path:
-        """What the kubelet changed in the network settings of this Mac (JSON)."""
+        """The kubelet's changes of this Mac's network settings (JSON)."""
         return self.kubelet / FILE_NAME
 
     @property
     def kubelet_state(self) -> Path:
-        """What this Mac's kubelet joined (JSON)."""
+        """The cluster that this Mac's kubelet joined (JSON)."""
         return self.data / "joined.json"
 
     @property

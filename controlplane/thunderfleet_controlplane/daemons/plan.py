@@ -15,9 +15,9 @@ LOCAL = "127.0.0.1"
 ETCD_CLIENT, ETCD_PEER, CONTROLLER_MANAGER, SCHEDULER = 2379, 2380, 10257, 10259
 KUBELET_PORT = 10250
 BALANCER_PORT = 6444
-"""Of 127.0.0.1 on every Mac: leads to an API server that works."""
+"""Port of the balancer on 127.0.0.1 of every Mac."""
 BALANCED = server_url(LOCAL, BALANCER_PORT)
-"""The API server's URL for everything that runs on a Mac."""
+"""The API server's URL for all programs on a Mac."""
 APPROVER = "approver"
 BALANCER = "balancer"
 KUBELET = "kubelet"
@@ -38,12 +38,12 @@ INPUTS = {
 }
 """The files below ``HostLayout.control_plane`` that each daemon reads when it starts."""
 EXIT_SECONDS = {"etcd": 60, "kube-apiserver": 75}
-"""etcd writes what it has; the API server lets requests end, up to its own limit of 60 s."""
+"""Seconds that a daemon gets to exit. etcd writes its data; the API server lets requests end, up to its own limit of 60 s."""
 
 
 @dataclass(frozen=True)
 class HostConfig:
-    """A Mac with a control plane. ``name``: its Node's; ``address``: the API server's for other machines."""
+    """A Mac with a control plane. ``name``: name of its Node; ``address``: address of the API server for other machines."""
 
     name: str
     address: str
@@ -58,7 +58,7 @@ class HostConfig:
 
     @property
     def peering(self) -> Peering | None:
-        """How etcd finds the other members; None if it is alone."""
+        """How etcd finds the other members; None for a single member."""
         return Peering(self.etcd_name, self.address, self.etcd_initial) if self.shared else None
 
     @property
@@ -67,7 +67,7 @@ class HostConfig:
         return peer_url(self.address, ETCD_PEER)
 
     def state(self) -> dict[str, Any]:
-        """What ``from_state`` reads."""
+        """The values that ``from_state`` reads."""
         found: dict[str, Any] = {"name": self.name, "address": self.address}
         if self.shared:
             found |= {"shared": True, "etcdName": self.etcd_name, "etcdInitial": self.etcd_initial}
@@ -75,7 +75,7 @@ class HostConfig:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Where everything listens. The API server listens on all addresses, so it keeps working when one changes."""
+        """The addresses on which programs listen: the API server on all, so that a change of an address does no harm."""
         anywhere = "::" if ":" in self.address else "0.0.0.0"
         return Endpoints(
             self.address, API_PORT, LOCAL, ETCD_CLIENT, ETCD_PEER, CONTROLLER_MANAGER, SCHEDULER, loopback=False, bind=anywhere
@@ -88,12 +88,12 @@ class HostConfig:
 
     @property
     def local_server(self) -> str:
-        """The API server's URL on this Mac, whatever its address is."""
+        """The API server's URL on this Mac, regardless of the Mac's address."""
         return server_url(LOCAL, API_PORT)
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """What the API server's certificate is for."""
+        """The addresses and DNS names in the API server's certificate."""
         return tuple(dict.fromkeys((LOCAL, "::1", "localhost", self.address, self.name, f"{self.name}.local", *self.names)))
 
 
@@ -172,7 +172,7 @@ def daemons(config: HostConfig, inputs: Mapping[str, str], environment: Mapping[
 
 
 def balancer(layout: HostLayout, environment: Mapping[str, str], python: Path, *, control_plane: bool, version: str) -> Daemon:
-    """The daemon that leads everything on a Mac to an API server. ``version``: of the programs that it is started from."""
+    """The daemon of the balancer. ``version``: version of its programs."""
     local = ("--local", server_url(LOCAL, API_PORT)) if control_plane else ()
     return Daemon(
         BALANCER,
@@ -184,7 +184,7 @@ def balancer(layout: HostLayout, environment: Mapping[str, str], python: Path, *
         layout.log(BALANCER),
         environment,
         version,
-        # Without it, nothing on this Mac reaches an API server.
+        # Without the balancer, no program on this Mac reaches an API server.
         restart_seconds=1,
     )
 

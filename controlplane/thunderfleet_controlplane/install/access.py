@@ -1,4 +1,4 @@
-"""The way from this Mac to the API servers: the balancer, and who answers at an address before anything is trusted."""
+"""The connection from this Mac to the API servers: the balancer, and the check of the CA before anything is trusted."""
 
 import socket
 import ssl
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.1
 def put_balancer(
     mac: Mac, python: Path, environment: Mapping[str, str], servers: Iterable[ApiServer], *, control_plane: bool
 ) -> None:
-    """Make the balancer run, and know ``servers`` beside those that it has learnt. Raises InstallError."""
+    """Start the balancer, and add ``servers`` to its list. Raises InstallError."""
     layout = mac.layout
     make_folder(layout.data, 0o755)
     make_folder(layout.logs, 0o755)
@@ -55,7 +55,7 @@ def _accepts() -> bool:
 def find_ca(servers: Iterable[ApiServer], wanted: str) -> bytes:
     """The CA (PEM) with the hash ``wanted`` of the first API server that shows it. Sends nothing secret.
 
-    Raises InstallError with what is wrong with each of them.
+    Raises InstallError with the problem of each server.
     """
     refusals = []
     for server in servers:

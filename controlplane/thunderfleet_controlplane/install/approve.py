@@ -1,6 +1,6 @@
 """The daemon that approves certificates of kubelets that join, and serving certificates until the operator is installed.
 
-It also bounds the logs of the control plane's daemons.
+It also limits the size of the logs of the control plane's daemons.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LOG_SECONDS = 600.0
 
 
 async def run(server: str, pki: PkiFiles, address: str, logs: Sequence[Path]) -> None:
-    """Approve until SIGTERM. ``address``: that of the API server for other machines; ``logs``: the files to bound."""
+    """Approve until SIGTERM. ``address``: the API server's address for other machines; ``logs``: files to limit."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,4 +1,4 @@
-"""The daemon that leads everything on this Mac to an API server that works. It also bounds its log."""
+"""The daemon that forwards connections of this Mac to an API server that works. It also limits the size of its log."""
 
 import argparse
 import asyncio
@@ -25,7 +25,7 @@ BACKLOG = 128
 
 
 async def run(listen: ApiServer, servers: Path, identity: Path, local: ApiServer | None, log: Path) -> None:
-    """Pass connections on until SIGTERM. ``servers``: the list on disk; ``identity``: the folder of the kubelet's."""
+    """Forward connections until SIGTERM. ``servers``: the list on disk; ``identity``: folder of the kubelet's identity."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

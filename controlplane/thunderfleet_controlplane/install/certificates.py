@@ -1,4 +1,4 @@
-"""Certificates, keys and kubeconfigs of this Mac's control plane: created once, renewed when their end is near."""
+"""Certificates, keys and kubeconfigs of this Mac's control plane: created once, renewed before they expire."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ KEY_BYTES = 32
 
 
 def put_certificates(config: HostConfig) -> ClusterPki:
-    """Write what is missing or near its end. Raises InstallError."""
+    """Write files that are missing or expire soon. Raises InstallError."""
     layout = config.layout
     make_folder(layout.data, 0o755)
     make_folder(layout.control_plane, 0o700)
@@ -45,7 +45,7 @@ def put_certificates(config: HostConfig) -> ClusterPki:
 
 
 def own_ca_hash(layout: HostLayout) -> str | None:
-    """The hash of the CA whose certificates are here; None if there is none."""
+    """The hash of the CA on this Mac; None if there is none."""
     try:
         return ca_hash(x509.load_pem_x509_certificate(layout.pki.ca.read_bytes()))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The chart that `thunderfleet init` installs: its release, and values that follow the number of control planes."""
+"""The chart that `thunderfleet init` installs: its release, and values that depend on the number of control planes."""
 
 import contextlib
 import json
@@ -18,13 +18,13 @@ ALONE, SEVERAL = 1, 2
 """Replicas of the operator with one control plane and with several. A replica on one more Mac would help only if two are lost
 at once, and with three control planes the API would be lost too."""
 FIRST_VALUES: Final = (f"operator.replicas={ALONE}", "operator.runtimeClassName=macos")
-"""Of the first installation, when one Mac is the only Node that can run the operator."""
+"""Values of the first installation, when one Mac is the only Node that can run the operator."""
 
 
 def install(mac: Mac, chart: Path) -> None:
     """Install or upgrade the chart. Raises InstallError."""
     mac.step("chart", f"installing the chart into {cluster.SYSTEM_NAMESPACE}")
-    # Values that somebody has set since stay.
+    # Keeps values that users have set since.
     values = () if release(mac.layout) else FIRST_VALUES
     said = _upgrade(mac.layout, chart, "--install", *(word for value in values for word in ("--set", value)))
     if isinstance(said, Failure):
@@ -39,15 +39,16 @@ def release(layout: HostLayout) -> str:
 
 
 def replicas(control_planes: int) -> int:
-    """How many replicas the operator has with so many control planes."""
+    """The number of operator replicas for a number of control planes."""
     return ALONE if control_planes == 1 else SEVERAL
 
 
 def follow_control_planes(mac: Mac, chart: Path, before: int, now: int) -> None:
-    """Let the operator have two replicas once a second Mac has a control plane, and one when the last but one has left.
+    """Give the operator two replicas once a second Mac has a control plane, and one when only one is left.
 
-    ``before``, ``now``: numbers of control planes. Only if the operator has what this, or ``install``, has set for the number
-    before; what somebody else has set stays. It is no condition for anything, so a failure is reported and raises nothing.
+    ``before``, ``now``: numbers of control planes. Changes the replicas only if their number is the one that this function or
+    ``install`` set for ``before``; a number that a user has set stays. Nothing depends on this, so a failure is reported but
+    raises no error.
     """
     former, wanted = replicas(before), replicas(now)
     if former == wanted:
@@ -58,7 +59,7 @@ def follow_control_planes(mac: Mac, chart: Path, before: int, now: int) -> None:
         if operator.get("replicas") != former or operator.get("runtimeClassName") != "macos":
             return
     except (ValueError, KeyError, TypeError, AttributeError):
-        # There is no release, or it has other values.
+        # No release, or a release with other values.
         return
     mac.step("chart", f"setting {value}")
     said = _upgrade(mac.layout, chart, "--set", value)
@@ -72,7 +73,7 @@ def _upgrade(layout: HostLayout, chart: Path, *options: str) -> Output | Failure
 
 
 def _read(layout: HostLayout, *words: str) -> Any:
-    """What helm says of the release. Raises ValueError if there is none."""
+    """Helm's data of the release. Raises ValueError if there is none."""
     return json.loads(_helm(layout, *words, NAME, "-o", "json").text)
 
 

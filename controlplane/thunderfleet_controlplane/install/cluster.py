@@ -84,7 +84,7 @@ async def put_node(kube: Kube, name: str) -> None:
 
 
 async def put_backup_time(kube: Kube, name: str, when: str) -> None:
-    """Note on this Mac's Node when the control plane was saved; the operator exports the time for an alert."""
+    """Record the time of the backup on this Mac's Node; the operator exports it for an alert."""
     await kube.patch(f"{NODES}/{name}", {"metadata": {"annotations": {ANNOTATION_BACKUP: when}}})
 
 
@@ -105,11 +105,11 @@ def _renewed(lease: dict[str, Any] | None, since: datetime) -> bool:
 async def until_node_ready(kube: Kube, name: str, since: datetime, describe: Callable[[], str]) -> None:
     """Wait until a Node is Ready, and its kubelet has renewed its Lease after ``since``. Raises InstallError.
 
-    A kubelet that starts writes the Node's status before it renews the Lease, so the status is not that of an earlier one.
+    A starting kubelet writes the Node's status before it renews the Lease, so the status is not from an earlier kubelet.
     """
 
     async def problem() -> str:
-        # In this order: what is read last is not older than the renewal.
+        # The Lease first: the Node that is read after it is not older than the renewal.
         lease = await kube.get_or_none(f"{LEASES}/{name}")
         node = await kube.get_or_none(f"{NODES}/{name}")
         if node is None:
@@ -125,14 +125,14 @@ async def until_node_ready(kube: Kube, name: str, since: datetime, describe: Cal
 
 
 async def put_api_server(kube: Kube, node: str, where: str, *, alone: bool) -> None:
-    """Write where the API server of a Mac is, for all others. ``alone``: there is no other."""
+    """Publish the address of a Mac's API server. ``alone``: there is no other API server."""
     body = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": CONFIG_MAP.rpartition("/")[2], "namespace": "kube-system"},
         "data": {node: where},
     }
-    # A manager for each Mac: it owns, and replaces, its own line only.
+    # One field manager for each Mac, which owns and replaces only its own line.
     await kube.apply(CONFIG_MAP, body, f"{MANAGER}-{node}")
     if alone:
         known = (await kube.get(CONFIG_MAP)).get("data") or {}
@@ -140,7 +140,7 @@ async def put_api_server(kube: Kube, node: str, where: str, *, alone: bool) -> N
 
 
 async def forget_api_servers(kube: Kube, nodes: Iterable[str]) -> None:
-    """Remove what Macs have written about their API servers."""
+    """Remove the published addresses of Macs' API servers."""
     if gone := dict.fromkeys(nodes):
         await kube.patch(CONFIG_MAP, {"data": gone})
 
@@ -156,7 +156,7 @@ async def put_namespace(kube: Kube) -> None:
 
 
 async def forget_unfinished_release(kube: Kube) -> None:
-    """Delete the record of a helm that was killed, which refuses every later one. The objects that it made stay."""
+    """Delete the record of a helm process that was killed: it blocks every later one. The created objects stay."""
     releases = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets"
     unfinished = "owner=helm,name=thunderfleet,status in (pending-install,pending-upgrade,pending-rollback)"
     found = await kube.request("GET", releases, query={"labelSelector": unfinished})

@@ -1,8 +1,8 @@
-"""What ends an installation."""
+"""The error that ends an installation."""
 
 
 class InstallError(Exception):
-    """A step cannot be done; the message says why, and what to do. ``usage``: the command line is wrong."""
+    """A step is not possible; the message says why, and what to do. ``usage``: the command line is wrong."""
 
     def __init__(self, message: str, *, usage: bool = False) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """`thunderfleet init`: makes this Mac a control plane that survives reboots, and a Node of it.
 
-Each step leaves what is already right, so running this again after an interruption at any point completes it, and running it
-once more changes nothing.
+Each step changes only what is not yet right, so running this again after an interruption at any point completes it, and running
+it once more changes nothing.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def install(
 ) -> ClusterPki:
     """Carry out all steps; the certificates. Raises InstallError.
 
-    ``settle``: what makes the etcd that was started one on which an API server can rely, if others are beside it.
+    ``settle``: waits until the started etcd can be used by an API server, if it has other members.
     """
     layout, launchctl = mac.layout, mac.launchctl
     mac.step("programs", "installing the programs")
@@ -107,12 +107,12 @@ def _configuration(mac: Mac, wanted: Wanted) -> HostConfig:
         known = earlier.get("address")
         address = str(known) if known in facts.addresses else default_address(mac.host)
     refuse(init_problems(facts, name, address))
-    # What init_problems accepts is an address.
+    # init_problems has checked that this is an address.
     return replace(from_state(earlier, mac.layout, other_names()), name=name, address=str(address))
 
 
 def own_servers(config: HostConfig) -> tuple[ApiServer, ...]:
-    """Where other Macs find the API server of this one."""
+    """The location of this Mac's API server for other Macs."""
     return tuple(ApiServer(host, API_PORT) for host in entry(config.address, config.names).split())
 
 
@@ -128,7 +128,7 @@ def _describe(mac: Mac, config: HostConfig) -> None:
 async def _make_cluster(
     mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: KubeletInstaller, programs: str, put_approver: Callable[[], None]
 ) -> None:
-    """Everything that goes through the API server."""
+    """The steps that use the API server."""
     launchctl, layout = mac.launchctl, mac.layout
 
     def describe(*names: str) -> str:
@@ -141,7 +141,7 @@ async def _make_cluster(
         mac.step("objects", "creating the objects that joining needs")
         await cluster.put_objects(kube, "thunderfleet", config.server, pki.ca_pem)
         await cluster.put_api_server(kube, config.name, entry(config.address, config.names), alone=not config.shared)
-        # Before, it may not read the requests that it decides, and would ask less and less often.
+        # Started earlier, it would have no rights to read requests, and would back off.
         put_approver()
         await cluster.put_node(kube, config.name)
         await _join_self(mac, config, pki, kubelet, kube)
@@ -172,7 +172,7 @@ async def _join_self(mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: Kub
 
 
 def join_line(config: HostConfig, token: str, ca_hash: str, key: bytes = b"") -> JoinLine:
-    """The line for other Macs: this API server, and the others of the cluster."""
+    """The join line for other Macs, with this API server and the others of the cluster."""
     every = [one.host for one in (*own_servers(config), *learn.read(config.layout.api_servers))]
     addresses = tuple(dict.fromkeys(host for host in every if is_address(host)))[:ADDRESSES]
     names = tuple(dict.fromkeys(host for host in every if not is_address(host) and len(host) <= NAME_LENGTH))[:NAMES]
@@ -190,7 +190,7 @@ def _farewell(mac: Mac, config: HostConfig, pki: ClusterPki, token: str) -> None
 
 
 def tell_kubeconfig(mac: Mac) -> None:
-    """Say how to use the control plane."""
+    """Print how to use the control plane."""
     layout = mac.layout
     mac.tell("")
     mac.tell("The control plane runs, and starts again when this Mac boots. To use it as yourself:")

@@ -1,6 +1,6 @@
 """`thunderfleet join`: makes this Mac a Node of a control plane on another Mac.
 
-As `init`, it leaves what is already right, so running it again after an interruption completes it.
+Like `init`, it changes only what is not yet right, so running it again after an interruption completes it.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def join(mac: Mac, wanted: Wanted) -> None:
 
 
 def servers_of(line: JoinLine) -> tuple[ApiServer, ...]:
-    """The API servers that a line names."""
+    """The API servers in a join line."""
     return tuple(ApiServer(host, line.port) for host in line.hosts)
 
 
@@ -60,7 +60,7 @@ def _install(mac: Mac, wanted: Wanted, name: str) -> None:
     servers, cluster = servers_of(wanted.line), Cluster(BALANCED, wanted.line.ca_hash)
     joined = kubelet.joined(name, cluster)
     if not joined:
-        # The balancer would only say that nobody answers.
+        # The balancer would only report that no API server answers.
         find_ca(servers, wanted.line.ca_hash)
     put_balancer(mac, python, python_environment(python), servers, control_plane=False)
     if not joined:
@@ -70,7 +70,7 @@ def _install(mac: Mac, wanted: Wanted, name: str) -> None:
 
 
 def _programs(mac: Mac) -> tuple[Path, KubeletInstaller]:
-    """The folder of the Python that is used, and its kubelet: those of the installation that runs this, copied if necessary."""
+    """The folder of the Python to use, and its kubelet: the installation that runs this program, copied if necessary."""
     layout = mac.layout
     python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
     return python, KubeletInstaller(layout, mac.launchctl, python, python_environment(python))

@@ -1,4 +1,4 @@
-"""The text that `thunderfleet join` takes: everything that another Mac must know. Pure."""
+"""The text that `thunderfleet join` takes, with everything that another Mac needs. Pure."""
 
 import base64
 import binascii
@@ -22,8 +22,8 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 class JoinLine:
     """``addresses`` and ``port`` of the API servers, a bootstrap token, and the hash of the CA's public key.
 
-    ``names``: DNS names of the API servers, which outlast their addresses. ``key``: what the keys of the cluster are encrypted
-    with; empty in a line for Macs without a control plane.
+    ``names``: DNS names of the API servers, which stay valid when addresses change. ``key``: the key with which the cluster's
+    keys are encrypted for transfer; empty in a line for Macs without a control plane.
     """
 
     addresses: tuple[str, ...]
@@ -35,7 +35,7 @@ class JoinLine:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where the API servers may be, in the order in which to look."""
+        """Possible locations of the API servers, in the order in which to try them."""
         return (*self.addresses, *self.names)
 
     def encode(self) -> str:
@@ -50,7 +50,7 @@ class JoinLine:
 
 
 def decode(text: str) -> JoinLine:
-    """Reads what ``encode`` wrote. Raises ValueError."""
+    """Parses the text of ``encode``. Raises ValueError."""
     if not text.startswith(PREFIX) or len(text) > LIMIT:
         raise ValueError(f"this is not a line that `thunderfleet init` or `token create` printed, which begins with {PREFIX}")
     body = text.removeprefix(PREFIX)

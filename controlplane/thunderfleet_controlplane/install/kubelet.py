@@ -1,4 +1,4 @@
-"""The kubelet of this Mac: joins, and becomes a LaunchDaemon."""
+"""The kubelet of this Mac: joining, and its LaunchDaemon."""
 
 import contextlib
 import fcntl
@@ -41,7 +41,7 @@ EXIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a kubelet joins: the URL of an API server and the hash of the CA's public key."""
+    """The cluster that a kubelet joins: the URL of an API server and the hash of the CA's public key."""
 
     server: str
     ca_hash: str
@@ -85,7 +85,7 @@ class KubeletInstaller:
         if control_plane:
             content |= {CERTIFICATES: str(self._layout.pki.folder), COMPONENTS: True}
         else:
-            # The file can come from a Mac that has a control plane.
+            # The file may come from a Mac with a control plane.
             for setting in (CERTIFICATES, COMPONENTS):
                 content.pop(setting, None)
         make_folder(self._layout.data, 0o755)
@@ -117,7 +117,7 @@ class KubeletInstaller:
             read_json(self._layout.kubelet_state).get("caHash"),
         )
         if server not in (None, cluster.server) or authority not in (None, cluster.ca_hash):
-            # Of another control plane.
+            # The identity belongs to another control plane.
             remove(identity)
         remove(self._layout.kubelet_state)
         # A file, because every user of this Mac can read command lines.
@@ -133,7 +133,7 @@ class KubeletInstaller:
         write_json(self._layout.kubelet_state, {"name": name, "server": cluster.server, "caHash": cluster.ca_hash})
 
     def _until_free(self) -> None:
-        """Wait until no kubelet uses the folder: one that an interrupted run started may still be joining."""
+        """Wait until no kubelet uses the folder. A kubelet of an interrupted run may still be joining."""
         lock = self._layout.kubelet / "kubelet.lock"
         deadline = time.monotonic() + JOIN_SECONDS
         while lock.exists():
@@ -145,7 +145,7 @@ class KubeletInstaller:
             time.sleep(POLL_SECONDS)
 
     def start(self, inputs: str) -> datetime:
-        """Make the kubelet run as a LaunchDaemon; since when it must have renewed its Lease. Raises InstallError."""
+        """Start the kubelet as a LaunchDaemon. Its Lease must be renewed after the returned time. Raises InstallError."""
         began = datetime.now(UTC)
         make_folder(self._layout.logs, 0o755)
         log = self._layout.log(KUBELET)

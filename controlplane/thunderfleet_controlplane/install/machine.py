@@ -1,4 +1,4 @@
-"""What the steps of an installation share: this Mac, what is shipped, and where progress is reported."""
+"""Common input of all steps of an installation: this Mac, the shipped files, and the output for progress."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from thunderfleet_controlplane.install.mac.preflight import Facts
 
 @dataclass(frozen=True)
 class Shipped:
-    """What the installed distribution has. All may raise InstallError."""
+    """The contents of the installed distribution. All methods may raise InstallError."""
 
     version: str
     find_programs: Callable[[], Path]
@@ -47,7 +47,7 @@ class Mac:
         return Launchctl(self.host)
 
     def facts(self, daemons: tuple[str, ...]) -> Facts:
-        """What preflight decides on; ``daemons``: those that are to run."""
+        """The input of preflight; ``daemons``: the daemons to run."""
         return read_facts(self.host, self.launchctl, self.layout, daemons)
 
     def step(self, name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Where the programs that launchd runs as root are. Nobody but root may be able to change them.
+"""Location of the programs that launchd runs as root. Only root may be able to change them.
 
 The installation that runs this command is used where it is, if only root can write it and every user can read it, because pods
 have users of their own. Otherwise, as after `uv tool install` or with Homebrew's Python, it is copied.
@@ -25,7 +25,7 @@ DIGEST = ".digest"
 def unsafe(paths: Iterable[Path]) -> str | None:
     """Why root should not run programs in ``paths``, or pods cannot read them; None if they can.
 
-    Looks at each of them, and at the folders above.
+    Checks each path and the folders above it.
     """
     paths = tuple(paths)
     if (reason := distrust(paths)) is not None:
@@ -39,7 +39,7 @@ def unsafe(paths: Iterable[Path]) -> str | None:
 
 
 def running_from() -> tuple[Path, tuple[Path, ...]]:
-    """The folder of this Python environment, and everything that it runs from."""
+    """The folder of this Python environment, and all paths that it uses."""
     prefix = Path(sys.prefix)
     libraries = [Path(folder).resolve() for folder in sys.path if folder and Path(folder).is_dir()]
     program = Path(sys.executable)
@@ -79,7 +79,7 @@ def put_python(layout: HostLayout, digest: Callable[[], str], build: Callable[[P
 
 
 def put_control_plane(layout: HostLayout, names: Iterable[str], source: Path) -> str:
-    """Copy the programs ``names`` from ``source``, unless they are there; a hash of them. Raises InstallError."""
+    """Copy the programs ``names`` from ``source`` if they are missing. Returns their hash. Raises InstallError."""
     folder, names = layout.control_plane_programs, sorted(names)
     if (reason := distrust([source, *(source / name for name in names)])) is not None:
         raise InstallError(f"root does not run what other users can change: {reason}")
@@ -110,7 +110,7 @@ def _copy(source: Path, target: Path) -> bytes:
 
 
 def python_environment(folder: Path) -> dict[str, str]:
-    """The environment that the Python in ``folder`` needs: that of its image, if it is one."""
+    """The environment variables that the Python in ``folder`` needs: those of its image, if it is an image."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""`thunderfleet reset`: removes from this Mac what `init` and `join` installed, and lists what it leaves.
+"""`thunderfleet reset`: removes what `init` and `join` installed on this Mac, and lists what remains.
 
-The kubelet goes first, and its pods before it, because containers outlive it. etcd goes last. Running it again after an
+Pods are removed first, because containers outlive the kubelet; then the kubelet, and etcd last. Running this again after an
 interruption completes it.
 """
 
@@ -46,11 +46,11 @@ class Wanted:
 
 
 def reset(mac: Mac, wanted: Wanted | None = None) -> None:
-    """Remove everything that can be removed. Raises InstallError if something remains that must not."""
+    """Remove everything that can be removed. Raises InstallError if a part that must be removed remains."""
     wanted = wanted or Wanted()
     if os.geteuid() != 0:
         raise InstallError("this needs root: run it with sudo")
-    # Who can replace a folder above has root remove another one.
+    # A user who can replace a parent folder could make root remove another folder.
     refuse(list(changeable(folders(mac.layout))))
     if wanted.member is not None and not mac.layout.state.exists():
         raise InstallError("this Mac has no control plane: run this on one that has", usage=True)
@@ -65,14 +65,14 @@ def reset(mac: Mac, wanted: Wanted | None = None) -> None:
 def _remove(mac: Mac, *, force: bool) -> None:
     layout = mac.layout
     node, control_plane = read_json(layout.kubelet_state).get("name"), layout.control_plane.exists()
-    # Before anything is changed: the others may need this Mac.
+    # Checked before any change, because the others may need this Mac.
     going = None if force else leaving(mac)
     if mac.launchctl.describe(label(KUBELET)) is not None and control_plane and node is not None:
         _end_pods(mac, str(node))
-    # A kubelet that runs would create its Node again, and an API server without etcd ends late.
+    # A running kubelet would create its Node again, and an API server without etcd takes long to end.
     _end_daemons(mac, (KUBELET,))
     if going is not None:
-        # While the API server of this Mac still works.
+        # Must be done while the API server of this Mac still works.
         chart.follow_control_planes(mac, _chart(mac), going.left + 1, going.left)
         forget_own(mac)
         _end_daemons(mac, [name for name in ORDER if name != "etcd"])
@@ -86,10 +86,10 @@ def _remove(mac: Mac, *, force: bool) -> None:
     _empty_store(mac)
     for folder in (layout.logs, layout.data, layout.programs_root):
         if left := remove_empty(folder):
-            mac.step("reset", f"left {folder}: it has {', '.join(left[:8])}")
+            mac.step("reset", f"not removed: {folder}, which contains {', '.join(left[:8])}")
     if node is not None and not control_plane:
-        mac.step("reset", f"left: the Node of this Mac in its cluster; remove it with `kubectl delete node {node}`")
-    mac.step("reset", "left: models, the cache of built programs, kubeconfigs in home folders, this program")
+        mac.step("reset", f"not removed: the Node of this Mac in its cluster; remove it with `kubectl delete node {node}`")
+    mac.step("reset", "not removed: models, the cache of built programs, kubeconfigs in home folders, this program")
 
 
 def _chart(mac: Mac) -> Path:
@@ -112,7 +112,7 @@ def _forget_gpu_memory(mac: Mac) -> None:
         if gpu_memory.forget(mac.host, mac.layout):
             mac.step("reset", "removed the limit of GPU memory that `doctor` has set")
     except InstallError as error:
-        mac.step("reset", f"left: the limit of GPU memory, until the next restart ({error})")
+        mac.step("reset", f"not removed: the limit of GPU memory, which lasts until the next restart ({error})")
 
 
 def _empty_store(mac: Mac) -> None:
@@ -121,7 +121,7 @@ def _empty_store(mac: Mac) -> None:
     if not store.is_dir():
         return
     if left := sorted(name for name in os.listdir(store) if name.startswith(REPOSITORY)):
-        mac.step("reset", f"left {store}: it has {', '.join(left[:8])}")
+        mac.step("reset", f"not removed: {store}, which contains {', '.join(left[:8])}")
         return
     remove(store / OWN)
     remove_empty(store)
@@ -134,19 +134,19 @@ def _undo_ports(mac: Mac) -> None:
     if not record.exists():
         return
     if left := undo(mac.host.run, record):
-        # The record goes with the kubelet's folder, so this is the last that is heard of it.
+        # The record is removed with the kubelet's folder, so this is the last message about it.
         said = "; ".join(left)
         where = "remove them in System Settings > Network"
-        mac.step("reset", f"left: network services that begin with Thunderfleet; {where} ({said})")
+        mac.step("reset", f"not removed: network services whose names begin with Thunderfleet; {where} ({said})")
     else:
         mac.step("reset", "put the Thunderbolt ports back as they were")
 
 
 def _owned(layout: HostLayout) -> list[Path]:
-    """Everything that an installation of any version writes, outside of property lists."""
+    """All files that an installation of any version writes, except property lists."""
     programs = sorted(layout.programs_root.iterdir()) if layout.programs_root.is_dir() else []
     version = re.compile(r"(control-plane-)?\d+\.\d+\S*")
-    # What says that this Mac has joined goes before what makes it true.
+    # The record that this Mac has joined is removed before the identity itself.
     own = [layout.kubelet_state, layout.join_token, *with_leftovers(layout.kubelet), layout.kubelet_config]
     # An interrupted write leaves a file beside it.
     own += [
@@ -159,7 +159,7 @@ def _owned(layout: HostLayout) -> list[Path]:
     own += [*with_leftovers(layout.former), *with_leftovers(layout.staged.data)]
     own += [*with_leftovers(layout.former_version), layout.before_upgrade]
     logs = sorted(layout.logs.glob("*.log*")) if layout.logs.is_dir() else []
-    # The lock is the last: the next command that gets it finds nothing of this installation.
+    # The lock is removed last, so that the next command that gets it finds no parts of this installation.
     return [*own, *(path for path in programs if version.fullmatch(path.name)), *logs, layout.lock]
 
 
@@ -180,7 +180,7 @@ def _end_pods(mac: Mac, name: str) -> None:
 
 
 def _containers(host: BlockingHost, root: Path) -> dict[int, Path]:
-    """The processes that own the kubelet's containers, with the folder that each of them was started with."""
+    """The processes that own the kubelet's containers (shims), each with its folder."""
     said = host.run(["ps", "-axww", "-o", "pid=,uid=,command="], PS_SECONDS)
     # On a Mac, /var is a link, and the kubelet names the folder that it leads to.
     real = os.path.realpath(root)
@@ -190,14 +190,14 @@ def _containers(host: BlockingHost, root: Path) -> dict[int, Path]:
 
 
 def _end_containers(host: BlockingHost, root: Path) -> None:
-    """End the containers that are left, at once. Raises InstallError if one does not end."""
+    """End the remaining containers at once. Raises InstallError if one does not end."""
     deadline = time.monotonic() + PODS_SECONDS
     while left := _containers(host, root):
         if time.monotonic() > deadline:
             pids = ", ".join(map(str, left))
             raise InstallError(f"processes of containers do not end: {pids}; restart this Mac, and run this again")
         for pid, folder in left.items():
-            # What a kubelet writes to end a container without a grace period.
+            # The file that a kubelet writes to end a container without a grace period.
             with contextlib.suppress(OSError):
                 _write_stop(folder)
                 os.kill(pid, signal.SIGTERM)

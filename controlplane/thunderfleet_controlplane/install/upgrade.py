@@ -1,7 +1,7 @@
-"""`thunderfleet upgrade`: the version that runs this command takes the place of the one that is installed, or leaves it there.
+"""`thunderfleet upgrade`: replaces the installed version by the one that runs this command, or rolls back.
 
-The property lists of the former version are kept aside until the new one is healthy. Running this again after an interruption
-completes it; the steps are those of `init`, each of which leaves what is already right.
+The property lists of the former version are kept until the new version is healthy. Running this again after an interruption
+completes it; the steps are those of `init`, each of which changes only what is not yet right.
 """
 
 import asyncio
@@ -44,14 +44,14 @@ DEPLOYMENT = f"/apis/apps/v1/namespaces/{cluster.SYSTEM_NAMESPACE}/deployments/t
 
 @dataclass(frozen=True)
 class Steps:
-    """What an upgrade does with the programs of this Mac."""
+    """The operations of an upgrade on the programs of this Mac."""
 
     start: Callable[[Mac], None]
     """Installs and starts this version, and waits until it is Ready."""
     chart: Callable[[Mac], None]
     """Upgrades the chart, and waits until its operator is available."""
     healthy: Callable[[Mac], None]
-    """Waits until what is there is Ready."""
+    """Waits until the control plane and the Node are Ready."""
     back: Callable[[Mac, str], None]
     """Rolls the chart back to a revision."""
 
@@ -107,7 +107,7 @@ def version_in(prefix: Path) -> str | None:
 
 
 def _keep(mac: Mac, version: str | None) -> None:
-    """Keep what is needed to go back, and a backup of the control plane. An interrupted upgrade has done so already."""
+    """Keep the data for a rollback, and a backup of the control plane. An interrupted upgrade has already done this."""
     layout = mac.layout
     if layout.former_version.exists():
         return
@@ -130,12 +130,12 @@ def _files(layout: HostLayout) -> list[Path]:
 
 
 def _serve_both(layout: HostLayout, version: str | None, prefix: Path, new: str) -> None:
-    """Have the kubelet serve the image of the former version too, as long as its files are there."""
+    """Configure the kubelet to also serve the image of the former version while its files exist."""
     content = yaml.safe_load(layout.kubelet_config.read_text(encoding="utf-8")) or {}
     images: dict[str, Any] = dict(content.get("images") or {})
     for name, folder in list(images.items()):
         tag = name.removeprefix(f"{REPOSITORY}:")
-        # The kubelet has its own version without an entry; an older one may have been replaced where it was.
+        # The kubelet's own version needs no entry. An older version may have been replaced in its folder.
         if tag != name and (tag == new or version_in(Path(str(folder))) not in (tag, None)):
             del images[name]
     if version not in (None, new):
@@ -207,7 +207,7 @@ def healthy(mac: Mac) -> None:
 
 
 def _outdated(mac: Mac, *, control_planes: bool) -> dict[str, str]:
-    """Which other Macs have an older version, and which: those with a control plane, or the others."""
+    """Other Macs with an older version, and the version: either Macs with a control plane, or the others."""
 
     async def nodes() -> list[dict[str, Any]]:
         async with cluster.connect(mac.layout, _config(mac).local_server) as kube:
@@ -218,7 +218,7 @@ def _outdated(mac: Mac, *, control_planes: bool) -> dict[str, str]:
 
 
 def _others(mac: Mac) -> list[str]:
-    """Which other Macs have to be upgraded first: the operator's new pod could not run there."""
+    """Other Macs that must be upgraded first, because the operator's new pod could not run there."""
     found = _outdated(mac, control_planes=False)
     return [
         f"{name} has version {known}: upgrade it first, and Macs with a control plane last" for name, known in found.items()

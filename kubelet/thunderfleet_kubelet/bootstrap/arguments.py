@@ -1,4 +1,4 @@
-"""What the command line of a join says: the API server, the token and the hash of the CA."""
+"""The arguments of the command line for joining: the API server, the token and the hash of the CA."""
 
 import re
 from dataclasses import dataclass

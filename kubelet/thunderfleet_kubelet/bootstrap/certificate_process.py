@@ -20,7 +20,7 @@ class BadPair(CertificateError):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node's certificate says: its ``user``, when it is valid, and the ``addresses`` of a server."""
+    """Contents of a node's certificate: its ``user``, when it is valid, and the ``addresses`` of a server."""
 
     user: str
     starts: datetime
@@ -29,15 +29,15 @@ class Facts:
 
 
 def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]:
-    """A new key and the signing request for it (both PEM), of a server with ``addresses`` or of a client."""
+    """A new key and its signing request (both PEM), for a server with ``addresses`` or for a client."""
     made = oneoff.done(_WORK, {"work": "request", "node": node, "addresses": list(addresses)})
     return made["key"].encode(), made["request"].encode()
 
 
-# Of both certificates, each with some successors.
+# Enough for both certificates and some successors of each.
 @lru_cache(maxsize=16)
 def facts(key: bytes, certificate: bytes) -> Facts:
-    """What the first of the certificates says (PEM). Raises BadPair."""
+    """The contents of the first certificate (PEM). Raises BadPair."""
     said = oneoff.done(_WORK, {"work": "says", "key": key.decode("latin-1"), "certificate": certificate.decode("latin-1")})
     if "problem" in said:
         raise BadPair(said["problem"])
@@ -46,6 +46,6 @@ def facts(key: bytes, certificate: bytes) -> Facts:
 
 
 def ends(certificates: Sequence[str]) -> list[float | str]:
-    """The end of each certificate (PEM), in seconds since the Unix epoch; the problem of one without."""
+    """When each certificate (PEM) expires, in seconds since the Unix epoch, or why that cannot be read."""
     found: list[float | str] = oneoff.done(_WORK, {"work": "ends", "certificates": list(certificates)})["ends"]
     return found

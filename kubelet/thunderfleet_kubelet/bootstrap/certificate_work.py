@@ -1,4 +1,4 @@
-"""Keys, signing requests and what certificates say: all that needs the cryptography library.
+"""Keys, signing requests and contents of certificates: everything that needs the cryptography library.
 
 A kubelet does this a few times a year, so it runs this module as a process instead of keeping the library's 9 MB.
 """
@@ -29,7 +29,7 @@ def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> byt
 
 
 def says(key: bytes, certificate: bytes) -> dict[str, Any]:
-    """What the first certificate says, as JSON values; times in seconds since the Unix epoch.
+    """The contents of the first certificate, as JSON values; times in seconds since the Unix epoch.
 
     Raises ValueError if one of the two cannot be read, or if they do not match.
     """
@@ -55,11 +55,11 @@ def _addresses(leaf: x509.Certificate) -> list[str]:
 
 
 def ends(certificates: Sequence[str]) -> list[float | str]:
-    """The end of the first certificate in each text (PEM), in seconds since the Unix epoch; the problem of one without."""
+    """When the first certificate in each text (PEM) expires (seconds since the Unix epoch), or why that cannot be read."""
     found: list[float | str] = []
     for text in certificates:
         try:
-            # The first of a chain is the one that is presented.
+            # A server or client presents the first certificate of a chain.
             found.append(x509.load_pem_x509_certificates(text.encode("latin-1"))[0].not_valid_after_utc.timestamp())
         except ValueError as error:
             found.append(str(error))

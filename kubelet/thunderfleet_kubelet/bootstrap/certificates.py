@@ -37,7 +37,7 @@ class Pair:
 
     @property
     def facts(self) -> Facts:
-        """What the node's own certificate says. Raises CertificateError if it cannot be read or is not the key's.
+        """The contents of the node's own certificate. Raises CertificateError if it is unreadable or does not match the key.
 
         The first call for a pair waits for a process.
         """
@@ -63,7 +63,7 @@ def csr_object(request: bytes, signer: str, seconds: int) -> Json:
     return {
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
-        # Without a field that has an owner, the API server would not record who approves the request.
+        # The API server records who approves a request only if another field of it has an owner.
         "metadata": {
             "name": f"thunderfleet-csr-{hashlib.sha256(request).hexdigest()[:16]}",
             "labels": {"app.kubernetes.io/name": "thunderfleet-kubelet"},
@@ -137,7 +137,7 @@ async def obtain(
 
 
 async def _sent(kube: Kube, wanted: Json) -> Json:
-    """Creates the request. If the answer is lost, it looks whether it was created: another one would stay pending."""
+    """Creates the request. If the answer is lost, checks whether the request exists: a second one would stay pending."""
     try:
         return await kube.create(REQUESTS, wanted)
     except ApiError as error:
@@ -150,12 +150,12 @@ async def _sent(kube: Kube, wanted: Json) -> Json:
 
 
 def renew_at(pair: Pair, part: float = RENEW_AT) -> datetime:
-    """When ``part`` of the certificate's lifetime is over."""
+    """The time at which ``part`` of the certificate's lifetime is over."""
     return pair.facts.starts + timedelta(seconds=lifetime(pair) * part)
 
 
 def lifetime(pair: Pair) -> float:
-    """For how many seconds the certificate is valid."""
+    """The lifetime of the certificate in seconds."""
     return (pair.facts.ends - pair.facts.starts).total_seconds()
 
 

@@ -44,7 +44,7 @@ class NodeIdentity:
 
 
 def read_ahead(identity: NodeIdentity) -> None:
-    """Has a process read the certificates, so that later calls find what they say. Problems show in those calls."""
+    """Has a process read the certificates, so that later calls find their contents. Those calls report problems."""
     for file in (identity.client, identity.serving):
         with contextlib.suppress(CertificateError, OSError):
             read_pair(file)

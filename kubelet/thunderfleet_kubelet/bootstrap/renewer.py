@@ -52,7 +52,7 @@ class Renewer:
         """When the last certificate was obtained (monotonic); None for one of an earlier process."""
 
     def renew_now(self) -> None:
-        """Requests a certificate at once, in place of the present one and of a request on its way."""
+        """Requests a certificate at once. It replaces the current one and a pending request."""
         self._now.set()
 
     async def run(self) -> None:
@@ -82,7 +82,7 @@ class Renewer:
             log.info("%s certificate is valid until %s", self.name, pair.facts.ends.isoformat())
 
     async def _requested(self) -> Pair | None:
-        """The requested certificate; None if ``renew_now`` made it useless."""
+        """The requested certificate; None if ``renew_now`` was called meanwhile."""
         request, again = asyncio.ensure_future(self.request()), asyncio.ensure_future(self._now.wait())
         try:
             await asyncio.wait((request, again), return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +95,7 @@ class Renewer:
     async def _until_due(self, pair: Pair) -> None:
         """Waits for 80 % of the lifetime, by the clock or by elapsed time, whichever is first.
 
-        A wrong clock must cause neither a request after the other nor a certificate that is never renewed.
+        A wrong clock must neither cause an endless series of requests nor prevent renewal.
         """
         part = RENEW_AT + random.uniform(-0.02, 0.02)
         seconds, when = lifetime(pair), renew_at(pair, part)

@@ -13,6 +13,6 @@ logs            reads container logs
 termination     termination messages
 leftovers       ends processes by user, deletes what containers wrote
 usage           CPU and memory of containers
-mac_memory      what macOS charges a process for
+mac_memory      the memory that macOS attributes to a process
 errors          why a container cannot be created
 """

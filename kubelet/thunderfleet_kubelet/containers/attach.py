@@ -1,4 +1,4 @@
-"""``kubectl attach`` to a container with ``stdin`` or ``tty``: its input and raw output, by way of its shim.
+"""``kubectl attach`` to a container with ``stdin`` or ``tty``: its input and raw output, through its shim.
 
 The shim and the kubelet communicate through files of the attempt (``thunderfleet_kubelet.shim.console``), so that a restarted
 kubelet can attach to what an earlier one has started.
@@ -19,16 +19,16 @@ OPEN_SECONDS = 10.0
 """How long a shim may take to open the pipes."""
 LOOK_SECONDS = 0.02
 LIVE_SECONDS = 1.0
-"""How often it is checked whether the container still runs, and whether its output has ended."""
+"""Interval of checks whether the container still runs, and whether its output has ended."""
 READ_BYTES = 65536
 
 
 class NotAttachable(Exception):
-    """The container has neither input nor a terminal, or it ends."""
+    """The container has neither input nor a terminal, or is ending."""
 
 
 class Attached:
-    """Streams of a running container, as of a command that ``exec_session`` has started. ``live``: whether it runs."""
+    """Streams of a running container, like those of a command in ``exec_session``. ``live``: whether it runs."""
 
     def __init__(self, attempt: Path, live: Callable[[], bool]) -> None:
         spec = read_json(attempt / "spec.json") or {}
@@ -67,7 +67,7 @@ class Attached:
             raise
 
     async def _until_open(self, paths: list[Path]) -> None:
-        """The shim deletes the names after it has opened the pipes; before that, a reader would see their end."""
+        """Waits until the shim has opened the pipes and deleted their names. An earlier reader would see end of file."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 for path in paths:
@@ -79,14 +79,14 @@ class Attached:
             raise NotAttachable from None
 
     def nudge(self) -> None:
-        """Makes the shim look."""
+        """Signals the shim to read its folder."""
         if self._live():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._shim, signal.SIGUSR1)
 
     @property
     def stdout(self) -> AsyncIterator[bytes]:
-        """What the program prints from now on."""
+        """The output of the program from now on."""
         return self._chunks("stdout")
 
     @property
@@ -133,7 +133,7 @@ class Attached:
 class _Output:
     """A stream of the program, from a named pipe whose other end the shim has.
 
-    macOS reports data in a named pipe, but not that its last writer has closed it. So it is read now and then without a report.
+    macOS reports data in a named pipe, but not that its last writer has closed it. So the pipe is also read at intervals.
     """
 
     def __init__(self, fd: int) -> None:
@@ -141,7 +141,7 @@ class _Output:
         self._ready = asyncio.Event()
 
     async def read(self) -> bytes:
-        """What has arrived, at least a byte; empty at the end, and after ``close``."""
+        """The bytes that have arrived, at least one; empty at the end, and after ``close``."""
         while self._fd >= 0:
             try:
                 return os.read(self._fd, READ_BYTES)

@@ -44,7 +44,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """How long an attempt ran that has ended; 0 if the clock was set back meanwhile."""
+        """How long an ended attempt ran; 0 if the clock was set back meanwhile."""
         finished = self.finished_at or 0.0
         return max(0.0, finished - (self.started_at or finished))
 

@@ -2,13 +2,13 @@
 
 
 class ContainerConfigError(Exception):
-    """The spec cannot be carried out; shown as CreateContainerConfigError."""
+    """The container cannot be created as its spec says; shown as CreateContainerConfigError."""
 
 
 class ImageError(Exception):
     """The image cannot be used: ``reason`` and ``message`` of the Waiting state.
 
-    ``wait``: when to ask again (seconds), and the image's pull has recorded its own events; None: with the usual back-off.
+    ``wait``: seconds until the next try; the image's pull has recorded its own events. None: the usual back-off applies.
     """
 
     def __init__(self, reason: str, message: str, wait: float | None = None) -> None:

@@ -8,7 +8,7 @@
     pods/UID/logs/NAME/N.log               attempt N: its log
 
 All state of a container is in its folder, so a restarted kubelet finds what its predecessor left. The group of ``pods/UID`` is
-the pod's own user: only members of it pass, so another pod's user reaches nothing below, whatever the modes of the files are.
+the pod's own user. Only its members may enter, so another pod's user reaches nothing below, whatever the file modes are.
 """
 
 import hashlib
@@ -84,12 +84,12 @@ class PodFolder:
         return group if group != self.path.parent.stat().st_gid else None
 
     def save(self, pod: Json) -> None:
-        """Accepts the pod: from now on it is this node's, even if the kubelet restarts. Raises OSError."""
+        """Records that this node has accepted the pod, so that a restarted kubelet knows it. Raises OSError."""
         files.write_file(str(self.path / "pod.json"), json.dumps(pod))
         os.chmod(self.path / "pod.json", 0o600)
 
     def close(self) -> None:
-        """Deletes what the containers of an ended pod can reach; logs and exit codes stay. Then the pod has no user.
+        """Deletes the files that containers of an ended pod can reach; logs and exit codes stay. The pod then has no user.
 
         Raises OSError.
         """

@@ -28,7 +28,7 @@ SHARED_FOLDERS = (
     if sys.platform == "darwin"
     else ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 )
-"""Where the system lets every user create files."""
+"""Folders in which every user can create files."""
 
 SYSV = Path("/proc/sysvipc")
 
@@ -46,7 +46,7 @@ def end_processes(user: int, seconds: float = KILL_SECONDS) -> list[int]:
         if time.monotonic() >= limit:
             return pids
         signal_all(pids, 9)
-        # Fails without harm if nothing is left to signal, or if a process of the user was faster.
+        # Failure is harmless: nothing is left to signal, or a process of the user has killed the killer first.
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _KILLER, str(user)],
             stdin=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ def delete(path: Path) -> None:
 def delete_outside(user: int, folders: Iterable[str], seconds: float = DELETE_SECONDS) -> None:
     """Deletes what ``user``, which must be the user of one pod only, left in these folders, and its System V IPC.
 
-    Otherwise it would belong to the next pod with this user. A folder in which others have put something is given to root.
+    Otherwise these would belong to the next pod with this user. A folder with files of other users is given to root.
     Raises OSError if something is left. Blocks, so run it in a thread.
     """
     limit = time.monotonic() + seconds
@@ -109,7 +109,7 @@ def _first(find: tuple[str, ...], limit: float) -> str:
 
 
 def _run(find: tuple[str, ...], limit: float) -> None:
-    """Its status does not matter: it fails when something vanishes meanwhile. What is left is searched for afterwards."""
+    """Runs the command. Ignores its status: it fails when a file vanishes meanwhile, and a later search finds leftovers."""
     wait = max(0.0, limit - time.monotonic())
     path = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
     try:

@@ -21,7 +21,7 @@ TABLE_READS = 3
 
 @dataclass(frozen=True)
 class Listening:
-    """A listening socket. ``0.0.0.0`` and ``::``: on all addresses of the family. ``pids``: who holds it, if asked for."""
+    """A listening socket. ``0.0.0.0`` and ``::``: all addresses of a family. ``pids``: its processes, if requested."""
 
     address: str
     port: int

@@ -52,7 +52,7 @@ def _is_full(line: bytes) -> bool:
 
 
 def _open_all(path: Path) -> list[int]:
-    """The log's files, open, oldest first. None is left out or there twice, though the shim may rotate them meanwhile."""
+    """The log's files, open, oldest first. Each occurs exactly once, even if the shim rotates them meanwhile."""
     for number in range(OPEN_TRIES):
         opened: list[int] = []
         try:

@@ -1,7 +1,7 @@
-"""What macOS charges a process for: its footprint, which Activity Monitor shows as its memory, and the GPU's part of it.
+"""The memory that macOS attributes to a process: its footprint, as Activity Monitor shows it, and the GPU's part of it.
 
-Buffers of Metal are in no resident size: ``ps`` shows some 30 MB for a process with a model of 14 GB. Root may ask about every
-process, other users about their own. The port of a task's name is enough for that; it gives no access to the task.
+The resident size does not include buffers of Metal: ``ps`` shows about 30 MB for a process with a 14 GB model. Root may query
+every process, other users about their own. The port of a task's name is enough for that; it gives no access to the task.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ TASK_VM_INFO = 22
 
 @dataclass(frozen=True)
 class Charged:
-    """Bytes. ``footprint``: pages that only this process has, compressed ones too, and the GPU's. ``gpu``: of it, the GPU's."""
+    """In bytes. ``footprint``: private pages (compressed ones included) and those of the GPU. ``gpu``: the part of the GPU."""
 
     footprint: int
     gpu: int
@@ -47,7 +47,7 @@ class TaskVmInfo(ctypes.Structure):
 
 
 def charged(pid: int) -> Charged | None:
-    """What the process is charged for; None if it has ended or may not be asked about."""
+    """The memory of the process; None if it has ended or this user may not query it."""
     library, own = _mach()
     port = ctypes.c_uint(0)
     if library.task_name_for_pid(own, pid, ctypes.byref(port)) != 0:
@@ -58,7 +58,7 @@ def charged(pid: int) -> Charged | None:
         if library.task_info(port, TASK_VM_INFO, ctypes.byref(found), ctypes.byref(count)) != 0:
             return None
     finally:
-        # Ports are references, of which a process may have only so many.
+        # Ports are references, and their number for each process is limited.
         library.mach_port_deallocate(own, port)
     gpu = found.ledger_tag_graphics_footprint + found.ledger_tag_graphics_footprint_compressed
     return Charged(found.phys_footprint, max(0, gpu))

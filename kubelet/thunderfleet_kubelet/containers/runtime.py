@@ -182,7 +182,7 @@ class ContainerRuntime:
         try:
             files.write_file(str(attempt / "exit.json"), json.dumps(record))
         except OSError as error:
-            # Kept in memory at least, so that a full disk does not stop the pod's other containers from being managed.
+            # Kept in memory, so that on a full disk the pod's other containers are still managed.
             log.warning("%s: cannot write: %s", attempt / "exit.json", error)
         return record
 
@@ -206,7 +206,7 @@ class ContainerRuntime:
         return any(other in self._starting or is_alive(self._folder.attempt(*other)) for other in others)
 
     def kill_all(self) -> None:
-        """Kills everything that runs of a pod that the API server does not have and whose files are unusable."""
+        """Kills all processes of a pod that the API server does not have and whose files are unusable."""
         for name in self._folder.names():
             for number in self._folder.numbers(name):
                 running = None

@@ -18,10 +18,10 @@ PS_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Usage:
-    """What live processes use. Memory in bytes.
+    """CPU time and memory of live processes. Memory is in bytes.
 
-    ``memory``: what the system charges them for: resident memory on Linux; on macOS the footprint, which has compressed pages
-    and those of the GPU. ``gpu``: of it, what the GPU has; None where the system does not say.
+    ``memory``: resident memory on Linux. On macOS, the footprint, which includes compressed pages
+    and those of the GPU. ``gpu``: the GPU's part of it; None where the system does not report it.
     """
 
     cpu_seconds: float = 0.0

@@ -31,7 +31,7 @@ def is_alive(attempt: Path) -> bool:
 
 
 LOOK_AGAIN_SECONDS = 0.05
-"""After the end of a shim's process, until its end of the pipe is closed too."""
+"""Interval of checks after the end of a shim's process, until its end of the pipe is closed too."""
 
 
 class ShimWatch:
@@ -80,7 +80,7 @@ class _Pipe:
         return self._fd
 
     def take(self) -> None:
-        """Nothing: it stays readable."""
+        """Does nothing, because the pipe stays readable."""
 
     def close(self) -> None:
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""What a registry asks for before it answers: the WWW-Authenticate header. Pure."""
+"""The authentication that a registry requires: the WWW-Authenticate header. Pure."""
 
 import re
 from collections.abc import Iterable

@@ -22,7 +22,7 @@ def excess(capacity: int, available: int, high: int, low: int) -> int:
 
 
 def doomed(images: Iterable[Kept], in_use: Set[str], now: float, minimum_age: float, need: int) -> list[str]:
-    """The keys of the images to delete, until ``need`` bytes are free: those first that were not used for the longest time.
+    """The keys of the images to delete until ``need`` bytes are free, least recently used images first.
 
     Never one that is in use, or was used within ``minimum_age`` seconds: a container may be about to start from it.
     """

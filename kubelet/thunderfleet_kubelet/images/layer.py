@@ -26,7 +26,7 @@ class UnpackError(Exception):
 
 @dataclass
 class Budget:
-    """What is left for all layers of an image."""
+    """The remaining limits for all layers of an image."""
 
     bytes: int
     entries: int

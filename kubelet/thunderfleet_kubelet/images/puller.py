@@ -56,7 +56,7 @@ class Asker(Protocol):
         """The data of the pod's pull secrets. Raises ApiError."""
 
     def arrived(self) -> None:
-        """Called when the pull has ended, well or not."""
+        """Called when the pull has ended, with or without success."""
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Images:
         """The image for one start of a container.
 
         Raises ImageError with the reason of the container's status; while the image is being pulled, that is
-        ContainerCreating. The asker is called when it is worth to ask again.
+        ContainerCreating. The asker is called when another call may have a different result.
         """
         reference = self.reference(name)
         if reference is None:

@@ -32,12 +32,12 @@ class Reference:
 
     @property
     def host(self) -> str:
-        """Whom to ask: host, and port if it is named."""
+        """The server of the registry: host, and port if the name has one."""
         return DOCKER_HOST if self.registry == DOCKER else self.registry
 
     @property
     def target(self) -> str:
-        """What to ask for."""
+        """The tag or digest to request."""
         return self.digest or self.tag
 
     def __str__(self) -> str:

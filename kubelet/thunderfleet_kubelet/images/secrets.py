@@ -30,12 +30,12 @@ class Credential:
 
     @property
     def mark(self) -> str:
-        """A hash by which the store knows it again."""
+        """A hash by which the store recognizes the credential."""
         return hashlib.sha256(f"{self.user}\0{self.password}".encode()).hexdigest()
 
 
 def credentials(secrets: Iterable[Mapping[str, bytes]], reference: Reference) -> list[Credential]:
-    """Those for the image's registry, the most specific first. ``secrets``: the data of each; unreadable ones do not count."""
+    """Credentials for the image's registry, the most specific first. ``secrets``: their data; unreadable ones are ignored."""
     found: list[tuple[int, Credential]] = []
     for data in secrets:
         for server, entry in _entries(data):

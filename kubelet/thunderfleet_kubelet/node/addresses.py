@@ -1,6 +1,6 @@
-"""The machine's address for other machines, followed as it changes: a new DHCP lease, another interface, none at all.
+"""The address at which other machines reach this one, and its changes: a new DHCP lease, another interface, none at all.
 
-A loopback address does not count: a Node that publishes 127.0.0.1 looks Ready, but no other machine reaches it.
+Loopback addresses are ignored: a Node that publishes 127.0.0.1 looks Ready, but no other machine reaches it.
 Without another address the kubelet waits.
 """
 
@@ -58,9 +58,9 @@ def _is_address(host: object) -> bool:
 class AddressReader:
     """Reads the address of the interface that reaches one of the hosts ``servers``, else of the one with the default route.
 
-    API servers open connections to the kubelet, so the way to them counts, also when a VPN takes the default route. ``servers``
-    are asked for each time, and tried in their order. The way to that of this machine itself is the loopback interface. Its
-    address counts last: other machines reach the API server there, over a cable if there is no default route.
+    API servers connect to the kubelet, so the route to them is used, even when a VPN has the default route. ``servers``
+    is called each time, and its hosts are tried in order. The route to a server on this machine is the loopback interface. Its
+    address is used last: other machines reach the API server there, over a cable if there is no default route.
     """
 
     def __init__(self, commands: Commands, servers: Callable[[], Sequence[str]], *, mac: bool) -> None:
@@ -72,13 +72,13 @@ class AddressReader:
         """The addresses now. An interface with several keeps that of ``current``."""
         servers = await asyncio.to_thread(self._servers)
         if self._mac and current and await asyncio.to_thread(_source_towards, servers) == current:
-            # Nearly always, and it starts no command.
+            # The usual case, which needs no command.
             return current
         found = await (self._read_mac(current, servers) if self._mac else asyncio.to_thread(_routed, servers))
         if found is None and not current:
-            # A kubelet that starts needs an address, and the kernel may know what a broken command does not say.
+            # A starting kubelet needs an address, and the kernel may know one even if the command fails.
             found = await asyncio.to_thread(_routed, servers) or None
-        # A command may print anything; what this machine cannot bind is not its address.
+        # A command may print anything. An address that this machine cannot bind is not its own.
         return found if found is None or all(map(_is_ours, found)) else None
 
     async def _read_mac(self, current: tuple[str, ...], servers: Sequence[str]) -> Reading:
@@ -103,7 +103,7 @@ class AddressReader:
 
 
 def _source_towards(servers: Sequence[str]) -> Reading:
-    """As ``_routed``, without servers on this machine: the way to them is the loopback interface, not that of the address."""
+    """Same as ``_routed``, but ignores servers on this machine, because the route to them is the loopback interface."""
     return _routed([host for host in servers if not _is_ours(host)])
 
 
@@ -163,7 +163,7 @@ class NodeAddresses:
     async def follow(self, changed: Callable[[], None]) -> None:
         """Calls ``changed`` whenever ``current`` or ``missing`` has changed, until cancelled."""
         while not self._fixed:
-            # The condition that an address is missing keeps pods away, and can often be written only when it is over.
+            # The condition for a missing address keeps pods away, but often the API server is reachable only once it is over.
             await asyncio.sleep(CONFIRM_SECONDS if self.missing else POLL_SECONDS)
             found = await self._read(self.current)
             if self._same(found):

@@ -38,7 +38,7 @@ class Commands:
         return self._host.find(command)
 
     async def run(self, command: str, *arguments: str, seconds: float | None = None) -> Output | Failure:
-        """Its output, or why there is none. ``seconds``: another time limit than that of all."""
+        """The command's output, or why there is none. ``seconds``: a time limit other than the default."""
         return await self._host.run([command, *arguments], self._seconds if seconds is None else seconds)
 
     async def output(self, command: str, *arguments: str) -> str | None:
@@ -62,13 +62,13 @@ class Commands:
         return int(match[0]) if match else None
 
     async def variables(self, *names: str) -> dict[str, int]:
-        """Integers of the kernel of a Mac, by name, from one ``sysctl``; without those that it does not have."""
+        """Integer variables of a Mac's kernel by name, from one ``sysctl``; unknown names are left out."""
         if not self.exists("sysctl"):
             return {}
         result = await self.run("sysctl", *names)
         if isinstance(result, Failure):
             log.warning("%s", result)
-            # An unknown name is an error, and the others are printed nevertheless.
+            # sysctl fails for an unknown name, but prints the others.
             if result.kind is not FailureKind.FAILED:
                 return {}
         pairs = (line.split(":", 1) for line in result.text.splitlines() if ":" in line)

@@ -1,7 +1,7 @@
 """Whether the scheduler and the controller manager of a control plane on this machine answer.
 
-With a single control plane they renew no Lease, so nobody else can know. Both tell everybody on loopback whether they work;
-nothing is sent that could be stolen, so the certificate is not checked.
+With a single control plane they renew no Lease, so no other machine can see whether they work. Both report it on loopback;
+the request contains no secret, so the certificate is not verified.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ PORTS: Final[Mapping[str, int]] = {"kube-controller-manager": 10257, "kube-sched
 ASK_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 5.0
 FAILURES: Final = 3
-"""A component that has not answered so often in a row does not work: launchd starts one that has ended within seconds."""
+"""Consecutive requests without an answer after which a component counts as failed: launchd restarts one within seconds."""
 
 
 class ComponentWatch:
-    """Asks the components of this machine. ``changed`` is called when one of them begins or ceases to work."""
+    """Asks the components of this machine. ``changed`` is called when one of them starts or stops working."""
 
     def __init__(self, changed: Callable[[], None], ports: Mapping[str, int] = PORTS) -> None:
         self._changed, self._ports = changed, ports
@@ -35,7 +35,7 @@ class ComponentWatch:
     async def run(self) -> None:
         """Asks until cancelled."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        # Each question gets a connection of its own, as one that hangs must not be asked again.
+        # Each request uses a new connection, because a hanging connection must not be reused.
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as client:
             while True:
                 await self.ask(client)

@@ -37,7 +37,7 @@ class NodeController:
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
     this kubelet cannot give each pod its own. ``disk``: looks at the disk. ``machine_changed``: called with the machine when it
-    has another amount of memory for pods. ``images``: those of the status.
+    has another amount of memory for pods. ``images``: the images that the status lists.
     ``components``: whether those of a control plane on this machine work. ``own_descriptors``: counts those of the kubelet.
     ``now``: seconds on a clock that counts sleep.
     """
@@ -217,7 +217,7 @@ class NodeController:
             return
         self._uid = str(current["metadata"]["uid"])
         wanted = await self._wanted(current)
-        # A clock that was set back counts as silence too.
+        # If the clock was set back, the status is written again too.
         silent = self._written is None or not 0 <= (self.clock() - self._written).total_seconds() < REPORT_SECONDS
         if silent or differs(current.get("status") or {}, wanted):
             await self._write(current, wanted)
@@ -248,8 +248,8 @@ class NodeController:
     async def renew(self) -> None:
         """Renews or creates the Lease. Raises ApiError.
 
-        The controller manager ignores a time of renewal that is before the last one, and would call a Node dead whose clock
-        was set back. So the time never goes back, not even behind one that an earlier kubelet wrote.
+        The controller manager ignores a renewal time before the last one, and would consider a Node dead whose clock
+        was set back. So the time never decreases, not even below one that an earlier kubelet wrote.
         """
         if self._renewed is None:
             self._renewed = renew_time(await self.kube().get_or_none(f"{LEASES}/{self.config.node_name}") or {})

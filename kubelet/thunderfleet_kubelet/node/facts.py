@@ -1,4 +1,4 @@
-"""What a machine is and how loaded it is, and how to read that from the text that the machine prints. Pure."""
+"""Facts and load of a machine, and parsers of the commands' output that contains them. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Machine:
-    """What does not change while the machine is up."""
+    """Facts that do not change while the machine is up."""
 
     operating_system: str
     """``darwin`` or ``linux``."""
@@ -34,7 +34,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Readings:
-    """The load of the machine. None: unknown. ``memory_bytes``: the memory for pods now; None: what it was."""
+    """The load of the machine. None: unknown. ``memory_bytes``: the memory for pods now; None: unchanged."""
 
     memory_short: bool | None
     memory_text: str

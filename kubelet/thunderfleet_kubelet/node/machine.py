@@ -1,6 +1,6 @@
 """Reads the machine: runs commands and reads /proc for the Node.
 
-A machine is a Mac if it has the commands of one, unless its configuration says otherwise: a recorded Mac is a folder of such
+A machine is a Mac if it has the commands of a Mac, unless its configuration says otherwise. A recorded Mac is a folder of such
 commands at the front of PATH, and the same code reads both. Every command has a time limit and a fallback: a kubelet that waits
 for a hung command neglects its pods.
 """
@@ -67,7 +67,7 @@ async def is_mac(commands: Commands) -> dict[str, str] | None:
 async def look(commands: Commands, root: Path, operating_system: str | None = None, gpu: GpuMemory | None = None) -> Machine:
     """The machine's facts. Uses a fallback, and logs it, for everything that cannot be read.
 
-    ``operating_system``: what the Node shall be; None if its commands say it. ``gpu``: asked for the memory of a Mac.
+    ``operating_system``: that of the Node; None: found out by its commands. ``gpu``: reads the GPU memory of a Mac.
     """
     version = await is_mac(commands)
     if operating_system == "darwin" or (operating_system is None and version is not None):
@@ -130,7 +130,7 @@ class Reader:
 
     async def read(self) -> Readings:
         """The current load."""
-        # One process for both: this is read all the time, also on an idle Mac.
+        # One process for both, because this is read continuously, also on an idle Mac.
         names = [PRESSURE] * self._has_pressure + [WIRED_LIMIT] * (self._gpu is not None)
         values = await self.commands.variables(*names) if names else {}
         short, text = self._memory(values.get(PRESSURE))
@@ -148,7 +148,7 @@ class Reader:
         available = meminfo(_read("/proc/meminfo")).get("MemAvailable")
         if available is None:
             return None, "available memory is unknown"
-        # No exact number: the status would be written whenever it changes.
+        # An exact number would cause a write of the status whenever it changes.
         short = available < MEMORY_FLOOR_BYTES
         return short, f"{'less than' if short else 'at least'} {MEMORY_FLOOR_BYTES // 1024**2} MiB are available"
 

@@ -16,7 +16,7 @@ from thunderfleet_kubelet.node.facts import meminfo
 log = logging.getLogger(__name__)
 
 WIRED_LIMIT = "iogpu.wired_limit_mb"
-"""The variable of the kernel of a Mac with the limit that was set; 0: none."""
+"""The kernel variable of a Mac with the limit of GPU memory; 0: no limit was set."""
 RETRY_SECONDS = 300.0
 """How long an estimate stays in use after MLX could not be asked."""
 
@@ -31,7 +31,7 @@ def host_memory() -> int:
 
 
 class GpuMemory:
-    """Asks MLX, and again after macOS has got another limit (``sysctl iogpu.wired_limit_mb=...``)."""
+    """Asks MLX, and again after the limit of macOS has changed (``sysctl iogpu.wired_limit_mb=...``)."""
 
     def __init__(self, commands: Commands, clock: Callable[[], float] = time.monotonic) -> None:
         self._commands = commands
@@ -42,7 +42,7 @@ class GpuMemory:
         self._estimated: float | None = None
 
     async def read(self, limit: int | None) -> int:
-        """The bytes. An estimate as long as MLX cannot be asked. ``limit``: ``WIRED_LIMIT``; None if it cannot be read now."""
+        """The memory in bytes; an estimate while MLX does not answer. ``limit``: value of ``WIRED_LIMIT``, if readable."""
         if self._bytes is not None and limit in (None, self._limit_mb) and not self._is_old():
             return self._bytes
         limit = self._limit_mb if limit is None else limit

@@ -1,8 +1,8 @@
 """Keeps this Mac's Thunderbolt ports out of bridges, each with a network service and an address of its own.
 
-What is done next is decided in ``thunderfleet_lib.macnet``. Here are the clocks: whether the API server answers, for how long,
-and how soon to look again. On a Mac whose only network is a cable, the port has to leave the bridge before the Mac has any
-address: so this runs, without an API server, also while the kubelet waits for one.
+``thunderfleet_lib.macnet`` decides the next step. This module keeps time: whether the API server answers, for how long,
+and when to look again. On a Mac whose only network is a cable, the port has to leave the bridge before the Mac has any
+address. So this also runs without an API server, while the kubelet waits for an address.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 LINKS: Final = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
 POLL_SECONDS: Final = 20.0
 WORK_SECONDS: Final = 1.0
-"""The pause between steps, and between looks while a switch is watched."""
+"""The pause between steps, and between checks while a switch is on trial."""
 WAIT_SECONDS: Final = 3.0
-"""The pause while a cable or the API server is waited for."""
+"""The pause while waiting for a cable or the API server."""
 PROBE_SECONDS: Final = 3.0
 CABLE_SECONDS: Final = 60.0
 """How long ports stay in their bridge until their cables are known, so that addresses do not change under groups later."""
@@ -45,7 +45,7 @@ Report = Callable[[str, str, Literal["Normal", "Warning"]], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is configured. ``server``: returns the host of the API server as it is known now."""
+    """The configuration. ``server``: returns the currently known host of the API server."""
 
     node: str
     server: Callable[[], str]
@@ -56,8 +56,8 @@ class Wanted:
 def cable_addresses(links: list[Json], node: str, network: IPv4Network) -> Mapping[str, IPv4Interface]:
     """The addresses of this Mac's ports, from its ThunderboltLinks.
 
-    A link counts if the agent of this Mac reports its end of it: agents of other Macs can create one too. Of several at one
-    port, the first by name counts that the agent sees itself.
+    A link counts if the agent of this Mac reports its end of it: agents of other Macs can create links too. Of several links
+    at one port, the first by name that the agent sees itself counts.
     """
     found: dict[str, tuple[bool, str, IPv4Interface]] = {}
     for link in links:
@@ -101,7 +101,7 @@ class ThunderboltPorts:
         self._answers = False
 
     def attach(self, kube: Callable[[], Kube], report: Report) -> None:
-        """From now on there is an API server. ``kube``: returns the current client."""
+        """Uses the API server from now on. ``kube``: returns the current client."""
         self._kube, self._report = kube, report
         self._began = self._clock()
         # What is still wrong is reported by the next round.
@@ -112,7 +112,7 @@ class ThunderboltPorts:
         self._events[reason] = (message, kind)
 
     async def run(self, until: asyncio.Event | None = None) -> None:
-        """Runs until cancelled, until ``until`` is set, or until all is undone on a Mac where ports are not managed."""
+        """Runs until cancelled, until ``until`` is set, or until all changes of unmanaged ports are undone."""
         if os.geteuid() != 0:
             log.info("the Thunderbolt ports are left as they are: only root can change network services")
             return
@@ -124,7 +124,7 @@ class ThunderboltPorts:
             pass
 
     async def _turn(self) -> bool:
-        """One round and the pause after it; whether nothing will ever be left to do."""
+        """One round and the pause after it. Returns whether no work can ever follow."""
         delay = POLL_SECONDS
         try:
             goal, reach = await self._goal(), await self._reach()
@@ -159,7 +159,7 @@ class ThunderboltPorts:
         return Goal(server, addresses=self._addresses, waiting=waiting)
 
     async def _reach(self) -> Reach:
-        """Asks the API server, where the answer matters."""
+        """Asks whether the API server answers, if the next step depends on it."""
         now = self._clock()
         if not self._keeper.record.trial:
             self._trial_since = now
@@ -170,7 +170,7 @@ class ThunderboltPorts:
         if answers != self._answers:
             self._answers, self._changed = answers, now
         if not answers and self._keeper.record.trial and self._kube is not None:
-            # A connection from before may hang where a new one would not.
+            # An old connection may hang although a new one would work.
             await self._kube().reconnect()
         lasted = now - max(self._changed, self._trial_since)
         return Reach(answers, lasted if answers else 0.0, 0.0 if answers else lasted, now - self._trial_since)
@@ -181,7 +181,7 @@ class ThunderboltPorts:
         try:
             await self._kube().request("GET", "/version", seconds=PROBE_SECONDS)
         except ApiError as error:
-            # An answer that refuses is one too.
+            # A refusal is an answer too.
             return error.status != 0
         return True
 
@@ -193,7 +193,7 @@ class ThunderboltPorts:
         if done.failures:
             return RETRY.seconds(self._failures)
         if done.decision.commands or done.decision.outcome or self._kube is None:
-            # Before there is an API server, an address is what everything waits for.
+            # Until there is an API server, everything waits for an address.
             return WORK_SECONDS
         return WAIT_SECONDS if done.decision.waiting else POLL_SECONDS
 

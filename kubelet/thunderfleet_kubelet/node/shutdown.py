@@ -15,7 +15,7 @@ PROGRAMS = frozenset({"shutdown", "reboot", "halt"})
 
 
 async def is_shutting_down(commands: Commands, mac: bool) -> bool:
-    """Whether it does. False if that cannot be found out: pods that run on cost less than pods that end for an upgrade."""
+    """Whether the machine shuts down. False if unknown: keeping pods running costs less than ending them at an upgrade."""
     if not mac:
         # Its exit code is 1 for every state but running.
         found = await commands.run("systemctl", "is-system-running") if commands.exists("systemctl") else None

@@ -25,10 +25,11 @@ NO_ADDRESS, HAS_ADDRESS = "NoAddress", "HasAddress"
 """Reasons of NetworkUnavailable."""
 
 PODS_SHARE_USER = "PodsShareUser"
-"""The condition of a Node whose pods are not kept apart. Of this kubelet only; Kubernetes has no such condition."""
+"""The condition of a Node whose pods are not isolated by users. Only this kubelet has it; Kubernetes has no such condition."""
 
 FEW_DESCRIPTORS, ENOUGH_DESCRIPTORS = 16, 32
-"""A kubelet with fewer free descriptors can hardly start a pod or serve a log; it is well again with as many as the second."""
+"""With fewer free descriptors than the first, a kubelet can hardly start a pod or serve a log. The second ends the
+condition."""
 
 PROCESS_PART = 0.9
 """PIDPressure: more than this fraction of the possible processes run."""
@@ -58,7 +59,7 @@ def taints(machine: Machine) -> list[Json]:
 
 
 def _condition(kind: str, pressed: bool | None, reasons: tuple[str, str], message: str) -> Json:
-    """``reasons``: without and with pressure."""
+    """A pressure condition. ``reasons``: those without and with pressure."""
     if pressed is None:
         return {"type": kind, "status": "Unknown", "reason": "NotMeasured", "message": message}
     return {"type": kind, "status": str(pressed), "reason": reasons[pressed], "message": message}
@@ -113,7 +114,7 @@ def _ready(problems: Mapping[str, str]) -> Json:
 
 
 def _network(no_address: str | None, before: Sequence[Json]) -> list[Json]:
-    """NetworkUnavailable, which belongs to the network's own controller: set for a missing address, and taken back after it."""
+    """NetworkUnavailable. It belongs to the network's controller: set only while an address is missing, and then removed."""
     if no_address is not None:
         return [{"type": "NetworkUnavailable", "status": "True", "reason": NO_ADDRESS, "message": no_address}]
     if any(one.get("type") == "NetworkUnavailable" and one.get("reason") in (NO_ADDRESS, HAS_ADDRESS) for one in before):
@@ -136,7 +137,7 @@ def _components(works: Mapping[str, bool]) -> list[Json]:
 
 
 def _descriptors(found: Descriptors | None, before: Sequence[Json]) -> list[Json]:
-    """Only of a kubelet that has or had too few."""
+    """The condition about file descriptors, only for a kubelet that has or had too few."""
     old = next((one for one in before if one.get("type") == CONDITION_DESCRIPTORS), None)
     if found is None:
         return [] if old is None else [old]
@@ -168,7 +169,7 @@ def conditions(found: list[Json], previous: list[Json], now: datetime) -> list[J
 def binary(size: int) -> str:
     """Bytes as the API server writes them: in the largest binary unit without a fraction, at least KiB.
 
-    Any other form comes back changed and would look like a difference forever.
+    The API server returns any other form changed, which would look like a difference forever.
     """
     units = ["Ki", "Mi", "Gi", "Ti", "Pi"]
     size //= 1024
@@ -229,10 +230,10 @@ def status(
     ``previous``: the one in the API server, or ``{}``. ``version``: the kubelet's. ``shared_user``: the user of all pods, if
     they have no users of their own. ``images``: those that were pulled. ``no_address``: why ``addresses`` are those that the
     machine had before; None if it has them. ``components``: whether those of a control plane on this machine work.
-    ``descriptors``: the kubelet's own; None if they are not known.
+    ``descriptors``: file descriptors of the kubelet; None if unknown.
     """
     total, free = capacity(config, machine)
-    # Without a control plane, what an earlier configuration left goes.
+    # Without a control plane, conditions of an earlier configuration are removed.
     here = config.control_plane_components
     before = [one for one in previous.get("conditions") or [] if here or one.get("type") != CONTROL_PLANE]
     found = [

@@ -1,4 +1,4 @@
-"""What the parts of one pod's worker share."""
+"""Values that the parts of one pod's worker share."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,7 +23,7 @@ from thunderfleet_kubelet.pods.users import UserPool
 
 @dataclass
 class NodeServices:
-    """What all workers of the node share.
+    """Values that all workers of the node share.
 
     ``settings`` and ``kube`` return the current ones. ``users``: which pod has which user. ``admit`` decides whether the node
     takes a pod. ``ended`` is called with the uid of a pod that is gone. ``images``: pulls images; None: none are pulled.
@@ -95,7 +95,7 @@ class PodContext:
         return self._configured(container, name)
 
     def image_for(self, container: Json, asker: Asker) -> images.Image:
-        """The container's image for a start, which is pulled if that is necessary. Raises ImageError."""
+        """The container's image for a start; it is pulled if necessary. Raises ImageError."""
         name, pulled = str(container.get("image") or ""), self.services.images
         if pulled is not None and self._is_pulled(name):
             return pulled.get(name, _policy(container), asker)
@@ -122,7 +122,7 @@ class PodContext:
         return [data_of("Secret", item) for _, item in sorted(found.items()) if item is not None]
 
     def own_user(self, owner: user.ContainerUser) -> int | None:
-        """The container's user if no other process has it while the container runs; None otherwise."""
+        """The container's user if no other process runs as this user; None otherwise."""
         own = self.services.users.own(self.folder)
         return owner.uid if owner.uid == own and runs_one_at_a_time(self.pod) else None
 

@@ -20,7 +20,7 @@ KEPT_SECONDS = 60.0
 """How old a figure for statistics may be: as in Kubernetes, which measures once a minute."""
 
 ANSWER_SECONDS = 5.0
-"""How long statistics wait for figures. Those of a pod with very many files come later, or never."""
+"""How long statistics wait for figures. Figures of a pod with very many files come later, or never."""
 
 
 async def measure(worker: PodWorker) -> Usage:
@@ -43,7 +43,7 @@ async def measure(worker: PodWorker) -> Usage:
 
 
 class DiskUsage:
-    """Figures for statistics, which are measured when they are asked for, each at most once in ``KEPT_SECONDS``."""
+    """Disk usage for statistics, measured on request, for each pod at most once in ``KEPT_SECONDS``."""
 
     def __init__(self) -> None:
         self._measuring = asyncio.Semaphore(MEASUREMENTS)
@@ -51,7 +51,7 @@ class DiskUsage:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def read(self, workers: Iterable[PodWorker]) -> Mapping[str, Usage]:
-        """What pods use, by uid; without those that are still measured after ``ANSWER_SECONDS`` or cannot be."""
+        """Usage of pods by uid, without pods that cannot be measured within ``ANSWER_SECONDS``."""
         by_uid = {worker.uid: worker for worker in workers}
         self._known = {uid: known for uid, known in self._known.items() if uid in by_uid}
         now = time.monotonic()

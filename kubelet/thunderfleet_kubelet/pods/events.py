@@ -120,7 +120,7 @@ class Recorder:
                 },
             )
         except ApiError as error:
-            # Nobody else has the name: an earlier request created it, and its answer was lost.
+            # The name is unique, so an earlier request created the Event and its answer was lost.
             if error.status != 409:
                 raise
         known.name = body["metadata"]["name"]

@@ -48,17 +48,17 @@ class Evictor:
         self._changed = changed
         self._node_event = node_event
         self._leaving: tuple[PodWorker, float] | None = None
-        """The pod that was evicted last because of pressure, and until when its space is waited for."""
+        """The last pod that was evicted because of pressure, and the time limit for its space to be freed."""
         self._measuring = asyncio.Semaphore(MEASUREMENTS)
         self.state = DiskState()
 
     @property
     def pressure(self) -> bool:
-        """Whether the node takes no pods because of its disk."""
+        """Whether the node rejects new pods because of disk pressure."""
         return bool(self.state.pressure)
 
     async def run(self) -> None:
-        """Evicts until cancelled. A pod that takes long to measure against its limits does not delay the look at the disk."""
+        """Evicts until cancelled. Measuring a large pod does not delay the checks of the disk."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_repeat(self._relieve, lambda: LOOK_SECONDS))
             tasks.create_task(_repeat(self._enforce_limits, lambda: LIMITS_SECONDS))
@@ -71,13 +71,13 @@ class Evictor:
         await self._evict_one(nodefs)
 
     async def _reclaimed(self, cause: Met) -> bool:
-        """Whether unused images gave some space; then the disk is looked at again before a pod must go."""
+        """Whether deleting unused images freed space. The disk is then checked again before a pod is evicted."""
         if self._reclaim is None or cause.threshold.resource == "inodes":
             return False
         return await self._reclaim(cause.limit - cause.available) > 0
 
     def look(self) -> DiskState:
-        """Reads the free space, and says so if the pressure has changed."""
+        """Reads the free space, and reports a change of the pressure."""
         if self._watch is None:
             return self.state
         before, self.state = self.state, self._watch.look()
@@ -105,7 +105,7 @@ class Evictor:
             return await measure(worker)
 
     async def _space_comes(self) -> bool:
-        """Whether the last evicted pod has not given its space back yet."""
+        """Whether the space of the last evicted pod is not free yet."""
         if self._leaving is None:
             return False
         worker, until = self._leaving
@@ -140,6 +140,6 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause: Callable[[], float
         except OSError as error:
             log.warning("cannot measure disk usage: %s; retrying in %g s", error, pause())
         except Exception:
-            # Pods must be managed though the disk is not.
+            # An error here must not stop the management of pods.
             log.exception("cannot measure disk usage; retrying in %g s", pause())
         await asyncio.sleep(pause())

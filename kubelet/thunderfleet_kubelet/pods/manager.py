@@ -38,10 +38,10 @@ STOP_SECONDS = 10.0
 END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
 KILL_SECONDS = 2.0
-"""How much of the time for a shutdown is left for what must be killed, and for statuses."""
+"""The part of the time for a shutdown that is reserved for killing processes and writing statuses."""
 DISCARD_SECONDS = 2.0
 SEARCH_SECONDS = 10.0
-"""How long to search for what the user of a discarded pod left in folders of everybody."""
+"""Time limit of the search for files of a discarded pod's user in shared folders."""
 """How long the event loop waits for the processes of a pod that this node does not have."""
 
 
@@ -272,7 +272,7 @@ class PodManager:
                 log.error("%d pods did not terminate within %.0f s", len(left), limit)
 
     def _discard(self, folder: PodFolder) -> None:
-        """Ends what runs of a pod that this node does not have, and deletes its files. Its user is free when all is gone."""
+        """Ends processes of a pod that this node does not have, and deletes its files. Then its user is free."""
         ContainerRuntime(folder).kill_all()
         user = self._users.own(folder)
         try:
@@ -290,7 +290,7 @@ class PodManager:
 
 
 def _about(pod: Json) -> logs.Fields:
-    """The fields of the log of one pod. Somebody may have written other labels, so numbers are read with care."""
+    """Log fields that identify one pod. Users can change labels, so invalid numbers are left out."""
     labels = pod["metadata"].get("labels") or {}
 
     def number(label: str) -> int | None:

@@ -29,7 +29,7 @@ class Token:
     at: tuple[float, float]
 
     def usable(self, now: tuple[float, float]) -> bool:
-        """Whether it need not be replaced yet. The clock may be set, and monotonic time may pause while a Mac sleeps."""
+        """Whether the token can still be used, by both clocks: one may be set, and monotonic time may pause in sleep."""
         return all(0 <= time - at < self.seconds for time, at in zip(now, self.at, strict=True))
 
 
@@ -72,7 +72,7 @@ class Objects:
             f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
         )
-        # The lifetime and not its end, which is a time of the API server's clock. The token's own may be longer.
+        # Uses the lifetime, since the expiry is a time of the API server's clock. The token itself may be valid for longer.
         granted = float((answer.get("spec") or {}).get("expirationSeconds") or seconds)
         fresh = Token(str(answer["status"]["token"]), ROTATE_AT * granted, now)
         self._tokens[key] = fresh

@@ -20,8 +20,8 @@ from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_kubelet.shim import processes
 
 LEAST_CPU_SECONDS = 0.001
-"""What a container has used at least once it runs. ps and /proc count hundredths, and metrics-server skips the whole pod of a
-container without CPU time."""
+"""Minimum CPU time that is reported for a running container. ps and /proc count hundredths, and metrics-server skips the whole
+pod of a container without CPU time."""
 DIAL_SECONDS = 10.0
 DIAL_BYTES = 32 * 1024
 """Bytes that are read ahead from a forwarded connection."""
@@ -71,10 +71,10 @@ class PortRefused(PodLookupError):
 
 @dataclass(frozen=True)
 class ContainerUsage:
-    """What a running container uses, summed over its live processes.
+    """Usage of a running container, summed over its live processes.
 
-    ``memory_bytes``: what the system charges them for. ``resident_bytes``: what is in memory; on macOS without the GPU's.
-    ``gpu_bytes``: of ``memory_bytes``, the GPU's; None where the system does not say.
+    ``memory_bytes``: memory that the system attributes to them. ``resident_bytes``: resident memory; on macOS without the
+    GPU's. ``gpu_bytes``: the GPU's part of ``memory_bytes``; None where the system does not report it.
     """
 
     namespace: str
@@ -85,7 +85,7 @@ class ContainerUsage:
     started_at: datetime
     sampled_at: datetime
     uid: str = ""
-    """The pod's."""
+    """The pod's uid."""
     image: str = ""
     id: str = ""
     resident_bytes: int = 0
@@ -107,7 +107,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class PodCounts:
-    """Counts for the kubelet's metrics. ``containers``: running ones; ``restarts``: of the pods on the node."""
+    """Counts for the kubelet's metrics. ``containers``: running containers. ``restarts``: sum over the node's pods."""
 
     pods: int
     containers: int

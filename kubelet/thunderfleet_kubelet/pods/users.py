@@ -16,7 +16,7 @@ UNASSIGNED = 65534
 
 
 class NoFreeUser(OSError):
-    """All users belong to pods whose processes or files are not gone yet."""
+    """All users are assigned to pods that still have processes or files."""
 
 
 class UserPool:
@@ -29,7 +29,7 @@ class UserPool:
         """The index of the id taken last: the next pod gets the one after it, so that an id rests as long as possible."""
 
     def __contains__(self, number: object) -> bool:
-        """Whether the id belongs to the pods of this node, taken or not."""
+        """Whether the id is reserved for pods of this node, assigned or not."""
         return (self._ids is not None and number in self._ids) or number in self._taken
 
     @property

@@ -130,7 +130,7 @@ class PodWorker:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing of the pod is left but its logs."""
+        """Whether only logs are left of the pod."""
         return self._closed or self._gone
 
     def evict(self, message: str) -> float:
@@ -148,7 +148,7 @@ class PodWorker:
         self.wake()
 
     async def until_over(self) -> None:
-        """Waits until nothing of the pod runs or will run, and the API server knows it."""
+        """Waits until no container of the pod runs or will run, and the API server has this status."""
         await self._over.wait()
 
     @property
@@ -162,11 +162,11 @@ class PodWorker:
         return self._services.users.own(self.folder)
 
     async def free_space(self) -> None:
-        """Kills what is left of an evicted pod, and deletes what it wrote. Raises OSError."""
+        """Kills the remaining processes of an evicted pod, and deletes its files. Raises OSError."""
         user = self._services.users.own(self.folder)
         if user is not None:
             await asyncio.to_thread(leftovers.end_processes, user)
-        # Whole folders: the pod decides how many entries they have.
+        # Deletes whole folders, because the pod determines how many entries they have.
         for path in [*self.folder.path.glob("empty/*"), *self.folder.path.glob("containers/*/sandbox")]:
             await asyncio.to_thread(leftovers.delete, path)
         if user is not None:
@@ -199,7 +199,7 @@ class PodWorker:
                 except (ApiError, OSError) as error:
                     log.warning("%s: %s; retrying in %.0f s", self.key, error, RETRY_SECONDS)
                 except Exception:
-                    # The next step observes everything again; other pods must not suffer.
+                    # The next step observes everything again, and other pods must not be affected.
                     log.exception("%s: step failed", self.key)
                 if self._gone:
                     break
@@ -314,7 +314,7 @@ class PodWorker:
         return min(RESYNC_SECONDS, max(0.01, min(times) - now)) if times else RESYNC_SECONDS
 
     async def _accept(self) -> bool:
-        """Takes the pod or fails it. False if nothing can be done until something changes."""
+        """Accepts the pod or fails it. False if no step is possible until something changes."""
         if self.removed:
             self._gone = True
             self._services.ended(self.uid)
@@ -343,14 +343,14 @@ class PodWorker:
         return False
 
     def _is_over(self) -> bool:
-        """Whether nothing of the pod runs or will run, and the API server knows it."""
+        """Whether no container of the pod runs or will run, and the API server has this status."""
         live = any(attempt.live for attempts in self.attempts.values() for attempt in attempts)
         return self._has_ended() and not live and self._publisher.pending is None
 
     async def _close(self) -> None:
-        """Ends what the containers left behind, deletes their files, and gives the pod's user back.
+        """Ends processes that the containers left behind, deletes their files, and frees the pod's user.
 
-        Raises OSError if something is left; then the user stays the pod's.
+        Raises OSError if something is left; the pod then keeps its user.
         """
         if self._closed:
             return
@@ -362,17 +362,17 @@ class PodWorker:
         self.containers.keep_messages()
         await asyncio.to_thread(self.folder.close)
         if user is not None:
-            # Another pod may have linked a file of the user into its folder: with a setuid bit it would become the next pod.
+            # Another pod may have linked a setuid file of this user into its folder, and could act as the next pod with it.
             folders = (*leftovers.SHARED_FOLDERS, str(self.folder.path.parent))
             await asyncio.to_thread(leftovers.delete_outside, user, folders)
         self._services.users.release(self.folder)
         self._closed = True
         if not self.removed:
-            # A kubelet that starts now must not start the pod again, which would then have no user.
+            # A kubelet that starts now must not start the pod again, since the pod would have no user.
             self.folder.save(self.view())
 
     async def _finish(self) -> None:
-        """Deletes a pod of which nothing runs any more: its files, then from the API server, then its folder."""
+        """Deletes a pod without processes: first its files, then the pod in the API server, then its folder."""
         if not self.removed and self._publisher.pending is not None:
             # The last status goes first; the publisher wakes this worker.
             return

@@ -1,6 +1,6 @@
 """The streams of exec and attach as Kubernetes channels over one WebSocket: the first byte of a message is the channel.
 
-Errors before the first stream go to the status channel: ``kubectl`` prints that, but hides a refused handshake behind a retry.
+Errors before the first stream go to the status channel: ``kubectl`` prints them, but retries after a refused handshake.
 """
 
 import asyncio

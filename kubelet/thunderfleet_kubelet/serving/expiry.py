@@ -9,7 +9,7 @@ from thunderfleet_kubelet.bootstrap import certificate_process
 log = logging.getLogger(__name__)
 
 MOST_FILES = 100
-"""More than a control plane has."""
+"""Maximum number of files; a control plane has fewer."""
 
 
 class ControlPlaneCertificates:
@@ -18,11 +18,11 @@ class ControlPlaneCertificates:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, float | str] = {}
-        """The end, or the problem, of each certificate by its text."""
+        """When each certificate expires, or its problem, by its text."""
         self._problems: set[str] = set()
 
     def read(self) -> Mapping[str, float]:
-        """The end of each certificate in seconds since the Unix epoch, by its name. Blocks while new ones are read.
+        """When each certificate expires (seconds since the Unix epoch), by name. Blocks while new certificates are read.
 
         A file that cannot be read is left out, and logged once.
         """
@@ -49,7 +49,7 @@ class ControlPlaneCertificates:
 
     @staticmethod
     def _learn(texts: set[str], known: Mapping[str, float | str]) -> dict[str, float | str]:
-        """What is known of ``texts``; those that are new are read, by one process for all."""
+        """The expiry of each of ``texts``. One process reads all that are new."""
         new = sorted(texts - known.keys())
         read = dict(zip(new, certificate_process.ends(new), strict=True)) if new else {}
         return {text: known[text] if text in known else read[text] for text in texts}

@@ -73,7 +73,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Any]:
-        """The metrics that others count. Called by prometheus-client."""
+        """The metrics that other modules count. Called by prometheus-client."""
         requests, writes = self._api()
         yield CounterMetricFamily("thunderfleet_kubelet_api_requests", "Requests to the API server.", value=requests)
         yield CounterMetricFamily("thunderfleet_kubelet_api_writes", "Requests to the API server other than GET.", value=writes)
@@ -110,7 +110,7 @@ class Metrics:
 
 
 def resource_text(usage: Iterable[ContainerUsage]) -> bytes:
-    """``/metrics/resource`` for metrics-server. Memory is what the system charges the processes for, the GPU's included."""
+    """``/metrics/resource`` for metrics-server. Memory is what the system attributes to the processes, including the GPU's."""
     labels = ["container", "namespace", "pod"]
     cpu = CounterMetricFamily("container_cpu_usage_seconds", "CPU time of the container in seconds", labels=labels)
     memory = GaugeMetricFamily("container_memory_working_set_bytes", "Memory of the container in bytes", labels=labels)

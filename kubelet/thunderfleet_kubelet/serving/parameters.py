@@ -48,7 +48,7 @@ def _since(query: Mapping[str, str], now: datetime) -> datetime | None:
     try:
         # Go writes nanoseconds, datetime holds microseconds.
         found = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
-        # The first and the last day of all years may be none in UTC.
+        # The first and the last possible date may be out of range in UTC.
         found.astimezone(UTC)
         return found
     except (ValueError, OverflowError):

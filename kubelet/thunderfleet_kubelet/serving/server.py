@@ -122,7 +122,7 @@ class Server:
             kind = "other"
         try:
             peer = request.transport.get_extra_info("peercert") if request.transport else None
-            # The route decides what is done, so it decides what is authorized, not the raw path.
+            # Authorization uses the route and not the raw path, because the route determines the action.
             resource = request.match_info.route.resource
             path = resource.canonical if resource is not None else "/"
             await self.guard.check(request.method, path, peer, request.headers.get("Authorization"))
@@ -210,7 +210,7 @@ class Server:
         try:
             session = await self.pods.attach(*names, stdin=options.stdin)
             if session is None:
-                # Without input and terminal, whole lines of the log are all that there is.
+                # Without input and terminal, only whole lines of the log are available.
                 chunks = self.pods.open_log(*names, LogOptions(follow=True, tail=0))
         except (PodLookupError, OSError) as error:
             code = error.status if isinstance(error, PodLookupError) else 500

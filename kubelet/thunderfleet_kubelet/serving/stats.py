@@ -1,8 +1,8 @@
-"""What Prometheus stacks and other tools read of a kubelet beside its own metrics, under the names of Kubernetes.
+"""Metrics that Prometheus stacks and other tools read from every kubelet, under the names of Kubernetes.
 
-``/metrics/cadvisor`` and ``/metrics/probes`` as text, ``/stats/summary`` as JSON. Only what this system accounts for is there:
-a container is a group of processes, so it has no network and no block device of its own. Its working set is what the system
-charges its processes for: resident memory on Linux, and on macOS their footprint, which the GPU's memory is part of.
+``/metrics/cadvisor`` and ``/metrics/probes`` as text, ``/stats/summary`` as JSON. They have only what this system measures: a
+container is a group of processes, so it has no network and no block device of its own. Its working set is the memory that the
+system attributes to its processes: resident memory on Linux; on macOS their footprint, which includes GPU memory.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def text(families: Sequence[Any]) -> bytes:
 
 
 def cadvisor_text(usage: Iterable[ContainerUsage]) -> bytes:
-    """``/metrics/cadvisor``: CPU and memory of each running container, and its GPU memory where the system says it."""
+    """``/metrics/cadvisor``: CPU and memory of each running container, and its GPU memory where the system reports it."""
     cpu = CounterMetricFamily("container_cpu_usage_seconds", "CPU time in seconds", labels=_LABELS)
     working = GaugeMetricFamily("container_memory_working_set_bytes", "Memory in bytes, the GPU's included", labels=_LABELS)
     resident = GaugeMetricFamily("container_memory_rss", "Resident memory in bytes", labels=_LABELS)
@@ -82,7 +82,7 @@ def summary(
 ) -> Json:
     """``/stats/summary``.
 
-    ``machine``: CPU seconds since boot, and bytes of memory in use. ``used``: what pods have on the disk, by uid; left out for
+    ``machine``: CPU seconds since boot, and bytes of memory in use. ``used``: disk usage of pods by uid; left out for
     pods that are not in it.
     """
     own: Json = {"nodeName": node}
@@ -142,7 +142,7 @@ def _container(one: ContainerUsage, used: DiskFigures | None, disk: FileSystem |
 
 
 def _space(when: datetime, size: int, disk: FileSystem | None) -> Json:
-    """What something has of the disk of the pods."""
+    """Usage of the file system of the pods."""
     whole = {} if disk is None else {"availableBytes": disk.available, "capacityBytes": disk.capacity}
     return {"time": _time(when), "usedBytes": size, **whole}
 

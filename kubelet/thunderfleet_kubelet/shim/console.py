@@ -1,9 +1,9 @@
-"""Input and raw output of a container with ``stdin`` or ``tty``: what ``kubectl attach`` is connected to.
+"""Input and raw output of a container with ``stdin`` or ``tty``, for ``kubectl attach``.
 
-The kubelet comes and goes, so everything goes through files of the attempt. ``stdin`` is a named pipe into which the kubelet
+The kubelet may restart, so both communicate through files of the attempt. ``stdin`` is a named pipe into which the kubelet
 writes. For each stream of a client it makes a named pipe in ``attach``, whose name ends in ``.stdout`` or ``.stderr``; the shim
 opens it and deletes the name. ``size`` has the columns and rows of the terminal; ``stdin.closed`` ends the input. SIGUSR1 makes
-the shim look. A client that does not read its output loses the connection: it must not stop the container.
+the shim read the folder. A client that does not read its output is disconnected, so that it does not block the container.
 """
 
 import os
@@ -12,7 +12,7 @@ import select
 CLIENTS = 32
 """The most pipes of clients at once."""
 CLIENT_BYTES = 1024 * 1024
-"""How much output waits for a client that does not read."""
+"""Bytes of output that are kept for a client that does not read."""
 INPUT_BYTES = 4096
 
 
@@ -25,7 +25,7 @@ class Console:
         self.outer = self.inner = self.pipe = -1
         self.rest = b""
         self.clients: dict[int, tuple[str, bytes]] = {}
-        """By descriptor: its stream, and what waits to be written."""
+        """By descriptor: its stream, and the bytes to be written."""
 
     def path(self, name: str) -> str:
         """A file of the attempt."""
@@ -52,7 +52,7 @@ class Console:
         self.look()
 
     def look(self) -> None:
-        """Takes what the kubelet has put into the folder."""
+        """Processes the files that the kubelet has put into the folder."""
         self._resize()
         self._drop_gone()
         for name in sorted(os.listdir(self.path("attach"))):
@@ -91,7 +91,7 @@ class Console:
         fcntl.ioctl(self.outer, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _drop_gone(self) -> None:
-        """Forgets clients that are gone: a write shows that too, but a quiet program writes nothing."""
+        """Removes clients that have disconnected. A failed write shows this too, but a quiet program writes nothing."""
         gone = select.poll()
         for fd in self.clients:
             gone.register(fd, select.POLLOUT)
@@ -100,7 +100,7 @@ class Console:
                 self._drop(fd)
 
     def put(self, stream: str, data: bytes) -> None:
-        """Gives output of the program to the clients."""
+        """Sends output of the program to the clients."""
         for fd, (wanted, waiting) in list(self.clients.items()):
             if wanted == stream:
                 self._write(fd, wanted, waiting + data)
@@ -129,7 +129,7 @@ class Console:
         os.close(fd)
 
     def handles(self, fd: int) -> bool:
-        """Whether an event of ``poll`` was for the console alone; then it has handled it."""
+        """Handles an event of ``poll`` if it is for the console. Returns whether it was."""
         if fd in self.clients:
             stream, waiting = self.clients[fd]
             self._write(fd, stream, waiting)

@@ -70,7 +70,7 @@ class Log:
             return
 
     def _rotate(self) -> None:
-        # First of all, because a full disk may refuse it: then nothing has changed, and the next line tries again.
+        # The first step, because it may fail on a full disk: then nothing has changed, and the next line tries again.
         fresh = f"{self.path}.new"
         fd = _appending(fresh)
         try:

@@ -42,7 +42,7 @@ class Owner:
         tty, stdin = bool(self.spec.get("tty")), bool(self.spec.get("stdin"))
         self.console = Console(folder, tty, stdin) if tty or stdin else None
         if self.console is not None:
-            # The kubelet may ask for a look before this shim is ready for it.
+            # The kubelet may send SIGUSR1 before this shim can handle it.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     def path(self, name: str) -> str:

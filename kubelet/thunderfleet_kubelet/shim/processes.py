@@ -35,8 +35,8 @@ def marked(marker: str, group: int = 0) -> list[int]:
 def marked_in(output: bytes, wanted: bytes, group: int = 0) -> list[int]:
     """The pids in the output of ``ps -axEww -o pid=,ppid=,pgid=,stat=,command=``.
 
-    ``ps`` prints the environment after the command: that of one's own processes, and to root that of all, but that of Apple
-    binaries to nobody.
+    ``ps`` prints the environment after the command, for the caller's own processes, or for root those of all users. It never
+    prints the environment of Apple binaries.
     """
     parents: dict[int, int] = {}
     found: set[int] = set()

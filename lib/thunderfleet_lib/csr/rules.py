@@ -1,8 +1,8 @@
 """Which serving certificates of kubelets are approved, and why. Pure.
 
 The signer (``kubernetes.io/kubelet-serving``) checks the form of a request only. The authority that signs is usually the one
-that signs the API server's certificate too, and a kubelet writes the addresses of its Node itself. So a Node that publishes an
-address does not own it yet: the address must not be another Node's or the API server's, and DNS names are never approved.
+that signs the API server's certificate too, and a kubelet writes the addresses of its Node itself. So it is not enough that a
+Node publishes an address: the address must not be one of another Node or of the API server, and DNS names are never approved.
 """
 
 import ipaddress
@@ -104,7 +104,7 @@ def _never_right(request: Request, around: Surroundings) -> str | None:
 
 
 class _Missing(NamedTuple):
-    """What is not right yet, and what to do if it stays so."""
+    """Why the request cannot be approved yet, and what to do if this does not change."""
 
     text: str
     remedy: str = AGAIN

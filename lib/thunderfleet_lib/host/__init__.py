@@ -1,4 +1,4 @@
-"""A machine as programs meet it: commands, their output, files, and what one user may do to another.
+"""The machine of a program: commands and their output, files, and protection against other users.
 
 descriptors  how many more files and connections a process can open
 gpu_memory  how much memory the GPU of a Mac may use
@@ -6,7 +6,7 @@ hostcmd  runs commands of this machine, with limits on time and output
 interfaces  addresses of a Mac, from what `route` and `ifconfig` print
 parsing  parsers of command output: errors, bounds, checks
 privatefiles  files that only their owner reads
-privilege  what root may use of its caller: environment, commands, files
+privilege  what root may take over from its caller: environment, commands, files
 sandbox  where a container finds the volumes of its pod
 trees  removes trees of other users, shows the last lines of files
 """

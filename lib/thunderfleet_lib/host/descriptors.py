@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FOLDER: Final = "/dev/fd"
-"""Has an entry for each open file, on macOS and Linux."""
+"""Folder with an entry for each open file, on macOS and Linux."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Descriptors:
 
 
 def descriptors() -> Descriptors | None:
-    """Those of this process; None without a limit, or if they cannot be counted."""
+    """The descriptors of this process; None without a limit, or if they cannot be counted."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -31,7 +31,7 @@ def descriptors() -> Descriptors | None:
 
 def _counted(limit: int) -> Descriptors:
     try:
-        # One entry is of the folder itself.
+        # One entry is that of the opened folder itself.
         used = len(os.listdir(FOLDER)) - 1
     except OSError as error:
         if error.errno != errno.EMFILE:

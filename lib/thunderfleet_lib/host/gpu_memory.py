@@ -2,7 +2,7 @@
 
 Metal has the answer (``recommendedMaxWorkingSetSize``), and MLX passes it on. The share that macOS allows differs between
 versions and sizes of Macs: 107.5 GiB of 128 GiB, 48 GiB of 64 GiB. ``python -m thunderfleet_lib.host.gpu_memory`` prints what
-MLX says; it is a program of its own because a GPU driver may hang or crash.
+MLX reports; it is a program of its own because a GPU driver may hang or crash.
 """
 
 import re

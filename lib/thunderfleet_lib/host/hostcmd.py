@@ -45,7 +45,7 @@ class FailureKind(StrEnum):
     TIMED_OUT = "TimedOut"
     TOO_MUCH_OUTPUT = "TooMuchOutput"
     UNREADABLE = "Unreadable"
-    """It succeeded, but its output cannot be parsed; parsers report this, the functions here never do."""
+    """It succeeded, but its output cannot be parsed. Only parsers report this."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class BlockingHost(_Commands):
     def run(self, argv: Sequence[str], seconds: float, stop: Stop | None = None, given: bytes = b"") -> Output | Failure:
         """Runs ``argv`` in the locale C, with ``given`` as input, for at most ``seconds`` and about one second of clean-up.
 
-        Never raises for what the command does. ``stop`` ends the command early; the result then says that its time was over.
+        Failures of the command are returned, never raised. ``stop`` ends the command early; the result is then a timeout.
         """
         key = tuple(argv)
         command = " ".join(argv)
@@ -187,7 +187,7 @@ class BlockingHost(_Commands):
         if program is None and os.sep not in argv[0]:
             return _absent(command)
         try:
-            # Before the process: one that nobody could listen to would have to be ended.
+            # Before the process is started, because a process without these pipes would have to be killed.
             selector = selectors.DefaultSelector()
         except OSError as error:
             return _absent(command, error)
@@ -265,11 +265,11 @@ class Host:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             if not running.done():
-                # Afterwards its descriptors are closed, and their numbers may belong to somebody else.
+                # Afterwards its descriptors are closed, and their numbers may be in use for other files.
                 stop.now()
             deadline = loop.time() + 2 * GRACE_SECONDS
             while not running.done() and (left := deadline - loop.time()) > 0:
-                # However often this is cancelled: no command outlives its caller.
+                # Even if this is cancelled several times, no command outlives its caller.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({running}, timeout=left)
             raise
@@ -313,7 +313,7 @@ def _listen(
         selector.register(process.stdin, selectors.EVENT_WRITE, memoryview(given))
     while open_streams or process.poll() is None:
         left = deadline - time.monotonic()
-        # A program may close its output and go on; its end is no event.
+        # A program may close its output and keep running; its exit causes no event here.
         delay = left if open_streams else min(left, 2 * delay, LONGEST_WAIT_SECONDS)
         events = [key for key, _ in selector.select(delay)] if left > 0 else []
         if left <= 0 or any(key.fileobj is stop for key in events):

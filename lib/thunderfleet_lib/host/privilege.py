@@ -1,4 +1,4 @@
-"""What root may use without running what another user chose: folders for commands, an environment, files.
+"""Protects root from programs and files that another user can change: folders for commands, the environment, files.
 
 `sudo` on a Mac keeps the caller's PATH and home folder. So programs that run as root call ``take_own_environment`` first, and
 ask ``distrust`` before they run or copy a file, or write into a folder.
@@ -68,7 +68,7 @@ def _changeable(path: Path) -> str | None:
         return None
     if about.st_uid != ROOT:
         return f"{path} belongs to user {about.st_uid}, not to root: `sudo chown root '{path}'`, after you have checked it"
-    # The mode of a link means nothing; in a sticky folder only an owner replaces a file.
+    # The mode of a link has no meaning. In a sticky folder, only its owner can replace a file.
     if about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX and not stat.S_ISLNK(about.st_mode):
         return f"users other than root can write {path}: `sudo chmod go-w '{path}'`, after you have checked it"
     return None

@@ -1,4 +1,4 @@
-"""Files and folders of others: removed without leaving the folder, and the last lines of a log."""
+"""Removes folders of other users without following links out of them, and reads the last lines of logs."""
 
 import errno
 import itertools
@@ -52,7 +52,7 @@ def _unlock(name: str, folder: int) -> None:
         return
     before = os.open(".", os.O_RDONLY)
     try:
-        # It takes no descriptor of a folder.
+        # ``chflags`` accepts no descriptor of a folder.
         os.fchdir(folder)
         clear(name, 0)
     finally:

@@ -22,8 +22,8 @@ FREE_BYTES = 64 * 1024
 class Bodies:
     """The request bodies that one server holds.
 
-    ``held``: their bytes without FREE_BYTES of each; SHARED_BYTES in all if it is not given.
-    ``receiving``: the bodies that have not arrived as a whole, so that slow ones of one caller keep out no others.
+    ``held``: their bytes without FREE_BYTES of each; SHARED_BYTES in all if it is not given. ``receiving``: the bodies that
+    have not arrived completely. They are limited for each caller, so that slow clients block no others.
     """
 
     def __init__(self, held: Shares | None = None, receiving: Shares | None = None) -> None:
@@ -99,7 +99,7 @@ def _busy(sentence: str) -> ApiError:
 async def _received(request: web.Request, share: _Share) -> bytes:
     content = request.content
     if content.is_eof() and content.total_bytes <= FREE_BYTES:
-        # It came with its headers, as most do: there is nothing to wait for.
+        # The body has arrived together with its headers, as most bodies do.
         return content.read_nowait()
     try:
         async with asyncio.timeout(BODY_SECONDS):

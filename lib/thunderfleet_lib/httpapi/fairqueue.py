@@ -1,4 +1,4 @@
-"""Who is next among waiting requests: by priority, then the callers in turn, then in order of arrival. Pure."""
+"""The order of waiting requests: by priority, then callers take turns, then by arrival. Pure."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ class Waiting(Protocol):
 
     @property
     def priority(self) -> KeyPriority:
-        """Its key's."""
+        """The priority of its key."""
 
 
 T = TypeVar("T", bound=Waiting)
@@ -52,7 +52,7 @@ class FairQueue(Generic[T]):
             line.append(one)
 
     def remove(self, one: T) -> None:
-        """Takes a request out, if it is there."""
+        """Removes a request, if it is in the queue."""
         lines = self._lines[one.priority]
         line = lines.get(one.caller_id)
         if line is not None and one in line:
@@ -65,9 +65,9 @@ class FairQueue(Generic[T]):
         return next((line[0] for lines in self._lines.values() for line in lines.values()), None)
 
     def take(self, fits: Callable[[T], bool]) -> T | None:
-        """The next request for which there is a place; its caller's next turn comes after those of the others.
+        """The next request that can be admitted. The next turn of its caller comes after those of the other callers.
 
-        Only the first request of each caller is asked for. None if there is a place for none of them.
+        Only the first request of each caller is considered. None if none of them can be admitted.
         """
         for lines in self._lines.values():
             for caller_id, line in lines.items():

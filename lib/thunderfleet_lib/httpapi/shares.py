@@ -1,4 +1,4 @@
-"""Who holds how much of something that all callers share. Pure."""
+"""How much each caller uses of a shared resource. Pure."""
 
 from collections import Counter
 from enum import StrEnum
@@ -10,7 +10,8 @@ class Scope(StrEnum):
     ALL = "all"
     CALLER = "caller"
     STRANGERS = "strangers"
-    """Of all callers without a key together: each has the key's share, but may have any number of addresses."""
+    """The limit of all callers without a key together. Each address has the share of a key, but one caller may have many
+    addresses."""
 
 
 class Full(Exception):

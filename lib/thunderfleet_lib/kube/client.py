@@ -101,13 +101,13 @@ class Kube:
         self._rest = transport(configuration)
         self.host: str = str(configuration.host).rstrip("/")
         self._watched: set[aiohttp.StreamReader] = set()
-        """What watches read from now."""
+        """Streams that watches are reading now."""
         self.writes = 0
         """Number of requests other than GET, for metrics."""
         self.requests = 0
         """Number of all requests, for metrics."""
         self.clock = ServerClock()
-        """What the responses say about the clock of this machine."""
+        """The difference between the clock of this machine and the API server's."""
 
     @classmethod
     def in_pod(cls) -> "Kube":
@@ -158,7 +158,7 @@ class Kube:
         return cls(configuration)
 
     async def credentials(self) -> "Credentials":
-        """The credentials that this client uses, read again if they have rotated. For other clients of the same server."""
+        """The credentials of this client, for other clients of the same server. They are read again if they have rotated."""
         configuration = self._configuration
         token = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         return Credentials(
@@ -176,12 +176,12 @@ class Kube:
     async def reconnect(self) -> None:
         """Closes all connections and uses new ones, because this machine's address has changed.
 
-        Requests on their way fail with ApiError (unanswered); watches notice at once, and not when they have been silent for
-        minutes.
+        Requests in flight fail with ApiError (unanswered). Watches notice the change at once, instead of after minutes of
+        silence.
         """
         old, self._rest = self._rest, transport(self._configuration)
         for content in self._watched:
-            # A closed connection alone does not wake whoever reads from it.
+            # Closing the connection does not wake the task that reads from it.
             content.set_exception(aiohttp.ClientConnectionError("the client closed the connection"))
         await old.close()
 

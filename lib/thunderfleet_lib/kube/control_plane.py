@@ -10,14 +10,14 @@ PROBE_SECONDS = 4.0
 
 
 class Part(StrEnum):
-    """A part of the control plane, as people call it."""
+    """A part of the control plane."""
 
     API_SERVER = "API server"
     ETCD = "etcd"
 
 
 async def silent_part(kube: Kube, seconds: float = PROBE_SECONDS) -> Part | None:
-    """Asks the API server how it is; None if it is well, or does not say."""
+    """Asks the API server for its health; None if it is healthy, or does not answer the question."""
     try:
         await kube.request("GET", "/livez", seconds=seconds)
     except ApiError as error:
@@ -29,14 +29,14 @@ async def silent_part(kube: Kube, seconds: float = PROBE_SECONDS) -> Part | None
 
 
 def of_part(part: Part, host: str) -> str:
-    """That a part of the control plane does not answer, and what to do. ``host``: the URL of the API server."""
+    """The message that a part of the control plane does not answer, and what to do. ``host``: the URL of the API server."""
     if part is Part.API_SERVER:
         return f"the API server {host} does not answer: check that it runs, and that this machine reaches it"
     return f"etcd does not answer the API server {host}: check that etcd runs, and that its disk is fast and has room"
 
 
 class Silence:
-    """Whether a part of the control plane is silent. One that is only busy answers at least one of two questions in a row."""
+    """Finds out whether a part of the control plane is silent. A busy one answers at least one of two requests in a row."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

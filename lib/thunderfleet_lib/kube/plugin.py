@@ -1,7 +1,7 @@
 """Credential plugins of a kubeconfig, with a time limit.
 
-The client library waits for a plugin for as long as it runs, and leaves it behind when it is no longer waited for. It logs the
-errors of a plugin, and continues without credentials.
+The client library waits for a plugin without a limit, and does not end it when the caller is cancelled. It only logs the errors
+of a plugin, and continues without credentials.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ SECONDS: Final = 60.0
 
 
 class LimitedPlugin(ExecProvider):  # type: ignore[misc]
-    """A plugin that is killed when it takes too long or nobody waits for it any more."""
+    """A plugin that is killed when it takes too long, or when its caller is cancelled."""
 
     async def run(self, previous_response: Any = None) -> Any:
         """The ``status`` of what the plugin prints. Raises ConfigException."""
@@ -61,5 +61,5 @@ class LimitedPlugin(ExecProvider):  # type: ignore[misc]
 
 
 def use() -> None:
-    """Have the client library run plugins with a limit."""
+    """Makes the client library run plugins with a time limit."""
     kube_config.ExecProvider = LimitedPlugin

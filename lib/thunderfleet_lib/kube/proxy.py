@@ -1,7 +1,7 @@
 """The proxy that the environment names for the API server.
 
-Looked up once for each client. aiohttp's ``trust_env`` looks again for each request in a thread, and in another for a login in
-``~/.netrc``: as long as many requests take, and an entry for all hosts there makes those fail that send a token.
+Looked up once for each client. aiohttp's ``trust_env`` looks it up for each request in a thread, and reads ``~/.netrc`` in
+another one. That takes as long as many requests, and an entry for all hosts in ``~/.netrc`` makes requests with a token fail.
 """
 
 from urllib.parse import urlsplit

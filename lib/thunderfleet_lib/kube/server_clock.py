@@ -1,8 +1,8 @@
 """How far the wall clock of this machine is from the API server's, from the header ``Date`` of responses. Pure.
 
-The header has whole seconds, and a response takes time, so that a response says between which bounds the difference is. A
-slow API server only widens the bounds. What is decided changes only if a whole interval is on one side of a limit, and the
-limits for wrong and right differ, so that a clock near a limit does not make it change back and forth.
+The header has whole seconds, and a response takes time, so a response gives a lower and an upper bound of the difference. A
+slow API server only widens these bounds. The decision changes only if both bounds are on one side of a limit. The limits for
+wrong and right differ, so that a clock near a limit does not change the decision back and forth.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from typing import Final
 from thunderfleet_lib.clock import Moment
 
 WRONG_SECONDS: Final = 5.0
-"""A clock that is further off is wrong. With a time server a Mac is within a tenth of a second, so it has none; and times in
-logs and status of several Macs no longer show what came first. Nothing breaks by that yet: Kubernetes dates its certificates
-five minutes back, and no program compares its clock with the times in a Lease."""
+"""A clock with a larger difference is wrong. With a time server a Mac is within a tenth of a second. With a larger difference,
+times in logs and status of several Macs no longer show what came first. Nothing else breaks yet: Kubernetes dates its
+certificates five minutes back, and no program compares its clock with the times in a Lease."""
 RIGHT_SECONDS: Final = 3.0
-"""A wrong clock is right again within this."""
+"""A wrong clock counts as right again if its difference is below this."""
 SETTLE_SECONDS: Final = 30.0
-"""A wrong clock must be right for so long: of several API servers one may have another clock."""
+"""A wrong clock must be right for this long, because one of several API servers may have another clock."""
 RESPONSES: Final = 2
-"""Consecutive responses that make a clock wrong."""
+"""Number of consecutive responses after which a clock counts as wrong."""
 SET_SECONDS: Final = 0.5
-"""A response during which the clock was set by more than this says nothing."""
+"""A response is ignored if the clock was set by more than this meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Ahead:
 
 
 def ahead(date: str | None, sent: Moment, received: Moment) -> Ahead | None:
-    """What a response says that was dated at a moment between ``sent`` and ``received``. None without a valid date."""
+    """The bounds from a response that was dated between ``sent`` and ``received``. None without a valid date."""
     if date is None or abs(received.jump(sent)) > SET_SECONDS:
         return None
     try:
@@ -62,7 +62,7 @@ class ServerClock:
 
     def __init__(self) -> None:
         self.known = False
-        """Whether any response said something."""
+        """Whether any response had a valid date."""
         self.responses = 0
         """Number of responses."""
         self.now: datetime | None = None
@@ -94,7 +94,7 @@ class ServerClock:
                 self.wrong, self._beyond = None, 0
         else:
             self._right_since = None
-            # Not with bounds that say nothing new.
+            # Bounds that are consistent with the known difference change nothing.
             tolerance = max(2.0, abs(self.wrong) / 10)
             if not found.low - tolerance <= self.wrong <= found.high + tolerance:
                 self.wrong = round(found.middle)

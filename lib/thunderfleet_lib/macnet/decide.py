@@ -1,8 +1,8 @@
 """The next commands that give every Thunderbolt port a network service and an address of its own. Pure.
 
-In this order, each seen in the settings before the next: a service for each port, its address, the ports out of their bridges,
-the services of the empty bridges disabled. Every step is decided from the settings of that moment, so it does not matter where
-a run before was interrupted.
+The steps are: create a service for each port, set its address, remove the ports from their bridges, disable the services of the
+empty bridges. A step begins when the settings show the one before. Every step is decided from the current settings, so it does
+not matter where an earlier run was interrupted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def managed_ports(network: Network) -> Iterator[Port]:
 
 
 def _addresses(network: Network, record: Record, goal: Goal) -> tuple[dict[str, IPv4Interface | None], str]:
-    """What the service of every managed port is to set, and why that is not what ``goal`` says."""
+    """The address for the service of every managed port, and why it differs from ``goal``."""
     wanted: dict[str, IPv4Interface | None] = {}
     problem, taken = "", list(network.networks)
     for port in managed_ports(network):
@@ -71,7 +71,7 @@ def _addresses(network: Network, record: Record, goal: Goal) -> tuple[dict[str, 
         if port.name in record.kept:
             wanted[port.name] = IPv4Interface(record.kept[port.name])
         elif network.route == port.device:
-            # The API server is reached through it: it stays as it is.
+            # This port leads to the API server, so it stays as it is.
             wanted[port.name] = now
         else:
             # A cable that is not reported now, because it is unplugged or a Mac is off, keeps its addresses.

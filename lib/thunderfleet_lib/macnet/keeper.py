@@ -23,18 +23,18 @@ class Round:
 
 
 class Keeper:
-    """Keeps the Thunderbolt ports as they should be. ``path``: the file of the record."""
+    """Maintains the settings of the Thunderbolt ports. ``path``: the file of the record."""
 
     def __init__(self, run: Run, path: Path) -> None:
         self._run, self._path = run, path
         self._network: Network | None = None
-        """As it was read last."""
+        """The network as it was last read."""
         self.problem = ""
         """Why the record of an earlier run is not used."""
         try:
             self.record = record.load(path)
         except (OSError, ValueError) as error:
-            # Our services have a name of their own, so they are found without it.
+            # The names of our services show that they are ours, so they are found without the record.
             self.record, self.problem = Record(), str(error)
 
     @property

@@ -2,8 +2,8 @@
 
 Both ends compute them from the names of both Nodes and the numbers of both ports, so they agree without an exchange, and a
 cable keeps its addresses across restarts and replugging. Each cable has a network of its own (/30): with one network for
-several cables, macOS would send everything through one of them. Link-local addresses would not do for TCP either: macOS routes
-all of 169.254.0.0/16 to one interface, and assigns other ones after a cable was replugged.
+several cables, macOS would send everything through one of them. Link-local addresses do not work for TCP either: macOS routes
+all of 169.254.0.0/16 to one interface, and assigns other addresses after a cable was replugged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether ports may leave a bridge, whether that has worked, and how everything is undone. Pure.
+"""Whether ports may leave a bridge, whether the switch has succeeded, and how it is undone. Pure.
 
-A bridge may carry the only route to the API server. Then its address moves to the port with the cable, if there is exactly
-one. A switch counts when the API server has answered for a while since, and is undone when it has not answered for
-LOST_SECONDS.
+A bridge may carry the only route to the API server. Then its address moves to the port with the cable, if there is exactly one.
+A switch is confirmed when the API server has answered for some seconds since. It is undone when the API server has not answered
+for LOST_SECONDS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEADY_SECONDS: Final = 3.0
 UNVERIFIED_SECONDS: Final = 60.0
 """How long the settings may take to show what was set."""
 REMOVALS: Final = 4
-"""How often services that are disabled are to be removed, before they stay."""
+"""How often the removal of disabled services is tried before they are left as they are."""
 
 Argv = tuple[str, ...]
 
@@ -30,9 +30,9 @@ class Reach:
 
     answers: bool
     steady_seconds: float = 0.0
-    """For how long it has answered."""
+    """Seconds for which it has answered."""
     lost_seconds: float = 0.0
-    """For how long it has not answered."""
+    """Seconds for which it has not answered."""
     trial_seconds: float = 0.0
 
 
@@ -47,7 +47,7 @@ class Decision:
     problem: str = ""
     """Why ports are not as they should be, and what to do."""
     waiting: str = ""
-    """What is waited for; it needs nobody."""
+    """What it waits for, if nobody has to do anything."""
     outcome: str = ""
     """Confirmed or Undone: the end of a switch."""
 
@@ -100,7 +100,7 @@ def leave(network: Network, record: Record, *, trial: bool) -> Decision:
 
 
 def judge(network: Network, record: Record, reach: Reach) -> Decision:
-    """Whether a switch counts. The caller has seen that ``record.trial`` is set."""
+    """Decides whether a switch is confirmed or undone. The caller has checked that ``record.trial`` is set."""
     if reach.lost_seconds >= LOST_SECONDS:
         return undo(network, _refuse(network, record), f"the API server was not reached for {LOST_SECONDS:.0f} s")
     if reach.trial_seconds >= UNVERIFIED_SECONDS:
@@ -129,7 +129,7 @@ def _refuse(network: Network, record: Record) -> Record:
 
 
 def why_undoing(record: Record) -> str:
-    """Why ports that are managed are being put back: the record keeps that it is so, not why."""
+    """Why managed ports are being put back. The record says that they are, but not why."""
     if record.refused:
         return "the API server was not reached without the bridge, or the ports were not ready in time"
     return "the changes were already being undone when thunderboltPorts was set back to Managed"
@@ -155,4 +155,5 @@ def undo(network: Network, record: Record, why: str) -> Decision:
     if removed and record.removals < REMOVALS:
         again = replace(record, removals=record.removals + 1)
         return Decision(again, tuple(removed), f"removing the network services of the Thunderbolt ports: {why}")
-    return Decision(Record(refused=record.refused), outcome="Undone", note=f"the Thunderbolt ports are as they were: {why}")
+    note = f"the Thunderbolt ports have their earlier settings again: {why}"
+    return Decision(Record(refused=record.refused), outcome="Undone", note=note)

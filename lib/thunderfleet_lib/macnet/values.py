@@ -53,7 +53,7 @@ class Bridge:
     enabled: bool
     addresses: tuple[IPv4Interface, ...] = ()
     others: tuple[str, ...] = ()
-    """Members that are no Thunderbolt ports."""
+    """Members that are not Thunderbolt ports."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Network:
     disabled: frozenset[str] = frozenset()
     """Our network services that somebody has disabled."""
     foreign: frozenset[str] = frozenset()
-    """Ports for which somebody else has made a network service that is enabled."""
+    """Ports with an enabled network service that somebody else has created."""
     bridges: tuple[Bridge, ...] = ()
     networks: tuple[IPv4Network, ...] = ()
     """What the other interfaces reach directly."""
@@ -96,13 +96,13 @@ class Record:
     kept: Mapping[str, str] = field(default_factory=_nothing)
     """Ports that have the address that their bridge had, as address/prefix length."""
     trial: bool = False
-    """The ports have left the bridge, and whether the API server is still reached is not known yet."""
+    """The ports have left the bridge, and it is not known yet whether the API server can still be reached."""
     confirmed: bool = False
-    """It was reached. After a restart the ports leave the bridge again without a trial."""
+    """The API server was reached without the bridge. After a restart the ports leave the bridge again without a trial."""
     undoing: bool = False
     """Everything in this record is being undone."""
     removals: int = 0
-    """How often the services, all disabled, were to be removed: macOS may refuse that, and a run may end before it."""
+    """How often the removal of the services, all disabled, was tried: macOS may refuse it, and a run may end before it."""
     refused: str = ""
     """The situation in which the switch was undone; it is not tried again before something has changed."""
 

@@ -1,9 +1,9 @@
 """Takes over files that another process downloads, and hashes a large one while its last part arrives.
 
-A model can be used when the last file has its hash. Without this, hashing a file of 40 GB would begin when its last byte is
-there, and take half a minute. The writer can change its file at any time, so what is hashed is a copy that only this process
-writes: on APFS a clone of what has arrived, to which the rest is appended; elsewhere a copy from the first byte. Whatever goes
-wrong with such a copy, it is dropped, and the whole file is checked when it is complete (``Store.adopt``).
+A model can be used when the last file has its hash. Without this module, hashing a file of 40 GB would begin when its last byte
+has arrived, and take half a minute. The other process can change its file at any time, so a copy is hashed that only this
+process writes: on APFS a clone of what has arrived, to which the rest is appended; elsewhere a copy from the first byte. If
+anything goes wrong with such a copy, it is dropped, and the whole file is checked when it is complete (``Store.adopt``).
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from thunderfleet_lib.modelstore.store import CLONES, Busy, Store, allocated_byt
 log = logging.getLogger(__name__)
 
 LEAST_BYTES = 64 * 2**20
-"""Smaller files are hashed fast enough when they are complete."""
+"""Smaller files are hashed when they are complete, which is fast enough."""
 CLONED_SHARE = 0.75 if CLONES else 0.0
-"""How much of a file has arrived when it is cloned. Later, less is written twice; earlier, hashing keeps up with a faster
-network: this is enough for one with a third of the speed of hashing. What cannot be cloned is copied from the first byte."""
+"""The part of a file that has arrived when it is cloned. With a larger part, less is written twice; with a smaller one, hashing
+keeps up with a faster network. This value is enough for a network with a third of the speed of hashing. Files that cannot be
+cloned are copied from the first byte."""
 STEP_BYTES = 512 * 2**20
-"""What one step hashes at most, so that the caller can report progress meanwhile."""
+"""Maximum bytes that one step hashes, so that the caller can report progress in between."""
 
 
 class Adoption:
@@ -41,7 +42,7 @@ class Adoption:
         self._reserve = reserve_bytes
         self._arriving: dict[Path, _Arriving] = {}
         self._dropped: set[Path] = set()
-        """Files whose copy failed. They get no other one: a pod could have the agent copy without an end."""
+        """Files whose copy failed. They are not copied again, because a pod could otherwise make the agent copy endlessly."""
 
     def take(self, repository: str, entry: FileEntry, folder: Path) -> bool:
         """Whether the store has the file now that a download writes to its staging ``folder``.
@@ -147,7 +148,7 @@ class _Arriving:
         while self._hashed < min(until, self.entry.size + 1) and (count := self._read(block)):
             self._hash.update(block[:count])
             self._hashed += count
-        # In steps, so that little is left to write when the last byte arrives.
+        # In steps, so that little is left to write back when the last byte arrives.
         os.fsync(self._copy.fileno())
         return True
 

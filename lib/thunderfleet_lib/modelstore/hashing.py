@@ -25,7 +25,7 @@ def start(entry: FileEntry) -> Hash:
     """A hash that has the value of ``entry`` once all its bytes went into it."""
     if entry.sha256 is not None:
         return hashlib.sha256()
-    # Git's id is no protection against the author of the repository, who could as well change the file.
+    # Git's SHA-1 does not protect against the author of the repository, who could change the file anyway.
     found = hashlib.sha1(usedforsecurity=False)
     found.update(b"blob %d\0" % entry.size)
     return found

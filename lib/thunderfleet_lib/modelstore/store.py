@@ -1,8 +1,8 @@
 """Writes, checks and removes the models of one folder. Works on macOS and Linux; all methods block.
 
-Nothing is used before it was checked: a blob gets its name when its bytes have the hash, and the folder of a commit appears by
-one rename when all of its blobs are there. Each step can be interrupted and repeated. A blob has one writer, who holds a lock;
-the lock ends with the process.
+Nothing is used before it has been checked: a blob gets its name when its bytes have the hash, and the folder of a commit
+appears by one rename when all of its blobs are there. Each step can be interrupted and repeated. A blob has one writer, who
+holds a lock; the lock ends with the process.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_MODELS = 1024
 CLONES = sys.platform == "darwin"
-"""Whether file systems of this platform have copies that share their blocks with the original."""
+"""Whether file systems of this platform support copies that share their blocks with the original."""
 
 
 class Busy(OSError):
@@ -465,7 +465,7 @@ def clone(source: int, target: Path) -> bool:
     # fclonefileat(srcfd, dst_dirfd, dst, flags): AT_FDCWD is -2 on macOS.
     if library.fclonefileat(source, -2, os.fsencode(target), 0) != 0:
         return False
-    # It has the mode and the flags of the original: a pod could make it one that nobody may write or remove.
+    # The clone has the mode and flags of the original, which a pod could set so that nobody may write or remove it.
     if (set_flags := getattr(os, "chflags", None)) is not None:
         set_flags(target, 0)
     target.chmod(0o600)

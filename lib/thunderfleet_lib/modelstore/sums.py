@@ -1,4 +1,4 @@
-"""The list of a folder's files with their hashes, in the format of `sha256sum`: what a model at a URI is known by."""
+"""The list of a folder's files with their hashes, in the format of `sha256sum`. Its hash identifies a model at a URI."""
 
 import re
 

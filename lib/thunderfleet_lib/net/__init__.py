@@ -1,4 +1,4 @@
-"""Connections of programs: certificates, and listeners that strangers cannot fill.
+"""Connections of programs: certificates, and listeners that unauthenticated clients cannot exhaust.
 
 discovery  the certificate authority of a server, by its hash
 listener  a listener for HTTP servers with a bound on connections

@@ -2,10 +2,11 @@
 
 A connection costs a file descriptor from its first packet, before TLS or HTTP identify the client, and aiohttp keeps a silent
 connection for an hour. This listener counts connections when it accepts them. A connection without a request must send one
-within a limit. When all places are taken, the connection that has been without a request longest is closed: among those that
-never sent one, of the client address that has most of them. So a client with a request gets in, however many silent connections
-another client opens and however fast. Places can be reserved for addresses that the program knows; connections from elsewhere
-never close one of those. What a client sends before the server knows its request is bounded too; see ``unclaimed``.
+within a limit. When the limit is reached, the connection that has been without a request longest is closed: among those that
+never sent one, of the client address that has most of them. So a client with a request is always served, no matter how many
+silent connections another client opens. Connections can be reserved for addresses that the program knows; connections from
+other addresses never close one of those. The bytes that a client sends before the server knows its request are limited too; see
+``unclaimed``.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ FIRST_REQUEST_SECONDS = 15.0
 NEXT_REQUEST_SECONDS = 90.0
 """From the end of a response to the headers of the next request. Longer than proxies keep connections."""
 EARLY_BYTES = 64 * 1024
-"""What a client may send while its request is handled, for servers of APIs; see ``Listener``."""
+"""Bytes that a client may send while its request is handled, for servers of APIs; see ``Listener``."""
 HANDSHAKE_SECONDS = 5.0
 FLUSH_SECONDS = 5.0
 DESCRIPTORS = 4096
@@ -43,7 +44,7 @@ _REFUSAL = (
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Taker = Callable[[socket.socket, bool], Awaitable[None]]
-"""Handles a connection that is no HTTP to its end. The second argument: whether its address is known."""
+"""Handles a connection that is not HTTP, until its end. The second argument: whether its address is known."""
 
 
 def allow_descriptors() -> None:
@@ -83,7 +84,7 @@ class _Connection(asyncio.Protocol):
                 self.opening.cancel()
         elif self.served:
             self._transport.close()
-            # A client that does not read the rest is cut off.
+            # A client that does not read the rest is disconnected.
             asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._transport.abort)
         else:
             self._transport.abort()
@@ -144,7 +145,7 @@ class _Connection(asyncio.Protocol):
         return self._listener.holds(self, self._arrivals.unclaimed) and not self._refused
 
     def _refuse(self) -> None:
-        """Answers headers that are too large. What still comes is dropped for a while: a reset could overtake the answer."""
+        """Answers headers that are too large. Later bytes are dropped for a while: a reset could overtake the answer."""
         assert self._transport is not None
         self._refused = True
         self._transport.write(_REFUSAL)
@@ -256,7 +257,7 @@ class Listener:
         return True
 
     def holds(self, connection: _Connection, unclaimed: int) -> bool:
-        """The connection holds so many bytes that no request has claimed. Returns False if it is closed for that."""
+        """Sets how many unclaimed bytes the connection holds. Returns False if it is closed because of that."""
         if connection not in self._connections:
             return True
         self._unclaimed.put(connection, connection.peer, unclaimed)
@@ -363,7 +364,7 @@ class Site(web.BaseSite):
 
 
 def _head_bytes(request: web.Request) -> int:
-    """What the headers of a request and its first line take on the connection."""
+    """The bytes of a request's first line and headers on the connection."""
     first = len(request.method) + len(request.raw_path) + len("  HTTP/1.1\r\n\r\n")
     return first + sum(len(name) + len(value) + len(": \r\n") for name, value in request.raw_headers)
 

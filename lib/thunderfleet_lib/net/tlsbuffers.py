@@ -1,7 +1,7 @@
 """The buffer that asyncio keeps for each TLS connection, bounded by what TLS sends at once.
 
-asyncio's own has 256 KiB, filled with zeros and so in memory from the start: for a client that waits for answers of hundreds of
-servers, more than everything else that it knows of them.
+asyncio's own buffer has 256 KiB and is filled with zeros, so it is in memory from the start. For a client with connections to
+hundreds of servers, this would be most of its memory.
 """
 
 from asyncio.sslproto import SSLProtocol
@@ -11,6 +11,6 @@ RECORD_BYTES = 16 * 1024
 
 
 def small_buffers() -> None:
-    """From now on each TLS connection of this process keeps a buffer of one record. Call it before the first connection."""
-    # The only way to set it. A test measures what a connection takes, in case asyncio no longer looks here.
+    """Limits the buffer of each later TLS connection of this process to one record. Call it before the first connection."""
+    # There is no other way to set it. A test measures the memory of a connection, in case asyncio no longer uses this value.
     SSLProtocol.max_size = RECORD_BYTES

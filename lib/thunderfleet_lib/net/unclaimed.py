@@ -1,9 +1,9 @@
-"""What clients of a listener have sent that no request has claimed. Pure.
+"""Bytes from clients of a listener that belong to no request yet. Pure.
 
-It is unfinished headers, and requests behind the one that is being handled. An HTTP parser holds these bytes, and about as much
-again for what it makes of them, before the server knows who sends them. So they are counted, for each connection, for each
-address and for all, and a connection that holds too many is closed. The first FREE_BYTES of each connection do not count:
-clients that send their headers at once hold nothing.
+They are unfinished headers, and requests behind the one that is being handled. An HTTP parser holds these bytes, and parsed
+copies of about the same size, before the server knows who sends them. So they are counted for each connection, for each address
+and in total, and a connection that holds too many is closed. The first FREE_BYTES of each connection do not count, so clients
+that send their headers at once hold nothing.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ from typing import Generic, Protocol, TypeVar
 
 FREE_BYTES = 4 * 1024
 HEAD_BYTES = 64 * 1024
-"""Of the unfinished headers of one connection."""
+"""Limit of the unfinished headers of one connection."""
 ADDRESS_BYTES = 4 * 1024 * 1024
-"""Of all connections of one address, without FREE_BYTES of each."""
+"""Limit of all connections of one address, without FREE_BYTES of each."""
 ALL_BYTES = 16 * 1024 * 1024
-"""Of all connections of a listener, without FREE_BYTES of each."""
+"""Limit of all connections of a listener, without FREE_BYTES of each."""
 _END = b"\r\n\r\n"
 
 Holder = TypeVar("Holder", bound=Hashable)
@@ -99,7 +99,7 @@ class Arrivals:
         self._ended = False
         """Whether the next headers are complete, and their handler has not started yet."""
         self._rest = 0
-        """Bytes behind them."""
+        """Bytes after these headers."""
 
     @property
     def too_many(self) -> bool:
@@ -116,9 +116,9 @@ class Arrivals:
         return self._body if self._body is not None and not self._body.is_eof() else None
 
     def of_body(self, size: int, grown: int) -> None:
-        """While a body was unfinished, ``size`` bytes have come, of which ``grown`` belong to it.
+        """Counts ``size`` bytes that arrived while a body was unfinished. ``grown`` of them belong to the body.
 
-        The others are its framing, or what came behind it. Framing is held only as trailers, behind the last part of the body.
+        The others are its framing, or bytes after the body. Framing is held only as trailers, after the last part of the body.
         """
         complete = self.unfinished_body is None
         if grown or complete:
@@ -129,7 +129,7 @@ class Arrivals:
             self.unclaimed += size
 
     def received(self, data: bytes) -> None:
-        """Bytes that belong to no body have come."""
+        """Counts bytes that arrived and belong to no body."""
         if self._busy:
             self._early(len(data))
         elif self._ended:
@@ -158,7 +158,7 @@ class Arrivals:
     def request_ended(self) -> None:
         """The response is complete."""
         self._busy = False
-        # So few bytes are counted once more with what follows, and are none too many.
+        # These few bytes are counted again with the bytes that follow.
         self._carried = self.unclaimed > FREE_BYTES
         if not self._carried:
             self.unclaimed = 0

@@ -53,7 +53,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One Thunderbolt port of a Mac, as RDMA sees it."""
+    """The facts about one Thunderbolt port of a Mac that RDMA depends on."""
 
     device: str | None
     interface: str | None
@@ -139,7 +139,7 @@ def _down(mac: str, port: Port) -> str:
 def _no_address(mac: str, port: Port) -> str:
     found = f"{port.device} of {mac} has no GID of an IPv4 address"
     if port.address:
-        # It stays configured as it is; only the RDMA stack has missed it.
+        # The address of the interface is right; only the RDMA stack has not noticed it.
         again = f"`sudo ifconfig {port.interface} inet {port.address}`"
         return f"{found}, though {port.interface} has {port.address}: run {again} on {mac} to set it again, or replug the cable"
     return f"{found}: {advice.set_address(mac)}"

@@ -1,4 +1,4 @@
-"""The loopback addresses that a cluster without namespaces needs, which macOS does not have until they are added."""
+"""The loopback addresses that a cluster without namespaces needs. macOS does not have them until they are added."""
 
 import shlex
 import subprocess
@@ -19,7 +19,7 @@ ADD_SECONDS = 120
 
 
 def missing_addresses(fleet: Fleet) -> list[str]:
-    """Commands that add the addresses that a cluster with loopback addresses misses here. Only macOS misses any."""
+    """Commands that add missing loopback addresses for a cluster. Only on macOS addresses are missing."""
     return missing_aliases(plan_layout(fleet, "loopback"), can_bind) if sys.platform == "darwin" else []
 
 
@@ -35,7 +35,7 @@ def offer_addresses(
     ask: Callable[[str], str] | None = None,
     run: Callable[[str], int] | None = None,
 ) -> None:
-    """Offers to add missing addresses if somebody can answer. Raises LocalClusterError, at once, if they stay missing.
+    """Offers to add missing addresses if there is a terminal. Raises LocalClusterError at once if they stay missing.
 
     Call it first: building the control plane takes minutes. ``ask`` and ``run``: for tests; by default the terminal and sudo.
     """

@@ -1,7 +1,7 @@
 """Local clusters from Python.
 
-``Cluster.start`` starts one; it ends with the ``with`` block, and with this process however that ends, unless ``detach`` is
-called. ``Cluster.attach`` finds a running one.
+``Cluster.start`` starts a cluster. It ends with the ``with`` block, and with this process for whatever reason that ends, unless
+``detach`` is called. ``Cluster.attach`` finds a running cluster.
 """
 
 import json
@@ -65,7 +65,7 @@ class MachineInfo:
 
 
 class Machine(MachineInfo):
-    """A machine, with what can be done to it."""
+    """A machine, with operations on it."""
 
     cluster: "Cluster"
 
@@ -73,7 +73,7 @@ class Machine(MachineInfo):
         self.cluster.command(do="machine", name=self.name, action=action)
 
     def kill_kubelet(self) -> None:
-        """Send SIGKILL to the kubelet only; what it started keeps running."""
+        """Send SIGKILL to the kubelet only; its containers keep running."""
         self._do("kill-kubelet")
 
     def stop_kubelet(self) -> None:
@@ -163,7 +163,7 @@ class Cluster:
         plan_layout(parsed, mode)
         if mode == "loopback":
             check_addresses(parsed)
-        # Last, because it may take minutes.
+        # The last step, because it may take minutes.
         assets = find_programs(tell)
         tell({"state": "network", "network": mode, "reason": reason})
         spec = Spec(
@@ -263,7 +263,7 @@ class Cluster:
 
     @property
     def image(self) -> str:
-        """Name of the image with our programs."""
+        """Name of the image with Thunderfleet's programs."""
         return str(self.state["image"]["name"])
 
     @property

@@ -82,7 +82,7 @@ def end_cluster(folder: ClusterFolder, seconds: float = DOWN_SECONDS) -> bool:
 
 
 def remove(folder: ClusterFolder, everything: bool = False) -> None:
-    """Remove a cluster's data except logs and models; with ``everything`` those too."""
+    """Remove a cluster's data except logs and models; with ``everything``, remove these too."""
     if everything:
         shutil.rmtree(folder.root, ignore_errors=True)
         return
@@ -98,7 +98,7 @@ def remove(folder: ClusterFolder, everything: bool = False) -> None:
 @contextlib.contextmanager
 def _connected(folder: ClusterFolder) -> Iterator[socket.socket]:
     """A connection to the supervisor's socket, by a link: socket paths are limited to 103 bytes on macOS (sun_path)."""
-    # Not in $TMPDIR, which may be long itself.
+    # Not in $TMPDIR, whose path may be long.
     with socket.socket(socket.AF_UNIX) as channel, tempfile.TemporaryDirectory(prefix="tf-", dir="/tmp") as short:
         link = os.path.join(short, "c")
         os.symlink(folder.root.absolute(), link)

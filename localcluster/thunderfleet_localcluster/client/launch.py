@@ -36,7 +36,7 @@ def kubelet_command() -> list[str]:
 
 
 def choose_network(network: Network) -> tuple[Mode, str]:
-    """The mode to use, and why it is not namespaces. Raises LocalClusterError if namespaces are required but unavailable."""
+    """The mode to use, and why namespaces are not used. Raises LocalClusterError if they are required but unavailable."""
     if network == "loopback":
         return "loopback", "chosen with --network"
     problem = can_isolate()
@@ -48,7 +48,7 @@ def choose_network(network: Network) -> tuple[Mode, str]:
 
 
 def fleet_text(fleet: Fleet | Path | str | None) -> tuple[str, str]:
-    """Text and name of a fleet file: of the default fleet (None), a Fleet, a text, or a path. Raises LocalClusterError."""
+    """Text and name of a fleet file, from a Fleet, a text or a path; None is the default fleet. Raises LocalClusterError."""
     if fleet is None:
         return DEFAULT_FLEET, "the default fleet"
     if isinstance(fleet, Fleet):
@@ -62,7 +62,7 @@ def fleet_text(fleet: Fleet | Path | str | None) -> tuple[str, str]:
 
 
 def image_spec(tell: Callable[[Event], None]) -> ImageSpec:
-    """The image of our programs, built if necessary. Raises LocalClusterError."""
+    """The image with Thunderfleet's programs, built if necessary. Raises LocalClusterError."""
     title = f"image {IMAGE}"
     began = time.monotonic()
     tell({"step": title, "state": "start"})

@@ -1,4 +1,4 @@
-"""``thunderfleet demo``: from nothing to a streamed completion on a fleet of recorded Macs.
+"""``thunderfleet demo``: starts a fleet of recorded Macs and streams a completion from it.
 
 Every step shows its commands and its duration. The first failure names the step, the reason and the logs, and ends the run.
 """

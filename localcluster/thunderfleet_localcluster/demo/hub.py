@@ -1,7 +1,7 @@
 """The demo's hub: a machine in the network of the Macs serves the model over HTTP, and no Mac has it.
 
-Without namespaces all recorded Macs have the one disk of this machine, so there is nothing to copy: the model is in a folder
-that they share.
+Without namespaces, all recorded Macs share the disk of this machine and copy nothing: the model is in a folder
+that all of them can read.
 """
 
 import shlex
@@ -19,7 +19,7 @@ LARGE = "GET /cdn/"
 
 
 def is_needed(session: Session) -> bool:
-    """Whether a hub is needed: each Mac has a disk of its own, so no Mac has the model."""
+    """Whether a hub is needed, because each Mac has its own disk and no Mac has the model."""
     return session.cluster.network == "namespaces"
 
 
@@ -43,7 +43,7 @@ def start(session: Session) -> str:
 
 
 def model_folder(session: Session) -> Path:
-    """The model as the hub has it."""
+    """The model in the form that the hub serves."""
     return _machine(session).folder / "hub" / session.model.repository
 
 

@@ -1,7 +1,7 @@
-"""How the demo gets a cluster: `thunderfleet init` and `join` on recorded Macs where they can have folders of their own.
+"""The cluster of the demo: `thunderfleet init` and `join` on recorded Macs, if these can have their own folders.
 
-That needs namespaces and root, as a Mac's administrator is. Elsewhere the local cluster runs its control plane itself, and helm
-installs the chart.
+This needs namespaces and root, like the administrator of a Mac. Elsewhere, the local cluster runs its control plane itself, and
+helm installs the chart.
 """
 
 import os
@@ -53,7 +53,7 @@ def init_and_join(session: Session) -> None:
 
 
 def _use_hub(session: Session) -> None:
-    """Let models come from a machine of the cluster's network instead of the internet."""
+    """Make Macs fetch models from a machine of the cluster's network instead of the internet."""
     session.model_folder = hub.model_folder(session)
     endpoint = f"hub.endpoint={hub.start(session)}"
     say(f"      $ helm upgrade thunderfleet charts/thunderfleet --reset-then-reuse-values --set {endpoint} …")
@@ -113,7 +113,7 @@ def start_with_own_control_plane(session: Session) -> None:
 
 def install_chart(session: Session) -> None:
     """Install the chart into its namespace."""
-    # Without namespaces the folder of the model store would be one on this machine, for all Macs.
+    # Without namespaces, all Macs would share one folder of this machine as their model store.
     weights = f"hub.endpoint={hub.start(session)}" if hub.is_needed(session) else "agent.modelStore="
     session.kubectl("create", "namespace", NAMESPACE)
     session.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")

@@ -1,4 +1,4 @@
-"""The demo's model and its questions: the one place that decides which model the demo serves."""
+"""The demo's model and its questions. Only this module determines the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from thunderfleet_localcluster.models.demo_model.conversations import DEMO_QUEST
 
 @dataclass(frozen=True)
 class DemoModel:
-    """A model: its repository in examples/tiny.yaml, what writes it into a folder, questions, and tokens per answer."""
+    """A model: its repository in examples/tiny.yaml, a function that writes its files, questions, tokens per answer."""
 
     repository: str
     install: Callable[[Path], None]

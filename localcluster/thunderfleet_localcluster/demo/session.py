@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line without buffering."""
     print(line, flush=True)
 
 
@@ -50,7 +50,7 @@ class Session:
         self.folder, self.model = cluster_folder(NAME), the_model()
         self.number = 0
         self.model_folder: Path | None = None
-        """The model, where this machine sees it."""
+        """Path of the model on this machine."""
         self._cluster: Cluster | None = None
 
     @property
@@ -104,7 +104,7 @@ class Session:
         return self.json("get", "md", DEPLOYMENT)
 
     def until_ready(self, reached: Callable[[Json], bool], goal: str) -> Json:
-        """Follow the deployment until ``reached``; show what it waits for whenever that changes."""
+        """Follow the deployment until ``reached``, and show each change of what it waits for."""
         said, limit = "", time.monotonic() + READY_SECONDS
         while True:
             found = self.deployment()

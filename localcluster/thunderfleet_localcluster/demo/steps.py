@@ -1,4 +1,4 @@
-"""The steps of the demo. They do what a user would type: kubectl, helm, a request to the endpoint."""
+"""The steps of the demo. They run the commands that a user would type: kubectl, helm, a request to the endpoint."""
 
 import json
 import select
@@ -109,7 +109,7 @@ def deploy(session: Session) -> None:
 
 
 def show_group(deployment: Json) -> None:
-    """How the group is split, and by which transport its ranks communicate."""
+    """The parallelism of the group, and the transport between its ranks."""
     group = deployment["status"]["groups"][0]
     nodes = " and ".join(rank["node"] for rank in group["ranks"])
     say(f"      Ready on {nodes}: parallelism {group['parallelism']}, transport {group['transport']}")
@@ -140,7 +140,7 @@ def show_how_to_go_on(session: Session) -> None:
     cluster = session.cluster
     session.number += 1
     say(f"\n[{session.number}/{STEPS}] The cluster is still running. To use it:")
-    # Where `thunderfleet` and its plugin of kubectl are, and kubectl: so commands of the documentation work as they are.
+    # Folders of `thunderfleet`, its kubectl plugin and kubectl, so that commands of the documentation work unchanged.
     folders = f"{sysconfig.get_path('scripts')}:{cluster.tool('kubectl').parent}"
     say(f"      export KUBECONFIG={cluster.kubeconfig} PATH={folders}:$PATH")
     say(f"      export http_proxy={cluster.proxy}    # lets this shell reach status.endpoint")
@@ -154,7 +154,7 @@ def show_how_to_go_on(session: Session) -> None:
 
 
 def serve_page(session: Session) -> str:
-    """Starts the live page, which ends with the cluster. Its address; "" if it did not start."""
+    """Starts the live page, which ends with the cluster. Returns its address; "" if it did not start."""
     command = [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", str(session.cluster.kubeconfig)]
     process = subprocess.Popen(
         [*command, "--while-running", str(session.folder.root)],

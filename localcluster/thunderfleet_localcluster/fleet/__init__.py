@@ -1,4 +1,4 @@
-"""A fleet: which machines and cables there are, and what has happened to them.
+"""A fleet: its machines and cables, and their faults.
 
 catalogue    Mac models: chips, ports, memory sizes
 spec         schema of a fleet: machines, devices, cables
@@ -6,6 +6,6 @@ checks       problems that need more than one value
 file         fleet files: YAML, messages with line numbers, the default fleet
 layout       addresses, interfaces and identifiers of a fleet
 fault_state  faults and changes since the cluster started
-network_settings  network services and bridge of a recorded Mac, and what its commands change in them
+network_settings  network services and bridge of a recorded Mac, and the effects of its commands
 own_settings      a Mac's layout under those settings
 """

@@ -1,4 +1,4 @@
-"""The Macs that a fleet file can name: what is different between models, and nothing else.
+"""The Macs that a fleet file can name, with only the values that differ between models.
 
 Identifiers, cores and port counts are those that Apple has published; for models without published ones they are assumptions.
 ``thunderbolt_interfaces`` are the network interfaces of the receptacles 1, 2, …; they cannot be derived from the number of the
@@ -48,7 +48,7 @@ class MacModel:
 
     @property
     def port_range(self) -> str:
-        """Which Thunderbolt ports there are, for a sentence."""
+        """The Thunderbolt ports of the model, as part of a sentence."""
         return f"has the Thunderbolt ports 1 to {self.ports}" if self.ports else "has no Thunderbolt port"
 
 

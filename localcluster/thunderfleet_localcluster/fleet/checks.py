@@ -95,7 +95,7 @@ def _cable(fleet: Fleet, cable: Cable, here: Location, used: dict[tuple[str, int
 
 
 def _cable_end(fleet: Fleet, cable: Cable, end: End, at: Location, used: dict[tuple[str, int], str]) -> Iterable[Problem]:
-    # Of machines with the same name the last one counts; the duplicate is reported elsewhere.
+    # Of machines with the same name, the last one is used; another check reports the duplicate.
     owners = {machine.name: machine for machine in fleet.machines}
     owner = owners.get(end.machine)
     if owner is None:

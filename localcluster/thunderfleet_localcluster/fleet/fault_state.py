@@ -1,6 +1,6 @@
 """Faults and changes of a running fleet: cables, LAN ports, RDMA, power, damaged commands. Pure.
 
-A FaultState is an immutable value. Applied to the layout of the fleet file it yields the present layout, which recorded
+A FaultState is an immutable value. Applied to the layout of the fleet file, it yields the current layout, which recorded
 commands print and network namespaces follow, so that both ends of a cable always agree.
 """
 
@@ -94,7 +94,7 @@ class FaultState:
     def with_cable(self, index: int, action: str, rate_mbps: int | None = None, speed: str | None = None) -> "FaultState":
         """Pull, plug or slow a cable.
 
-        ``plug`` also ends every limit; ``slow`` limits the rate to ``rate_mbps``, or sets the negotiated speed to ``speed``.
+        ``plug`` also removes all limits; ``slow`` limits the rate to ``rate_mbps``, or sets the negotiated speed to ``speed``.
         """
         match action:
             case "pull":
@@ -174,7 +174,7 @@ class FaultState:
         return replace(self, off=self.off - {machine}, rdma=rdma, boots=boots, settings=settings)
 
     def with_settings(self, machine: str, settings: NetworkSettings) -> "FaultState":
-        """Take over the network settings that a machine's own command has changed."""
+        """Store the network settings that a machine's own command has changed."""
         return replace(self, settings={**self.settings, machine: settings})
 
     def with_damage(self, machine: str, command: str, damage: str) -> "FaultState":
@@ -204,7 +204,7 @@ class FaultState:
         return self.rates.get(end.index, end.cable.rate_mbps)
 
     def rewired(self, plan: Layout) -> Layout:
-        """The layout with present LAN addresses and network settings, and moved cables at their present ports."""
+        """The layout with current LAN addresses and network settings, and moved cables at their current ports."""
         plan = replace(plan, machines=tuple(self._leased(machine) for machine in plan.machines))
         return self._settled(self._moved(plan))
 
@@ -231,7 +231,7 @@ class FaultState:
         return replace(plan, machines=tuple(machines))
 
     def layout(self, plan: Layout) -> Layout:
-        """The present layout: unplugged cables and cables to a Mac without power have no ends."""
+        """The current layout: unplugged cables and cables to a Mac without power have no ends."""
         return replace(plan, machines=tuple(self._machine(machine) for machine in self.rewired(plan).machines))
 
     def _leased(self, layout: MachineLayout) -> MachineLayout:

@@ -63,7 +63,7 @@ class MachineLayout:
     """Number of restarts; domain UUIDs and the boot session UUID depend on it."""
     lan_plugged: bool = True
     lan_leased: bool = True
-    """Whether it has its LAN address."""
+    """Whether the machine has its LAN address."""
     settings: NetworkSettings | None = None
     """The network settings, once a command on this Mac has changed them."""
 

@@ -1,6 +1,6 @@
-"""The network settings of a recorded Mac, and what its ``networksetup`` and ``ifconfig`` change in them. Pure.
+"""The network settings of a recorded Mac, and the effects of ``networksetup`` and ``ifconfig`` on them. Pure.
 
-As on macOS, network services and the configured members of the bridge outlive a restart; what ``ifconfig`` changes does not.
+As on macOS, network services and the configured members of the bridge survive a restart; changes by ``ifconfig`` do not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class NetworkSettings:
     inet: Mapping[str, IPv4Interface] = field(default_factory=_none)
 
     def service_of(self, device: str) -> Service | None:
-        """The service that configures a device: the first that is enabled."""
+        """The service that configures a device: the first enabled one."""
         return next((one for one in self.services if one.device == device and one.enabled), None)
 
     def restarted(self) -> "NetworkSettings":
@@ -51,7 +51,7 @@ class NetworkSettings:
 
 
 class RefusedError(Exception):
-    """The command is refused; ``code`` is its exit code, and the text what it prints."""
+    """The command is refused; ``code`` is its exit code, and the text is its output."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

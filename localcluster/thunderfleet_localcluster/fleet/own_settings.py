@@ -38,7 +38,7 @@ def link_local(machine: str, device: str) -> Address:
 
 
 def effective(machine: MachineLayout, settings: NetworkSettings) -> MachineLayout:
-    """The Mac with the members of its bridge and the addresses of its ports as its settings have them."""
+    """The Mac with the bridge members and port addresses from its settings."""
     members = tuple(
         number for number, device in enumerate(machine.machine.mac.thunderbolt_interfaces, 1) if device in settings.members
     )

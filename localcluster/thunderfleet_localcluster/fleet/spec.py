@@ -1,6 +1,6 @@
-"""The schema of a fleet: machines, devices and cables, and what is wrong with one value.
+"""The schema of a fleet: machines, devices and cables, with checks of single values.
 
-What depends on several values is in ``checks``.
+The module ``checks`` has the checks that depend on several values.
 """
 
 from typing import Annotated, Literal

@@ -1,7 +1,7 @@
 """Child processes of the supervisor: started, watched, reaped.
 
 The supervisor is the first process of its PID namespace (or a subreaper), so orphans of every machine become its children.
-They are all reaped here, so nothing else in the supervisor may wait for a process.
+This module reaps all of them, so no other code in the supervisor may wait for a process.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Children:
         self.on_end: Callable[[Child], None] | None = None
 
     def listen(self) -> None:
-        """Start to reap. Call once, in the event loop."""
+        """Start reaping. Call once, in the event loop."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
         self.reap()
 

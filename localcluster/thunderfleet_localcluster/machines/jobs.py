@@ -1,4 +1,4 @@
-"""LaunchDaemons of a recorded Mac: what launchd does with property lists and with the commands of launchctl.
+"""LaunchDaemons of a recorded Mac: the behaviour of launchd for property lists and for commands of launchctl.
 
 It reads the property lists in /Library/LaunchDaemons when the Mac starts, keeps jobs alive, and answers launchctl with the exit
 codes and texts of macOS 14 and newer. Standard library only, as ``launchd``; time and files are the machine's own.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 FOLDER = "/Library/LaunchDaemons"
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
-"""launchd's; the commands of the recorded Mac stand for those in these folders."""
+"""PATH of launchd; commands of the recorded Mac replace those in these folders."""
 THROTTLE_SECONDS, EXIT_SECONDS = 10, 20
 """launchd's defaults of ThrottleInterval and ExitTimeOut."""
 NOT_PERMITTED, NO_PROCESS, IO_ERROR, IN_PROGRESS, USAGE, NOT_FOUND = 1, 3, 5, 36, 64, 113
@@ -31,7 +31,7 @@ MEANINGS = {
 
 
 class Reply(NamedTuple):
-    """What a call of launchctl prints and exits with."""
+    """Output and exit code of a call of launchctl."""
 
     code: int = 0
     stdout: str = ""
@@ -48,9 +48,9 @@ class Job:
         self.last_exit: int | None = None
         self.started = -float("inf")
         self.start_at: float | None = None
-        """When it is to be started; None: not before something asks for it."""
+        """When the job must be started; None: not until it is requested."""
         self.kill_at: float | None = None
-        """When SIGKILL follows the SIGTERM that it got."""
+        """When SIGKILL follows the earlier SIGTERM."""
         self.leaving = False
 
     @property
@@ -66,12 +66,12 @@ class Job:
 
     @property
     def at_load(self) -> bool:
-        """Whether it starts as soon as it is loaded. A KeepAlive that depends on exit codes implies RunAtLoad."""
+        """Whether the job starts as soon as it is loaded. A KeepAlive that depends on exit codes implies RunAtLoad."""
         alive = self.spec.get("KeepAlive", False)
         return bool(self.spec.get("RunAtLoad", False)) or alive is True or (isinstance(alive, dict) and bool(alive))
 
     def again(self, code: int) -> bool:
-        """Whether it is started again after it ended with ``code`` (negative: a signal)."""
+        """Whether the job is started again after it ended with ``code`` (negative: a signal)."""
         alive = self.spec.get("KeepAlive", False)
         if not isinstance(alive, dict):
             return bool(alive)
@@ -84,8 +84,8 @@ class Job:
 
 
 def read_job(path: str) -> Job | None:
-    """The job in a property list; None if launchd would refuse it: its owner, its mode, its content."""
-    # Most Macs of a large fleet have no property list, and save the memory.
+    """The job in a property list; None if launchd would refuse the file because of its owner, mode or content."""
+    # Most Macs of a large fleet have no property list, so a late import saves memory.
     import plistlib
     from xml.parsers.expat import ExpatError
 
@@ -124,12 +124,12 @@ class Jobs:
     # -- time and processes ----------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        """Seconds until ``tick`` has something to do; None: never, as things are."""
+        """Seconds until ``tick`` has work to do; None: never without another event."""
         times = [moment for job in self.loaded.values() for moment in (job.start_at, job.kill_at) if moment is not None]
         return max(0.0, min(times) - self.clock()) if times else None
 
     def tick(self) -> None:
-        """Start and kill what is due."""
+        """Start and kill the processes that are due."""
         now = self.clock()
         for job in list(self.loaded.values()):
             if job.start_at is not None and now >= job.start_at:
@@ -139,7 +139,7 @@ class Jobs:
                 self._signal(job, signal.SIGKILL)
 
     def exited(self, pid: int, code: int) -> None:
-        """Take note that a process ended."""
+        """Record the end of a process."""
         job = next((one for one in self.loaded.values() if one.pid == pid), None)
         if job is None:
             return
@@ -176,7 +176,7 @@ class Jobs:
     # -- launchctl -------------------------------------------------------------------------------------------------------
 
     def answer(self, arguments: list[str], user: int) -> Reply:
-        """Carry out a call of launchctl by ``user``."""
+        """Execute a call of launchctl by ``user``."""
         command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
         if command == "print" and len(rest) == 1:
             return self._print(rest[0])
@@ -222,7 +222,7 @@ class Jobs:
         if job.pid is None:
             del self.loaded[job.label]
             return Reply()
-        # It returns before the process has ended; until then the label is taken.
+        # launchctl returns before the process has ended; until then, the label is in use.
         seconds = float(job.spec.get("ExitTimeOut", EXIT_SECONDS))
         job.kill_at = self.clock() + seconds if seconds > 0 else None
         self._signal(job, signal.SIGTERM)
@@ -235,7 +235,7 @@ class Jobs:
         if job.pid is None:
             self._start(job)
         elif "-k" in rest[:-1]:
-            # It starts again when its end is seen.
+            # The job starts again when its end is noticed.
             job.started = -float("inf")
             self._signal(job, signal.SIGKILL)
         return Reply()

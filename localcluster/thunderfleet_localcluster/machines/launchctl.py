@@ -1,6 +1,6 @@
 """The ``launchctl`` of a recorded Mac: hands its arguments to the Mac's first process. Standard library only.
 
-So do the commands that change network settings, with ``--network`` and their name in front.
+Commands that change network settings use it too, with ``--network`` and their name in front of the arguments.
 """
 
 import json

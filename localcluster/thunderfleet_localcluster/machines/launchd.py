@@ -1,9 +1,9 @@
 """The first process of a machine, as launchd is on a Mac.
 
 It creates the machine (in namespace mode: namespaces for network, processes and host name; for a Mac also folders of its own),
-starts and ends the kubelet on command, and adopts what the kubelet leaves behind. A recorded Mac in namespaces also runs its
-LaunchDaemons and answers its ``launchctl``. When this process ends, the machine ends: killing it cuts the power of the Mac, and
-it ends by itself when the supervisor closes its input.
+starts and ends the kubelet on command, and adopts processes that the kubelet leaves behind. A recorded Mac in namespaces also
+runs its LaunchDaemons and answers its ``launchctl``. When this process ends, the machine ends: killing it cuts the power of the
+Mac, and it ends by itself when the supervisor closes its input.
 
 It runs as a file and uses the standard library only, so that a large fleet needs little memory. Orders come as JSON lines on
 standard input, events go out as JSON lines on standard output.
@@ -84,7 +84,7 @@ def _parents_by_ps() -> dict[int, int]:
     except OSError:
         return {}
     table = {int(pid): int(parent) for pid, parent in (line.split() for line in out.splitlines() if line.strip())}
-    # It lists itself, and a caller that waits until it has no descendants would wait for ever.
+    # ps lists itself, and a caller that waits until there are no descendants would wait forever.
     table.pop(process.pid, None)
     return table
 
@@ -252,7 +252,7 @@ class Launchd:
         caller.close()
 
     def ask(self, caller: socket.socket, argv: object) -> None:
-        """Have the supervisor change the network settings; ``answer`` follows."""
+        """Ask the supervisor to change the network settings; a call of ``answer`` follows."""
         if len(self.asked) >= CALLERS or not isinstance(argv, list) or not argv:
             caller.close()
             return
@@ -312,7 +312,7 @@ class Launchd:
                 self.reap()
 
     def look(self, key: selectors.SelectorKey, watched: selectors.BaseSelector) -> None:
-        """Take what is no order: a signal, a caller of launchctl."""
+        """Handle events that are no orders: a signal, a caller of launchctl."""
         if key.data == "signals":
             with contextlib.suppress(BlockingIOError):
                 os.read(key.fd, 4096)
@@ -320,7 +320,7 @@ class Launchd:
             (self.accept if key.data == "launchctl" else self.serve)(key.fileobj, watched)
 
     def expire(self) -> None:
-        """Do what is due: end commands that take too long, start and end LaunchDaemons."""
+        """Do the work that is due: end commands that take too long, start and end LaunchDaemons."""
         if self.daemons is not None:
             self.daemons.tick()
         for pid, (_, deadline, _, _) in self.runs.items():

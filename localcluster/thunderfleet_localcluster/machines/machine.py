@@ -48,7 +48,7 @@ class Machine:
         self.kubelet_pid: int | None = None
         self.kubelet_end = ""
         self.change_network: Callable[[Sequence[str]], Awaitable[Ran]] | None = None
-        """Carries out a command on the Mac that changes its network settings."""
+        """Executes a command on the Mac that changes its network settings."""
         self._changing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._runs: dict[int, asyncio.Future[Ran]] = {}
@@ -176,7 +176,7 @@ class Machine:
         await self._until("start", True)
 
     async def kill_kubelet(self, number: signal.Signals) -> None:
-        """End the kubelet only; what it started keeps running."""
+        """End the kubelet only; its containers keep running."""
         if self.on and self.kubelet_pid is None:
             raise LocalClusterError(f"{self.name}: its kubelet is not running")
         self._refusal = ""

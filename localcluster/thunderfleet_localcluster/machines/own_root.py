@@ -1,8 +1,8 @@
-"""A root file system of its own for a recorded Mac: folders of macOS that no other machine has, the rest of this machine's.
+"""The root file system of a recorded Mac: its own folders of macOS, and the rest of this machine's file system.
 
 Installing software on a Mac writes to ``/Library/LaunchDaemons``, ``/opt`` and ``/var/lib``. On a recorded Mac these are
-folders below its own, mounted in its mount namespace only: nothing is written to this machine, they survive that the Mac is
-switched off, and they vanish with the cluster's folder. Standard library only, as ``launchd``.
+folders below its own, mounted in its mount namespace only: nothing is written to this machine. The folders survive when the Mac
+is switched off, and are removed with the cluster's folder. Standard library only, as ``launchd``.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ OWN = ("/Library", "/Users/Shared", "/opt/thunderfleet", "/var/lib/thunderfleet"
 
 
 COMMANDS = "/Library/Apple/usr/bin"
-"""Where root looks for commands first: what runs as root on a Mac does not use its caller's PATH."""
+"""Folder in which root looks for commands first: programs that run as root on a Mac do not use their caller's PATH."""
 
 
 def enter(disk: str, cluster: str, commands: str = "", own: Iterable[str] = OWN) -> None:
-    """Make this mount namespace's root one in which the folders ``own`` are those below ``disk``. Raises OSError.
+    """Give this mount namespace a root in which the folders ``own`` are the ones below ``disk``. Raises OSError.
 
     ``cluster``: a folder that stays visible even if it is below one of ``own``; ``commands``: that of the Mac's commands.
     """
@@ -76,6 +76,6 @@ def _show(path: str, target: str) -> None:
         os.mkdir(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
-    # What this user may not bind, such as another's FUSE mount, is empty on the Mac.
+    # Entries that this user may not bind, such as another user's FUSE mount, are empty on the Mac.
     with contextlib.suppress(OSError):
         _bind(path, target)

@@ -1,7 +1,7 @@
-"""Models to serve and what to compare answers with.
+"""Models to serve, and reference answers.
 
 tinymodel   a tiny random model in the layout of mlx-lm
 demo_model  a small trained model that answers in words, for the demo
-hub         a Hugging Face Hub, with everything that can go wrong there
-reference   what one process of mlx-lm generates
+hub         a Hugging Face Hub, with the faults that can occur there
+reference   the answers of one process of mlx-lm
 """

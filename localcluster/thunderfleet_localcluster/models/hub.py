@@ -1,7 +1,7 @@
-"""A Hugging Face Hub: a real HTTP server with what `huggingface_hub` asks for when it reads models.
+"""A Hugging Face Hub: a real HTTP server with the endpoints that `huggingface_hub` uses to read models.
 
 Repositories are folders of files in memory. Large files (safetensors) are in "large storage": a redirect leads to another host
-name, with the SHA-256 as linked ETag, as on the hub. Everything that goes wrong there can be made to happen here.
+name, with the SHA-256 as linked ETag, as on the hub. Tests can make all faults of the hub occur here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aiohttp import web
 PAGE = 1000
 LARGE = ".safetensors"
 CDN_HOST = "localhost"
-"""Another name than that of the hub, so that a client that sends its token there shows."""
+"""A name other than the hub's, so that tests detect a client that sends its token there."""
 
 
 @functools.lru_cache(64)
@@ -36,7 +36,7 @@ def sha256(data: bytes) -> str:
 
 @functools.lru_cache(64)
 def git_sha1(data: bytes) -> str:
-    """The hash of a file in git. A hub has computed it before anyone asks."""
+    """The hash of a file in git. A hub computes it before the first request."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
@@ -50,7 +50,7 @@ class Repository:
     private: bool = False
     moved_to: str | None = None
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By path, what the listing says in place of the truth."""
+    """By path, false values that the listing shows instead of the right ones."""
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
         """Adds a commit and moves the branch to it."""
@@ -63,7 +63,7 @@ class Repository:
 
 @dataclass
 class Fault:
-    """What happens to the next ``times`` requests whose path matches ``path``."""
+    """A fault for the next ``times`` requests whose path matches ``path``."""
 
     path: str
     times: int = 1
@@ -79,7 +79,7 @@ class Fault:
 
 @dataclass
 class Request:
-    """A request as it came."""
+    """A received request."""
 
     method: str
     host: str
@@ -107,7 +107,7 @@ class Hub:
         """Whether to print each request."""
         self.port = 0
         self.cdn_port = 0
-        """Where large files are, if not at ``port``: clients expect another host or port there."""
+        """Port for large files, if not ``port``: clients expect another host or port there."""
         self.address = "127.0.0.1"
 
     @property
@@ -263,7 +263,7 @@ class Hub:
         if fault is not None and fault.cut_after is not None:
             await answer.write(data[: fault.cut_after])
             if request.transport is not None:
-                # Sent bytes arrive before the end of the connection.
+                # Lets the sent bytes arrive before the end of the connection.
                 request.transport.close()
             return answer
         for start in range(0, len(data), 1024 * 1024):

@@ -1,10 +1,10 @@
 """A model that is generated in a second and whose output can be compared token by token.
 
-Demos and tests need a real model that mlx-lm loads, where no hub can be reached. Three things about it are chosen with care:
-- float32, unquantised: in half precision two ranks and one process round differently and their greedy answers part;
+Demos and tests need a real model that mlx-lm loads without access to a hub. Three properties are important:
+- float32, unquantised: in half precision two ranks and one process round differently and their greedy answers differ;
 - wide weights (standard deviation 0.3) and a seed for which the best two logits stay more than 1e-3 apart all through the
   demo's answer, so that summing in another order cannot change a token;
-- a tokenizer in which every id is another printable string: else a wrong token could look right.
+- a tokenizer in which every id is a different printable string; otherwise a wrong token could look right.
 
 Only the standard library is used, and the generator of random numbers is written out, so every machine makes the same files.
 """
@@ -28,7 +28,7 @@ SEED = 17
 DEMO_MESSAGES: tuple[dict[str, str], ...] = ({"role": "user", "content": "Which Macs are wired together?"},)
 """The chat that the demo asks; the gap between logits was measured for it."""
 DEMO_TOKENS = 48
-"""How many tokens the demo generates, and over how many the gap holds."""
+"""Number of tokens that the demo generates, and for which the gap holds."""
 
 HIDDEN = 64
 INTERMEDIATE = 128

@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a request goes. ``head`` is the request head to send there; None for CONNECT."""
+    """The destination of a request. ``head`` is the request head to send there; None for CONNECT."""
 
     host: str
     port: int

@@ -1,6 +1,6 @@
 """Network namespaces: entering them, checking whether this user may, and running ``ip`` in them.
 
-``can_isolate`` tries everything that a cluster needs and returns the reason if something is refused, because ``thunderfleet
+``can_isolate`` tries every operation that a cluster needs, and returns the reason if one is refused, because ``thunderfleet
 local up`` says why it uses loopback addresses instead.
 """
 
@@ -57,7 +57,7 @@ _TRY = (
 
 
 def try_namespaces() -> None:
-    """Try everything that a cluster needs from the kernel; exits with a message if something is refused."""
+    """Try every kernel operation that a cluster needs; exits with a message if one is refused."""
     try:
         enter_namespaces()
         child = os.fork()

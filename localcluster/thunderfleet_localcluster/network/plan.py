@@ -1,4 +1,4 @@
-"""What to configure in the network for a layout and its faults, as commands of ``ip`` and ``tc``. Pure.
+"""The network configuration for a layout and its faults, as commands of ``ip`` and ``tc``. Pure.
 
 The LAN is one bridge; a Thunderbolt cable is a veth pair between two machines. Commands for the host side run in the network
 namespace of the supervisor, the others inside the machine that they name.
@@ -76,7 +76,7 @@ def plug_in(
 
 
 def update_cable(plan: Layout, faults: FaultState, on: Collection[str], index: int) -> NetworkPlan:
-    """Bring both ends of a cable in line with ``faults``; nothing if one of its machines is not ``on``."""
+    """Update both ends of a cable for ``faults``; nothing if one of its machines is not ``on``."""
     ends = ends_of(faults.rewired(plan), index)
     if not all(name in on for name, _ in ends):
         return NetworkPlan("", {}, ())
@@ -100,7 +100,7 @@ def unplug_cable(plan: Layout, faults: FaultState, on: Collection[str], index: i
 
 
 def links_of(plan: Layout, faults: FaultState, name: str) -> tuple[str, list[tuple[str, str]]]:
-    """What connects a machine: its LAN port in the supervisor's namespace, and the other ends of its cables."""
+    """The interfaces that connect a machine: its LAN port in the supervisor's namespace, and the other ends of its cables."""
     present = faults.rewired(plan)
     position = [machine.name for machine in present.machines].index(name)
     others = [

@@ -1,6 +1,6 @@
-"""Recorded Macs: a folder of small commands for each Mac of a fleet, which print what that Mac would print.
+"""Recorded Macs: for each Mac of a fleet, a folder of small commands with the output of that Mac.
 
-The texts have the shapes of real captures. They agree with each other, with the other end of every cable and with the addresses
+The texts have the format of real captures. They agree with each other, with the other end of every cable and with the addresses
 that the machine really has.
 
 folder        writes commands, texts and JACCL of one Mac
@@ -9,8 +9,8 @@ thunderbolt   system_profiler SPThunderboltDataType
 hardware      the other reports of system_profiler, sysctl, sw_vers, vm_stat
 network       networksetup, ifconfig, netstat, route
 rdma          ibv_devices, ibv_devinfo
-jaccl         what changes MLX: the modules in ``python/``, and the record of devices and cables of a stand-in for JACCL
-jaccl_faults  where the stand-in can be made to fail
+jaccl         modifications of MLX: the modules in ``python/``, and the devices and cables for a stand-in for JACCL
+jaccl_faults  the points at which the stand-in can fail
 files         replacing a file in one step
 python/       modules on the Mac's PYTHONPATH
 """

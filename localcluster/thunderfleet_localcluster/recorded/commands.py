@@ -1,7 +1,7 @@
 """The commands of a recorded Mac: POSIX shell scripts that print prepared texts. Pure.
 
-A script refuses arguments that it does not know with the message of the macOS command. It starts no other program than cat
-where it can, so that it is quick.
+A script refuses unknown arguments with the message of the macOS command. To be fast, it starts no other program than cat
+where possible.
 """
 
 import shlex
@@ -93,7 +93,7 @@ PATH=$PATH:/usr/bin:/bin exec tail -s 5 --pid="$pid" -f /dev/null
 """
 
 
-# Settings of wall power are files beside the texts, so they outlive a restart.
+# Settings of wall power are files beside the texts, so they survive a restart.
 _PMSET = """\
 sleep=1 autorestart=0
 [ -f "$here/pmset.sleep" ] && read -r sleep < "$here/pmset.sleep"
@@ -124,14 +124,14 @@ case "$*" in
   "-c sleep "*|"-c autorestart "[01])
     case $3 in ""|*[!0-9]*) ;; *) echo "$3" > "$here/pmset.$2"; exit $? ;; esac ;;
 esac
-echo "pmset: this recorded Mac has -g, -g custom, -g therm, and -c with sleep MINUTES or autorestart 0|1" >&2
+echo "pmset: this recorded Mac supports only -g, -g custom, -g therm, and -c with sleep MINUTES or autorestart 0|1" >&2
 exit 64
 """
 
 
 _FDESETUP = """\
 [ "$*" = status ] && { echo "FileVault is Off."; exit 0; }
-echo "fdesetup: this recorded Mac has fdesetup status" >&2
+echo "fdesetup: this recorded Mac supports only fdesetup status" >&2
 exit 1
 """
 
@@ -170,7 +170,7 @@ if [ "$state" = 0 ]; then echo "Firewall is disabled. (State = 0)"; else echo "F
 
 
 _SNTP = """\
-[ $# -eq 1 ] || { echo "sntp: this recorded Mac has sntp HOST" >&2; exit 64; }
+[ $# -eq 1 ] || { echo "sntp: this recorded Mac supports only sntp HOST" >&2; exit 64; }
 echo "+0.000312 +/- 0.011204 $1 17.253.4.125"
 """
 
@@ -194,7 +194,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ -n "$type" ] || { echo "system_profiler: this recorded Mac has SP{Thunderbolt,Hardware,Displays}DataType" >&2; exit 1; }
+[ -n "$type" ] || { echo "system_profiler: this recorded Mac supports SP{Thunderbolt,Hardware,Displays}DataType" >&2; exit 1; }
 [ -n "$json" ] || { echo "system_profiler: this recorded Mac prints JSON only (-json)" >&2; exit 1; }
 show "$here/$type.json"
 """
@@ -297,7 +297,7 @@ def _route(layout: Layout, machine: MachineLayout) -> str:
         gateway = f"net=default mask=default gateway={layout.control_plane.ip} device={default}"
         cases += f"  default) {gateway} flags='<UP,GATEWAY,DONE,STATIC,PRCLONING,GLOBAL>' ;;\n"
     direct = network.routes(machine)
-    # The way of a Mac to an address of its own is the loopback interface.
+    # The route of a Mac to its own address is the loopback interface.
     own = "|".join(str(address.ip) for address, _ in direct)
     if own:
         cases += f"  {own}) net=$2 mask=255.255.255.255 device=lo0 flags='<UP,HOST,DONE,LLINFO,WASCLONED,LOCAL>' ;;\n"
@@ -366,7 +366,7 @@ WIRED_LIMIT = "iogpu.wired_limit_mb"
 
 
 def _sysctl(values: Mapping[str, str], boots: int) -> str:
-    # What is set is lost when the Mac starts again.
+    # The settings are lost when the Mac restarts.
     cases = "".join(f"    {key}) value={shlex.quote(value)} ;;\n" for key, value in values.items())
     return f"""\
 names= bare=

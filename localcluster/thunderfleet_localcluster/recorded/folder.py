@@ -30,7 +30,7 @@ def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: 
     for name, text in found.items():
         replace_file(texts_folder / name, text, 0o644)
     for path in texts_folder.glob("info.*"):
-        # Of a network service that was deleted.
+        # Texts of a network service that was deleted.
         if path.name not in found:
             path.unlink(missing_ok=True)
     client = [sys.executable, "-S", "-s", str(Path(launchctl.__file__))] if layout.mode == "namespaces" else []

@@ -1,4 +1,4 @@
-"""What changes MLX on a recorded Mac: a folder for PYTHONPATH with the modules and what this Mac's devices and cables are.
+"""Modifications of MLX on a recorded Mac: a folder for PYTHONPATH with the modules and the Mac's devices and cables.
 
 The modules in ``python/`` are copied, because pods may not be able to read the sources and because the control file, which
 says where a recorded JACCL fails, is beside them.
@@ -41,7 +41,7 @@ def write_control(points: Sequence[Mapping[str, object]], folder: Path) -> None:
 
 
 def record(layout: Layout, machine: MachineLayout) -> dict[str, Any]:
-    """What MLX finds on this Mac.
+    """The devices and memory that MLX finds on this Mac.
 
     The memory of the GPU (0: no GPU), and the devices with state, address, and the address at the other end of the cable.
     """

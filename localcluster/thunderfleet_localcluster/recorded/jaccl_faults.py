@@ -1,4 +1,4 @@
-"""Where a recorded JACCL can be made to fail, as entries of its control file. Pure."""
+"""The points at which a recorded JACCL can fail, as entries of its control file. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,16 +21,16 @@ POINTS = (
 )
 """Points of JACCL's start and of its collectives, in order; the same as in ``python/recorded_jaccl.py``."""
 WIRE = "wire"
-"""The cable, which cannot fail but change or lose what it carries: with one of WIRE_KEYS."""
+"""The cable. It does not report errors, but changes or loses data: with one of WIRE_KEYS."""
 WIRE_KEYS = ("flipAfterBytes", "loseAfterBytes", "swapAfterBytes", "repeatAfterBytes")
 VALUES = "values"
-"""What a collective of this rank gives, which is wrong for results of some sizes: with VALUES_KEYS."""
+"""Results of this rank's collectives, which are wrong for some sizes: with VALUES_KEYS."""
 VALUES_KEYS = ("aboveBytes", "belowBytes")
 VALUES_OPTIONS = ("aboveValue", "peer")
 """Which of these values are wrong: only those above a number, or only those that one rank has sent."""
 HOW = "how"
 HOWS = ("negated", "stale")
-"""In which way such results are wrong: of the other sign, or those of the collective before."""
+"""The kind of error: the opposite sign, or the result of the previous collective."""
 POINT_KEYS = (
     "at",
     "errno",
@@ -67,7 +67,7 @@ def checked_points(points: object) -> Sequence[Mapping[str, object]]:
 
 
 def _check_options(point: Mapping[str, object]) -> None:
-    """Raises LocalClusterError unless what narrows a point "values" down are numbers."""
+    """Raises LocalClusterError unless the restrictions of a point "values" are numbers."""
     given = [point[key] for key in VALUES_OPTIONS if key in point]
     if given and (point["at"] != VALUES or not all(type(number) is int and number >= 0 for number in given)):
         names = " and ".join(VALUES_OPTIONS)

@@ -1,4 +1,4 @@
-"""What the network commands print: ``networksetup``, ``ifconfig``, ``netstat -ib``.
+"""Output of the network commands: ``networksetup``, ``ifconfig``, ``netstat -ib``.
 
 Addresses and MAC addresses are those that the machine's namespace really has, interface states those of its cables.
 """
@@ -15,7 +15,7 @@ INACTIVE = "8822<BROADCAST,SMART,SIMPLEX,MULTICAST>"
 
 @dataclass(frozen=True)
 class Interface:
-    """One interface of a Mac: its hardware port, what it is, whether it has a carrier, its address."""
+    """One interface of a Mac: its hardware port, kind, carrier and address."""
 
     device: str
     port: str
@@ -178,7 +178,7 @@ def _bridge(machine: MachineLayout) -> str:
 
 
 def netstat(machine: MachineLayout) -> str:
-    """``netstat -ib`` before anything was counted."""
+    """``netstat -ib`` with all counters at zero."""
     head = "Name       Mtu   Network       Address            Ipkts Ierrs     Ibytes    Opkts Oerrs     Obytes  Coll\n"
     names = [(item.device, item.ether) for item in interfaces(machine)]
     if has_bridge(machine):

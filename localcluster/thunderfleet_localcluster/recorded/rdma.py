@@ -1,4 +1,4 @@
-"""What ``ibv_devices``, ``ibv_devinfo`` and ``rdma_ctl status`` print.
+"""Output of ``ibv_devices``, ``ibv_devinfo`` and ``rdma_ctl status``.
 
 Only a Thunderbolt 5 Mac whose switch is on lists devices; a device is Active when its cable runs faster than 40 Gb/s and the
 Mac at the other end has its own switch on. JACCL needs the IPv4-mapped GID, which a port has only with an IPv4 address.

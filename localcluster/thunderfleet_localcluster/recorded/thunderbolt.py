@@ -1,4 +1,4 @@
-"""What ``system_profiler SPThunderboltDataType -json`` prints: buses, receptacles, and what is seen through them.
+"""Output of ``system_profiler SPThunderboltDataType -json``: buses, receptacles, and the devices behind them.
 
 A Mac shows a peer by the domain UUID of the peer's port, at any depth: behind a hub on the upstream side one level deeper,
 on the downstream side as if there were no hub. An idle port says "Up to …", a connected one its negotiated speed.
@@ -78,7 +78,7 @@ def _bus(layout: Layout, machine: MachineLayout, port: int) -> Json:
 
 
 def speed_text(end: CableEnd) -> str:
-    """The negotiated speed as macOS writes it: of an asymmetric link its faster direction."""
+    """The negotiated speed as macOS writes it. For an asymmetric link, this is the faster direction."""
     return f"{end.cable.gbps} Gb/s"
 
 

@@ -9,8 +9,8 @@ local_cluster  the parts of a cluster, its addresses, its end
 joining        kubelets: tokens, joining, Ready
 machine_pool   machines: files, power, network, faults
 control_plane  programs of the control plane
-changes        what a command changes: faults and network (pure)
+changes        the effects of a command: faults and network (pure)
 state          state file and status (pure)
-spec           what to run (pure)
+spec           the cluster to run (pure)
 report         progress for ``thunderfleet local up``
 """

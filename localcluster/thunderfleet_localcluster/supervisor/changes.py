@@ -1,4 +1,4 @@
-"""What a command such as ``cable pull`` changes: new faults, and what to configure in the network for them. Pure."""
+"""The effects of a command such as ``cable pull``: new faults, and their network configuration. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NAMESPACES = (
 
 @dataclass(frozen=True)
 class Situation:
-    """What a change starts from: the layout of the fleet file, present faults, and first processes of machines that are on."""
+    """The state before a change: the layout of the fleet file, current faults, and first processes of machines that are on."""
 
     plan: Layout
     faults: FaultState
@@ -26,7 +26,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Change:
-    """What to do, in this order: take over ``faults``, rewrite the recorded commands, configure the ``network``."""
+    """The steps of a change, in this order: store ``faults``, rewrite the recorded commands, configure the ``network``."""
 
     faults: FaultState
     network: tuple[NetworkPlan, ...] = ()

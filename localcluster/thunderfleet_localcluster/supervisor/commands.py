@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 class Commands:
-    """Carries out commands; ``stop`` is set by ``down``."""
+    """Executes commands; ``down`` sets ``stop``."""
 
     def __init__(self, cluster: LocalCluster, stop: asyncio.Event) -> None:
         self.cluster, self.stop = cluster, stop
@@ -76,7 +76,7 @@ class Commands:
             writer.close()
 
     async def carry_out(self, command: Json) -> Json:
-        """Carry out one command. Raises LocalClusterError or ApiError."""
+        """Execute one command. Raises LocalClusterError or ApiError."""
         name = str(command.get("do"))
         if name not in self._commands:
             raise LocalClusterError(f"unknown command {name!r}; allowed: {', '.join(self._commands)}")

@@ -65,7 +65,7 @@ class LocalCluster:
 
     @property
     def joining(self) -> Joining:
-        """What starts kubelets. Raises LocalClusterError if launchd starts them."""
+        """The object that starts kubelets. Raises LocalClusterError if launchd starts them."""
         return self._run_here()[1]
 
     def _run_here(self) -> tuple[ControlPlane, Joining]:
@@ -95,7 +95,7 @@ class LocalCluster:
         ]
 
     async def nodes(self) -> list[dict[str, Any]]:
-        """The Nodes. Raises ApiError, or LocalClusterError if nobody has installed a control plane yet."""
+        """The Nodes. Raises ApiError, or LocalClusterError if no control plane is installed yet."""
         if self._own is not None:
             return (await self._own[0].kube.list("/api/v1/nodes"))[0]
         if not self.folder.inner_kubeconfig.exists():

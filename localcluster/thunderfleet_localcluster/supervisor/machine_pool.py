@@ -72,14 +72,14 @@ class MachinePool:
             "images": {self.spec.image.name: self.spec.image.folder},
         }
         if machine.machine.kind != "mac":
-            # It has no default route. A Mac's commands say which address it has, and it may change.
+            # The machine has no default route. The commands of a Mac report its address, which may change.
             config["addresses"] = [str(machine.lan.ip)]
-            # Where this machine is a Mac, it finds the commands of one.
+            # If this machine is a Mac, the kubelet would find its commands.
             config["operatingSystem"] = "linux"
             if machine.name == self._watches_certificates():
                 config["controlPlaneCertificates"] = str(self.folder.control_plane / "pki")
         if machine.machine.kind == "mac":
-            # A fleet file says which ports are in a bridge.
+            # The fleet file determines which ports are in a bridge.
             config["thunderboltPorts"] = "Unmanaged"
             config["path"] = [str(home / "bin")]
             config["pythonPath"] = [str(jaccl.python_folder(home / "bin"))]
@@ -150,11 +150,11 @@ class MachinePool:
 
     @property
     def situation(self) -> Situation:
-        """What a change starts from."""
+        """The state before a change."""
         return Situation(self.plan, self.faults, self._pids())
 
     async def apply(self, change: Change) -> None:
-        """Carry out a change. Raises LocalClusterError if a command fails."""
+        """Execute a change. Raises LocalClusterError if a command fails."""
         if change.jaccl is not None:
             mac, points = change.jaccl
             jaccl.write_control(points, jaccl.python_folder(self.folder.machine(mac) / "bin"))
@@ -165,7 +165,7 @@ class MachinePool:
             await self._configure(plan)
 
     async def change_settings(self, name: str, argv: Sequence[str]) -> Ran:
-        """Carry out a command on a Mac that changes its network settings; what it prints."""
+        """Execute a command on a Mac that changes its network settings. Returns its output."""
         async with self._settings_lock:
             before = self.faults.layout(self.plan).machine(name)
             try:

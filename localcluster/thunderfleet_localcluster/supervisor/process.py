@@ -1,7 +1,7 @@
 """The supervisor's process: lock, namespaces, and the first process of the PID namespace.
 
-``thunderfleet local up`` starts it with a pipe as standard input, the lifeline. If that ends before ``detach``, all ends.
-Standard output carries progress as JSON lines, standard error is the log. Commands come through a UNIX socket.
+``thunderfleet local up`` starts it with a pipe as standard input, the lifeline. If the pipe ends before ``detach``, the cluster
+ends. Standard output carries progress as JSON lines, standard error is the log. Commands come through a UNIX socket.
 
 In namespace mode the process that was started stays outside and only holds the lock; the cluster runs in a child, the first
 process of a PID namespace. If that is killed, the kernel ends its processes, interfaces and mounts. So that the outer process
@@ -121,7 +121,7 @@ def _take_lock(folder: ClusterFolder) -> None:
 
 
 def _clean(folder: ClusterFolder) -> None:
-    """Remove what an earlier cluster in this folder left, except models: its data is useless without its keys."""
+    """Remove the data of an earlier cluster in this folder, except models: the data is useless without its keys."""
     for path in (folder.control_plane, folder.machines):
         if path.exists():
             shutil.rmtree(path)

@@ -33,7 +33,7 @@ class Report:
 
     @contextlib.asynccontextmanager
     async def step(self, title: str) -> AsyncIterator[None]:
-        """One step: its begin, and its duration unless it fails."""
+        """One step: reports its start, and its duration unless it fails."""
         began = time.monotonic()
         self.write(step=title, state="start")
         yield

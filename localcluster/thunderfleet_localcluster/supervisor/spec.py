@@ -1,4 +1,4 @@
-"""What one cluster consists of: written by ``thunderfleet local up`` as JSON, read once by the supervisor. Pure."""
+"""The specification of one cluster, which ``thunderfleet local up`` writes as JSON and the supervisor reads once. Pure."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from thunderfleet_localcluster.fleet.layout import Mode
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The image of our programs: its name, its folder, and the file on which its users hold a shared lock."""
+    """The image with Thunderfleet's programs: its name, its folder, and the file on which its users hold a shared lock."""
 
     name: str
     folder: str

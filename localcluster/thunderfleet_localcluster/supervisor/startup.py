@@ -26,7 +26,7 @@ async def _start_with_control_plane(cluster: LocalCluster, report: Report) -> No
     async with report.step("API server"):
         control_plane.start("etcd")
         control_plane.start("kube-apiserver")
-        # Machines need no API server, so they are made meanwhile.
+        # Machines need no API server, so they are created meanwhile.
         files = asyncio.get_running_loop().run_in_executor(None, cluster.pool.write_files)
         machines = asyncio.create_task(cluster.pool.switch_on_all())
         try:

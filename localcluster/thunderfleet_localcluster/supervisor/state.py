@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the user's shell and the machines reach the cluster. ``proxy`` holds the proxy's token."""
+    """Addresses of the cluster for the user's shell and for the machines. ``proxy`` contains the proxy's token."""
 
     server: str
     inner_server: str

@@ -1,14 +1,16 @@
 """Copies of models from Mac to Mac.
 
-controller  starts and stops transfers as they are wanted, and reports them
+A *way* is a network path to another Mac: a cable, or an address on the LAN.
+
+controller  starts and stops transfers, and reports their progress
 transfer    fetches one model over several connections at once
 arriving    a large file that arrives: chunks on disk, hash of the whole
 failures    which ways and Macs are not used for a while; pure
 connection  one connection to another agent
-tls         TLS of a client that reads much
+tls         TLS of a client that reads large amounts of data
 server      answers other agents, one thread per connection
-board       what is still to fetch, and what each connection fetches next; pure
-shelf       what this Mac gives to others, from its model store
+board       what has not been fetched yet, and what each connection fetches next; pure
+shelf       the files of the model store that other Macs can fetch from this one
 paths       the ways to another Mac, best first; pure
 pace        limits the rate of a way; pure
 rates       progress: bytes per second, time left, main source; pure

@@ -29,7 +29,7 @@ class OpenFile:
     hasher: hashing.Hash
     hashed: int = 0
     users: int = field(default=0)
-    """Connections that write to it."""
+    """Connections that are writing to it."""
 
     def restart(self) -> None:
         """The hash begins again at the start of the file."""
@@ -60,7 +60,7 @@ def open_file(store: Store, repository: str, entry: FileEntry) -> OpenFile:
 
 
 def intact(descriptor: int, entry: FileEntry, found: ChunkList, quits: Callable[[], bool]) -> list[int]:
-    """The chunks on disk that have their hashes. Ends early when ``quits`` says so."""
+    """The chunks on disk that have their hashes. Stops early when ``quits`` returns True."""
     whole, size = [], os.fstat(descriptor).st_size
     block = memoryview(bytearray(BLOCK_BYTES))
     for index in range(chunks.count(entry.size)):
@@ -79,7 +79,7 @@ def intact(descriptor: int, entry: FileEntry, found: ChunkList, quits: Callable[
 
 
 def _is_hole(descriptor: int, at: int, count: int) -> bool:
-    """Whether nothing was written there. False where the file system cannot say."""
+    """Whether nothing was written there. False if the file system cannot tell."""
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA) >= at + count
     except OSError as error:

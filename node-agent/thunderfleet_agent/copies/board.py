@@ -1,9 +1,10 @@
 """What a transfer still has to fetch, and what each connection fetches next. Pure: time and chance are arguments.
 
-A connection takes one piece of work at a time: chunks of large files, whole small files, or a question. Chunks are taken in
-order, with some chance within a window, so that Macs that fetch the same file have something for each other. A worse way
-waits while a better one makes progress. A chunk is taken only with a list of hashes that another Mac gave. The file is used
-only when its own hash is right; if it is not although all chunks are as listed, the Mac that gave the list is at fault.
+A connection takes one piece of work at a time: chunks of large files, whole small files, or a query. Chunks are taken in order,
+but randomly within a window, so that Macs that fetch the same file can fetch chunks from each other. A worse way waits while a
+better one makes progress. A chunk is accepted only if it has the hash in a list that another Mac gave. The file is used only
+when its own hash is right. If all chunks are as listed and the file's hash is wrong, the list is wrong, and so the Mac that
+gave it is at fault.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from thunderfleet_agent.copies.paths import Way
 # Large files that are fetched at once.
 MAX_ACTIVE = wire.MAX_HAVE
 WINDOW = 16
-# What a request for small files fetches at most.
+# Maximum bytes of one request for small files.
 FILES_BYTES = CHUNK_BYTES
-# Another Mac that fetches the file itself is asked this often what it has by now.
+# How often another Mac that is fetching the file itself is asked which chunks it has.
 ASK_SECONDS = 0.1
 LATER_SECONDS = 1.0
-# A worse way is used when nothing has come over the better ones for this time.
+# A worse way is used when nothing has arrived over the better ones for this time.
 GRACE_SECONDS = 2.0
 
 
@@ -101,7 +102,8 @@ class Source:
     holds: dict[str, frozenset[int] | None] = field(default_factory=dict)
     """Chunks of each file; None for all of them."""
     asked: dict[str, float] = field(default_factory=dict)
-    """When it was asked last for a file, and did not have all of it (or not this small one)."""
+    """When the source was last asked for a file of which it did not have all chunks, or for a small file that it did not
+    have."""
     lists_at: dict[str, float] = field(default_factory=dict)
     busy: int = 0
     """Chunks and files on their way."""
@@ -135,7 +137,7 @@ class Board:
         return tuple(self.large.values())[:MAX_ACTIVE]
 
     def expect(self, key: str, way: Way) -> None:
-        """A connection is being made. Worse ways wait for it at the start, not whenever it is tried again."""
+        """A connection is being made. Worse ways wait for it at the start, but not when it is retried."""
         self._connecting[key] = way
 
     def join(self, key: str, node: str, way: Way, now: float) -> None:
@@ -145,7 +147,7 @@ class Board:
         self._moved[way] = now
 
     def leave(self, key: str) -> None:
-        """A connection ended, or could not be made; its unfinished work is done by others."""
+        """A connection ended, or could not be made. Other connections take over its unfinished work."""
         self._connecting.pop(key, None)
         self._sources.pop(key, None)
         for large in self.large.values():
@@ -157,7 +159,7 @@ class Board:
     # --- the next piece of work ----------------------------------------------------------------------------------------
 
     def take(self, key: str, now: float) -> Work | None:
-        """What a connection does next; None to ask again soon."""
+        """The next piece of work of a connection; None: call again soon."""
         source = self._sources[key]
         if self._yields(source, now):
             return None
@@ -241,7 +243,7 @@ class Board:
             source.holds.update(held)
 
     def absent(self, key: str, blob: str, now: float) -> None:
-        """A source does not have a small file, or lost a large one. Nothing else asks it for a while."""
+        """A source does not have a small file, or lost a large one. It is not asked again for a while."""
         source = self._sources.get(key)
         if source is not None:
             source.asked[blob] = now
@@ -249,13 +251,13 @@ class Board:
         self._flying_small.pop(blob, None)
 
     def ended(self, key: str) -> None:
-        """A connection's chunk or files have arrived, or will not."""
+        """A connection's chunk or files have arrived, or will not arrive."""
         source = self._sources.get(key)
         if source is not None:
             source.busy = max(0, source.busy - 1)
 
     def listed(self, key: str, blob: str, found: ChunkList | None, now: float) -> bool:
-        """Takes a list that a source gave; None if it has none yet. Returns whether it is used."""
+        """Takes the list of hashes from a source (None if it has none yet). Returns whether the list is used."""
         large, source = self.large.get(blob), self._sources.get(key)
         if large is None or source is None:
             return False

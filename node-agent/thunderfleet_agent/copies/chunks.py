@@ -1,8 +1,8 @@
 """The pieces in which a file is copied, and the list of their hashes. Pure.
 
 The hub gives one hash for a whole file. A Mac that has a file with this hash computes the hash of each chunk, so that others
-can check what arrives piece by piece, from several Macs. The list is only as good as the Mac that gave it: a file is used when
-its own hash is right, whatever the list says.
+can check each chunk as it arrives, from several Macs. A list from another Mac can be wrong, so a file is used only when its own
+hash is right.
 """
 
 from __future__ import annotations

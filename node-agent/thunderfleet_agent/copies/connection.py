@@ -1,4 +1,4 @@
-"""One connection to the agent of another Mac, over one way. Blocking: it belongs to one thread; any may ``interrupt`` it."""
+"""One connection to the agent of another Mac, over one way. Blocking: one thread uses it; any thread may ``interrupt`` it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thunderfleet_agent.copies.wire import Answer, Op, Request, WireError
 from thunderfleet_agent.measure.session.streams import bind_to, family
 
 CONNECT_SECONDS = 5.0
-# A call that moves nothing for this time ends the connection.
+# If a call transfers nothing for this time, the connection ends.
 STALL_SECONDS = 12.0
 BLOCK_BYTES = 2**20
 
@@ -39,7 +39,7 @@ class Connection:
         self._raw = raw
 
     def interrupt(self) -> None:
-        """Ends the connection from any thread; a call of its own thread fails soon. The descriptors stay, so none is reused."""
+        """Ends the connection from any thread; a call in its own thread soon fails. Descriptors stay open: none is reused."""
         with contextlib.suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
 
@@ -92,7 +92,7 @@ class Connection:
             raise self._failed(error) from None
 
     def read_into(self, view: memoryview, arrived: Arrived = lambda count: None) -> None:
-        """Fills the view."""
+        """Fills the buffer ``view``."""
         at = 0
         try:
             while at < len(view):

@@ -1,7 +1,8 @@
 """Starts and stops the transfers of models from other Macs to this one, and reports their progress.
 
-A model that is wanted has one task: it gets the manifest, runs a transfer in a thread, and tries again with back-off when that
-fails. What was fetched stays on disk, so every attempt continues. A task of a model that is not wanted any more is stopped.
+Each wanted model has one task. The task gets the manifest, runs a transfer in a thread, and retries with back-off if that
+fails. What was fetched stays on disk, so every attempt continues there. The task of a model that is no longer wanted is
+stopped.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class Attempt:
     problem: TransferFailed | None = None
     bytes_done: int = 0
     main: From | None = None
-    """Where most bytes came from."""
+    """Source of most bytes."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Receive what happened: bytes over a way, and nodes that sent wrong bytes."""
+    """Callbacks that receive what happened: bytes that arrived over a way, and nodes that sent wrong bytes."""
 
     received: Callable[[Path, int], None] = lambda way, count: None
     wrong: Callable[[str], None] = lambda node: None
@@ -161,10 +162,10 @@ class PeerCopies:
         self._agents = found if digest is None else {**self._agents, **found}
 
     def _ways(self, digest: str) -> tuple[Path, ...]:
-        """Called from threads too: it reads values that are replaced, never changed."""
+        """Also called from threads, so it reads only values that are replaced and never modified."""
         one, view = self._wanted.get(digest), self._view
         if one is None or not view.node:
-            # Otherwise everything would be fetched over the network before the cables are known.
+            # Otherwise everything would be fetched over the LAN before the cables are known.
             return ()
         neighbors = sorted({cable.peer for cable in view.cables.values()})
         names = dict.fromkeys([*one.sources, *neighbors])

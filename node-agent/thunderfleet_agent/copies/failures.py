@@ -36,7 +36,7 @@ class Failures:
         self._nodes: dict[str, _Dropped] = {}
 
     def usable(self, way: str, node: str, now: float) -> bool:
-        """Whether something may be fetched over this way from this node."""
+        """Whether this node may be asked over this way."""
         dropped = self._nodes.get(node)
         if dropped is not None and now >= dropped.until:
             del self._nodes[node]
@@ -51,7 +51,7 @@ class Failures:
         return trouble.count == 1
 
     def worked(self, way: str) -> None:
-        """The way has brought something that was right."""
+        """Correct bytes have arrived over the way."""
         self._ways.setdefault(way, _Trouble()).count = 0
 
     def drop(self, node: str, why: str, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# What may be read at once after a pause.
+# Bytes that may be read at once after a pause.
 BURST_SECONDS = 0.1
 
 
@@ -14,7 +14,7 @@ class Pace:
         self._free_at = 0.0
 
     def delay(self, count: int, now: float) -> float:
-        """Takes ``count`` bytes into account that were just read. Returns how many seconds to wait before the next."""
+        """Counts ``count`` bytes that were just read. Returns how many seconds to wait before the next read."""
         if self.rate is None:
             return 0.0
         self._free_at = max(self._free_at, now - BURST_SECONDS) + count / self.rate

@@ -1,7 +1,7 @@
 """The ways from this Mac to another one, best first. Pure.
 
-A free cable carries as much as it can. The network is shared with other traffic, so what a Mac fetches over it is limited. A
-cable that a group uses comes last and is limited too, because messages of the group wait behind whatever the cable carries.
+Copies over a cable that no group uses have no limit. The LAN is shared with other traffic, so copies over it are limited.
+Cables that a group uses come last and are limited too, because messages of the group wait behind the bytes of the copy.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from thunderfleet_agent.measure.schedule.view import View
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 
 MAX_PATHS = 8
-"""Ways that one transfer uses at once."""
+"""Maximum number of ways that one transfer uses at once."""
 MAX_NETWORK_PATHS = 2
 
 
 class Way(IntEnum):
-    """The kind of a way; a lower one is used first."""
+    """The kind of a way; lower kinds are used first."""
 
     CABLE = 0
     NETWORK = 1
@@ -32,7 +32,7 @@ class Way(IntEnum):
 
 @dataclass(frozen=True)
 class Path:
-    """One way to the agent of another Mac. ``source``: the address to dial from, None to let the routes decide."""
+    """One way to the agent of another Mac. ``source``: the local address of the connection; None lets the routes decide."""
 
     to: PeerAddress
     way: Way

@@ -1,4 +1,4 @@
-"""Answers the copies' requests of other agents: one thread per connection, blocking TLS, every wait with a limit.
+"""Answers requests of other agents for copies: one thread per connection, blocking TLS, every wait with a limit.
 
 Threads, because encrypting, reading and sending release the interpreter lock: several cables are served at once, and the
 agent's event loop is not delayed. The connection comes from the agent's own port (PREFACE distinguishes it from HTTP), and the
@@ -33,7 +33,7 @@ MAX_CONNECTIONS = 24
 MAX_STRANGERS = 8
 MAX_PER_NODE = 6
 HANDSHAKE_SECONDS = 5.0
-# One call that moves a block.
+# Time limit of one call that transfers a block.
 STALL_SECONDS = 15.0
 IDLE_SECONDS = 30.0
 MAX_HELLO_BYTES = 1024
@@ -67,7 +67,7 @@ class CopyServer:
     async def take(self, sock: socket.socket, known: bool) -> None:
         """Handles a connection to its end. It began with the preface, which has not been read yet.
 
-        ``known``: whether it comes from the address of another agent. Those have places that others cannot take.
+        ``known``: whether it comes from the address of another agent. Some connections are reserved for these addresses.
         """
         with self._lock:
             if self.closed or len(self._open) >= (MAX_CONNECTIONS if known else MAX_STRANGERS):
@@ -251,7 +251,7 @@ def _send(sock: ssl.SSLSocket, answer: Answer) -> None:
 def _exactly(sock: socket.socket, size: int, until: float) -> bytes:
     data = b""
     while len(data) < size:
-        # A limit for each part would let a client take minutes with one byte at a time.
+        # One limit for the whole request: with a limit for each read, a client could take minutes by sending single bytes.
         sock.settimeout(max(0.001, until - time.monotonic()))
         more = sock.recv(size - len(data))
         if not more:

@@ -1,7 +1,8 @@
-"""The files that this Mac gives to other Macs, by hash: complete and incomplete files of its model store.
+"""The files that other Macs can fetch from this one, by hash: complete and incomplete files of its model store.
 
 The hashes of a file's chunks are computed with the hash of the whole file, in one pass, when the model is complete or when
-another Mac asks. They are kept beside the store. A file that has changed on disk is not given, and loses its name. Thread-safe.
+another Mac asks. They are stored beside the model store. A file that has changed on disk is not sent, and is removed.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A file that can be given: where it is, its size, and the chunks that are there; None for all."""
+    """A file that can be sent: its path, its size, and the chunks that are on disk; None for all."""
 
     path: Path
     size: int
@@ -123,12 +124,12 @@ class Shelf:
     # --- what this Mac does --------------------------------------------------------------------------------------------
 
     def begin(self, partial: Partial) -> None:
-        """From now on chunks of this file are given."""
+        """Starts sending chunks of this file."""
         with self._lock:
             self._partials[partial.entry.blob] = partial
 
     def end(self, blob: str) -> None:
-        """The file is complete, or is not fetched any more."""
+        """The file is complete, or is no longer being fetched."""
         with self._lock:
             self._partials.pop(blob, None)
 
@@ -192,7 +193,7 @@ class Shelf:
         found: dict[str, tuple[str, FileEntry]] = {}
         for manifest in self.store.manifests():
             for entry in manifest.files:
-                # A file that several repositories have: any one that is complete.
+                # If several repositories have the file, any complete one is used.
                 if entry.blob not in found or not self.store.has(*found[entry.blob]):
                     found[entry.blob] = (manifest.repository, entry)
         self._entries = found

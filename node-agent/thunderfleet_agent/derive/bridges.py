@@ -1,4 +1,4 @@
-"""Condition BridgeFree: a bridge takes the IPv4 address from its members, and without one RDMA has no GID."""
+"""Condition BridgeFree: members of a bridge have no IPv4 address, and without an address RDMA has no GID."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _incomplete_bridge(facts: Facts) -> str | None:
 
 
 def leave_bridge(members: Mapping[str, str]) -> str:
-    """Which interfaces are in which bridge, and how they leave it permanently."""
+    """Which interfaces are in which bridge, and how to remove them permanently."""
     by_bridge: dict[str, list[str]] = {}
     for name, bridge in sorted(members.items()):
         by_bridge.setdefault(bridge, []).append(name)

@@ -1,7 +1,7 @@
 """Holds the last connected state of a port whose cable flaps, so that it does not change what is published.
 
-A loose plug would otherwise write two profiles and a link every few seconds, and change every placement that uses them. Pure;
-the time is an argument.
+Otherwise a loose plug would cause writes of two profiles and a link every few seconds, and affect every placement that uses
+them. Pure; the time is an argument.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FlapDamper:
         return frozenset(number for number, port in self._ports.items() if port.flapping)
 
     def calm_at(self) -> float:
-        """When the next flapping port is calm if nothing changes; infinite without one."""
+        """When the next flapping port will count as stable if nothing changes; infinite if none flaps."""
         return min(
             (port.changes[-1] + CALM_SECONDS for port in self._ports.values() if port.flapping and port.changes),
             default=float("inf"),

@@ -31,6 +31,6 @@ def hardware(facts: Facts) -> Hardware | None:
 
 
 def virtual_model(facts: Facts) -> str | None:
-    """The model identifier of a virtual machine, which has no Thunderbolt whatever its host has; None on a Mac."""
+    """The model identifier of a virtual machine, which never has Thunderbolt; None on a physical Mac."""
     model = (facts.hardware.model_identifier if facts.hardware else None) or ""
     return model if model.startswith("VirtualMac") else None

@@ -1,6 +1,6 @@
 """This Mac's ends of its ThunderboltLinks, and which Mac is at the other end of a cable.
 
-Two ends are joined by domain UUIDs that the profiles show now. A link exists when either end sees the other.
+Two ends are matched by the domain UUIDs in the current profiles. A link exists when at least one end sees the other.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def profile(
 
 
 def last_panic(facts: Facts) -> Panic | None:
-    """The newest kernel panic of the Mac, and what is known to help."""
+    """The newest kernel panic of the Mac, and a known remedy."""
     if facts.panic is None:
         return None
     memory = "iogpu" in facts.panic.text.lower()

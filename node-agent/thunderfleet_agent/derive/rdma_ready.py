@@ -22,7 +22,7 @@ THIS_MAC = "this Mac"
 def rdma_ready(
     facts: Facts, devices: Sequence[RDMADevice], bridged: Mapping[str, str], cabled: Sequence[ThunderboltPort] = ()
 ) -> ConditionValue:
-    """The stack first, then the ports. ``bridged`` maps an interface to its bridge; ``cabled`` are the Thunderbolt ports."""
+    """Checks the stack, then the ports. ``bridged`` maps an interface to its bridge; ``cabled`` are the Thunderbolt ports."""
     if model := virtual_model(facts):
         text = f"this is a virtual machine ({model}), which has no Thunderbolt port: use a physical Mac"
         return ConditionValue(False, Reason.RDMA_UNSUPPORTED, text)
@@ -59,7 +59,7 @@ def _without_device(ports: Sequence[ThunderboltPort]) -> list[rules.Port]:
 def _ports(
     facts: Facts, stack: rules.Stack, devices: Sequence[RDMADevice], bridged: Mapping[str, str], missing: Sequence[rules.Port]
 ) -> ConditionValue:
-    """One working port is enough. If none works, the first fault of the Active ports counts, else of the cabled ones."""
+    """One working port is enough. If none works, reports the first fault of the Active ports, otherwise of the cabled ones."""
     described = {device.name: device for device in facts.rdma_info or ()}
     ports = [
         rules.Port(

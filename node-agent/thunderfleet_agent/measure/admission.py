@@ -18,8 +18,8 @@ from thunderfleet_agent.measure.session.result import ProbeRefused
 # A busy Mac can be retried soon; a Mac that a group uses, or that cannot be measured, later.
 BUSY_SECONDS = 1.0
 IN_USE_SECONDS = 30.0
-# After an interactive request that was refused because this Mac is busy, background probes are refused for this time; otherwise
-# on a fleet that measures all the time the interactive one might never be accepted.
+# After an interactive request was refused because this Mac is busy, background probes are refused for this time. Otherwise, in
+# a fleet that measures all the time, the interactive request might never be accepted.
 RESERVED_SECONDS = 5.0
 
 
@@ -33,7 +33,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Situation:
-    """What the decision depends on, beside the request. ``busy``: this Mac takes part in a probe now."""
+    """What the decision depends on, in addition to the request. ``busy``: this Mac takes part in a probe now."""
 
     node: str
     settings: MeasureSettings

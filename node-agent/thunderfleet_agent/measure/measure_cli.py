@@ -56,10 +56,10 @@ class CannotMeasure(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one probe gave: figures, or why there are none.
+    """The result of one probe: figures, or why there are none.
 
-    ``refused``: it did not begin, which says nothing of the cable. ``wrong_sum``: two processes formed a
-    group, and added wrong.
+    ``refused``: the probe did not begin, so the cable was not tested. ``wrong_sum``: two processes formed a
+    group, but computed a wrong sum.
     """
 
     probe: str
@@ -72,12 +72,12 @@ class Answer:
 
     @property
     def failed(self) -> bool:
-        """Whether what was to be measured was not."""
+        """Whether the measurement failed."""
         return self.figures is None and bool(self.kind)
 
 
 def settings_for_test(transport: MeasurementTransport) -> MeasureSettings:
-    """Probes that are as short as possible: they show that a cable works, and not how fast."""
+    """Settings of probes that are as short as possible: they show whether a cable works, not how fast it is."""
     sockets = Sockets(bytes=TEST_BYTES, cable_bytes=TEST_BYTES, streams=1)
     return MeasureSettings(sockets=sockets, rdma=Rdma(bytes=TEST_BYTES, seconds=TEST_SECONDS, transport=transport))
 

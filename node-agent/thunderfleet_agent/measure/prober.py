@@ -169,7 +169,7 @@ class Prober:
                     await self._carry_out(plan.probe)
                     continue
             self._publish_if_changed()
-            # While a peer measures with this Mac, the end of that probe sets the event.
+            # While this Mac takes part in a probe of a peer, the end of that probe sets the event.
             seconds = CHECK_SECONDS if self.lock.peer is not None else min(CHECK_SECONDS, max(0.0, wake - now))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -78,7 +78,7 @@ def _partial(failure: Failure) -> str | None:
     return failure.text if failure.kind is FailureKind.FAILED and failure.text.strip() else None
 
 
-# The limits are far above the usual times, because a command that hangs has consequences, and a busy Mac must not cause them.
+# The limits are far above the usual times: a command that exceeds its limit counts as hanging, which a busy Mac must not cause.
 INTERFACES = Question(Source.INTERFACES, "interfaces", network.IFCONFIG_COMMAND, 10, network.parse_ifconfig)
 RDMA_SWITCH = Question(Source.RDMA_SWITCH, "rdma_switch", rdma.STATUS_COMMAND, 10, rdma.parse_status)
 RDMA_DEVICES = Question(Source.RDMA_DEVICES, "rdma_devices", rdma.DEVICES_COMMAND, 10, rdma.parse_devices, salvage=_no_devices)
@@ -119,7 +119,7 @@ class Collector:
         self._answered: dict[Source, float] = {}
         self._wired_limit: str | None = None
         self._texts: dict[Source, tuple[str, Any]] = {}
-        """The last output of each command, and what it means: most outputs are the same again."""
+        """The last output of each command with its parsed value, because most outputs do not change."""
 
     async def fast(self, fresh: float = 0.0) -> None:
         """Reads what changes with cables: addresses, carriers, RDMA. Interfaces that were read ``fresh`` seconds ago count."""
@@ -130,7 +130,7 @@ class Collector:
             await asyncio.gather(self._ask(INTERFACES), self._rdma())
 
     async def carriers(self) -> None:
-        """Reads the interfaces alone, which costs little and shows a pulled cable. Failures are counted by ``fast``."""
+        """Reads only the interfaces, which takes little time and shows a pulled cable. ``fast`` counts the failures."""
         await self._ask(INTERFACES, only_answers=True)
 
     async def _rdma(self) -> None:
@@ -138,7 +138,7 @@ class Collector:
         if self.facts.rdma_devices:
             await self._ask(RDMA_INFO)
         else:
-            # Nothing to describe, and on a Mac whose RDMA stack hangs one command less.
+            # Without devices there is nothing to describe, and if the RDMA stack hangs, this avoids one command.
             self._answer(RDMA_INFO, ())
 
     async def slow(self) -> None:
@@ -208,7 +208,7 @@ class Collector:
             self._fail(question, failure, partial)
 
     def _meaning(self, question: Question, text: str) -> Any:
-        """What the output means. Raises ParseError."""
+        """Parses the output. Raises ParseError."""
         if question.static:
             return question.parse(text)
         known = self._texts.get(question.source)

@@ -10,7 +10,7 @@ from pathlib import Path
 FOLDER = Path("/Library/Logs/DiagnosticReports")
 _NAMES = re.compile(r"(panic-full|panic-base|kernel)[-_].*\.(panic|ips)", re.IGNORECASE)
 FILES = 10_000
-"""Most entries of the folder that are looked at."""
+"""Maximum number of entries of the folder that are read."""
 BYTES = 8 << 20
 """Larger reports are not read completely."""
 CHARACTERS = 400
@@ -36,7 +36,7 @@ def newest(folder: Path = FOLDER) -> Panic | None:
             if not _NAMES.fullmatch(path.name):
                 continue
             told = path.lstat()
-            # A link or a pipe in a folder of others is nothing to follow or to wait for.
+            # Other users can write to this folder, so links are not followed and pipes are not opened.
             if stat.S_ISREG(told.st_mode):
                 found.append((told.st_mtime, path))
     except OSError:

@@ -1,7 +1,6 @@
 """Reads the sensors of this Mac while the agent is scraped; otherwise no command runs.
 
-A command that does not exist is asked for again after ``ABSENT_SECONDS``. Values that are older than ``FRESH_SECONDS`` are not
-shown.
+A command that does not exist is looked up again after ``ABSENT_SECONDS``. Values older than ``FRESH_SECONDS`` are not shown.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from thunderfleet_agent.observe.parsers.sensors import (
 COMMAND_SECONDS: Final = 5.0
 ABSENT_SECONDS: Final = 600.0
 REST_SECONDS: Final = 10.0
-"""The sensors are read again after this time at the earliest."""
+"""Minimum time between two readings of the sensors."""
 FRESH_SECONDS: Final = 90.0
 MACMON: Final = ("macmon", "pipe", "-s", "1", "-i", "500")
 IOREG: Final = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
@@ -112,7 +111,7 @@ class SensorReader:
             return None
 
     async def _space(self) -> tuple[int, int] | None:
-        """Free and whole size of the volume. One that does not answer costs one thread, and is not asked again."""
+        """Free space and size of the volume. A volume that does not answer blocks one thread, and is not read again."""
         if self._disk is None:
             self._disk = asyncio.create_task(asyncio.to_thread(_space, self._folder))
         done, _ = await asyncio.wait([self._disk], timeout=COMMAND_SECONDS)

@@ -57,7 +57,7 @@ def covers(actual: object, desired: object) -> bool:
 
 @dataclass
 class Applied:
-    """The last applied value of one object, and its UID; None if nothing was applied or the object is gone."""
+    """The last applied value of one object, and its UID. Both are None if nothing was applied or the object is gone."""
 
     uid: str | None = None
     main: Json | None = None

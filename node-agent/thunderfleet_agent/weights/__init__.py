@@ -2,6 +2,6 @@
 
 keeper       watches ModelCaches, takes downloaded files over, makes room, reports progress
 wanted       the models that ModelCaches assign to this Mac, and what it reports; pure
-conversions  repositories that a pod on this Mac quantizes, and what it says of its progress
+conversions  repositories that a pod on this Mac quantizes, and their progress
 progress     rates and times left; pure
 """

@@ -1,4 +1,4 @@
-"""Repositories that a pod on this Mac quantizes: what the agent reports, from what the pod says in its staging folder."""
+"""Repositories that a pod on this Mac quantizes. The agent reports the progress that the pod writes to its staging folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Conversion:
     """A repository that is quantized here."""
 
     digest: str
-    """What names it while the manifest of the result is not known."""
+    """Identifies the conversion while the manifest of the result is not known."""
     download: str
     """UID of the ModelCache: the name of the staging folder."""
     repository: str
@@ -54,7 +54,7 @@ def conversions_of(caches: Iterable[ModelCache], node: str) -> tuple[Conversion,
 
 
 def made_on(caches: Iterable[ModelCache], node: str) -> dict[str, str | None]:
-    """By the name of a staging folder, the manifest of what a pod has made in it on this Mac; None while it is not known."""
+    """The manifest of the result of a pod on this Mac, by the name of its staging folder; None while it is not known."""
     return {
         str(cache.metadata.uid): cache.status.manifest
         for cache in caches

@@ -66,11 +66,11 @@ class Peers(Protocol):
         """Sets the models to fetch from other Macs. Transfers of all others are stopped."""
 
     def states(self) -> Mapping[str, CopyState]:
-        """By digest, how far each model is. Complete once the folder of the commit is there."""
+        """The progress of each model, by digest. A model is complete when the folder of its commit exists."""
 
 
 class Keeper:
-    """The model store in ``folder``. ``changed`` is called when something new is to be published, ``arrived`` after a model.
+    """The model store in ``folder``. ``changed`` is called when something must be published, ``arrived`` after each model.
 
     ``used`` returns the paths of models that groups on this Mac serve.
     """
@@ -180,7 +180,7 @@ class Keeper:
                 self._origins[digest] = {"source": state.source, "peer": state.peer, "link": state.link}
 
     def _restricted(self, wanted: Mapping[str, Wanted]) -> frozenset[str]:
-        """Those of the store, and those of ``wanted``, which may appear at any time."""
+        """Folders of models that the hub has listed only for a token: those of the store, and those of ``wanted``."""
         try:
             found = set(self.store.restricted())
         except OSError as error:
@@ -218,7 +218,7 @@ class Keeper:
         for conversion in conversions:
             self._make_room_to_quantize(conversion)
         kept = {download for one in wanted.values() for download in one.downloads}
-        # Until the store has what a pod has made: the operator assigns it to this Mac a moment after the pod has ended.
+        # Kept until the store has the result of the pod. The operator assigns it to this Mac a moment after the pod has ended.
         made = made_on(self._models(), self._node)
         self.store.clear_staging(kept | {download for download, digest in made.items() if not self._is_stored(digest)})
         return states
@@ -238,7 +238,7 @@ class Keeper:
         return found
 
     def _make_room_to_quantize(self, one: Conversion) -> None:
-        """Removes models that nothing refers to, if what a pod reads and writes would not fit otherwise."""
+        """Removes models that nothing refers to, if the files of a pod that quantizes would not fit otherwise."""
         staged = sum(_folder_bytes(self.store.layout.staged(one.download) / name) for name in ("", "source", "writing", "out"))
         self._evict(one.bytes + one.quantized_bytes - staged)
 
@@ -369,7 +369,7 @@ class Keeper:
     def _evict(self, needed: int) -> None:
         excess = needed + RESERVE_BYTES - self.store.free_bytes()
         if excess > 0:
-            # What is copied while it arrives saves time only.
+            # Copies of arriving files only save time, so they are dropped first.
             self._adoption.retain(())
             excess = needed + RESERVE_BYTES - self.store.free_bytes()
         kept = self.store.kept()
@@ -418,7 +418,7 @@ class Keeper:
         self._tell(ModelStore(folder=str(self.store.root), free_bytes=free), reports(wanted, states, others, parts))
 
     def _phase(self, model: Kept, parts: Mapping[str, frozenset[int]]) -> CopyPhase:
-        """Of a model that nothing wants any more."""
+        """The state of a model that nothing needs any more."""
         manifest = self.store.manifest(model.digest)
         if manifest is not None and self._is_whole(manifest):
             return CopyPhase.COMPLETE

@@ -17,7 +17,7 @@ MAX_SOURCES = 16
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that this Mac is to have."""
+    """A model that this Mac shall have."""
 
     digest: str
     """SHA-256 of its manifest."""
@@ -95,7 +95,7 @@ def named_by_deployments(caches: Iterable[ModelCache]) -> set[str]:
 
 
 def _sources(cache: ModelCache, node: str) -> list[str]:
-    """Other Macs: first those with the whole model or with layers that those before do not have, and the one that downloads."""
+    """Other Macs to copy from: first the one that downloads, and those with all files or with layers not in the list yet."""
     status = cache.status
     done = {mac.node: (mac.phase is CopyPhase.COMPLETE, mac.bytes_done) for mac in status.macs}
     names = {one.node for one in status.assignments} | {name for name, (_, count) in done.items() if count}

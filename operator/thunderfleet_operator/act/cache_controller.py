@@ -72,7 +72,7 @@ class CacheController:
         return min(times, default=None)
 
     async def _create(self, cache: ModelCache, decision: CacheDecision) -> str | None:
-        """Creates the pod. Why the API server refuses it, if so."""
+        """Creates the pod. Returns why the API server refuses it; None if it does not."""
         if decision.create is None:
             return None
         manifest = manifests.pod(cache, decision.create, self._pods, self._hub, self._keys())
@@ -88,7 +88,7 @@ class CacheController:
         return None
 
     async def _write(self, key: str, cache: ModelCache, status: ModelCacheStatus) -> float | None:
-        """Writes the status if it differs; seconds until progress may be written, if it was too early for it."""
+        """Writes the status if it differs. Returns the seconds until progress may be written, if it was too early."""
         if status == cache.status:
             return None
         changed = {name for name in type(status).model_fields if getattr(status, name) != getattr(cache.status, name)}
@@ -116,7 +116,7 @@ def _refused(cache: ModelCache, status: ModelCacheStatus, problem: str, now: dat
     """The status if the API server refuses the pod, which a person must change."""
     about = (ConditionType.RECONCILING, ConditionType.STALLED)
     failed = Verdict(True, Reason.DOWNLOAD_FAILED, problem[:MESSAGE_LENGTH])
-    # These follow from what was written last: the round has taken them for a cache whose pod starts.
+    # Keeps the values of the last status: the round has computed new ones as if the pod started.
     found = tuple(one for one in cache.status.conditions if one.type in about)
     for one in status.conditions:
         if one.type not in about:

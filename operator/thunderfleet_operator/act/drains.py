@@ -1,4 +1,4 @@
-"""Groups that must drain: asks rank 0 of each after a short notice, and remembers since when it drains.
+"""Groups that must drain: asks rank 0 of each after a short notice, and remembers when each began to drain.
 
 Which groups drain follows from plan and status in every round. Only the time is kept here: an operator that restarts counts
 again from zero, and the runner's own limits hold meanwhile.
@@ -30,7 +30,7 @@ class Drains:
         return self._clock() - since if since is not None else 0.0
 
     def start(self, key: str, views: Iterable[GroupView], *, notice: bool) -> list[float]:
-        """Drains these groups. Seconds until each group that is still on notice needs another look.
+        """Drains these groups. Returns the seconds until each group that is still on notice needs another round.
 
         ``notice``: a moment later, so that readers of ``status.endpoint`` see another endpoint first.
         """
@@ -45,5 +45,5 @@ class Drains:
         return rechecks
 
     def keep(self, key: str, indexes: Set[int]) -> None:
-        """Forgets all groups of the ModelDeployment but these."""
+        """Forgets all groups of the ModelDeployment except these."""
         self._since = {drain: since for drain, since in self._since.items() if drain[0] != key or drain[1] in indexes}

@@ -38,7 +38,7 @@ def _host(address: str) -> str:
 
 
 def _without_requests(state: GroupState) -> GroupState:
-    """What is worth a round of the operator at once: requests come and go."""
+    """The part of the state whose change needs a round at once. Excludes figures of requests, which change all the time."""
     return state.model_copy(update={"requests": None, "in_flight": None, "idle_seconds": None})
 
 

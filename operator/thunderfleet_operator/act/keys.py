@@ -39,7 +39,7 @@ def _derive(master: bytes, info: str, length: int) -> bytes:
 
 
 def _info(purpose: str, plan: Plan) -> str:
-    """What a key is derived for. JSON keeps the parts apart, whatever is in them."""
+    """The input of a key's derivation. JSON separates the parts, whatever they contain."""
     return json.dumps(["thunderfleet/v2", purpose, plan.namespace, plan.deployment, plan.uid, plan.index, plan.epoch])
 
 
@@ -62,7 +62,7 @@ def _pair(seed: bytes, serial: bytes, common_name: str, dns_name: str = GROUP_TL
 
 
 def group_keys(master: bytes, plan: Plan) -> KeyPair:
-    """The pair of one placement: of this namespace, deployment (name and UID), group and epoch, and of no other.
+    """The pair of one placement, unique for its namespace, deployment (name and UID), group and epoch.
 
     The certificate's common name is derived too: a handshake does not reveal the UID. Raises ``ValueError`` for a
     master key that is too short to be one.
@@ -90,7 +90,7 @@ def unsigned_group_keys(master: bytes, plan: Plan) -> KeyPair:
 
 
 def client_context(pair: KeyPair) -> ssl.SSLContext:
-    """A TLS client that presents the pair and trusts nothing but it."""
+    """A TLS client that presents the pair and trusts only this pair."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=pair.certificate)

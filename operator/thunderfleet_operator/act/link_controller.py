@@ -1,4 +1,4 @@
-"""One round for one cable: keeps the operator's part of its ThunderboltLink up to date, and removes what is gone."""
+"""One round for one cable: updates the operator's part of its ThunderboltLink, and deletes links of removed cables."""
 
 from collections.abc import Callable
 from datetime import datetime

@@ -1,7 +1,7 @@
 """Writes to the API server: creates, server-side apply under one field manager, and deletes that name the UID.
 
-Every answer goes into the cache at once, so the next round sees what this one did. The watch then has nothing new to tell about
-it, so the writer itself reports the change to whom it concerns.
+Every answer goes into the cache at once, so the next round sees the writes of this one. The watch then has no news about
+them, so the writer itself reports each change.
 """
 
 import logging
@@ -116,7 +116,7 @@ class Writer:
             self._changed(collection, key, before, item)
 
     async def delete(self, collection: Collection, namespace: str | None, name: str, uid: str) -> Json | None:
-        """Deletes exactly this object, with its own grace period. The object while it terminates; None if it is gone."""
+        """Deletes exactly this object, with its own grace period. Returns the terminating object; None if it is gone."""
         self._counted(collection.name, "delete")
         answer = await self._kube.delete(collection.item(namespace, name), uid=uid)
         key = f"{namespace}/{name}" if namespace else name

@@ -1,4 +1,4 @@
-"""The running account of one round: what is taken grows with each group that is placed."""
+"""The running account of one round: each group that is placed adds to the memory and ports that are in use."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -14,35 +14,35 @@ from thunderfleet_operator.observe.usage import Taken, Usage
 from thunderfleet_operator.placement import Fleet
 
 RESERVED = ""
-"""The uid of plans whose room is reserved."""
+"""UID that stands for plans whose memory and ports are reserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """``taken`` are the sums of ``usage``, and ``fleet`` is made with them."""
+    """``taken``: the sums of ``usage``. ``fleet``: the fleet after these have been subtracted."""
 
     fleet: Fleet
     usage: Usage
     taken: Taken
 
     def without(self, group: GroupKey) -> tuple[Fleet, Taken]:
-        """The fleet and the usage without this group's own use."""
+        """Returns the fleet and the sums as if this group used nothing."""
         if not self.usage.has(group):
             return self.fleet, self.taken
         taken = self.usage.taken(group)
         return occupied(self.fleet, self.taken, taken), taken
 
     def placed(self, group: GroupKey, plan: Plan) -> "Account":
-        """The account after a group has been placed."""
+        """Returns the account after a group has been placed."""
         usage = self.usage.placed(group, plan)
         taken = usage.taken()
         return Account(occupied(self.fleet, self.taken, taken), usage, taken)
 
     def reserving(self, plans: Iterable[Plan]) -> "Account":
-        """The account in which the room of these plans is taken as well, whatever has become of their pods."""
+        """Returns the account in which the memory and ports of these plans are reserved too, even if their pods have ended."""
         usage = self.usage
         for number, plan in enumerate(plans):
-            # Under a key of their own, so that no pod stands for a rank: a pod that ends leaves its room to nobody else.
+            # A separate key, so that no pod counts as one of these ranks: when a pod ends, its memory stays reserved.
             usage = usage.placed((RESERVED, number), plan.model_copy(update={"uid": RESERVED}))
         if usage is self.usage:
             return self
@@ -50,11 +50,11 @@ class Account:
         return Account(occupied(self.fleet, self.taken, taken), usage, taken)
 
     def avoiding(self, links: Collection[AvoidedLink], now: datetime) -> "Account":
-        """The account, in which nothing new is placed on these cables."""
+        """Returns the account in which these cables get no new placements."""
         return replace(self, fleet=without(self.fleet, links, now)) if links else self
 
     def quarantined(self, node: str, reason: str) -> "Account":
-        """The account with one Mac out of placement."""
+        """Returns the account in which one Mac gets no new placements."""
         mac = self.fleet.macs.get(node)
         if mac is None:
             return self

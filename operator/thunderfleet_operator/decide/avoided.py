@@ -1,8 +1,8 @@
-"""Cables that changed data of a group: no group of its ModelDeployment is placed on them for a while.
+"""Cables that corrupted data of a group: no group of its ModelDeployment is placed on them for a while.
 
-Their ThunderboltLinks show nothing of it, so a group's status keeps them. A cable is avoided until it has been unplugged and
-plugged in again, for a day at most. A deployment that can be placed in no other way uses it again after five minutes: its check
-then tells whether the fault has passed.
+Their ThunderboltLinks do not show the fault, so the group's status records it. A cable is avoided until it has been unplugged
+and plugged in again, but for at most a day. If there is no other placement for five minutes, the cable is used again: the check
+of the connections then shows whether the fault is gone.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,8 @@ def avoided(
 ) -> tuple[AvoidedLink, ...]:
     """The cables that a group avoids. ``failure``: of its newest placement ``epoch``, if that has failed.
 
-    Each failure counts once: what the newest placement has found stays, also when it does not count any more.
+    Each failure adds a cable once. Entries that have expired stay while their placement is the newest, so that the same failure
+    does not add them again.
     """
     found = {link.name: link for link in known if link.epoch >= epoch or _lasts(link, fleet, now)}
     name = failure.link if failure is not None and failure.reason == Reason.LINK_CORRUPTS else None
@@ -44,17 +45,17 @@ def _lasts(link: AvoidedLink, fleet: Fleet, now: datetime) -> bool:
 
 
 def counted(links: Iterable[AvoidedLink], fleet: Fleet, now: datetime) -> tuple[AvoidedLink, ...]:
-    """Those of the cables on which nothing new is placed now."""
+    """Returns the cables that get no new placements now."""
     return tuple(link for link in links if link.name in fleet.cables and _lasts(link, fleet, now))
 
 
 def seconds_left(links: Iterable[AvoidedLink], now: datetime) -> float | None:
-    """Seconds until the first of these cables is not avoided any more although nothing else has changed."""
+    """Returns the seconds until the first of these entries expires."""
     return min((FORGOTTEN_SECONDS - age_seconds(link.since, now) for link in links), default=None)
 
 
 def without(fleet: Fleet, links: Iterable[AvoidedLink], now: datetime) -> Fleet:
-    """The fleet, in which nothing new is placed on these cables."""
+    """Returns the fleet in which these cables get no new placements."""
     marked: dict[str, Cable] = {}
     for link in sorted(counted(links, fleet, now), key=lambda link: link.since):
         cable = fleet.cables[link.name]
@@ -64,7 +65,7 @@ def without(fleet: Fleet, links: Iterable[AvoidedLink], now: datetime) -> Fleet:
 
 def _mark(link: AvoidedLink, cable: Cable, now: datetime) -> Unsteady:
     problem = (
-        f"cable {link.name} changed data at {link.since:%Y-%m-%d %H:%M} UTC: replace it, or unplug it, wait ten "
+        f"cable {link.name} corrupted data at {link.since:%Y-%m-%d %H:%M} UTC: replace it, or unplug it, wait ten "
         "seconds and plug it in again"
     )
     steady = cable.unsteady is None or cable.unsteady.last_resort

@@ -1,7 +1,8 @@
 """What is known to be wrong with the cables that a placement uses.
 
-The conditions of the ThunderboltLinks decide, for placements that exist as for new ones: what the planner would not use for a
-known reason ends a group that uses it. What is unknown, such as a cable whose Macs do not report, ends nothing.
+The conditions of the ThunderboltLinks decide about existing placements as they do about new ones. If a condition reports a
+fault, the planner does not use the cable, and a group that uses it ends. A cable of which nothing is known ends no group, such
+as one whose Macs do not report.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ class BrokenCable(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The fault for people. Both ends are named."""
+        """The message for users, which names both ends."""
         return f"cable {self.name} between {self.nodes[0]} and {self.nodes[1]}: {self.fault.message}"
 
 
@@ -71,7 +72,7 @@ def _fault(plan: Plan, ranks: tuple[int, int], cable: Cable) -> CableFault | Non
 
 
 def _address_fault(plan: Plan, rank: int, cable: Cable) -> CableFault | None:
-    """A ring dials the address that the end of the cable at ``rank`` had when the group was placed."""
+    """Checks the address of the cable's end at ``rank``: a ring dials the one that it had when the group was placed."""
     entry = plan.ranks[rank]
     end = cable.end(entry.node)
     if end.node != entry.node or not cable.connected or entry.relay is not None or end.address == entry.ring_address:
@@ -86,7 +87,7 @@ def _address_fault(plan: Plan, rank: int, cable: Cable) -> CableFault | None:
 
 
 def unknown_rdma(fleet: Fleet, nodes: Collection[str]) -> str | None:
-    """A cable between these Macs of which it is not known yet whether it carries RDMA, though their MLX could use that."""
+    """Returns a cable between these Macs for which RDMA is neither confirmed nor ruled out yet, if their MLX supports RDMA."""
     for node in nodes:
         for cable in fleet.links(node):
             ends = [fleet.macs.get(end) for end in (cable.a.node, cable.b.node) if end in nodes]

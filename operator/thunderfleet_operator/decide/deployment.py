@@ -1,6 +1,6 @@
 """One round for one ModelDeployment: all groups are decided at once, from one Observed to one Decision.
 
-Each group that is placed takes memory, ports and queue pairs from those after it; ``Account`` keeps the sums.
+The memory, ports and queue pairs of a placed group are not available to the groups after it; ``Account`` keeps the sums.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,8 +61,8 @@ EPOCHS_TRIED = 64
 ADVICE_SECONDS = 30.0
 """How often at most the planner is asked whether a group that serves would be placed better."""
 SETTLE_SECONDS = 15.0
-"""How long a first placement over TCP waits for the agents to report whether a cable of its Macs carries RDMA. A group that is
-applied seconds after the installation would else stay on TCP."""
+"""How long a first placement over TCP waits for the agents to report whether a cable of its Macs carries RDMA. Without this
+wait, a group that is applied seconds after the installation would stay on TCP."""
 TURN_STEPS = 3000
 """Steps of a search for a placement after other ModelDeployments have made room: milliseconds."""
 LOST_ADVICE_SECONDS = 3.0
@@ -71,7 +71,7 @@ LOST_ADVICE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line sets."""
+    """Settings from the command line."""
 
     pods: PodSettings
     ports: PortSettings
@@ -82,7 +82,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class NewPlacement:
-    """A placement to write: the plan, and what its ConfigMap says beside it."""
+    """A placement to write: the plan, and the annotations of its ConfigMap."""
 
     plan: Plan
     spec_hash: str
@@ -91,7 +91,7 @@ class NewPlacement:
 
 @dataclass(frozen=True, slots=True)
 class GroupDecision:
-    """What to do for one group."""
+    """The decision about one group."""
 
     view: GroupView
     report: Report
@@ -105,21 +105,21 @@ class GroupDecision:
     drain: bool = False
     better: str | None = None
     waits: str | None = None
-    """What a group that has lost its place waits for to go back."""
+    """What a group that lost its placement waits for before it goes back."""
     planning: bool = False
     """Whether the planner is still looking for a place. ``unplaceable`` is then its last answer."""
     unknown: str | None = None
     """The cable whose first report the placement waits for. ``planning`` then."""
     avoided: tuple[AvoidedLink, ...] = ()
-    """Cables that changed data of the group."""
+    """Cables that corrupted data of the group."""
     lost: LostPlace | None = None
-    """The place that the group has lost, once it has ``placement``."""
+    """The placement that the group has lost, once ``placement`` replaces it."""
     fetching: tuple[str, ...] = ()
     """Macs of its placement that still fetch the model. It has no pods until then."""
 
     @property
     def settled(self) -> bool:
-        """Whether the group serves where it is, and nothing is to be done about it or waited for."""
+        """Whether the group serves, stays where it is, and waits for nothing."""
         open_ends = (
             *(self.outdated, self.placement, self.unplaceable, self.planning, self.unknown, self.drain, self.waits),
             *(self.delete, self.create, self.fetching, self.avoided, self.lost, self.next.failure, self.next.returns),
@@ -150,14 +150,15 @@ class Decision:
     service: Manifest | None
     """The Service to create, or, with its UID, to update; None if it is up to date, or if the operator did not create it."""
     endpoint_slice: Manifest | None
-    """Where the Service leads; None if it is up to date, or if the Service selects the pods itself or is not the operator's."""
+    """The EndpointSlice of the Service; None if it is up to date, if the Service selects the pods itself, or if it is not the
+    operator's."""
     service_taken: bool
     """Whether another object has the Service's name."""
     resolution: Resolution
     cache: Manifest | None
     """The ModelCache to create, or to change."""
     avoids: frozenset[str]
-    """Cables that the answers to ``questions`` leave out because they changed data."""
+    """Cables that the answers to ``questions`` leave out because they corrupted data."""
     questions: Mapping[int, Question]
     """Questions to the planner, by group. At most one asks for a place, because the next one depends on its answer."""
     routers: RouterSettings | None
@@ -209,14 +210,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the planner has not answered yet, and its last answer to the same on another fleet."""
+    """Placeholder while the planner has not answered. It has the last answer to the same request on an earlier fleet."""
 
     question: WherePlaced
     before: Unplaceable | None
 
 
 def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision:
-    """Everything that one round does, with the planner's answers that are there."""
+    """Decides everything that one round does, from the planner's answers that have arrived."""
     deployment = observed.deployment
     name = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
     wanted_hash = spec_hash(deployment.spec)
@@ -310,7 +311,7 @@ def decide(observed: Observed, settings: Settings, answers: Answers) -> Decision
 def _turns(
     observed: Observed, deployment: ModelDeployment, groups: Sequence[GroupDecision], account: Account
 ) -> tuple[str, ...]:
-    """The ModelDeployments that are to be stopped because a request waits for this one and there is no room."""
+    """Returns the ModelDeployments to stop so that this one, which a request waits for, has room."""
     stuck = next((group for group in groups if group.unplaceable is not None and not group.planning), None)
     if stuck is None or not deployment.wakes or observed.signals.asked.wake_seconds is None:
         return ()
@@ -343,9 +344,9 @@ def _group(
     *,
     waiting: bool,
 ) -> tuple[GroupDecision, WherePlaced | None]:
-    """What to do for one group that the spec asks for, and what to ask for it.
+    """Decides about one group that the spec asks for. Returns the decision and the questions to the planner.
 
-    ``waiting``: an earlier group waits for an answer, which decides what is left for this one.
+    ``waiting``: an earlier group waits for an answer. Only then is it known what is left for this one.
     """
     outdated = bool(view.epoch and view.epoch.spec_hash != wanted_hash)
     group = GroupDecision(view, observed.reports[view.index], step, outdated)
@@ -355,7 +356,7 @@ def _group(
         fetching = waits(observed.weights, view.plan) if missing else ()
         create = () if fetching else missing
         return replace(group, delete=_alive(view.old_pods), create=create, fetching=fetching), None
-    # A group that serves is not given up for a spec that cannot be placed.
+    # A serving group keeps serving if the changed spec cannot be placed.
     if step.step is not Step.PLACE and (step.step is not Step.DRAIN or step.failure is not None):
         return replace(group, drain=step.step is Step.DRAIN), None
     found = _placement(observed, settings, account, view, step, wanted_hash, answers)
@@ -371,7 +372,7 @@ def _group(
     if unknown is not None:
         return replace(group, planning=True, unknown=unknown), None
     if step.returns and view.plan is not None and _same_place(view.plan, found.plan) and ready(group.report):
-        # What was better is gone again.
+        # The better placement is no longer available.
         return replace(group, next=NextStep(Step.KEEP)), None
     if step.step is Step.DRAIN:
         return replace(group, drain=True), None
@@ -381,7 +382,7 @@ def _group(
 
 
 def _unknown_cable(observed: Observed, view: GroupView, plan: Plan) -> str | None:
-    """A cable that may soon allow a better first placement than this one."""
+    """Returns a cable whose first report may allow a better placement than this one."""
     asked = observed.deployment.spec.transport
     if view.plan is not None or transport(plan) is not Transport.RING or asked is not Transport.AUTO:
         return None
@@ -462,7 +463,7 @@ def _ending(observed: Observed, view: GroupView) -> GroupDecision:
 
 
 def _collect(observed: Observed) -> tuple[Epoch, ...]:
-    """Plans that are of no use any more."""
+    """Returns the plans that are no longer needed."""
     found: list[Epoch] = []
     for index, view in observed.groups.items():
         wanted = index < observed.deployment.wanted_groups
@@ -508,7 +509,7 @@ def _own_service(observed: Observed) -> bool:
 def _with_advice(
     observed: Observed, group: GroupDecision, base: Fleet, avoids: frozenset[str]
 ) -> tuple[GroupDecision, WhatIsBetter | None, float | None]:
-    """Adds whether a group that keeps serving would be placed better today: reported, never carried out.
+    """Adds whether a serving group would get a better placement now. This is only reported: the group is not moved.
 
     Also the question about it if the answer is not there or too old, and the seconds until it will be too old. ``base``: the
     fleet without what the deployment ``avoids``.

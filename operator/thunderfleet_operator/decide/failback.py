@@ -1,7 +1,7 @@
-"""Whether a group that has lost its place goes back to a better one, and what it waits for.
+"""Whether a group that lost its placement goes back to a better one, and what it waits for.
 
-It goes back only where the planner knows a better placement on steady cables, and only between requests. If that placement is
-not as good as the lost one, the group may go back once more.
+A group goes back only if the planner finds a better placement on steady cables, and only while no request is running. If that
+placement is not as good as the lost one, the group may move once more.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ IDLE_SECONDS = 2.0
 
 LOST_LINKS = 8
 MOVED = (Reason.ADDRESS_LOST, Reason.NODE_GONE)
-"""Failures of a Mac that has another address or another name: while the new one is hardly known, a placement may be worse."""
+"""Failures of a Mac that got another address or name. Its new address is little known at first, so the new placement may be
+worse."""
 
 _GOES_BACK = "goes back to a better placement"
 
@@ -39,7 +40,7 @@ class Failback:
 
 
 def lost_place(view: GroupView) -> LostPlace | None:
-    """The place that a group has lost, if its newest placement has taken the place of that."""
+    """Returns the placement that a group has lost, if its newest placement replaces it."""
     status = view.status
     return status.lost_place if status is not None and status.epoch == view.last_epoch else None
 
@@ -70,7 +71,7 @@ def failback(
 
 
 def lost_after(view: GroupView, step: NextStep, plan: Plan, fleet: Fleet, *, outdated: bool) -> LostPlace | None:
-    """The place that a group has lost once its next placement ``plan`` is written."""
+    """Returns the placement that a group will have lost when its next placement ``plan`` is written."""
     status = view.status
     lost = status.lost_place if status is not None else None
     if outdated or status is None:
@@ -82,7 +83,7 @@ def lost_after(view: GroupView, step: NextStep, plan: Plan, fleet: Fleet, *, out
     if failure is None or not (by_cable(failure) or failure.reason in MOVED):
         return lost
     if failure.link in plan.links and transport(plan) is status.transport:
-        # The cable was back before there was another place.
+        # The cable worked again before the group got another placement.
         return lost
     if failure.link is None and (view.plan is None or _grade(plan) <= _grade(view.plan)):
         return lost
@@ -95,7 +96,7 @@ def lost_after(view: GroupView, step: NextStep, plan: Plan, fleet: Fleet, *, out
 
 
 def _grade(plan: Plan) -> int:
-    """The place of what a placement communicates over in the planner's order of preference: less is better."""
+    """Returns the position of a placement's transport in the planner's order of preference; less is better."""
     return LAN_RING if "" in plan.links else _grade_of(transport(plan))
 
 
@@ -104,7 +105,7 @@ def _grade_of(transport: PlacedTransport | None) -> int:
 
 
 def _soon_rdma(lost: LostPlace, fleet: Fleet) -> bool:
-    """Whether RDMA works on a lost cable and only has to be steady: TCP over the same cable would be a place for moments."""
+    """Whether RDMA works on a lost cable and only has to become steady, so that moving to TCP on it is not worthwhile."""
     cables = [fleet.cables.get(name) for name in lost.links if lost.transport in RDMA_TRANSPORTS]
     return any(cable is not None and cable.rdma_unsteady is not None for cable in cables)
 

@@ -1,7 +1,7 @@
 """The next step of one group: keep, drain, place, back off or give up.
 
-The runner counts attempts, the operator counts placements. A group that serves is drained before it is replaced for anything
-but a failure.
+The runner counts attempts, the operator counts placements. A serving group is drained before it is replaced, unless it has
+failed.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,13 @@ DRAIN_SECONDS = 45.0
 """How long a group may drain. Its runner's own limits are well below it."""
 DRAIN_RECHECK_SECONDS = 1.0
 CABLE_SECONDS = 3.0
-"""How long a cable of a group must have had a fault before the group is placed elsewhere. A plug that is reseated, a port that
-comes up again after sleep and an agent that reads two reports a moment apart take less, and a group whose connections survive
-goes on. Until then the group is not Ready. A cable that was interrupted again and again gets no such moment."""
+"""How long a cable of a group must have had a fault before the group is placed elsewhere. Shorter faults are common: a plug is
+reseated, a port comes up after sleep, or an agent reads two reports a moment apart. A group whose connections survive such a
+fault continues. Until then the group is not Ready. After repeated interruptions of the cable, the group is placed elsewhere at
+once."""
 SILENT_LEADER_SECONDS = 6.0
-"""A group that serves is asked every five seconds. If rank 0 does not answer, its Mac may be off, not only its cable out."""
+"""A serving group is polled every five seconds. If rank 0 does not answer, its Mac may be off, and not only its cable
+unplugged."""
 PROVEN_SECONDS = 600.0
 """A group that has been Ready for this long gets its restarts back."""
 
@@ -47,10 +49,10 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A step, and why.
+    """A step and its reason.
 
     ``until``: end of the back-off. ``counts``: whether the new placement is one of ``recovery.maxRestarts``. ``avoid``: Macs
-    to leave out if others will do, each with the reason.
+    to leave out if there is a placement without them, each with the reason.
     """
 
     step: Step
@@ -61,7 +63,7 @@ class NextStep:
     recheck_seconds: float | None = None
     """When to look again although nothing may have changed."""
     ends: bool = False
-    """Whether the present placement ends even if there is no other: no attempt in it can succeed."""
+    """Whether the current placement ends even if there is no other one, because no attempt in it can succeed."""
     returns: bool = False
     """Whether the group goes back to a better placement."""
 
@@ -148,12 +150,12 @@ def _given_up(view: GroupView, status: Group | None, recovery: Recovery) -> bool
 def _leave_cable(
     view: GroupView, report: Report, failure: Failure, status: Group | None, fleet: Fleet, now: datetime
 ) -> NextStep:
-    """A cable is out: soon another placement, which does not count as a restart. Nothing can drain over it."""
+    """A cable failed: the group is soon placed elsewhere. This does not count as a restart, and the group cannot drain."""
     known = status.last_failure if status is not None and status.next_restart_time is not None else None
     if status is not None and known is not None and (known.link, known.reason) == (failure.link, failure.reason):
         failure = failure.model_copy(update={"time": known.time})
     cable = fleet.cables.get(failure.link or "")
-    # What changes data does not pass within a moment, and no rank runs any more.
+    # A cable that corrupts data does not recover within a moment, and no rank is running any more.
     at_once = failure.reason == Reason.LINK_CORRUPTS or (cable is not None and cable.unreliable)
     until = now + timedelta(seconds=0.0 if at_once else CABLE_SECONDS)
     pending = status.next_restart_time if status is not None else None
@@ -164,7 +166,7 @@ def _leave_cable(
 
 
 def _absent(view: GroupView, report: Report) -> dict[str, str]:
-    """Macs of the group that do not answer over the LAN either: they may be off, whatever their cables say."""
+    """Returns the Macs of the group that do not answer over the LAN either. They may be off, whatever the links report."""
     if view.plan is None or report.state is None:
         return {}
     ranks = {rank.rank for rank in report.state.ranks if rank.phase is RankPhase.ABSENT}
@@ -189,7 +191,7 @@ def _recover(
         # The failure that started the back-off is the cause; later ones follow from it.
         failure = cause
     if by_cable(failure):
-        # The cable works again, or its link is gone; the placement has ended, unless the wait was not over.
+        # The cable works again, or its link is gone. The placement has ended only if the wait was over.
         return NextStep(Step.PLACE, failure, now, ends=True) if pending is not None and now >= pending else NextStep(Step.KEEP)
     if failure.reason == Reason.EVICTED:
         # An eviction, such as `kubectl drain`, costs neither a restart nor a back-off.
@@ -197,7 +199,7 @@ def _recover(
             return NextStep(Step.DRAIN, failure, now, recheck_seconds=DRAIN_RECHECK_SECONDS)
         return NextStep(Step.PLACE, failure, now)
     if failure.reason == Reason.OUTPUT_WRONG:
-        # A person must find what is faulty, and then deletes a pod.
+        # A person must find the fault, and then delete a pod.
         there = view.plan is not None and len(view.pods) == view.plan.world_size
         return NextStep(Step.GIVE_UP if there else Step.PLACE, failure)
     if restarts >= recovery.max_restarts:
@@ -206,7 +208,7 @@ def _recover(
         slow = failure.class_ is FaultClass.CONFIGURE
         wait = float(recovery.backoff_limit_seconds) if slow else backoff_seconds(recovery, restarts)
         pending = now + timedelta(seconds=wait)
-    # A time in status that is further away was written while the clock was wrong.
+    # A time in status that is further in the future was written while the clock was wrong.
     pending = min(pending, now + timedelta(seconds=recovery.backoff_limit_seconds))
     if now < pending:
         return NextStep(Step.BACK_OFF, failure, pending, recheck_seconds=(pending - now).total_seconds())
@@ -215,7 +217,7 @@ def _recover(
 
 def _blamed(failure: Failure) -> dict[str, str]:
     """The Mac that the next placement leaves out because of a failure there, with the reason."""
-    # With its new address, a Mac that lost one is as good as before.
+    # A Mac that only lost its address is usable again with its new address.
     blamed = failure.class_ in (FaultClass.REPLAN, FaultClass.REBOOT, FaultClass.BUG)
     if not failure.node or not blamed or failure.reason == Reason.ADDRESS_LOST:
         return {}

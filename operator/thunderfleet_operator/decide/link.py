@@ -1,4 +1,4 @@
-"""One round for a cable: takes out what a deleted Node left behind, removes a cable that is gone, or reports on it."""
+"""One round for a cable: removes the entry of a deleted Node, deletes a link whose cable is gone, or updates its status."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from thunderfleet_operator.observe.observed import ObservedLink
 Json = dict[str, Any]
 
 LINGER_SECONDS = 60.0
-"""How long a link without any end stays: people see that the cable was pulled, and a plug put back is the same object."""
+"""How long a link without any end stays, so that users see that the cable was pulled, and a cable that is put back keeps its
+object."""
 
 
 def _alive(observed: ObservedLink) -> frozenset[str]:
@@ -34,7 +35,7 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
     found = find_condition(link.status.conditions, ConditionType.CONNECTED)
     if found is None or found.status is ConditionStatus.TRUE or found.last_transition_time is None:
         return LINGER_SECONDS
-    # A cable that flaps is not Connected long before its ends are gone; until then both are reported.
+    # A flapping cable is reported as not Connected long before its ends are gone.
     both = find_condition(link.status.conditions, ConditionType.SYMMETRIC)
     if both is not None and both.status is ConditionStatus.TRUE:
         return LINGER_SECONDS
@@ -43,7 +44,7 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
 
 
 def change(link: ThunderboltLink, made: Json) -> Occurrence | None:
-    """The Event for a cable that was plugged in or pulled, that flaps, or that became slow; None if ``made`` is no news."""
+    """The Event for a cable that was plugged in or pulled, flaps, or became slow; None if ``made`` has nothing new."""
     before = find_condition(link.status.conditions, ConditionType.CONNECTED)
     after = next((c for c in made["conditions"] if c["type"] == ConditionType.CONNECTED), None)
     if after is None or (before is None and after["status"] != "True"):
@@ -95,7 +96,7 @@ class LinkDecision:
 
 
 def decide(observed: ObservedLink) -> LinkDecision:
-    """What to do for one cable: take out what a deleted Node left behind, remove a cable that is gone, or report on it."""
+    """Decides about one cable: remove the entry of a deleted Node, delete a link whose cable is gone, or update its status."""
     link = observed.link
     if link.metadata.deletion_timestamp is not None:
         return LinkDecision()

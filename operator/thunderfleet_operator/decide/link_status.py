@@ -113,7 +113,7 @@ def _degraded(link: ThunderboltLink, speed: int) -> str | None:
 def _unplugged_end(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> str | None:
     """The end whose Mac reports that nothing is plugged in.
 
-    When the other Mac is switched off, this is known long before its Node is not Ready.
+    When the other Mac is switched off, this end reports it long before the Node of that Mac is not Ready.
     """
     for end in (link.spec.a, link.spec.b):
         port = _port_of(profiles.get(end.node), end.port)
@@ -125,8 +125,8 @@ def _unplugged_end(link: ThunderboltLink, profiles: Profiles, ready: frozenset[s
 def _end_without_carrier(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> str | None:
     """The end that sees only a hub or a display, and over which no network works.
 
-    When the hub was pulled from the other Mac, and the agent there does not run, nobody else reports it. A display that only
-    hides the other Mac leaves the network interface its carrier.
+    When the hub was unplugged at the other Mac, and the agent there does not run, only this end can report it. If a display
+    only hides the other Mac, the network interface still has a carrier.
     """
     endpoints = _current_endpoints(link, ready)
     for end in (link.spec.a, link.spec.b):
@@ -143,8 +143,8 @@ def _end_without_carrier(link: ThunderboltLink, profiles: Profiles, ready: froze
 def _seen_in_profiles(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> bool:
     """Whether the profile of a Mac says that its end sees the other one.
 
-    An agent publishes that a cable was pulled in its profile before it takes its end out of the link. So while a profile
-    says otherwise, an end that is not in the link was removed by somebody else. Its agent reports it again within a minute.
+    When a cable is pulled, an agent first updates its profile and then removes its end from the link. So if an end is missing
+    from the link but the profile still shows it, somebody else has removed it. The agent reports it again within a minute.
     """
     if not ready.issuperset(link_ends(link)):
         return False
@@ -257,7 +257,7 @@ def _rdma(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str], spee
 
 
 def _unread(profile: NodeProfile | None) -> Verdict | None:
-    """Why the state of RDMA on a Mac is not known: a device that its agent could not read is not missing."""
+    """Returns why the state of RDMA on a Mac is not known. A device that the agent could not read does not count as missing."""
     found = find_condition(profile.status.conditions, ConditionType.RDMA_READY) if profile is not None else None
     if profile is None or found is None or found.status is not ConditionStatus.UNKNOWN:
         return None

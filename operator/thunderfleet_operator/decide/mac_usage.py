@@ -1,7 +1,7 @@
 """The operator's part of a NodeProfile's status: the groups that have the Mac, and whether placements avoid it.
 
-Agents read the groups: they measure no cable that a running group uses, and dial the Macs that they share a group with. The
-groups follow from plans and pods. Only a quarantine is kept in the status itself, until the Mac reboots.
+Agents read the groups: they measure no cable that a running group uses, and connect to the Macs that are in the same group. The
+groups are derived from plans and pods in each round. Only a quarantine is stored in the status, until the Mac reboots.
 """
 
 from collections.abc import Iterable, Mapping
@@ -93,7 +93,7 @@ def _use(mac: ObservedMac, placement: MacPlacement) -> GroupUse:
 def uses(mac: ObservedMac) -> tuple[GroupUse, ...]:
     """Every group that has a pod on this Mac, or whose newest plan is about to create one."""
     found: dict[str, GroupUse] = {}
-    # A later placement replaces an earlier one: a Mac has a group once.
+    # A later placement replaces an earlier one, so that each group is listed once.
     for placement in sorted(mac.placements, key=lambda placement: placement.epoch):
         if placement.running or _active(placement):
             use = _use(mac, placement)

@@ -68,15 +68,15 @@ Manifest = dict[str, Any]
 RING_PORTS_PER_ATTEMPT = 2
 GATEWAY_PORT = "http"
 REASON_LENGTH = 4096
-"""As long as the status shows it."""
+"""Maximum length of the reason, which the status shows."""
 
 
 STARTUP_PROBES = 60
 """Seconds until a supervisor must answer: before that it reads the headers of the model's files."""
 FROZEN_PROBES, FROZEN_TIMEOUT = 2, 3
-"""A supervisor is restarted when it has left two requests in a row unanswered, each for three seconds: ten seconds after it
-froze, at the latest. The other supervisors of its group count it as lost after three, so a restart costs the group nothing.
-The kubelet asks from the same Mac: a network that is down, or a Mac that sleeps, stops no supervisor."""
+"""The kubelet restarts a supervisor that has not answered two probes in a row within three seconds each, so at most ten seconds
+after it froze. The other supervisors of its group count it as lost after three seconds, so the restart costs the group nothing.
+The kubelet probes from the same Mac, so a network that is down, or a Mac that sleeps, causes no restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +125,19 @@ def ring_size(deployment: ModelDeployment, placement: Placement) -> int:
 
 
 def uses_fast_synch(transport: PlacedTransport, split: PlacedSplit) -> bool:
-    """Whether a group can use it: a pipeline waits inside commands of the GPU, and a ring gains nothing."""
+    """Whether a group can use ``fastSynch``: a pipeline waits inside GPU commands, and a ring gains nothing."""
     return transport is Transport.JACCL and split is Split.TENSOR
 
 
 def transport(plan: Plan) -> PlacedTransport:
-    """What the group of a plan communicates over."""
+    """Returns the transport of a plan."""
     return Transport.JACCL_RING if plan.jaccl_ring else TRANSPORTS[plan.backend]
 
 
 def ring_ranks(placement: Placement) -> int | None:
     """How many ranks, from rank 0 on, have ring ports; None for all.
 
-    Over JACCL only rank 0 has them, for the exchange that MLX does itself when the runner leaves it to MLX.
+    Over JACCL only rank 0 has ring ports. MLX uses them if it exchanges the connection data itself.
     """
     return None if placement.transport is Transport.RING else 1
 
@@ -212,7 +212,7 @@ def admitting(plan: Plan, keys: Keyring) -> Plan:
 
 
 def _known(status: modeldeployment.Group | None, nodes: set[str]) -> dict[str, Any]:
-    """What earlier placements of the group have found out."""
+    """Returns what earlier placements of the group have found out about the model."""
     if status is None:
         return {}
     proven = status.proven_lengths

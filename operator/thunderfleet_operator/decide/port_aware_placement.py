@@ -1,6 +1,6 @@
 """A placement for one group, with its ports.
 
-The planner knows in advance which Macs have no port left, so its best answer can be carried out.
+The planner gets the Macs without free ports in advance, so the placement that it returns always has ports.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def _without_ports(
             return error.lack
         return None
 
-    # Macs with the same ports taken are alike, and most of a large fleet is.
+    # Computed once for all Macs with the same ports in use, which in a large fleet are most of them.
     alike: dict[frozenset[int], tuple[str | None, str | None]] = {}
     for node in fleet.macs:
         ports = taken.ports.get(node, NO_PORTS)
@@ -68,7 +68,7 @@ def question(
     kept: Mapping[str, RankPorts] | None = None,
     corrections: Mapping[str, float] | None = None,
 ) -> WherePlaced:
-    """What the planner is asked for one group.
+    """Builds the request to the planner for one group.
 
     ``current``: the group's Macs by rank. ``avoid``: Macs to use only if no others will do, with the reason. ``kept``: by Mac
     the ports that the group has. ``corrections``: of predicted rates, by chip.
@@ -87,7 +87,7 @@ def question(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the planner is asked for a group's next step, and with what the ports of its answer are allocated."""
+    """Builds the question to the planner for a group's next step, with what is needed to allocate the ports of its answer."""
 
     question: WherePlaced
     taken: Taken
@@ -107,9 +107,9 @@ def asked_for(
     """The next placement of a group, which has ``current`` Macs now. ``fleet`` and ``taken`` are without what it uses."""
     kept, failure = dict(view.kept_ports), step.failure
     if failure is not None and failure.reason == Reason.PORT_TAKEN and failure.node in kept:
-        # A program that is no pod holds one of the group's ports there.
+        # A program outside of Kubernetes uses one of the group's ports there.
         taken = taken.with_ports(failure.node, kept.pop(failure.node).all)
-    # A group that has lost a cable takes the best place there is, not the best of the same Macs.
+    # A group that has lost a cable gets the best placement on any Macs, not only on its current ones.
     current = () if step.ends or step.returns else current
     found = question(fleet, deployment, taken, settings, current=current, avoid=step.avoid, kept=kept, corrections=corrections)
     return Asked(found, taken, kept)

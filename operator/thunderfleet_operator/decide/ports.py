@@ -41,7 +41,7 @@ class PortSettings:
 
 
 class NoPortsLeft(Exception):
-    """A Mac has no free port. ``lack`` completes a sentence that begins with its name."""
+    """A Mac has no free port. ``lack`` is the rest of a sentence that begins with the Mac's name."""
 
     def __init__(self, node: str, lack: str) -> None:
         super().__init__(f"{node} {lack}")

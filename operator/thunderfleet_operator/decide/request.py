@@ -19,7 +19,7 @@ def spec_hash(spec: ModelDeploymentSpec) -> str:
     Fields with their default value are left out, so that a field which a later version adds rolls out no group.
     """
     relevant = spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
-    # The policy decides about new placements only, and metadata and priority are for new pods only; the others are about the
+    # The policy applies to new placements only, metadata and priority to new pods only; the other fields set the
     # number of groups, and who finds them.
     for name in ("replicas", "recovery", "placement", "autoscaling", "suspend", "priorityClassName", "podMetadata"):
         relevant.pop(name, None)

@@ -55,7 +55,7 @@ def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], fleet: F
         return Trouble(moved)
     broken = broken_cable(plan, fleet)
     if broken is not None:
-        # It has two ends, so no Mac is to blame.
+        # A cable has two ends, so the failure is not attributed to a Mac.
         found = _failure(now, broken.fault.reason, broken.message, None, None)
         return Trouble(found.model_copy(update={"link": broken.name}))
     failure = _gave_up(plan, report, now)
@@ -76,7 +76,7 @@ def trouble(view: GroupView, report: Report, nodes: Mapping[str, Node], fleet: F
 def _moved(plan: Plan, nodes: Mapping[str, Node], fleet: Fleet, now: datetime) -> Failure | None:
     """A Node that has another address than its rank was planned with, on a Mac that no longer has the planned one.
 
-    While the Mac still has it, as another interface became the Node's, the group serves on.
+    If the Mac still has the planned address, because only another interface became the Node's, the group keeps serving.
     """
     for entry in plan.ranks:
         node, mac = nodes.get(entry.node), fleet.macs.get(entry.node)
@@ -93,7 +93,7 @@ def _earliest(times: Iterable[float | None]) -> float | None:
 
 
 def _gave_up(plan: Plan, report: Report, now: datetime) -> Failure | None:
-    """What rank 0 reports. It cannot blame a Mac of others, which would put that Mac into quarantine."""
+    """Returns the failure that rank 0 reports, without a Mac of another group: the report could put it into quarantine."""
     state = report.state
     if state is None or state.phase is not GroupPhase.GAVE_UP:
         return None
@@ -105,7 +105,7 @@ def _gave_up(plan: Plan, report: Report, now: datetime) -> Failure | None:
 
 
 def reported(plan: Plan, told: group.Failure) -> Failure:
-    """A failure as the status has it, which rank 0 of a placement reports."""
+    """Converts a failure that rank 0 reports to the form of the status."""
     link = _corrupting(plan, told)
     return Failure(
         class_=told.fault,
@@ -119,14 +119,14 @@ def reported(plan: Plan, told: group.Failure) -> Failure:
 
 
 def _corrupting(plan: Plan, told: group.Failure) -> str | None:
-    """The cable over which data arrived changed; None if that is another failure, or not known to be one cable's."""
+    """Returns the cable that corrupted data; None if the failure is another one, or if the cable is not known."""
     if told.reason != Reason.LINK_CORRUPTS or told.rank is None or told.peer is None:
         return None
     return cable_between(plan, told.rank, told.peer)
 
 
 def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
-    """By rank: its Node, its pod, and what its supervisor left behind."""
+    """Checks each rank: its Node, its pod, and the termination message of its supervisor."""
     by_rank = {pod.rank: pod for pod in view.pods}
     started = view.status is not None and view.status.epoch == plan.epoch and view.status.state is not GroupPhase.PENDING
     predecessors = {pod.node for pod in view.old_pods if pod.terminating}
@@ -196,7 +196,7 @@ def _stopped(report: Report, now: datetime) -> Failure | None:
 
 
 def _unready_macs(plan: Plan, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:
-    """A Mac that is not Ready counts only if the group has lost it too, or does not answer."""
+    """Reports a Mac that is not Ready, but only if the group has lost the connection to it too, or does not answer."""
     absent = {rank.rank for rank in report.state.ranks if rank.phase is RankPhase.ABSENT} if report.state else set[int]()
     silent = report.silent_seconds >= SILENT_SECONDS
     recheck: float | None = None

@@ -1,7 +1,8 @@
 """Which keys to work on after an object has changed.
 
-A change of a cable or of what an agent reports concerns the ModelDeployments on its Macs at once. Whom else it concerns depends
-on the whole fleet before and after it, which a round of the fleet compares: once for all changes that have arrived by then.
+A change of a cable or of an agent's report affects the ModelDeployments on its Macs, whose keys are queued at once. Which
+others it affects depends on the whole fleet before and after it. A round of the fleet compares the two, once for all changes
+since the last one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,7 +66,7 @@ def _only_heartbeat(before: Json | None, after: Json | None) -> bool:
 def _only_groups(before: Json | None, after: Json | None) -> bool:
     """Whether a NodeProfile differs only in which groups have the Mac, as the operator writes for each group that gets a place.
 
-    Nothing about the Mac or its cables follows from it; what is left of the Mac's room does.
+    The Mac and its cables are unchanged then, but its free memory is not.
     """
     return before is not None and after is not None and _beside_groups(before) == _beside_groups(after)
 
@@ -79,7 +80,7 @@ def _beside_groups(profile: Json) -> Json:
 
 
 def _fleet_keys(index: Index, collection: Collection, key: str, macs: Iterable[str]) -> Iterator[str]:
-    """A change of a Mac concerns its cables first. A Node concerns every ModelDeployment: it is rarely anything but a fault."""
+    """Keys for a change of a Mac, its cables first. A changed Node affects every ModelDeployment: usually it is a fault."""
     if collection is not LINKS:
         yield from (work_key(LINKS, link.metadata.name) for link in index.links_of.get(key, ()))
     names = index.deployments if collection is NODES else deployments_on(index, macs)
@@ -101,15 +102,16 @@ def deployments_on(index: Index, macs: Iterable[str]) -> dict[str, None]:
 
 
 class Reach(IntEnum):
-    """Whom a change of the fleet concerns beside the ModelDeployments that use what has changed."""
+    """Which ModelDeployments a change of the fleet affects, in addition to those that use what has changed."""
 
     NOBODY = 0
     TAKEN = 1
-    """The same ModelDeployments as ``UNSETTLED``, but a group has only taken room: none of them has more than before."""
+    """The same ModelDeployments as ``UNSETTLED``, but a group has only reserved memory, so none of them has more room than
+    before."""
     UNSETTLED = 2
     """ModelDeployments that need a place, and later those that serve: they might have a better one."""
     EVERYBODY = 3
-    """Also those that serve: what the fleet has of models, or what its benchmarks say, has changed."""
+    """Also those that serve, because models on Macs or results of benchmarks have changed."""
 
 
 def reach(before: Fleet, after: Fleet, profiles_before: Profiles, profiles: Profiles) -> Reach:
@@ -147,7 +149,7 @@ def _only_used(before: Cable | None, after: Cable) -> bool:
 
 
 def _widely(before: Mac | None, after: Mac) -> bool:
-    """Whether a change of a Mac concerns groups that serve on others. Only what is known to concern none is left out."""
+    """Whether a change of a Mac may affect groups that serve on other Macs; False only if it certainly does not."""
     return before is None or _for_all(before) != _for_all(after)
 
 
@@ -226,7 +228,7 @@ def concerned(
         return
     if _concerns_all(collection, before, after):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
-    # Also the owner before: somebody may have removed it.
+    # The previous owner too, because somebody may have removed the owner reference.
     yield from {work_key(DEPLOYMENTS, owner): None for one in (before, after) if one and (owner := owner_key(one))}
     if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)

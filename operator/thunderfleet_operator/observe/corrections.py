@@ -9,14 +9,14 @@ from thunderfleet_operator.placement import Fleet, Lengths, Request, predict
 from thunderfleet_operator.placement.eligibility import wanted_model
 
 LEAST, MOST = 0.5, 2.0
-"""Bounds of a correction: a benchmark that is further off says more about its model or its moment than about the chip."""
+"""Bounds of a correction. A larger difference probably comes from the model or from other load, not from the chip."""
 
 
 def corrections(deployments: Iterable[ModelDeployment | None], fleet: Fleet) -> Mapping[str, float]:
-    """By chip, what measured rates are of predicted ones, at the median; by an empty name, at the median of all chips.
+    """Returns the median ratio of measured to predicted rates for each chip and, under an empty name, for all chips.
 
-    The second is for chips without a benchmark: if only those of one chip were corrected, what is wrong with all predictions
-    would look like a difference between chips. Empty without benchmarks.
+    Chips without a benchmark use the median of all chips. If only chips with a benchmark were corrected, an error of all
+    predictions would look like a difference between chips. Empty without benchmarks.
     """
     ratios: dict[str, list[float]] = {}
     for deployment in deployments:

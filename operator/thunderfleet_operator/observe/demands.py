@@ -1,4 +1,4 @@
-"""What routers report of the requests that they have, put together for each ModelDeployment."""
+"""The reports of all routers about their requests, combined for each ModelDeployment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from thunderfleet_crds.routing import DEMAND_SECONDS, Demand, DemandReport
 from thunderfleet_operator.observe.load import Asked
 
 FORGET_SECONDS = 3 * DEMAND_SECONDS
-"""The report of a router that has been silent for this long says nothing any more."""
+"""The report of a router that has been silent for this long no longer counts."""
 MAX_ROUTERS = 1024
 MAX_REMEMBERED = 10_000
 """ModelDeployments whose last request is remembered."""
@@ -35,7 +35,7 @@ class Demands:
     last: Mapping[Key, float] = field(default_factory=dict)
     """When the last known request came."""
     wakes: Mapping[Key, float] = field(default_factory=dict)
-    """When the last request came that may wake."""
+    """When the last request came that may wake the ModelDeployment."""
 
     def with_report(self, report: DemandReport, now: float) -> "Demands":
         """The value after a report, which replaces the one that the same router sent before."""

@@ -32,19 +32,19 @@ class FetchPod:
     cache_uid: str
     task: Task
     arguments: tuple[str, ...]
-    """Of its command, which say what it reads."""
+    """Arguments of its command, which say what it reads."""
     node: str
     phase: str
     terminating: bool
     message: str
     """Its termination message."""
     waits: str
-    """Why it has not started."""
+    """Why it has not started yet."""
     created: datetime | None
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no longer."""
+        """Whether it has ended."""
         return self.phase in ("Succeeded", "Failed")
 
     def waiting_seconds(self, now: datetime) -> float:

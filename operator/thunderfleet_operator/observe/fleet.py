@@ -51,7 +51,8 @@ FAULTS = {
     Reason.NO_CARRIER: Reason.PORT_DOWN,
     Reason.FLAPPING: Reason.FLAPPING,
 }
-"""By the reason of Connected, the reason why nothing can be sent. Where a Node is not Ready, that is not known."""
+"""Maps reasons of the condition Connected to why nothing can be sent. Reasons about Nodes that are not Ready are left out: it
+is not known then."""
 RDMA_FAULTS = frozenset({*rules.FAULT_CLASS, Reason.BELOW_THUNDERBOLT5}) - {Reason.COMMAND_FAILED}
 """Reasons of RDMAUsable that say what is wrong, not what is unknown."""
 NOT_SIZED = (
@@ -116,7 +117,7 @@ def _without_uris(models: tuple[ModelFacts, ...]) -> tuple[ModelFacts, ...]:
 
 
 def _text(told: str | None) -> str | None:
-    """What an agent writes becomes part of messages."""
+    """Cleans text of an agent that becomes part of messages."""
     return one_line(told) if told else told
 
 
@@ -211,7 +212,7 @@ def _faults(link: ThunderboltLink) -> tuple[CableFault | None, CableFault | None
     ends = {link.spec.a.node, link.spec.b.node}
     seen = any(end.sees_peer for end in link.status.endpoints if end.node in ends)
     if connected is not None and connected.reason == Reason.UNPLUGGED and seen:
-        # Not what the operator says of these ends: the condition was edited, or is about to follow them.
+        # The operator would not say this about these ends: somebody has edited the condition, or it is about to be updated.
         return None, None
     if connected is not None and connected.reason in FAULTS:
         fault = CableFault(FAULTS[Reason(connected.reason)], connected.message)
@@ -275,7 +276,7 @@ def _same(one: object, other: object) -> bool:
 
 
 class FleetBuilder:
-    """Makes each Fleet from the one before it: a thousand Macs, of which few have changed.
+    """Makes each Fleet from the one before it, because few of a thousand Macs change at a time.
 
     Equal models, backends and interfaces of different Macs are one value in memory.
     """
@@ -283,9 +284,10 @@ class FleetBuilder:
     def __init__(self) -> None:
         self._shared: dict[Any, Any] = {}
         self._facts: dict[int, tuple[tuple[Model, ...], tuple[ModelFacts, ...]]] = {}
-        """By identity of a profile's models, which stays theirs while they are kept here: the models and their facts."""
+        """Models and their facts, by the identity (``id``) of a profile's list of models. The list is kept here, so its
+        identity is not reused."""
         self._macs: dict[str, tuple[Node, NodeProfile | None]] = {}
-        """What each Mac was made from, by name."""
+        """The objects from which each Mac was made, by name."""
         self._inputs: tuple[object, ...] = ()
         self._taken = Taken()
         self._fleet = Fleet()
@@ -375,7 +377,7 @@ class FleetBuilder:
         return self._share(frozenset(names))
 
     def _kinds(self, status: NodeProfileStatus) -> AddressKinds:
-        # An address in 127.0.0.0/8 on a port is that of a recorded Mac, and counts as private.
+        # Only recorded Macs have addresses in 127.0.0.0/8 on ports; they count as private.
         private = (AddressClass.PRIVATE, AddressClass.LOOPBACK)
         found: dict[str, AddressKind] = {}
         for interface in status.network.interfaces if status.network else ():

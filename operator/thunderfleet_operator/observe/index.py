@@ -1,7 +1,7 @@
 """The cached objects as values, kept from round to round.
 
-One rule for all of them: a value is made from objects, and is made again when the revision of a collection that it was made
-from has moved. An object that has not changed keeps its value, so whatever is made from values may compare them by identity.
+All values follow one rule: a value is made from objects, and is made again when the revision of one of their collections has
+changed. An object that has not changed keeps its value, so code that uses values may compare them by identity.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ _PLANS = (CONFIGMAPS, DEPLOYMENTS)
 
 
 class _Kept(NamedTuple):
-    """``revision``: of the collection that the values of ``objects`` are of, or of the collections of a table."""
+    """``revision``: the revision of the collection of ``objects``, or the revisions of the collections of a table."""
 
     revision: object
     objects: dict[str, Kept]
@@ -80,7 +80,7 @@ def _model(kind: type[M]) -> Callable[[Json], M | None]:
 
 
 def _followed(store: Store, known: _Kept, changes: Iterable[str], read: Callable[[Json], Any]) -> _Kept:
-    """The values after some changes, at the cost of these and of two shallow copies."""
+    """Returns the values after some changes. Takes time for these changes and for two shallow copies."""
     items, values = dict(known.objects), dict(known.value)
     for key in dict.fromkeys(changes):
         item = store.items.kept.get(key)
@@ -100,7 +100,7 @@ def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, tuple[T, ...]]:
 
 
 class Index:
-    """Values of one cache. What it returns is never modified later. ``keys`` returns the operator's keys."""
+    """The values of one cache. A returned value is never modified. ``keys`` returns the operator's keys."""
 
     def __init__(self, cache: Cache, keys: Callable[[], Keyring]) -> None:
         self._cache = cache
@@ -112,14 +112,14 @@ class Index:
         self._profile_reader = ProfileReader()
 
     def _follow_keys(self) -> None:
-        """Forgets all values when the keys have changed, since signatures were checked with the keys before."""
+        """Forgets all values when the keys have changed, because signatures were checked with the earlier keys."""
         keys = self._keys()
         if self._kept_with is not keys:
             self._kept.clear()
             self._kept_with = keys
 
     def _objects(self, collection: Collection, read: Callable[[Json], T], name: str = "") -> Mapping[str, T]:
-        """One value for each object of a collection, by ``namespace/name``. ``name``: of other values of the collection."""
+        """One value for each object of a collection, by ``namespace/name``. ``name``: which value of an object."""
         self._follow_keys()
         store = self._cache[collection]
         name = name or collection.name
@@ -152,7 +152,7 @@ class Index:
                 values[key] = read(unpacked(item))
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
-            # No revision: what has changed meanwhile is read by the round.
+            # Stored without a revision, so the round reads again what has changed meanwhile.
             self._kept[collection.name] = _Kept(None, objects, values)
 
     def _table(self, name: str, collections: Iterable[Collection], make: Callable[[], T]) -> T:
@@ -340,7 +340,7 @@ class Index:
 
     @property
     def usage(self) -> Usage:
-        """What takes something on the Macs."""
+        """Everything that reserves something on the Macs."""
 
         def make() -> Usage:
             newest = newest_epochs(self.epochs.values())

@@ -1,4 +1,4 @@
-"""How much a ModelDeployment has been asked for during the last minutes.
+"""The load of a ModelDeployment during the last minutes.
 
 Only in memory: after a restart of the operator, nothing is scaled down before a whole window has been seen again. The clock is
 monotonic, in seconds.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from thunderfleet_crds.plan import Plan
 
 BUCKET_SECONDS = 2.0
-"""Samples that are closer together count as one: their lowest and their highest value."""
+"""Samples that are closer together are merged into one, which has their lowest and their highest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Load:
     """Since when groups are about to be stopped."""
 
     def with_sample(self, needed: int | None, now: float, keep_seconds: float) -> "Load":
-        """The value after ``needed`` groups were needed. None: it is not known, so what was seen before does not count."""
+        """The value after ``needed`` groups were needed. None: the number is not known, so earlier samples no longer count."""
         if needed is None:
             return Load(draining_since=self.draining_since)
         last = self.samples[-1] if self.samples else None
@@ -71,9 +71,9 @@ class Asked:
     waiting: int = 0
     """Requests that wait in routers."""
     wake_seconds: float | None = None
-    """Since a request came that may wake it; None if there was none."""
+    """Seconds since the last request that may wake it; None if there was none."""
     idle_seconds: float | None = None
-    """Since the last request; None if no router has had one."""
+    """Seconds since the last request; None if no router has had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class Signals:
     asked: Asked = Asked()
     now: float = 0.0
     alive_seconds: float = 0.0
-    """Since the operator first saw the ModelDeployment, or since it was last woken: before, nothing is known of requests."""
+    """Seconds since the operator first saw the ModelDeployment, or since it was last woken. Earlier requests are not known."""
     can_wake: bool = True
-    """Whether there are routers, which wake it when a request comes."""
+    """Whether there are routers, which can wake it."""
     yields_to: str | None = None
-    """The ModelDeployment (``namespace/name``) that is to have its turn."""
+    """The ModelDeployment (``namespace/name``) for which it is stopped."""
     reserved: tuple[Plan, ...] = ()
-    """Plans whose room is kept for another ModelDeployment that is to have its turn."""
+    """Plans whose memory is kept free for the ModelDeployment whose turn it is."""
 
 
 NO_SIGNALS = Signals()
@@ -104,11 +104,11 @@ class Candidate:
     """``namespace/name``."""
     uid: str
     groups: tuple[int, ...]
-    """Groups that it has."""
+    """Indexes of its groups."""
     in_flight: int | None
     """Requests in progress in all of its groups; None if it is not known."""
     idle_seconds: float
     ready_seconds: float
-    """Since when all of its groups serve."""
+    """Seconds for which all of its groups have served."""
     plans: tuple[Plan, ...] = ()
-    """Of its groups."""
+    """Plans of its groups."""

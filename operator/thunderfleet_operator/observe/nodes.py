@@ -35,7 +35,7 @@ class Node:
     taints: tuple[Taint, ...] = ()
     deleting: bool = False
     addresses: frozenset[str] = frozenset()
-    """All that it publishes, in the form in which certificate requests name them."""
+    """All addresses that it publishes, in the form that certificate requests use."""
     ours: bool = False
     """Whether its kubelet is Thunderfleet's."""
     control_plane: bool = False
@@ -44,7 +44,7 @@ class Node:
     saved: datetime | None = None
     """When `thunderfleet backup` last saved its control plane."""
     pressures: tuple[tuple[str, bool], ...] = ()
-    """Its conditions that say that a resource runs out, such as DiskPressure, and whether each holds."""
+    """Conditions about resources that run out, such as DiskPressure, and whether each is True."""
 
     @property
     def mac(self) -> bool:
@@ -91,7 +91,7 @@ def _allocatable(item: Json) -> Json:
 def allocatable_bytes(item: Json) -> int:
     """Memory that runner pods may request. Raises ``ValueError`` if it is not a quantity.
 
-    The scheduler compares what they request with both resources, so the smaller one counts.
+    Runner pods request the same amount of two resources, so the smaller one counts.
     """
     found = _allocatable(item)
     memory = to_bytes(str(found.get("memory") or 0))

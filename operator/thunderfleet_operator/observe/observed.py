@@ -23,9 +23,9 @@ from thunderfleet_operator.placement import Fleet
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Whether a group that serves would be placed better, as computed at one time for one fleet.
+    """Whether a serving group would get a better placement, as computed at one time for one fleet.
 
-    ``avoids``: cables that were left out because they changed data.
+    ``avoids``: cables that were left out because they corrupted data.
     """
 
     fleet: Fleet
@@ -35,7 +35,7 @@ class Advice:
     text: str | None
 
     def holds(self, fleet: Fleet, avoids: frozenset[str]) -> bool:
-        """Whether it would be computed from the same today."""
+        """Whether nothing has changed that it was computed from."""
         return self.fleet is fleet and self.avoids == avoids
 
 
@@ -45,13 +45,13 @@ class ServiceView:
 
     uid: str
     hash: str
-    """Of the manifest that it was made from."""
+    """Hash of the manifest that it was made from."""
     owner: str | None
     """UID of the ModelDeployment that controls it."""
     orphan: bool
     """Whether that ModelDeployment is gone, so that the garbage collector is about to delete the Service."""
     spec: Json = field(default_factory=dict)
-    """As it is now."""
+    """The spec that it has now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,22 @@ class Observed:
     settling_seconds: Mapping[int, float]
     """By group, for how long its first placement has waited for reports about a cable."""
     advice: Mapping[int, Advice]
-    """By group, from an earlier round."""
+    """Advice of an earlier round, by group."""
     nodes: Mapping[str, Node]
     """Nodes that are not being deleted."""
     profiles: Mapping[str, NodeProfile | None]
     fleet: Fleet
-    """With the model on each Mac that can fetch it, once it is known what there is to fetch."""
+    """All Macs and cables. Each Mac that can fetch the model counts as if it had it, once its files are known."""
     base: Fleet
-    """The same as the Macs are."""
+    """The fleet without the models that can be fetched."""
     weights: Weights
     cache_name_taken: bool
     """Whether another ModelCache has the ModelDeployment's name."""
     usage: Usage
     taken: Taken
-    """The sums of ``usage``, with which ``fleet`` was made."""
+    """The sums of ``usage``, which ``fleet`` takes into account."""
     corrections: Mapping[str, float]
-    """Of predicted rates, by chip, from the benchmarks of all ModelDeployments."""
+    """Corrections of predicted rates, by chip, from the benchmarks of all ModelDeployments."""
     service: ServiceView | None
     """The Service of its name that carries the operator's label."""
     steady_seconds: float | None
@@ -92,13 +92,13 @@ class Observed:
     loopback: bool
     """Whether any Node's address is in 127.0.0.0/8."""
     signals: Signals = NO_SIGNALS
-    """What is known of its requests."""
+    """What is known about its requests."""
     routers: tuple[Router, ...] = ()
     """Routers that are ready."""
     endpoint_slices: Mapping[str, Json] = field(default_factory=dict)
-    """EndpointSlices of ours by namespace/name."""
+    """The operator's EndpointSlices, by ``namespace/name``."""
     candidates: tuple[Candidate, ...] = ()
-    """ModelDeployments of its namespace that could make room for it."""
+    """ModelDeployments that could make room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,10 @@ class ObservedCache:
     nodes: Mapping[str, Node]
     profiles: Mapping[str, NodeProfile | None]
     needed: Mapping[str, Need]
-    """What Macs of plans whose model it is need, by Mac."""
+    """What each Mac needs of the model, because a plan with this model names the Mac."""
     now: datetime
     free_memory: Mapping[str, int] = field(default_factory=dict)
-    """Memory that new pods may request, by Mac; without an entry it is not known."""
+    """Memory that new pods may request, by Mac; a Mac without an entry has not reported it."""
     not_allowed: Download | None = None
     """Why the chart's values forbid Macs to read the model."""
 

@@ -28,7 +28,7 @@ class Epoch:
     """UID of the ConfigMap."""
     deleting: bool = False
     current: bool = True
-    """Whether it may be the placement that its group has now. It is False for a copy of an earlier one."""
+    """Whether it may be the current placement of its group; False for a copy of an earlier plan."""
 
     @property
     def proven(self) -> bool:
@@ -85,7 +85,7 @@ class GroupView:
     epoch: Epoch | None
     past: tuple[Epoch, ...]
     pods: tuple[Pod, ...]
-    """Of the newest placement, terminating ones included."""
+    """Pods of the newest placement, including terminating ones."""
     old_pods: tuple[Pod, ...]
     last_epoch: int
     """The highest epoch that any object or status of the group names."""
@@ -214,7 +214,7 @@ def accepted(epoch: Epoch, deployment: ModelDeployment | None) -> Epoch | None:
 
 
 def placement_key(plan: Plan) -> PlacementKey:
-    """What names a plan among all plans."""
+    """Identifies a plan among all plans."""
     return plan.namespace, plan.deployment, plan.index, plan.epoch
 
 
@@ -237,7 +237,7 @@ def counts(epoch: Epoch, deployment: ModelDeployment | None) -> bool:
 def _newest(epochs: Sequence[Epoch], pods: Iterable[Pod], status: Group | None) -> Epoch | None:
     """The placement that a group has now: the newest, unless it is an earlier one.
 
-    A group that is needed again soon after it was not has no status any more, but still runs.
+    A group that the spec asks for again soon after it was removed has no status any more, but may still run.
     """
     if not epochs or epochs[-1].current:
         return epochs[-1] if epochs else None

@@ -131,7 +131,7 @@ def _requested(spec: Json, resource: str) -> int:
 
 
 def pod_memory(pod: Json) -> int:
-    """Bytes that a pod takes of its Mac.
+    """Bytes of memory that a pod requests on its Mac.
 
     GPU and CPU share the memory of a Mac, and runner pods request the same bytes under both names.
     """
@@ -164,7 +164,7 @@ def _kept_ports(pod: Json) -> RankPorts | None:
     try:
         return annotated_ports(pod)
     except (ValueError, TypeError, KeyError, AttributeError):
-        # The group gets other ports then; an edited annotation must not stop the round.
+        # The group gets other ports in this case: an edited annotation must not make the round fail.
         return None
 
 
@@ -209,7 +209,7 @@ def _recorded(pod: Pod, deployment: ModelDeployment | None) -> bool:
 
 
 def proven(pod: Pod, deployment: ModelDeployment | None) -> Pod:
-    """The pod if the operator made it, else the pod as one of somebody else, whatever its labels and owners say.
+    """Returns the pod unchanged if the operator made it. Otherwise its labels and owners are ignored.
 
     ``deployment``: the ModelDeployment that its label names. A pod whose signature cannot be checked, because it is older than
     signatures or its key was lost, is the operator's if the status of its ModelDeployment names it.

@@ -1,7 +1,7 @@
 """NodeProfiles as values.
 
-Most of a profile is its models, with sizes layer by layer, and most Macs of a fleet have the same ones. They are read once and
-are one value in memory, which takes a tenth of the time and memory at a thousand Macs.
+Most of a profile is its list of models, with sizes for each layer, and most Macs of a fleet have the same list. Equal lists are
+read once and shared in memory. For a thousand Macs this takes a tenth of the time and memory.
 """
 
 from pydantic import ValidationError

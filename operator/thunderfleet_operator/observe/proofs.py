@@ -1,7 +1,7 @@
-"""Which plans and pods the operator has made: an HMAC-SHA256 over what they say, with the operator's key.
+"""Signatures by which the operator recognizes its plans and pods: an HMAC-SHA256 over their content, with the operator's key.
 
-Anybody who may write ConfigMaps or pods in a namespace can write objects that look like the operator's. Only the operator can
-sign them. A signature covers the namespace and the name of its object, so a copy elsewhere proves nothing.
+Anybody who may write ConfigMaps or pods in a namespace can write objects that look like the operator's, but only the operator
+can sign them. A signature covers the namespace and the name of its object, so it is not valid for a copy elsewhere.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ class Proof(StrEnum):
     VALID = "Valid"
     """The operator made the object."""
     NONE = "None"
-    """There is no signature: an older version of the operator or another client created it."""
+    """There is no signature: an older version of the operator, or another client, created the object."""
     UNKNOWN_KEY = "UnknownKey"
-    """The key that it names is not known: it has been lost, or the signature is made up."""
+    """The key that the signature names is not known: the key has been lost, or the signature is forged."""
     WRONG = "Wrong"
     """The object or its signature is not as the operator wrote it."""
 
@@ -85,7 +85,7 @@ class Keyring:
 
     @property
     def oldest(self) -> bytes | None:
-        """The key that versions used which signed nothing."""
+        """The key that versions without signatures used."""
         return self.keys[-1] if self.keys else None
 
     def key(self, identifier: str) -> bytes | None:
@@ -113,7 +113,7 @@ class Keyring:
 
 
 class _Trusting(Keyring):
-    """Takes every object for the operator's."""
+    """Accepts every object as the operator's."""
 
     def check(self, purpose: Purpose, statement: Statement, signature: object) -> Finding:
         """Always valid."""

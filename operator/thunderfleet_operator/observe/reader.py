@@ -42,7 +42,7 @@ ANSWER_SECONDS = 10.0
 
 
 def _report(view: GroupView, told: Report) -> Report:
-    """What rank 0 reports. The operator cannot ask a group whose key it has lost: then its pods tell whether it serves."""
+    """What rank 0 reports. The operator cannot poll a group whose key it has lost, so it uses the readiness of the pods."""
     epoch = view.epoch
     if epoch is None or epoch.proven or told.state is not None:
         return told
@@ -52,7 +52,7 @@ def _report(view: GroupView, told: Report) -> Report:
     ranks = tuple(RankReport(rank=rank.rank, node=rank.node, phase=RankPhase.SERVING) for rank in epoch.plan.ranks)
     plan = epoch.plan
     state = GroupState(uid=plan.uid, index=plan.index, epoch=plan.epoch, phase=GroupPhase.READY, ranks=ranks)
-    # A group of a version without signatures answers, only perhaps not yet.
+    # A group from a version without signatures can be polled, but may not have answered yet.
     waiting = epoch.finding.proof is Proof.NONE and told.silent_seconds < ANSWER_SECONDS
     return Report(state, by_pods=not waiting)
 
@@ -173,7 +173,7 @@ def _read(sent: SentRequest) -> ReadRequest:
 
 
 def observe_requests(index: Index, name: str, now: datetime, api_server: frozenset[str]) -> ObservedRequests | None:
-    """The certificate requests of one Node; None if it is none of Thunderfleet's, or has no request."""
+    """The certificate requests of one Node; None if its kubelet is not Thunderfleet's, or if it has no request."""
     node, sent = index.live_nodes.get(name), index.requests_of.get(name, ())
     if node is None or not node.ours or not sent:
         return None

@@ -39,7 +39,7 @@ class ObservedRequests:
     node: Node
     requests: tuple[ReadRequest, ...]
     left: int
-    """Further ones, for the next round."""
+    """Number of other requests, which the next round decides."""
     addresses: Mapping[str, tuple[str, ...]]
     """By address, the Nodes that publish it."""
     api_server: frozenset[str]

@@ -26,7 +26,7 @@ def is_router(pod: Json) -> bool:
 
 
 def router_state(pod: Json | None) -> object:
-    """What clients of a router depend on: equal for two versions of a pod that make no difference to them."""
+    """The parts of a router's pod that clients depend on: equal for two versions of it if clients see no difference."""
     if pod is None or not is_router(pod):
         return None
     conditions = (pod.get("status") or {}).get("conditions") or []

@@ -1,12 +1,13 @@
 """Which cables have worked long enough since their last interruption.
 
-A cable that was interrupted counts as steady when it has worked for 30 s, and after each further interruption for twice as
-long, half an hour at most. After half an hour of work its interruptions are forgotten. So a group that follows a cable that
-comes and goes moves less and less often. Where nothing else will do, a cable is used earlier by one step: after its first
-interruption at once. A group leaves a cable that was interrupted three times without waiting whether it works again.
+A cable that was interrupted counts as steady when it has worked for 30 s. Each further interruption doubles this time, up to
+half an hour. Interruptions are forgotten when the cable has worked for half an hour. So a group moves less and less often while
+its cable keeps failing. If there is no other placement, a cable is used one step earlier: after its first interruption at once.
+A group leaves a cable at its third interruption without waiting for it to work again.
 
-Only here and in memory: an operator that restarts takes every cable that works as steady. The clock is monotonic, because steps
-of the wall clock must not make a cable steady. What is unknown is neither an interruption nor its end.
+This state is only in memory: after a restart of the operator, every cable that works counts as steady. The clock is monotonic,
+so that a step of the wall clock does not make a cable steady. If the state of a cable is unknown, that is neither an
+interruption nor the end of one.
 """
 
 from collections.abc import Iterator
@@ -18,11 +19,11 @@ from thunderfleet_operator.placement import Cable, Fleet, Unsteady
 STEADY_SECONDS = 30.0
 STEADY_LIMIT_SECONDS = 1800.0
 UNRELIABLE = 3
-"""Interruptions of a cable, none of them forgotten, after which it is not expected to work again in a moment."""
+"""Number of interruptions after which a cable is not expected to work again soon."""
 
 
 class Key(NamedTuple):
-    """A cable by name, and whether it is about RDMA on it or about everything."""
+    """Name of a cable, and whether the count is about RDMA or about all traffic."""
 
     name: str
     rdma: bool
@@ -46,7 +47,7 @@ class Steadiness:
     """The fleet, in which cables that are not steady yet say so."""
     marks: tuple[tuple[Key, Unsteady], ...] = ()
     unreliable: frozenset[str] = frozenset()
-    """Cables that were interrupted again and again."""
+    """Cables that were interrupted repeatedly."""
     next_seconds: float | None = None
     """Seconds until a mark changes if nothing else does."""
 
@@ -78,7 +79,7 @@ def _fails(cable: Cable, rdma: bool) -> bool:
 
 
 def _seen(before: Fleet, fleet: Fleet, known: dict[Key, Interruptions], now: float) -> Iterator[tuple[Key, Interruptions]]:
-    """What has changed. A cable that has never been seen to work is not interrupted by not working."""
+    """Records what has changed. A cable that has never worked does not count as interrupted."""
     for name, cable in fleet.cables.items():
         old = before.cables.get(name)
         for key in (Key(name, False), Key(name, True)) if cable is not old else ():

@@ -19,21 +19,21 @@ class Taken:
     groups: frozenset[str] = frozenset()
     """Macs on which a group has a rank."""
     addresses: frozenset[tuple[str, str]] = frozenset()
-    """Mac and address of each cable that a ring runs over."""
+    """Mac and address of each cable that a ring uses."""
     queue_pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By Mac and RDMA device."""
+    """Queue pairs in use, by Mac and RDMA device."""
 
     def with_ports(self, node: str, ports: frozenset[int]) -> "Taken":
-        """The same, with ports that a program other than a pod holds."""
+        """The same, with ports that programs outside of pods use."""
         return replace(self, ports={**self.ports, node: self.ports.get(node, frozenset()) | ports})
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Everything that takes something: pods by ``namespace/name``, and each group's newest plan.
+    """Everything that reserves resources: pods by ``namespace/name``, and each group's newest plan.
 
-    ``held``: plans that take nothing by themselves, such as those that cannot be verified or are being replaced; what their
-    running pods hold counts.
+    ``held``: plans that reserve nothing themselves, such as those that cannot be verified or are being replaced. Only their
+    running pods count.
     """
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class Usage:
     def taken(self, without: GroupKey | None = None) -> Taken:
         """The sums by Mac. ``without``: a group that does not count, because it makes room for its next placement.
 
-        A rank whose pod has been bound to its Mac counts as that pod, and as its plan says until then. A pod that is bound to
-        no Mac takes nothing by itself: anybody could create one that asks for a whole Mac and is never scheduled.
+        A rank counts as its plan says until its pod is bound to the Mac; then the pod counts. A pod that is bound to no Mac
+        does not count: anybody could create one that requests a whole Mac and is never scheduled.
         """
         memory: dict[str, int] = {}
         ports: dict[str, frozenset[int]] = {}

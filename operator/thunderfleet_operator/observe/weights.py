@@ -30,7 +30,7 @@ def part_path(store: str, manifest: str) -> str:
 
 
 class PlacedRank(Protocol):
-    """What plans and placements say about a rank."""
+    """The fields of a rank that plans and placements have in common."""
 
     @property
     def node(self) -> str: ...
@@ -45,7 +45,7 @@ def layers_of(rank: PlacedRank, count: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a Mac is to have of a model: all files, or those of the layers. Ranks read ``layers`` from the folder for parts."""
+    """What a Mac shall have of a model: all files, or those of some layers. Ranks read ``layers`` from the folder for parts."""
 
     whole: bool
     layers: frozenset[int] = frozenset()
@@ -94,7 +94,7 @@ def has_parts(cache: ModelCache) -> bool:
 
 
 def resolved_from(spec: ModelCacheSpec) -> str:
-    """What a commit was resolved from: if it changes, it is resolved again."""
+    """What a commit was resolved from. If it changes, the commit is resolved again."""
     if spec.uri is not None:
         return f"{spec.uri} {spec.sha256}"
     secret = f" with {spec.token_secret}" if spec.token_secret else ""
@@ -141,7 +141,7 @@ def of_deployment(caches: Mapping[str, ModelCache | None], deployment: ModelDepl
 
 
 def copy_phase(profile: NodeProfile | None, manifest: str | None) -> CopyPhase | None:
-    """How far a Mac has a model; None if its agent does not report it."""
+    """The copy of a model on a Mac; None if its agent does not report one."""
     copies = profile.status.copies if profile is not None else ()
     return next((copy.phase for copy in copies if copy.manifest == manifest), None)
 
@@ -207,7 +207,7 @@ class WeightsFleets:
         shard = copies is Copies.SHARD and has_parts(cache)
         status = cache.status
         here = {name: _state(profiles.get(name), status.manifest) for name, mac in fleet.macs.items() if mac.store}
-        # Progress changes no placement: only that a copy has started, so that its disk counts as taken by it.
+        # The progress of a copy does not affect placements; its start does, because disk space is reserved for it then.
         about = (status.commit, status.manifest, status.model, shard, tuple(sorted(here.items())))
         known = self._known.get(key)
         if known is not None and known[0] is fleet and known[1] == about:
@@ -254,8 +254,8 @@ def _state(profile: NodeProfile | None, manifest: str | None) -> _State:
 def _room(cache: ModelCache, mac: Mac, *, shard: bool) -> int:
     """Bytes of disk that a Mac without any file needs.
 
-    A part is no larger than what the Mac's memory holds of the model, with a file at both ends that is needed in part, and
-    with what is no weights.
+    A part is at most as large as the part of the model that fits into the Mac's memory, plus a file at each end that is needed
+    only partly, plus the files that are not weights.
     """
     whole = cache.status.bytes or 0
     if not shard:

@@ -1,17 +1,17 @@
 """The blocks (biconnected components) of a graph: the largest parts that stay connected without any one of their Macs.
 
-Two Macs with a hop between them, all Macs of a ring and all Macs of a mesh are in one block. A fleet whose racks are joined by
-one Mac each is divided into its racks, so no search has to look at it as a whole.
+Two Macs with a hop between them, all Macs of a ring and all Macs of a mesh are in one block. If the racks of a fleet are joined
+by one Mac each, each rack is a block, so no search has to look at the whole fleet.
 
-Racks that are joined to a circle are one block, though no group goes around all of it. So a large block is divided once more,
-as rings of limited length see it: such a ring is near each of its Macs, in one block of what is near.
+Racks that are joined in a circle are one block, although no group goes around the whole circle. So a large block is divided
+further. A ring of limited length lies within a few hops of each of its Macs, so it is in one block of that neighborhood.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 LOOKS = 8
-"""A block is divided further if this takes at most so many looks at each of its hops."""
+"""A block is divided further if each of its hops is looked at no more often than this."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Walk:
     found: list[tuple[str, ...]] = field(default_factory=list)
     _number: dict[str, int] = field(default_factory=dict)
     _low: dict[str, int] = field(default_factory=dict)
-    """By Mac: the first one that it, or what was reached from it, has a hop to."""
+    """For each Mac, the number of the earliest Mac of the walk to which it, or a Mac reached from it, has a hop."""
     _open: list[str] = field(default_factory=list)
     """Macs whose block is not complete."""
 
@@ -69,7 +69,7 @@ def blocks(adjacent: Mapping[str, Collection[str]]) -> tuple[tuple[str, ...], ..
 def short_blocks(adjacent: Mapping[str, Collection[str]], most: int) -> tuple[tuple[str, ...], ...]:
     """Parts of a graph such that each ring, mesh and pair of at most ``most`` Macs has all of them in one part.
 
-    They are its blocks, of which the large ones are divided further where that takes little time. The same for every order of
+    They are its blocks. Large blocks are divided further if that takes little time. The result does not depend on the order of
     the Macs and hops.
     """
     found: list[tuple[str, ...]] = []
@@ -81,7 +81,7 @@ def short_blocks(adjacent: Mapping[str, Collection[str]], most: int) -> tuple[tu
 def _divided(adjacent: Mapping[str, Collection[str]], block: tuple[str, ...], reach: int) -> list[tuple[str, ...]]:
     """The parts of a block for rings whose Macs are within ``reach`` hops of each other; the whole block if that takes long.
 
-    A ring over a Mac of a core is within the core's reach and its own, and in one block of the hops there.
+    A ring that includes a Mac of the core lies within ``reach`` hops of it, so it is in one block of these hops.
     """
     within = set(block)
     near = {name: [peer for peer in adjacent[name] if peer in within] for name in block}
@@ -94,7 +94,7 @@ def _divided(adjacent: Mapping[str, Collection[str]], block: tuple[str, ...], re
         away = _around(near, center, reach + reach // 2)
         hops = {name: [peer for peer in near[name] if peer in away] for name in away}
         left -= sum(map(len, hops.values()))
-        # A block that is as joined near each of its Macs as it is as a whole is not worth more looks.
+        # If the neighborhood of a Mac is as connected as the whole block, dividing further is not worthwhile.
         if left < 0 or len(away) == len(block) or (left < (LOOKS - 1) * every and len(parts) == regions):
             return [block]
         regions += 1

@@ -1,9 +1,9 @@
-"""Buckets of rates, so that noise does not decide between two placements.
+"""Buckets of rates, so that measurement noise does not decide between two placements.
 
-Two measurements of the same thing never agree. The score therefore compares the bucket that a rate falls into; otherwise the
-first measured part would decide every comparison, and no later part of the score ever would. Buckets with fixed edges would
-separate two rates that happen to lie on both sides of one; these are made of the rates that a fleet has, and begin where two
-neighbors are far apart.
+Two measurements of the same thing never agree exactly. Therefore the score compares buckets of rates; otherwise the first
+measured part would decide every comparison, and later parts of the score would never count. Fixed edges could separate two
+rates that are close to each other. So the edges are computed from the rates of the fleet: a bucket begins where two neighboring
+rates are far apart.
 """
 
 from bisect import bisect_right
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 LINK_STEP = 1.125
-"""Rates of links that differ by less are equal."""
+"""Rates of links that differ by less than this factor count as equal."""
 MEMORY_STEP = 1.1
-"""Data sheets of different chips state memory bandwidths that are further apart."""
+"""Smaller than the difference between the memory bandwidths of different chips in their data sheets."""
 
 
 class Buckets:
     """Buckets of the given rates. ``step``: neighbors that differ by this factor or more are in different buckets.
 
-    A bucket spans at most the square of ``step``: one in which many rates form a chain is divided where it is thinnest.
+    A bucket spans at most the square of ``step``. If many close rates form a longer chain, it is divided at its widest gap.
     """
 
     def __init__(self, rates: Iterable[int], step: float) -> None:
@@ -56,10 +56,11 @@ def _edges(chain: Sequence[int], step: float) -> Iterator[int]:
 
 
 def _widest(gaps: Sequence[float]) -> tuple[list[int], list[int], int]:
-    """A tree of gaps (Cartesian), which takes time in proportion to them: thousands of cables have as many measured rates.
+    """A Cartesian tree of gaps, built in linear time, because thousands of cables have thousands of measured rates.
 
-    By gap the widest of those below it, and of those above it, that no wider one separates from it; and the widest of all; -1
-    for none. Of equal gaps the lowest counts as wider, so that equal inputs give equal buckets.
+    For each gap, its left and right child: the widest gap below it and above it that no wider gap separates from it; -1 if
+    there is none. Also the root, the widest gap of all. Of equal gaps the lowest counts as wider, so that equal inputs give
+    equal buckets.
     """
     below, above = [-1] * len(gaps), [-1] * len(gaps)
     path: list[int] = []

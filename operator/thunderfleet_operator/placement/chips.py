@@ -1,4 +1,4 @@
-"""What chips can do, by name: used until a Mac has measured itself.
+"""Rates of chips, by name: used until a Mac has been benchmarked.
 
 Memory bandwidths are those of Apple's technical specifications of the Macs with these chips (MacBook Pro, Mac mini, Mac
 Studio). Chips that are sold with two bandwidths have one for each number of GPU cores. GFLOPS per core are 128 lanes with a

@@ -29,7 +29,7 @@ class Cohort:
         return self.needs.model
 
     def among(self, names: Collection[str]) -> "Cohort":
-        """Those of the Macs that are named."""
+        """The members of the cohort with these names."""
         return Cohort(self.needs, self.mlx, {name: mac for name, mac in self.macs.items() if name in names})
 
     @property

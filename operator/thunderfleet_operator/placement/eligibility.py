@@ -62,7 +62,7 @@ def wanted_models(models: Iterable[ModelFacts], request: Request) -> tuple[Model
 
 
 def other_revisions(mac: Mac, request: Request) -> tuple[ModelFacts, ...]:
-    """Copies of the requested repository on this Mac's disk whose commit is another than the requested one."""
+    """Copies of the requested repository on this Mac's disk that have another commit than the requested one."""
     if request.path is not None:
         return ()
     wanted = {model.path for model in wanted_model(mac, request)}

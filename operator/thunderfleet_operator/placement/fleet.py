@@ -33,7 +33,7 @@ class Taint:
 
 
 class Kind(IntEnum):
-    """Kind of a network interface. The order of the members means nothing."""
+    """Kind of a network interface. The order of the members has no meaning."""
 
     THUNDERBOLT = 0
     ETHERNET = 1
@@ -69,7 +69,8 @@ class Dials:
     speeds: tuple[int, ...] = ()
     """Measured Mbit/s of the slower direction, 0 if not measured; empty if nothing was measured."""
     failed: frozenset[tuple[str, str]] = frozenset()
-    """Node and address of what was dialled and not reached. What is neither reached nor here has not been dialled."""
+    """Node and address of failed connection attempts. No connection was attempted to addresses that are neither reached nor
+    here."""
 
     @classmethod
     def of(
@@ -145,15 +146,15 @@ class Mac:
     gigaflops: int = 0
     """Measured rate of fp16 matrix multiplications in GFLOPS; 0 if not measured."""
     chip: str = ""
-    """Such as ``Apple M3 Ultra``; empty if not known."""
+    """Name of the chip, such as ``Apple M3 Ultra``; empty if not known."""
     gpu_cores: int = 0
     """0 if not known."""
     build: str = ""
-    """Of macOS, such as ``25D125``; empty if not known."""
+    """Build of macOS, such as ``25D125``; empty if not known."""
     store: str = ""
     """Folder of its model store; empty if it has none that can be used."""
     store_bytes: int = 0
-    """What the store has room for."""
+    """Free bytes of the store."""
     absent_bytes: int = 0
     """Bytes of the requested model that it would have to fetch."""
 
@@ -167,7 +168,7 @@ class End:
     device: str | None = None
     queue_pairs: int = QUEUE_PAIRS
     reported: bool = True
-    """Whether its agent reports it; otherwise that it has no address is not known."""
+    """Whether its agent reports this end. Otherwise it is not known whether the end has an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +181,9 @@ class CableFault:
 
 @dataclass(frozen=True, slots=True)
 class Unsteady:
-    """A cable that works again after an interruption, and that nothing new is placed on yet.
+    """A cable that works again after an interruption, but gets no new placements yet.
 
-    ``problem`` says why not. ``last_resort``: whether it may be used where nothing else will do.
+    ``problem`` says why not. ``last_resort``: whether it may be used if there is no other placement.
     """
 
     problem: str
@@ -211,14 +212,14 @@ class Cable:
     in_use: bool = False
     """Whether another group's traffic runs over it."""
     fault: CableFault | None = None
-    """Why nothing can be sent over it."""
+    """Why nothing can be sent over the cable."""
     rdma_fault: CableFault | None = None
-    """Why RDMA does not work on it."""
+    """Why RDMA does not work on the cable."""
     unsteady: Unsteady | None = None
     rdma_unsteady: Unsteady | None = None
     """The same for RDMA alone."""
     unreliable: bool = False
-    """Whether it was interrupted again and again."""
+    """Whether the cable was interrupted repeatedly."""
     connection: str = ""
     """Changes when the cable is unplugged and plugged in again."""
 
@@ -330,7 +331,7 @@ class Fleet:
         return self._reached_by.get(node, ())
 
     def fails(self, node: str, peer: str, address: str) -> bool:
-        """Whether a Mac has dialled another at this address and not reached it."""
+        """Whether a connection attempt from a Mac to another one at this address has failed."""
         mac = self.macs.get(node)
         failed = mac.dials.failed if mac is not None and mac.dials is not None else frozenset[tuple[str, str]]()
         return (peer, address) in failed if failed else False
@@ -387,7 +388,7 @@ class Fleet:
     def changed(self, macs: Iterable[Mac] = (), cables: Iterable[Cable] = (), gone: Collection[str] = ()) -> "Fleet":
         """This fleet with the given Macs and cables replaced or added by name, and without those named in ``gone``.
 
-        Costs a shallow copy of the tables. Indexes that the change cannot affect are carried over.
+        Takes a shallow copy of the tables. Indexes that the change cannot affect are carried over.
         """
         made = Fleet()
         table = dict(self.macs)
@@ -414,7 +415,7 @@ class Fleet:
         return made
 
     def part(self, nodes: Iterable[str]) -> "Fleet":
-        """These Macs with the cables between them and what all Macs have reached. Costs nothing for the rest of the fleet."""
+        """These Macs with the cables between them and what all Macs have reached. Takes no time for the rest of the fleet."""
         made = Fleet()
         macs = {name: self.macs[name] for name in nodes}
         cables = {cable.name: cable for name in macs for cable in self.links(name) if cable.other(name) in macs}
@@ -423,7 +424,7 @@ class Fleet:
 
     @cached_property
     def last_resort(self) -> tuple[Cable, ...]:
-        """Cables that are not steady yet, but may be used where nothing else will do: as if they were steady."""
+        """The fleet in which cables that may be used as a last resort count as steady."""
         found = []
         for cable in self.cables.values():
             kept = [mark if mark is None or not mark.last_resort else None for mark in (cable.unsteady, cable.rdma_unsteady)]
@@ -438,7 +439,7 @@ class Fleet:
         return self.changed(cables=cables) if cables else self
 
     def difference(self, before: "Fleet") -> Difference:
-        """What has changed since ``before``. Costs little where both share their values."""
+        """What has changed since ``before``. Takes little time for values that both share."""
         return Difference(
             tuple([mac for name, mac in self.macs.items() if not _equal(before.macs.get(name), mac)]),
             tuple([cable for name, cable in self.cables.items() if not _equal(before.cables.get(name), cable)]),

@@ -58,16 +58,16 @@ def _with_headroom(reserved: int, memory: MemoryRequest) -> int:
 class Bounds:
     """Memory that every division of a model over a number of ranks needs, on any Macs.
 
-    Every Mac needs ``least`` bytes, all of them ``together`` bytes. If ``even``, the order of ranks does not affect whether
-    they fit: they fit exactly when every Mac has ``least`` bytes and their ``room`` adds up to ``wanted``. Otherwise both
-    conditions are necessary but not sufficient.
+    Every Mac needs ``least`` bytes, and all Macs together need ``together`` bytes. If ``even``, the order of ranks does not
+    affect whether they fit: they fit exactly when every Mac has ``least`` bytes and their ``room`` adds up to ``wanted``.
+    Otherwise both conditions are necessary but not sufficient.
     """
 
     least: int
     together: int
     even: bool
     wanted: int = 0
-    """In units of ``room``: layers if all cost the same, else bytes."""
+    """Size of the model in units of ``room``: layers if all layers have the same size, otherwise bytes."""
     fixed: int = 0
     """Bytes of a rank without any layer, without headroom."""
     unit: int = 1
@@ -114,7 +114,7 @@ def _ranges(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def figures(model: ModelFacts) -> tuple[object, ...]:
-    """The same for models with the same values in memory of all that ``Needs`` computes with."""
+    """Equal for models that share, as the same objects, all values with which ``Needs`` computes."""
     parts = (model.tensor, model.layer_bytes, model.kv)
     return (*map(id, parts), model.shared_bytes, model.pipeline_refusal, model.prefill_bytes, model.prefill_bytes_per_token)
 
@@ -144,7 +144,7 @@ class Needs:
         """By free bytes of the ranks; a search divides only for the sets that it reports."""
 
     def alike(self, model: ModelFacts) -> "Needs":
-        """Those of a model with the same ``figures``, perhaps in another folder. What is computed is shared."""
+        """The needs of a model with the same ``figures``, which may be in another folder. Computed values are shared."""
         other = object.__new__(Needs)
         other.__dict__.update(self.__dict__)
         other.model = model
@@ -217,7 +217,8 @@ class Needs:
         most, following = len(self._costs) - rank, 0
         held &= self._movable(room)
         while held:
-            # Layers that follow each other: from any of them on, the ranks can hold all up to what the last reaches.
+            # Consecutive counts of layers: from each of them on, this rank can hold the layers up to the end that the last
+            # count allows.
             first = held & -held
             rest = held + first
             last = min(most, bisect_right(sums, sums[(rest & -rest).bit_length() - 2] + room) - 1)
@@ -272,11 +273,11 @@ class Needs:
         return tuple(reversed(list(pairwise(cuts)))), False
 
     def _nearest(self, ideals: Sequence[int], free: Sequence[int]) -> tuple[int, ...]:
-        """The ends of the ranks' layers, from the last rank to rank 0, nearest to the ideals. There must be any.
+        """The ends of the ranks' layers, from the last rank to rank 0, nearest to the ideals. At least one division must exist.
 
-        Of equally near ones the first. Dynamic programming from the last rank, which holds the first layers: by end of its
-        layers, the distance from the ideals, the rank among all paths to such ends, and the path. The best of the paths that
-        an end can follow is the first of a queue, which only ever moves on.
+        Of equally near divisions, the first is returned. Dynamic programming from the last rank, which holds the first layers:
+        for each end of its layers, it keeps the distance from the ideals, the position among all paths to such ends, and the
+        path. The best path that an end can continue is the first of a queue, which only moves forward.
         """
         layers, sums = len(self._costs), self._sums
         paths: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, (0,))}

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class Share(Protocol):
-    """Returns an equal value, the same object for all that are equal."""
+    """Returns an equal value: the same object for all equal values."""
 
     def __call__(self, value: T, /) -> T: ...
 
@@ -48,15 +48,15 @@ class ModelFacts:
     tensor: tuple[TensorFacts, ...] = ()
     layer_bytes: tuple[int, ...] = ()
     shared_bytes: int = 0
-    """What every rank of a pipeline holds beside its layers."""
+    """Bytes that every rank of a pipeline holds in addition to its layers."""
     pipeline_refusal: str | None = None
     kv: tuple[KVLayer, ...] = ()
     active_bytes: int = 0
-    """Weights that are read for one token; 0 if not known."""
+    """Bytes of weights that are read for one token; 0 if not known."""
     mixture: bool = False
     """Whether it is a mixture of experts."""
     bits: int | None = None
-    """Per quantized weight; None if weights are not quantized."""
+    """Bits per quantized weight; None if weights are not quantized."""
     prefill_bytes: int = 0
     """Workspace of one prefill step at the start of a sequence."""
     prefill_bytes_per_token: int = 0
@@ -68,10 +68,10 @@ class ModelFacts:
         return self.complete and self.sized and self.unsupported is None
 
     def __hash__(self) -> int:
-        """Without the caches of hundreds of layers, which take long: thousands of Macs may have files of their own."""
+        """Leaves out the caches of hundreds of layers, which take long to hash: thousands of Macs may have different files."""
         return hash((self.path, self.revision, self.bytes, self.active_bytes, self.layer_bytes, self.shared_bytes))
 
     def sharing(self, share: Share) -> "ModelFacts":
-        """The same with the large values that ``share`` returns for these: copies in other folders have them in common."""
+        """The same model with the large values that ``share`` returns, so that copies in other folders share them in memory."""
         tensor, layers, kv = share(self.tensor), share(self.layer_bytes), share(self.kv)
         return replace(self, tensor=tensor, layer_bytes=layers, kv=kv)

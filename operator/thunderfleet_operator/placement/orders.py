@@ -1,10 +1,10 @@
 """The order of a pipeline's ranks by predicted speed.
 
-Layers follow free memory, but they are whole, and those that do not fit move to a neighbor. So the same Macs in another order
-divide the model otherwise, which matters where Macs are unlike and layers few. The search by score takes the first order in
-which every rank fits.
+Layers are divided in proportion to free memory, but only as whole layers, and layers that do not fit move to a neighbor. So
+another order of the same Macs divides the model differently, which matters if the Macs differ and the layers are few. The
+search by score takes the first order in which every rank fits.
 
-Of a few ranks every order is compared. Of more, two ranks change places as long as that is faster.
+For a few ranks, every order is compared. For more ranks, pairs of ranks are exchanged as long as that is faster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +23,15 @@ from thunderfleet_operator.placement.speed import predict
 EVERY = 5
 """Most ranks of which every order is compared."""
 MOST = 8
-"""Most ranks that are put in another order at all."""
+"""Most ranks for which other orders are tried."""
 ROUNDS = 3
-"""Most changes of places."""
+"""Most exchanges of two ranks."""
 STEPS = 10
-"""What it takes to divide a model in one order and to predict its speed,"""
+"""Steps that it takes to divide a model in one order and to predict its speed,"""
 CACHES_A_STEP = 8
-"""one step more for so many layers with a cache,"""
+"""one additional step for this many layers with a cache,"""
 LAYERS_A_STEP = 8
-"""and for so many layers on each rank, if they cannot be proportional to free memory."""
+"""and one for this many layers on each rank, if the layers cannot be proportional to free memory."""
 
 Kind = tuple[int, str, int, int, int]
 
@@ -52,7 +52,7 @@ def steps(model: ModelFacts, divided: Division | None = None) -> int:
 
 
 def _neighbors(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The same ring from each rank on and in both directions, which needs no other hops, and with two ranks exchanged."""
+    """Other orders of a ring: its rotations and its reverse, which need no other hops, and those with two ranks exchanged."""
     for around in (order, order[::-1]):
         yield from (around[i:] + around[:i] for i in range(len(order)))
     for one, other in combinations(range(len(order)), 2):
@@ -72,7 +72,7 @@ def _places(members: Sequence[tuple[int, Kind]], kinds: Sequence[Kind]) -> Itera
 
 
 def _kind(mac: Mac) -> Kind:
-    """Macs of one kind can change places without a difference."""
+    """The kinds of Macs. Exchanging two Macs of one kind makes no difference."""
     return mac.free_bytes, mac.chip, mac.gpu_cores, mac.memory_bandwidth, mac.gigaflops
 
 
@@ -88,7 +88,7 @@ class Orders:
     def faster(self, candidate: Candidate, speed: float) -> Candidate | None:
         """A faster order of a pipeline's Macs that works, compared with the candidate's with its ``speed``; None if none does.
 
-        The fastest of every order for a few ranks, and of those tried for more.
+        For a few ranks, the fastest of all orders; for more, the fastest of those that were tried.
         """
         macs = candidate.found.graph.members(candidate.found.order)
         if candidate.split is not Split.PIPELINE or len(macs) > MOST or len({_kind(mac) for mac in macs}) == 1:

@@ -19,10 +19,11 @@ from thunderfleet_operator.placement.search.hop_graphs import KnownHops
 
 KEPT = "kept its placement"
 MAX_STEPS = 300_000
-"""Step limit of one plan: one to two seconds. Fleets that people actually cable need far fewer."""
+"""Step limit of one plan: one to two seconds. Real fleets need far fewer steps."""
 AFTER_LIMIT = 4
-"""The search by score that follows the choice by speed gets this fraction of its steps: for runners-up, and if the choice finds
-nothing within its steps, because it begins with other Macs. Where speeds are not known, it gets all that are left."""
+"""The search by score after the choice by speed gets this fraction of the steps. It runs for runners-up, and if the choice by
+speed finds nothing within its steps, because it begins with other Macs. If speeds are not known, it gets all remaining
+steps."""
 UNEXPLAINED = Unplaceable(Reason.NO_ROOM, "")
 
 
@@ -79,7 +80,7 @@ def _placed(search: CandidateSearch, runners_up: int, max_steps: int) -> Placeme
 
 
 def _after(left: int, max_steps: int) -> StepBudget:
-    """Of the search by score, which follows the choice by speed. ``left``: what that has left for it."""
+    """Budget of the search by score, which follows the choice by speed. ``left``: steps that the choice did not use."""
     return StepBudget(max(left, max_steps // AFTER_LIMIT))
 
 
@@ -93,7 +94,7 @@ def _basis(winner: Candidate, request: Request, chosen: Chosen | Unpredicted | N
 
 
 def _kept(search: CandidateSearch) -> Candidate | None:
-    """Where the group is, if it may stay there. The Macs stay; between splits that they allow, the policy decides."""
+    """The current placement of the group, if it may stay. The policy decides between the splits that its Macs allow."""
     found, policy = search.current(), search.request.policy
     if found is None or policy is None:
         return found
@@ -108,9 +109,10 @@ def _kept(search: CandidateSearch) -> Candidate | None:
 
 
 def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | None:
-    """A placement that was planned on an earlier fleet, as it is on this one; None if its Macs no longer take the group so.
+    """A placement that was planned on an earlier fleet, updated for this one; None if it is no longer possible.
 
-    Far cheaper than to plan again, and its answer can be carried out like one of ``plan``. A better placement may exist by now.
+    This takes far less time than planning again, and the result can be used like one of ``plan``. A better placement may exist
+    by now.
     """
     search = CandidateSearch(fleet, replace(request, current=planned.nodes), StepBudget(MAX_STEPS))
     found = search.current(planned.transport, planned.split)
@@ -120,7 +122,7 @@ def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | N
 
 
 def present(fleet: Fleet, request: Request, transport: PlacedTransport, split: PlacedSplit) -> Placement | None:
-    """The placement of a group that runs on ``request.current`` over this transport; None if its Macs no longer take it so."""
+    """The placement of a group that runs on ``request.current`` over this transport; None if it is no longer possible."""
     found = CandidateSearch(fleet, request, StepBudget(MAX_STEPS)).current(transport, split)
     return assemble(found, request, basis=KEPT, kept=True) if found is not None else None
 
@@ -187,7 +189,7 @@ def better(
 
 
 def _scores_better(found: Candidate, running: Score) -> str | None:
-    """What a person would notice of a better score."""
+    """The parts of a better score that users would notice."""
     one, other = found.score, running
     if (one.transport, one.macs, one.split, one.neg_speed) >= (other.transport, other.macs, other.split, other.neg_speed):
         return None

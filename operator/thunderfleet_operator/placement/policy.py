@@ -21,14 +21,15 @@ from thunderfleet_operator.placement.search.candidates import Candidate, Candida
 from thunderfleet_operator.placement.speed import Speed, bandwidth, predict, unknown
 
 MORE_MACS = 8
-"""So many Macs more than the fewest are considered."""
+"""Placements on up to this many Macs more than the fewest are considered."""
 CLASSES = 5
-"""Most classes of memory bandwidth among which groups are searched, besides all Macs. If there are more bandwidths, those that
-are about equal are one class."""
+"""Most classes of memory bandwidth that are searched separately, in addition to all Macs. If there are more bandwidths, those
+that are about equal form one class."""
 PIPELINES = 16
-"""So many pipelines of one size are compared: each of their Macs counts for the speed, not only the slowest."""
+"""Number of pipelines of one size that are compared, because all of their Macs affect the speed, not only the slowest."""
 ALIKE = MEMORY_STEP
-"""Predicted speeds that differ by less are equal, and the score decides: no prediction is that exact."""
+"""Predicted speeds that differ by less than this factor count as equal, and the score decides, because predictions are not more
+exact."""
 
 
 class Thresholds(NamedTuple):
@@ -75,16 +76,16 @@ def choose(search: CandidateSearch, policy: PlacementPolicy) -> Chosen | Unpredi
         if isinstance(choices, Unpredicted):
             return choices
         if choices:
-            # The current choice only gets faster, so sizes that were not fast enough need not be looked at again.
+            # The current choice only gets faster, so sizes that were not fast enough need no second look.
             better = _of_better_split(choices, policy)
             current, fastest, least = _fastest(better), _top(better), min(least, size)
     return Chosen(current, parts.proven) if current is not None else None
 
 
 class _Parts:
-    """The search among all Macs, and then among those with at least so much memory bandwidth, class by class.
+    """Searches among all Macs, and then, class by class, among those with at least a given memory bandwidth.
 
-    The slowest Mac of a group decides, and the score of a group does not begin with it.
+    The slowest Mac decides the speed of a group, but it is not the first part of the score.
     """
 
     def __init__(self, search: CandidateSearch) -> None:
@@ -120,7 +121,7 @@ class _Parts:
         return not any(part.budget.exhausted for part in (self.whole, *(self._classes or ())))
 
     def may_reach(self, speed: float, size: int, stage: Stage, split: PlacedSplit) -> bool:
-        """Whether so many of the fastest Mac would have this speed."""
+        """Whether this many Macs like the fastest one would have this speed."""
         if not speed:
             return True
         macs, request = [self._fastest] * size, self.whole.request
@@ -164,7 +165,7 @@ def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredict
 
 
 def _place(candidate: Candidate) -> tuple[object, ...]:
-    """The same for the same placement."""
+    """A key that is equal for equal placements."""
     return candidate.score.transport, candidate.split, candidate.nodes, candidate.cohort.model.path
 
 

@@ -1,7 +1,7 @@
 """Questions to the planner as values, so that another process can answer them.
 
-What may take long is asked as a question: a decision names the questions that have no answer yet, and is made again when
-they are answered.
+A decision does not wait for the planner: it returns the questions that have no answer yet, and is made again when they are
+answered.
 """
 
 from dataclasses import dataclass, replace
@@ -22,12 +22,13 @@ class WherePlaced:
 
     fleet: Fleet
     requests: tuple[Request, ...]
-    """In the order of preference: the first that has a placement counts, and if none has, why the last has none."""
+    """Requests in the order of preference. The answer is the first placement found or, if there is none, the reason of the last
+    request."""
     runners_up: int = 0
     """How many placements with worse scores to report."""
 
     def same_request(self, other: "WherePlaced") -> bool:
-        """Whether the same is wanted, regardless of what the fleet lacks at the moment."""
+        """Whether both ask for the same, apart from what the fleet lacks at the moment."""
         return _wanted(self.requests[-1]) == _wanted(other.requests[-1])
 
 
@@ -39,24 +40,24 @@ class WhatIsBetter:
     request: Request
     running: PlacedTransport | None
     links: tuple[str, ...] = ()
-    """Its present cables by hop, empty for a hop over a LAN; none if they are not known."""
+    """Its current cables by hop, empty for a hop over a LAN; no entries if they are not known."""
     split: PlacedSplit | None = None
 
 
 Question = WherePlaced | WhatIsBetter
 Answer = Placement | Unplaceable | str | None
-"""Text, or None for "nothing", answers ``WhatIsBetter``."""
+"""The answer to ``WhatIsBetter`` is a text, or None for "nothing"."""
 
 
 class Answers(Protocol):
-    """The answers about one ModelDeployment that are there."""
+    """The answers about one ModelDeployment that have arrived."""
 
     def where(self, group: int, question: WherePlaced) -> Placement | Unplaceable | None:
-        """The answer for a group; None if it is not there yet."""
+        """The answer for a group; None if it has not arrived yet."""
         ...
 
     def where_before(self, group: int, question: WherePlaced) -> Unplaceable | None:
-        """Why the group had no placement when the same was last answered, on another fleet."""
+        """Why the group had no placement in the last answer to the same question, on an earlier fleet."""
         ...
 
 

@@ -44,7 +44,7 @@ class Request:
     path: str | None = None
     repository: str | None = None
     uri: str | None = None
-    """Of what is kept as ``repository``."""
+    """URI of the model, which Macs keep under the name ``repository``."""
     revision: str = "main"
     min_nodes: int = 1
     max_nodes: int | None = None
@@ -54,17 +54,18 @@ class Request:
     transport: RequestedTransport = Transport.AUTO
     memory: MemoryRequest = MemoryRequest()
     lengths: Lengths = Lengths()
-    """Of the request whose speed is predicted."""
+    """Lengths of the request whose speed is predicted."""
     corrections: Mapping[str, float] = field(default_factory=dict)
-    """By chip, what predicted rates of generation are multiplied by; by an empty name, for all other chips."""
+    """Factors by which predicted generation rates are multiplied, by chip; the factor under an empty name is for all other
+    chips."""
     policy: PlacementPolicy | None = None
-    """How predicted speed decides; None: it does not."""
+    """How predicted speed decides; None: it does not decide."""
     current: tuple[str, ...] = ()
     """The Macs that hold the group now, by rank. They are kept if the group still fits."""
     avoid: Mapping[str, str] = field(default_factory=dict)
-    """By Mac that must not take a rank of this group: why, as the end of a sentence that begins with its name."""
+    """Macs that must not take a rank of this group, each with the reason as the end of a sentence that begins with its name."""
     no_ring_ports: Mapping[str, str] = field(default_factory=dict)
-    """By Mac without free ring ports: why. It joins no TCP ring, and is not rank 0 over JACCL."""
+    """Macs without free ring ports, each with the reason. They are in no TCP ring, and not rank 0 over JACCL."""
     steady_cables: bool = True
     """Whether cables that are not steady yet are left out; otherwise those that may be used as a last resort are used."""
     ring_without_relay: bool = False

@@ -65,10 +65,10 @@ class Placement:
     In a ring, hop i leads from rank i to rank i + 1. In a mesh there is one hop per pair: (0, 1), (0, 2), …, (1, 2), …
     """
     speeds: tuple[tuple[int, bool], ...] = ()
-    """By hop: Mbit/s, and whether it was measured rather than expected."""
+    """Mbit/s of each hop, and whether it was measured rather than expected."""
     reason: str = ""
     basis: str = ""
-    """By what it was chosen: the beginning of the reason."""
+    """The criterion by which it was chosen, which begins the reason."""
     score: Score | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     kept: bool = False
@@ -93,12 +93,12 @@ class MacReason:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What turns a near miss into a placement: all of it together, and nothing else."""
+    """The changes that turn a near miss into a placement. All of them are needed."""
 
     macs: tuple[str, ...] = ()
     """Macs that must be fixed or joined. Their files, software and ports are then like those of the others."""
     free_bytes: tuple[tuple[str, int], ...] = ()
-    """By Mac that has too little free memory, what it needs."""
+    """What each Mac with too little free memory needs."""
     hops: tuple[tuple[str, str], ...] = ()
     """Pairs of Macs that must be connected as the transport needs it."""
     queue_pairs: tuple[tuple[str, str], ...] = ()
@@ -119,7 +119,7 @@ class NearMiss:
     split: PlacedSplit
     message: str
     missing_bytes: int = 0
-    """In sum over its Macs."""
+    """Missing bytes, summed over its Macs."""
     changes: Changes = Changes()
     """Empty if no change of Macs, memory and cables helps, as when mlx-lm refuses a split."""
 

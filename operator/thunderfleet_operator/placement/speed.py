@@ -20,37 +20,37 @@ from thunderfleet_operator.placement.request import Lengths
 PREFILL_STEP = 2048
 """Tokens of one step of prefill."""
 HOP_SECONDS = {Transport.JACCL: 30e-6, Transport.JACCL_RING: 40e-6, Transport.RING: 300e-6}
-"""One hop of a pipeline, by transport."""
+"""Seconds of one hop of a pipeline, by transport."""
 HALF_BYTES = 2
-"""Of an activation."""
+"""Bytes of one value of an activation."""
 EXCHANGE_RATE = {Transport.NONE: inf, Transport.JACCL: 6.5e9, Transport.JACCL_RING: 6.5e9, Transport.RING: 2.5e9}
 """Bytes per second of a large all-reduce of two Macs with Thunderbolt 5."""
 BENCHMARK = Lengths()
-"""Those of a benchmark by default."""
+"""The default lengths of a benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What is calibrated."""
+    """The calibrated constants."""
 
     memory_yield: float = 0.8
-    """Of a chip's bandwidth by its data sheet, what decoding reaches."""
+    """Fraction of a chip's bandwidth in its data sheet that decoding reaches."""
     dense_layer: float = 70e-6
-    """Seconds of a layer beside reading its weights."""
+    """Seconds of a layer in addition to reading its weights."""
     mixture_layer: float = 180e-6
     """The same for a layer with experts."""
     collective: float = 20e-6
     """Seconds of one small all-reduce of two Macs over JACCL, with the crossing from GPU to CPU and back."""
     dense_compute: float = 0.75
-    """Of a chip's GFLOPS, what prefill reaches."""
+    """Fraction of a chip's GFLOPS that prefill reaches."""
     mixture_compute: float = 0.55
 
 
 CALIBRATED = Constants()
 MEASURED_YIELD = 1.0
-"""The agents' measurement, a sum over a large array, reaches what decoding does."""
+"""Fraction for measured bandwidths: the agents' benchmark, a sum over a large array, reaches what decoding reaches."""
 MEASURED_COMPUTE_YIELD = 0.9
-"""Of the agents' matrix multiplications, what prefill reaches."""
+"""Fraction of the rate of the agents' matrix multiplications that prefill reaches."""
 COLLECTIVE_FACTOR = {Transport.JACCL: 1.0, Transport.JACCL_RING: 2.0, Transport.RING: 10.0}
 
 
@@ -62,11 +62,11 @@ class Speed:
     """Corrected."""
     prefill: float
     correction: float = 1.0
-    """What ``decode`` was multiplied by, because benchmarks of the fleet differ from predictions."""
+    """Factor that ``decode`` includes because benchmarks of the fleet differ from predictions."""
 
     @property
     def uncorrected(self) -> float:
-        """``decode`` without the correction."""
+        """``decode`` without this correction."""
         return self.decode / self.correction
 
 
@@ -96,7 +96,7 @@ def predict(
 
 
 def _correction(macs: Sequence[Mac], corrections: Mapping[str, float]) -> float:
-    """Of a group: its time is that of its ranks at the mean."""
+    """The correction of a group, from the mean time of its ranks."""
     others = corrections.get("", 1.0)
     return len(macs) / sum(1 / corrections.get(mac.chip, others) for mac in macs)
 

@@ -19,7 +19,7 @@ MAX_ERROR = 800
 
 
 def now() -> datetime:
-    """The time at which is planned: it decides which waits and marks are over."""
+    """The time that the plan assumes. It decides which waits and quarantines are over."""
     return datetime.now(UTC)
 
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _short(error: str) -> str:
-    """An error that quotes a file, which may contain anything."""
+    """Shortens and cleans an error that quotes a file, which may contain any text."""
     text = one_line(error)
     return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 1]}…"
 

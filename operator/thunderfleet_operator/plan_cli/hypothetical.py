@@ -1,4 +1,4 @@
-"""What the file does not say: cables and Macs that are added or taken away, and which cables can be used then."""
+"""Changes to the fleet of a file: cables that are added, Macs that are removed, and which cables can be used then."""
 
 import re
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class NewCable:
 
 
 def without(cache: Cache, names: list[str]) -> None:
-    """Takes Macs away, as if they were switched off for good."""
+    """Removes Macs, as if they were switched off permanently."""
     for name in names:
         if name not in cache[NODES].items:
             raise BadInput(f"--without {name}: the fleet has no such Node")
@@ -56,7 +56,7 @@ def without(cache: Cache, names: list[str]) -> None:
 
 
 def plug_in(cache: Cache, cable: NewCable) -> None:
-    """Adds a cable. What was plugged into its ports is no longer."""
+    """Adds a cable, which replaces the cables that were plugged into its ports."""
     links = cache[LINKS].items
     for key, link in list(links.items()):
         if {(end["node"], end["port"]) for end in link["spec"].values()} & set(cable.ends):
@@ -77,7 +77,7 @@ def plug_in(cache: Cache, cable: NewCable) -> None:
 
 
 def _unused_addresses(cache: Cache) -> tuple[str, str]:
-    """Two link-local addresses of one network that no cable has, and that no Mac has dialled: it may not have reached them."""
+    """Returns two link-local addresses of one network that no cable and no reachability entry has."""
     ends = (end for link in cache[LINKS].items.values() for end in (link.get("status") or {}).get("endpoints") or ())
     dials = (
         dial for item in cache[NODEPROFILES].items.values() for dial in (item.get("status") or {}).get("reachability") or ()
@@ -114,7 +114,7 @@ def _endpoint(cache: Cache, node: str, receptacle: int, mbps: int, address: str)
 
 
 def judge_links(cache: Cache, now: datetime) -> None:
-    """Decides which cables can be used, as the operator does: an edited file need not say so, and may say it wrong."""
+    """Decides which cables can be used, as the operator does, because an edited file may have missing or wrong conditions."""
     profiles = {name: NodeProfile.load(item) for name, item in cache[NODEPROFILES].items.items()}
     ready = frozenset(name for name, node in cache[NODES].items.items() if is_ready(node))
     for name, item in list(cache[LINKS].items.items()):

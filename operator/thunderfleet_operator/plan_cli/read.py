@@ -62,7 +62,7 @@ def _documents(path: Path, text: str) -> Iterator[Json]:
         at = f" line {where.line + 1}" if where else ""
         raise BadInput(f"{path}:{at} is not valid YAML or JSON: {getattr(error, 'problem', None) or error}") from None
     except (ValueError, OverflowError, RecursionError) as error:
-        # What looks like a number or a date and is none, or is nested thousands of times.
+        # Text that looks like a number or a date but is not valid, or values that are nested thousands of times.
         raise BadInput(f"{path}: is not valid YAML or JSON: {error}") from None
     for number, document in enumerate(documents, 1):
         if document is None:
@@ -106,7 +106,7 @@ def _problem(error: ValidationError, *within: str) -> str:
     if first["type"] == "extra_forbidden":
         message = "unknown field"
     if first["type"] == "literal_error":
-        # Members of enumerations print as <Transport.AUTO: 'Auto'>.
+        # Members of enumerations would print as <Transport.AUTO: 'Auto'>.
         message = "must be one of " + ", ".join(re.findall("'([^']*)'", first["ctx"]["expected"]))
     return f"{_field((*within, *first['loc']))}: {message}"
 
@@ -141,7 +141,7 @@ _READS: dict[str, dict[str, Callable[[Json], object]]] = {
     },
     "ConfigMap": {**_CHILD, "data": lambda item: read_epoch(item, TRUSTING)},
 }
-"""By kind without a model in the API, what is read of its objects, by field."""
+"""The fields that are read, for each kind that has no pydantic model here."""
 
 
 def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
@@ -166,7 +166,7 @@ def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
 
 
 def _check_fields(path: Path, name: str, item: Json, model: type[ApiModel]) -> None:
-    """Refuses fields that this version does not know: they are misspelled, or would be ignored."""
+    """Rejects fields that this version does not know: they may be misspelled, and would be ignored."""
     for part in ("spec", "status"):
         field = model.model_fields.get(part)
         if field is None or field.annotation is None or item.get(part) is None:
@@ -178,7 +178,7 @@ def _check_fields(path: Path, name: str, item: Json, model: type[ApiModel]) -> N
 
 
 def _check_name(path: Path, item: Json) -> None:
-    """Refuses names that the API server refuses."""
+    """Rejects names that the API server would reject."""
     own = item["kind"] in ("ModelDeployment", "ModelCache")
     name, namespace = item["metadata"]["name"], item["metadata"].get("namespace")
     pattern, most = (_LABEL, MAX_NAME_LENGTH) if own else (_SUBDOMAIN, 253)
@@ -199,7 +199,7 @@ def _text(path: Path) -> str:
 
 
 def _bound(pod: Json) -> Json:
-    """A runner pod that waits for the scheduler has its Mac: the file need not contain the plan that reserves it."""
+    """Binds runner pods that wait for the scheduler to their Mac: the file may not contain the plan that reserves it."""
     node = pod_node(pod) if owner_uid(pod) is not None else None
     return {**pod, "spec": {**pod["spec"], "nodeName": node}} if node is not None else pod
 

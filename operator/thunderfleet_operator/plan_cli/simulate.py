@@ -33,7 +33,7 @@ from thunderfleet_operator.watch.cache import Cache
 
 
 def _with_reported_use(index: Index, fleet: Fleet, used: Taken, uid: str | None, own: Container[int]) -> Taken:
-    """``used`` with the cables and queue pairs of groups that report a status but whose plans are not in the file.
+    """``used``, plus the cables and queue pairs of groups that have a status, but whose plans are not in the file.
 
     They are assumed to use the best cable of each pair. Groups ``own`` of deployment ``uid`` do not count.
     """
@@ -72,14 +72,14 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _Next:
-    """What happens to a group next. ``waits``: only when it has backed off, and other groups may take its place until then."""
+    """What happens to a group next. ``waits``: only after its back-off, and other groups may take its room until then."""
 
     step: NextStep
     waits: bool = False
 
 
 def _next_step(view: GroupView, index: Index, deployment: ModelDeployment, now: datetime) -> _Next:
-    """What happens to a group. Without its plan, its status tells as much as it can."""
+    """What happens to a group. If the file does not have its plan, its status is used as far as possible."""
     status, spec = view.status, deployment.spec
     if view.plan is not None:
         wanted = spec_hash(spec)
@@ -97,7 +97,7 @@ def _next_step(view: GroupView, index: Index, deployment: ModelDeployment, now: 
 
 
 def _lost(index: Index, status: Group) -> NextStep | None:
-    """What follows if a running group has lost a Mac or a cable, as far as its status tells without its plan."""
+    """What happens if a running group has lost a Mac or a cable, as far as its status shows it without the plan."""
     for rank in status.ranks:
         node, mac = index.nodes.get(rank.node), index.fleet.macs.get(rank.node)
         if node is None or (rank.address and node.address not in (None, rank.address) and _moved(rank.address, mac)):
@@ -122,7 +122,7 @@ def _hop_pairs(nodes: Sequence[str], transport: PlacedTransport | None) -> list[
 
 
 def _lenient(fleet: Fleet, asked: Request, used: Mapping[str, int]) -> Fleet:
-    """The fleet, in which nothing but a known fault of a cable keeps a group from the Macs that it has.
+    """The fleet in which a group can stay on its Macs unless one of its cables has a known fault.
 
     ``used``: its bytes on each.
     """
@@ -145,7 +145,7 @@ def _lenient(fleet: Fleet, asked: Request, used: Mapping[str, int]) -> Fleet:
 
 
 def _as_if_known(cable: Cable) -> Cable:
-    """A cable that works as far as is known. Whether it is steady, or is avoided, does not matter to what runs on it."""
+    """A cable without its marks as unsteady or avoided, which do not matter to a group that already uses it."""
     problem = cable.rdma_problem if cable.rdma_fault is not None else None
     works = cable.connected or cable.fault is None
     return replace(cable, connected=works, rdma_problem=problem, unsteady=None, rdma_unsteady=None)
@@ -154,7 +154,7 @@ def _as_if_known(cable: Cable) -> Cable:
 def _as_it_runs(fleet: Fleet, asked: Request, group: Group) -> Placement | None:
     """The placement that a group has: it keeps its transport, split and layers while it runs, even if there are better ones.
 
-    None if its cables do not carry it any more.
+    None if its cables can no longer be used.
     """
     if group.transport is None or group.parallelism is None:
         return None
@@ -172,13 +172,13 @@ def _as_it_runs(fleet: Fleet, asked: Request, group: Group) -> Placement | None:
 
 
 def _reason(group: Group) -> str:
-    """Why it was placed so, as its status tells."""
+    """The reason of the placement, from the status."""
     rest = group.reason.partition("; ")[2]
     return f"{KEPT}; {rest}" if rest else ""
 
 
 def _as_told(group: Group, view: GroupView, speed: Speed | None) -> Placement:
-    """The placement that a group has, as its status tells, if its Macs would not take it now."""
+    """The current placement of a group, from its status, if the planner would not choose it now."""
     ranks = tuple(
         RankPlacement(
             rank.rank,
@@ -211,7 +211,7 @@ def _measured(deployment: ModelDeployment, group: Group | None) -> float | None:
 
 
 class _Simulation:
-    """All groups of a deployment in order, each beside those before it and the groups of other deployments."""
+    """Plans all groups of a deployment in order. Each sees the groups before it and those of other deployments."""
 
     def __init__(
         self, cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int, now: datetime
@@ -225,7 +225,7 @@ class _Simulation:
         self._usage = index.usage
         self._corrections = corrections(index.deployments.values(), index.fleet)
         self._settled = set[int]()
-        """Groups whose use is that of their plans."""
+        """Groups of which the plans say what they use."""
         links = [link for view in self._views.values() for link in self._avoided(view, None)]
         fetched, _ = with_weights(index, deployment, index.fleet)
         self._fleet = avoided.without(fetched, links, now)
@@ -238,7 +238,7 @@ class _Simulation:
         return avoided.avoided(known, failure, view.last_epoch, self._index.fleet, self._now)
 
     def _note(self, view: GroupView, failure: Failure | None) -> None:
-        """What a failure means for this group and those after it: cables that are avoided, and a Mac in quarantine."""
+        """The effects of a failure on this group and those after it: cables that are avoided, and a Mac in quarantine."""
         index, meta = self._index, self._deployment.metadata
         self._fleet = avoided.without(self._fleet, self._avoided(view, failure), self._now)
         name = f"{meta.namespace}/{meta.name}-{view.index}"
@@ -248,11 +248,11 @@ class _Simulation:
             self._fleet = self._fleet.changed([replace(mac, quarantine=held.reason)])
 
     def groups(self) -> list[Planned]:
-        """Plans all groups. Those that back off have a place when the others have theirs."""
+        """Plans all groups, those that back off after all others."""
         numbers = range(self._deployment.wanted_groups)
         planned = {number: self._group(number) for number in sorted(numbers, key=lambda number: self._next[number].waits)}
         if any(self._next[number].waits for number in numbers):
-            # What they leave may be room for others.
+            # They may leave room for others.
             left = [number for number, entry in planned.items() if isinstance(entry.found, Unplaceable)]
             planned.update({number: self._group(number) for number in left})
         return [planned[number] for number in numbers]
@@ -260,7 +260,7 @@ class _Simulation:
     def _group(self, number: int) -> Planned:
         view, deployment, key = self._views[number], self._deployment, (self._deployment.metadata.uid, number)
         step = self._next[number].step
-        # Running groups of this deployment: those before this one hold what was planned, those after it what they have.
+        # Running groups of this deployment: those before this one use what was planned, those after it what they have now.
         taken = self._usage.taken(key)
         bare = occupied(self._fleet, self._index.taken, taken)
         used = _with_reported_use(self._index, bare, taken, key[0], self._settled | {number})
@@ -278,14 +278,14 @@ class _Simulation:
         ports = self._ports(found, asked)
         self._settled.add(number)
         if step.step is Step.KEEP and (view.plan is not None or found.score is None):
-            # It uses what its plan says, or its pods and its status.
+            # It uses what its plan says or, without a plan, its pods and its status.
             return Planned(number, found, free, ports, _measured(deployment, view.status))
         plan = manifests.make_plan(deployment, number, view.last_epoch + 1, found, ports)
         self._usage = self._usage.without(key).placed(key, plan)
         return Planned(number, found, free, ports, _measured(deployment, view.status) if found.kept else None)
 
     def _kept(self, view: GroupView, fleet: Fleet, asked: Request) -> Placement | None:
-        """The placement of a group that stays; None if its status does not tell it."""
+        """The placement of a group that stays; None if its status does not show it."""
         status = view.status
         if status is None or not status.ranks or any(rank.node not in fleet.macs for rank in status.ranks):
             return None
@@ -302,7 +302,7 @@ class _Simulation:
 
 
 def _current(view: GroupView) -> tuple[str, ...]:
-    """The Macs of a group by rank, by its plan, else by its status."""
+    """The Macs of a group by rank, from its plan or, without one, from its status."""
     ranks = view.status.ranks if view.status is not None else ()
     return view.current or tuple(rank.node for rank in sorted(ranks, key=lambda rank: rank.rank))
 
@@ -315,7 +315,7 @@ def plan_groups(
 
 
 def _awake(deployment: ModelDeployment) -> ModelDeployment:
-    """A deployment that a request would start is planned as if one had come."""
+    """Plans a deployment that a request would start as if a request had come."""
     if not deployment.wakes or deployment.wanted_groups:
         return deployment
     status = deployment.status.model_copy(update={"autoscaling": AutoscalingStatus(replicas=1)})

@@ -117,7 +117,7 @@ def _held(profile: NodeProfile, known: ModelCache) -> frozenset[int]:
 
 
 def _sources(stores: Mapping[str, NodeProfile], needs: Mapping[str, Need], known: ModelCache) -> dict[str, CopySource]:
-    """Where each Mac would get its files from. One after the other reads what no Mac has from the hub."""
+    """The source of each Mac's files. One Mac after the other downloads from the hub what no Mac has."""
     held = frozenset[int]().union(*(_held(profile, known) for profile in stores.values()))
     found = {}
     for name in sorted(needs, key=lambda name: download_order(name, stores[name], known.status.manifest)):
@@ -141,6 +141,6 @@ def _fetching(
     left = needed_files(known, need) - held
     weights = sum(one.bytes for one in status.weight_files if one.file in left)
     size = (status.bytes or 0) if need.whole else bytes_for(status.weight_files, need.layers, status.bytes or 0)
-    # With a part of the model, a Mac has the files that are no weights too.
+    # A Mac with a part of the model also has the files that are not weights.
     fetched = weights if held else max(0, size - mac.present_bytes)
     return mac.model_copy(update={"fetch_bytes": fetched, "source": sources[mac.node]})

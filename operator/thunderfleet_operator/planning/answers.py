@@ -1,7 +1,7 @@
 """The planner's answers, and whether they are still valid.
 
-A fleet changes while a question about it is being answered. A placement is checked against the current fleet; an
-explanation why there is none is shown until there is a newer answer.
+The fleet can change while a question is being answered. So a placement is checked against the current fleet before it is used.
+If there is no placement, the explanation is shown until there is a newer answer.
 """
 
 from collections.abc import Callable, Set
@@ -21,7 +21,7 @@ class _Where:
     final: bool
 
     def answers(self, question: WherePlaced) -> bool:
-        """Whether this is exactly what was asked."""
+        """Whether this is the answer to exactly this question."""
         return self.question.requests == question.requests and not question.fleet.difference(self.question.fleet)
 
 
@@ -41,7 +41,7 @@ class KnownAnswers:
             self._where[group] = _Where(question, answer, self._clock(), final)
 
     def where(self, group: int, question: WherePlaced) -> Placement | Unplaceable | None:
-        """The answer for a group; None if it is not there, or no longer holds."""
+        """The answer for a group; None if it has not arrived, or is no longer valid."""
         own = self._where.get(group)
         if own is not None and isinstance(own.answer, Placement) and own.answers(question):
             return own.answer
@@ -62,12 +62,12 @@ class KnownAnswers:
         return known.answer
 
     def take_better(self) -> dict[int, str | None]:
-        """By group, what ``WhatIsBetter`` was answered since the last call."""
+        """The answers to ``WhatIsBetter`` since the last call, by group."""
         found, self._better = self._better, {}
         return found
 
     def keep(self, groups: Set[int]) -> None:
-        """Forgets where all groups but these go."""
+        """Forgets the answers for all groups except these."""
         self._where = {group: known for group, known in self._where.items() if group in groups}
 
 

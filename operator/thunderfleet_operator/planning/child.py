@@ -1,6 +1,7 @@
 """``python -m thunderfleet_operator.planning.child``: answers questions from stdin on stdout until stdin ends.
 
-It ends with the operator, however that ends, because the pipe then ends. It ends itself when it needs more than MAX_BYTES.
+It ends when the operator ends for any reason, because the pipe is closed then. It ends itself when it needs more than
+MAX_BYTES.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ from thunderfleet_operator.planning import wire
 
 T = TypeVar("T")
 MAX_BYTES = 2 * 2**30
-"""Of memory. A fleet of a thousand Macs takes less than a tenth of it."""
+"""Limit of memory. A fleet of a thousand Macs takes less than a tenth of it."""
 LOOK_SECONDS = 0.5
 NICE = 5
 PR_SET_PDEATHSIG = 1
@@ -52,7 +53,7 @@ class Interned:
 
 
 def _limit_memory() -> None:
-    """Ends this process when it grows beyond MAX_BYTES. On macOS, where the kernel has no limit for this, a thread looks."""
+    """Ends this process when it grows beyond MAX_BYTES. On macOS, where the kernel has no such limit, a thread checks it."""
     if sys.platform != "darwin":
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
         return
@@ -99,10 +100,10 @@ def main() -> None:
     # Ctrl-C goes to the whole process group; the operator decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
-    # On a busy machine the operator comes first.
+    # On a busy machine the operator has priority.
     os.nice(NICE)
     answers = os.fdopen(os.dup(1), "wb")
-    # Whatever is printed must not get between the answers.
+    # Output of libraries must not get between the answers.
     os.dup2(2, 1)
     messages: queue.SimpleQueue[object] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, messages), daemon=True).start()

@@ -1,10 +1,12 @@
-"""Which question is answered next. One process answers them one at a time, so this decides who waits for whom.
+"""Decides which question is answered next. One process answers the questions of all ModelDeployments, one at a time.
 
-Each ModelDeployment has at most one question for each group. What took long last time is asked later and less often: a
-deployment that nothing can place takes a tenth of the process's time at most, and advice about all groups that serve a quarter.
+Each ModelDeployment has at most one question for each group. A question that took long last time is asked later and less often:
+a deployment that cannot be placed takes at most a tenth of the process's time, and advice about serving groups at most a
+quarter.
 
-Many that wait for a place usually ask the same, and a place that one has taken is no answer for the next. So a ModelDeployment
-asks about the fleet as it is when its turn comes, and the turn ends with the round that carries the answer out.
+ModelDeployments that wait for a placement often ask the same, and a placement that one of them gets is not available to the
+next. So a ModelDeployment asks about the fleet as it is when its turn comes. Its turn ends with the round that carries the
+answer out.
 """
 
 import asyncio
@@ -26,15 +28,16 @@ from thunderfleet_operator.planning.process import PlanningFailed
 log = logging.getLogger(__name__)
 
 MOMENT_SECONDS = 0.1
-"""How long a round waits for its answers. Most are there by then; the rounds of other keys wait as long."""
+"""How long a round waits for its answers. Most arrive within this time. The rounds of other keys wait too."""
 DUTY = 10.0
 """A question is asked again after this many times the processor time of its last answer."""
 ADVICE_DUTY = 3.0
-"""After advice whether a group would be placed better, no more is given for this many times its processor time."""
+"""After advice about a better placement, no advice is computed for this many times its processor time."""
 IDLE_SECONDS = 60.0
-"""The process ends after this long without a question: its memory is not worth keeping."""
+"""The process ends after this long without a question, to free its memory."""
 TURN_SECONDS = 5.0
-"""How long a turn waits for a round. Without one, the answer may be about a fleet that has changed."""
+"""How long a turn waits for a round of its ModelDeployment. Then others take their turn, although the fleet may change after
+their answer."""
 RETRY = Backoff(15.0, 600.0)
 
 
@@ -60,7 +63,7 @@ class _Client:
     since: float = 0.0
     """Time since which it waits for its turn (monotonic)."""
     fleet: object = None
-    """What the fleet was when it asked."""
+    """The fleet at the time when it asked."""
     asked: int = 0
     """Number of times that it has asked."""
     listening: bool = False
@@ -70,7 +73,7 @@ class _Client:
     cost: float = 0.0
     """Processor time of the last answer in seconds."""
     unplaced: WherePlaced | None = None
-    """The last question about a place, if the answer was that there is none."""
+    """The last question about a placement, if the answer was that there is none."""
     failures: int = 0
     """Number of times in a row that this question got no answer."""
     again: float = float("-inf")
@@ -78,13 +81,13 @@ class _Client:
 
     @property
     def first(self) -> tuple[int, Question]:
-        """Its next question. A group without a place comes before one that might have a better."""
+        """Its next question. A group without a placement comes before one that may get a better one."""
         group = min(self.waiting, key=lambda group: (not isinstance(self.waiting[group], WherePlaced), group))
         return group, self.waiting[group]
 
     @property
     def wants_place(self) -> bool:
-        """Whether it waits for the place of a group."""
+        """Whether it waits for the placement of a group."""
         return any(isinstance(question, WherePlaced) for question in self.waiting.values())
 
     @property
@@ -96,13 +99,13 @@ class _Client:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Sort key among clients, the next first: in the order of coming, but the hard ones later, and advice last."""
+        """Sort key of clients: in the order in which they asked, but hard questions later, and advice last."""
         return not isinstance(self.first[1], WherePlaced), self.since + DUTY * self.cost
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Everything else waits for a round of ``key``, in which it asks more often than ``asked`` times."""
+    """All other questions wait for a round of ``key``, until it has asked more than ``asked`` times."""
 
     key: str
     asked: int
@@ -111,7 +114,7 @@ class _Turn:
 class Planner:
     """``changed(key)`` is called when there is an answer about a ModelDeployment. ``clock``: monotonic seconds.
 
-    ``turn(key)`` is called instead when everything else waits for its round: to ask again, or to carry out an answer.
+    ``turn(key)`` is called instead if all other questions wait for its round, in which it asks again or carries out an answer.
     ``fleet`` returns another value after each change of the fleet.
     """
 
@@ -138,15 +141,15 @@ class Planner:
         self._answered = asyncio.Event()
 
     def answers(self, key: str) -> Answers:
-        """The answers about a ModelDeployment that are there."""
+        """The answers about a ModelDeployment that have arrived."""
         return self._client(key).known
 
     def take_better(self, key: str) -> Mapping[int, str | None]:
-        """By group, what would be better about another placement, as answered since the last call; None: nothing."""
+        """What would be better about another placement (None: nothing), by group, from the answers since the last call."""
         return self._client(key).known.take_better()
 
     async def ask(self, key: str, questions: Mapping[int, Question]) -> bool:
-        """Replaces the questions about a ModelDeployment. Whether one has been answered within a moment."""
+        """Replaces the questions about a ModelDeployment. Returns whether one of them has been answered within a moment."""
         client = self._client(key)
         if not client.waiting:
             client.since = self._clock()
@@ -175,12 +178,12 @@ class Planner:
         return key == (self._turn.key if self._turn is not None else self._next()[0])
 
     def in_line(self, key: str) -> bool:
-        """Whether a ModelDeployment waits for its turn to ask for a place. Until then no change of the fleet concerns it."""
+        """Whether a ModelDeployment waits for its turn to ask for a placement. Until then, it ignores changes of the fleet."""
         client = self._clients.get(key)
         return client is not None and client.wants_place
 
     def round_over(self, key: str) -> None:
-        """A round of a ModelDeployment has ended, and with it its turn, unless the round began before the answer."""
+        """Ends the turn of a ModelDeployment after its round, unless the round began before the answer."""
         if self._turn is not None and self._turn.key == key and self._client(key).asked != self._turn.asked:
             self._end_turn()
 
@@ -215,7 +218,7 @@ class Planner:
             await self._process.end()
 
     async def _is_current(self, key: str) -> bool:
-        """Whether a client's next question can be answered now. One about an older fleet is asked again first."""
+        """Whether a client's next question can be answered now. A question about an older fleet has to be asked again first."""
         client = self._clients[key]
         if not client.wants_place or client.fleet is self._fleet():
             return True
@@ -226,7 +229,7 @@ class Planner:
         return self._clients.get(key) is client and bool(client.waiting)
 
     async def _until(self, over: Callable[[], bool]) -> None:
-        """Waits for a round, but not for one that does not come."""
+        """Waits for a round, but only for a limited time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TURN_SECONDS):
                 while not over():
@@ -234,7 +237,7 @@ class Planner:
                     await self._wake.wait()
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Until there is a question, or one is due. Ends the process after a long time."""
+        """Waits until there is a question, or one is due. Ends the process after a long idle time."""
         self._wake.clear()
         idle = seconds is None or seconds > IDLE_SECONDS
         try:
@@ -246,7 +249,7 @@ class Planner:
                 await self._process.end()
 
     def _next(self) -> tuple[str | None, float | None]:
-        """Whose question is next; else the seconds until one is due, None if none waits."""
+        """The client whose question is next; otherwise the seconds until one is due, or None if none waits."""
         now = self._clock()
         waiting = {key: client for key, client in self._clients.items() if client.waiting}
         ready = {key: client for key, client in waiting.items() if self._due(client) <= now}
@@ -294,7 +297,7 @@ class Planner:
         turn = self._turn = _Turn(key, client.asked)
         if not client.listening:
             self._give_turn(key)
-        # What it takes is not there for the next one. For its next group it may ask at once.
+        # The memory that it gets is not available to the next one. For its own next group it may ask at once.
         await self._until(lambda: self._turn is not turn or (client.asked != turn.asked and client.wants_place))
         if self._turn is turn and client.asked == turn.asked:
             self._turn = None

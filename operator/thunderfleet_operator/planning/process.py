@@ -16,7 +16,7 @@ SECONDS = 15.0
 """Time limit of one answer, including the start of the process and sending the fleet. Answers take about a second."""
 KILL_SECONDS = 5.0
 CHUNK = 100
-"""Macs and cables of one message: what takes long to encode is encoded in parts."""
+"""Macs and cables of one message. A large fleet is encoded in several messages, because encoding takes long."""
 PROGRAM = ("-P", "-m", "thunderfleet_operator.planning.child")
 
 
@@ -44,7 +44,7 @@ class PlanningProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """Process ID, if there is a process."""
         return self._process.pid if self._process is not None else None
 
     async def ask(self, question: Question) -> tuple[Answer, float]:
@@ -65,7 +65,7 @@ class PlanningProcess:
             await self.end()
             raise
         if isinstance(found, wire.Failed):
-            # It may be short of memory, or in any other state.
+            # The state of the process is unknown, for example after it ran out of memory.
             await self.end()
             raise PlanningFailed(found.why)
         return found.answer, found.seconds

@@ -1,6 +1,6 @@
 """The messages between the operator and its planning process: pickles of values, each with its length in front.
 
-Both ends are the same program of the same version. A fleet is sent once, and then what has changed.
+Both ends are the same program in the same version. The fleet is sent once; later messages have only its changes.
 """
 
 import pickle
@@ -15,7 +15,7 @@ from thunderfleet_operator.placement.request import Request
 
 LENGTH = struct.Struct(">I")
 MAX_BYTES = 64 * 2**20
-"""Of one message."""
+"""Maximum size of one message."""
 LIMIT_THE_MACS = "limit the Macs with spec.nodes.selector and spec.nodes.max"
 """What to do when an answer takes too much time or memory."""
 

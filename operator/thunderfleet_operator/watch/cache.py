@@ -1,6 +1,6 @@
 """The collections that the operator keeps in memory, from kopf's events, from lists and from its own writes.
 
-Each write returns the new object, which goes in at once: the operator always sees what it has done. The resourceVersions of
+Each write returns the new object, which is cached at once, so the operator always sees its own writes. The resourceVersions of
 one cluster are ordered, so an older object never replaces a newer one.
 """
 
@@ -68,10 +68,11 @@ REQUESTS = Collection(
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, ENDPOINT_SLICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
 
 REMEMBERED = 512
-"""Changes of a collection whose keys are remembered, so that what is made from it follows without a look at all objects."""
+"""Number of changes of a collection whose keys are remembered, so that derived values can be updated without reading all
+objects."""
 
 Kept = Packed | Json
-"""An object in memory: packed, or as it is if it was put there by hand (``plan`` on files)."""
+"""An object in memory: packed, or as it is if it comes from a file (``plan``)."""
 
 
 class Items(MutableMapping[str, Json]):
@@ -79,7 +80,7 @@ class Items(MutableMapping[str, Json]):
 
     def __init__(self) -> None:
         self.kept: dict[str, Kept] = {}
-        """What is in memory: another object whenever the API server's has changed, and the same one until then."""
+        """The object in memory. It is replaced by another Python object when the API server's object changes, and only then."""
 
     def __getitem__(self, key: str) -> Json:
         return unpacked(self.kept[key])
@@ -122,7 +123,8 @@ class Store:
     collection: Collection
     items: Items = field(default_factory=Items)
     gone: dict[str, int] = field(default_factory=dict)
-    """Versions at which objects were deleted, until the next list: an older event that is late must not bring them back."""
+    """Versions at which objects were deleted, until the next list, so that an older event that arrives late does not restore
+    them."""
     revision: int = 0
     """Increases by one with every change. A value made from the collection is valid while it stays the same."""
     _lean: Lean = field(default_factory=Lean)

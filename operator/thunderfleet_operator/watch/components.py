@@ -1,7 +1,7 @@
 """Whether scheduler and controller manager renew their Leases, for metrics.
 
-Their own clocks do not count: a renewal is a change of the Lease, and the time since the last one is measured here. While
-the API server does not answer, they cannot renew either, so the time starts again afterwards.
+The times in the Leases are not used: a change of a Lease is a renewal, and the time since then is measured by this process.
+While the API server does not answer, components cannot renew their Leases, so the measurement starts again afterwards.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""kopf as the watcher: it lists and watches, and hands every event on.
+"""kopf as the watcher: it lists and watches, and passes every event on.
 
 It has ``on.event`` handlers only, so it writes no annotation and no finalizer. Peering is off because a Lease decides which
 replica acts, posting because the operator creates its own Events, and scanning because the kinds are known.
@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 LOGIN_SECONDS = 300
 """How long kopf uses credentials before it asks for them again; tokens rotate."""
 IDLE_SECONDS = 0.1
-"""How long kopf keeps an object, whole, after it has handled its event: with seconds, all that it lists at its start."""
+"""How long kopf keeps a whole object after it has handled its event. With several seconds, it would keep everything that it
+lists at its start."""
 
 
 class Backoffs:
-    """Seconds between retries while the API server is away, without an end."""
+    """Endless series of seconds between retries while the API server cannot be reached."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((1.0, 1.0, 2.0, 3.0), repeat(5.0))
@@ -49,7 +50,7 @@ async def connection(kube: Kube) -> kopf.ConnectionInfo:
 
 
 class _NothingToCompare(kopf.DiffBaseStorage):
-    """For ``on.event`` handlers, which get no differences. Kopf would copy each object twice to find them."""
+    """Stores no last configuration. ``on.event`` handlers get no differences, for which kopf would copy each object twice."""
 
     def build(self, *, body: kopf.Body, extra_fields: Iterable[kopf.FieldSpec] | None = None) -> kopf.BodyEssence:
         """Nothing of the object."""
@@ -64,7 +65,7 @@ class _NothingToCompare(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """For ``on.event`` handlers, which kopf never runs again. It would look in each object for what it had stored there."""
+    """Stores no progress. Kopf does not retry ``on.event`` handlers, so it need not search each object for stored progress."""
 
     def fetch(self, *, key: kopf.HandlerId, body: kopf.Body) -> None:
         """Nothing is stored."""
@@ -138,7 +139,7 @@ def registry(kube: Kube, event: Event) -> kopf.OperatorRegistry:
 class _OncePerMinute(logging.Handler):
     """Passes one record a minute of each logger on to the root logger's handlers.
 
-    While the API server is away, each of kopf's watches logs every retry.
+    While the API server cannot be reached, each of kopf's watches logs every retry.
     """
 
     def __init__(self) -> None:
@@ -156,7 +157,7 @@ def _quiet_logs() -> None:
     """Kopf logs every event that it handles, and every retry of every watch."""
     logger = logging.getLogger("kopf")
     logger.setLevel(logging.WARNING)
-    # A handler sees the records of all loggers below its own; a filter of a logger would not.
+    # A handler sees the records of all loggers below its own; a filter of a logger does not.
     logger.propagate = False
     logger.handlers = [_OncePerMinute()]
 
@@ -164,7 +165,7 @@ def _quiet_logs() -> None:
 async def run(kube: Kube, event: Event, stop: asyncio.Event, ready: asyncio.Event) -> None:
     """Watches until ``stop`` is set. Sets ``ready`` once kopf has started."""
     _quiet_logs()
-    # Kopf would ask for the name of this process's user, and the users of pods have none.
+    # Otherwise kopf would look up the name of this process's user, and the users of pods have no names.
     os.environ.setdefault("POD_ID", "thunderfleet-operator")
     await kopf.operator(
         registry=registry(kube, event),

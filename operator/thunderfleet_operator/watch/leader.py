@@ -1,8 +1,9 @@
 """Leader election with a Lease. The other replicas keep their caches up to date and wait.
 
-A holder that cannot renew stops acting before another may take over; a standby measures the Lease's age by its own clock,
-from when it last saw it change, so clocks need not agree. A holder that ends in good order gives the Lease back. The Lease of
-a process that was killed need not expire if its pod starts another: a container starts again only after its process has ended.
+A holder that cannot renew the Lease stops acting before another replica may take over. A standby measures the age of the Lease
+by its own clock, from when it last saw the Lease change, so the clocks of the replicas need not agree. A holder that shuts down
+releases the Lease. If the process of a holder was killed, the next process of the same pod takes the Lease over without waiting
+for it to expire, because a container starts again only after its process has ended.
 
 A holder measures the age of its last renewal by a clock that counts sleep and by the wall clock, and the longer of both counts:
 a machine that was asleep, or a virtual one that was stopped, must not act on a Lease that has expired meanwhile.
@@ -28,7 +29,7 @@ STOP_AFTER_SECONDS = 9.0
 """The holder stops acting this long after its last renewal, before another replica may take over (DURATION_SECONDS)."""
 REQUEST_SECONDS = 3.0
 JUMP_SECONDS = 5.0
-"""A change of the wall clock by more than this is a reason to look at everything again."""
+"""After a change of the wall clock by more than this, all keys are queued again."""
 
 
 def _now() -> str:
@@ -39,7 +40,7 @@ def _now() -> str:
 class Identity:
     """Who holds the Lease: a process, and the pod that it runs in.
 
-    ``pod_uid``: empty outside a pod. Names are not enough: another pod of the same name may start while the first still runs.
+    ``pod_uid``: empty outside a pod. The name is not enough: another pod of the same name may start while the first still runs.
     """
 
     name: str
@@ -149,7 +150,7 @@ class Leader:
                     silenced = error.reason
                 wait = 1.0
                 if error.transient and not self.leading():
-                    # A holder rather tries to renew its Lease.
+                    # A holder tries to renew its Lease instead.
                     self.silent = await silent_part(self._kube)
             else:
                 silenced, self.silent = "", None
@@ -159,7 +160,7 @@ class Leader:
             await asyncio.sleep(wait)
 
     def _look_at_clock(self) -> None:
-        """Has everything looked at again when the wall clock has jumped: what waits for a time of day may be due."""
+        """Queues all keys again when the wall clock has jumped, because work that waits for a time may be due."""
         now, before = self._now(), self._looked
         self._looked = now
         jump = now.jump(before)

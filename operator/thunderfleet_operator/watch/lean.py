@@ -1,7 +1,7 @@
 """What the cache keeps of an object: the parts that the operator reads, as compressed text.
 
-An object takes a tenth of the memory that it takes as dicts, and it is rarely read, since the index keeps the values that are
-made from it. Lists of models are most of a NodeProfile and the same on most Macs, and are kept once.
+A packed object takes a tenth of the memory of its dicts. Unpacking is rare, because the index keeps the values that are made
+from objects. Lists of models, which are most of a NodeProfile and the same on most Macs, are stored once.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from thunderfleet_lib.kube import Json
 NOTE_BYTES = 16 * 1024
 """How much of an annotation of a plan's ConfigMap is kept. The operator writes shorter ones."""
 SHARED_LIMIT = 4096
-"""Different lists of models that are kept to be shared."""
+"""Number of different lists of models that are kept for sharing."""
 
 _ANNOTATIONS = (ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE)
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")

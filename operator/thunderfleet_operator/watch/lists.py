@@ -16,7 +16,7 @@ from thunderfleet_operator.watch.cache import CACHED, Cache, Collection, unpacke
 log = logging.getLogger(__name__)
 
 RELIST_SECONDS = 2.0
-"""The metadata is listed when kopf's own list has been quiet for this long."""
+"""The metadata is listed this long after the last event of kopf's own list."""
 RETRY_SECONDS = 2.0
 
 Changed = Callable[[Collection, str, Json | None, Json | None], None]
@@ -36,9 +36,9 @@ class Lists:
         """Numbers of the last refill that has begun, and of the last one that is complete."""
 
     async def fill(self) -> None:
-        """Fills the cache; waits for CRDs and permissions that are missing, and says so.
+        """Fills the cache. Waits for missing CRDs and permissions, and logs which are missing.
 
-        Nobody is told what has changed: this process works on nothing yet, and then on everything.
+        ``changed`` is not called: no key is being worked on yet, and all keys are queued afterwards.
         """
         for collection in CACHED:
             while True:
@@ -69,7 +69,7 @@ class Lists:
             self._complete = number
 
     async def _fill(self, collection: Collection, *, tell: bool) -> None:
-        """Takes a list over page by page: all pages of a large fleet together are several times as large as the cache.
+        """Reads a list page by page into the cache, because all pages of a large fleet are several times as large as the cache.
 
         ``tell``: whether ``changed`` is called.
         """

@@ -1,6 +1,6 @@
-"""What a body asks for, as far as the router needs to know: the model, whether to stream, and the prompt's beginning. Pure.
+"""The contents of a body that the router needs: the model, whether to stream, and the beginning of the prompt. Pure.
 
-The gateway checks everything else, in a process that may fail. Here a body is bounded before it becomes objects.
+The gateway checks everything else, in a process that may fail. The router limits a body before parsing it.
 """
 
 import json
@@ -12,11 +12,12 @@ from thunderfleet_lib import jsonbounds
 from thunderfleet_lib.httpapi.errors import refused
 
 MAX_VALUES = 400_000
-"""More than a gateway with a context of 262,144 tokens accepts; longer prompts of token ids are refused."""
+"""Maximum values of a body; more than a gateway with a context of 262,144 tokens accepts. Longer lists of token ids are
+refused."""
 MAX_DEPTH = 64
 MAX_NAME = 512
 MAX_PROMPT = 128 * 1024
-"""Characters of a prompt that are looked at."""
+"""Maximum characters of a prompt that are used."""
 _BEFORE_MESSAGES = ("tools", "system", "instructions")
 """Fields that templates put before the messages."""
 _MESSAGES = ("messages", "input", "prompt")
@@ -60,7 +61,7 @@ def parse(body: bytes) -> Asked:
 def _prompt(fields: Mapping[str, Any]) -> bytes:
     parts = [fields[name] for name in _BEFORE_MESSAGES if fields.get(name)]
     messages = next((fields[name] for name in _MESSAGES if fields.get(name)), "")
-    # Message by message, so that the end of one request is the middle of the next.
+    # Message by message, so that the prompt of one request is a prefix of the next one's.
     parts.extend(messages if isinstance(messages, list) and not _of_numbers(messages) else [messages])
     text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
     return text[:MAX_PROMPT].encode("utf-8", "surrogatepass")

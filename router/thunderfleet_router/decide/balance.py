@@ -1,4 +1,4 @@
-"""Which group gets a request: the one that can answer first, by its load and by what it has cached. Pure."""
+"""Chooses the group for a request: the one that can answer first, by its load and its cached prompts. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

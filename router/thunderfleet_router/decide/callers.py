@@ -1,4 +1,4 @@
-"""Who sends a request: the holder of an API key, or anybody. Pure."""
+"""The sender of a request: the holder of an API key, or an anonymous client. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def sent_keys(headers: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def caller(catalog: Catalog, headers: Mapping[str, str], address: str) -> Caller:
-    """The caller. ``address``: of the client, by which callers without a key take turns."""
+    """The caller. ``address``: the client's address; callers without a key take turns by it."""
     for key in sent_keys(headers):
         # While routing keys are replaced, documents have digests with different ones.
         digests = [routing.key_digest(routing_key, key) for routing_key in catalog.digest_keys]

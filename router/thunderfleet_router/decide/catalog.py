@@ -1,4 +1,4 @@
-"""What the router knows of the fleet: ModelDeployments, their groups and the keys they accept. Pure.
+"""The router's view of the fleet: ModelDeployments, their groups and the keys that they accept. Pure.
 
 Objects may be written by other versions. Those that cannot be read are left out, so that one invalid object does not affect the
 others.
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def lost(self) -> bool:
-        """Whether it can no longer answer requests that it has received."""
+        """Whether the placement can no longer answer requests that it has received."""
         return self.phase not in (GroupPhase.READY, GroupPhase.DRAINING)
 
 

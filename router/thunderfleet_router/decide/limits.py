@@ -1,4 +1,4 @@
-"""Limits of keys: requests in flight, tokens per minute, wakes. They hold for one router. Pure: times are arguments.
+"""Limits of keys: requests in flight, tokens per minute, wakes. Each router applies them separately. Pure: times are arguments.
 
 Tokens are known when an answer ends, so they are taken from the bucket afterwards: it can be in debt, and until the debt is
 refilled, new requests are refused.
@@ -18,7 +18,7 @@ WAITING_PER_CALLER = 256
 RECEIVING_PER_CALLER = 256
 """Requests of one caller whose bodies are being received."""
 BODY_BYTES = 256 * 1024 * 1024
-"""Of all bodies that wait or are sent to groups."""
+"""Maximum bytes of all bodies that wait or are sent to groups."""
 BODY_BYTES_PER_CALLER = 64 * 1024 * 1024
 
 
@@ -44,7 +44,7 @@ class Bucket:
         self.at = now
 
     def seconds_until(self, wanted: float) -> int:
-        """Until the bucket has that much."""
+        """Seconds until the bucket has that many tokens."""
         return max(1, math.ceil((wanted - self.level) * 60 / self.per_minute))
 
 
@@ -56,7 +56,7 @@ class _State:
 
 
 class CallerLimits:
-    """What each caller uses now. A caller is a key at one ModelDeployment, or an address."""
+    """Current usage of each caller. A caller is a key at one ModelDeployment, or an address."""
 
     def __init__(self) -> None:
         self._states: OrderedDict[str, _State] = OrderedDict()
@@ -65,7 +65,7 @@ class CallerLimits:
         return len(self._states)
 
     def enter(self, caller: str, limits: KeyLimits, now: float) -> None:
-        """Counts a request, which must ``leave``. Raises Exceeded."""
+        """Counts a request; call ``leave`` when it ends. Raises Exceeded."""
         state = self._state(caller)
         most = limits.requests_in_flight
         if most is not None and state.in_flight >= most:
@@ -77,7 +77,7 @@ class CallerLimits:
         state.in_flight += 1
 
     def leave(self, caller: str, limits: KeyLimits, tokens: int, now: float) -> None:
-        """The request has ended and has used so many tokens."""
+        """Records that the request has ended and how many tokens it used."""
         state = self._state(caller)
         state.in_flight = max(0, state.in_flight - 1)
         bucket = self._tokens(state, limits, now)

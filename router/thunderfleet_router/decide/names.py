@@ -56,7 +56,7 @@ def usable(catalog: Catalog, caller: Caller) -> list[Deployment]:
 
 
 def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping[str, str]) -> Deployment:
-    """The ModelDeployment that the caller means. ``aliases``: of the whole fleet, to ``namespace/name``. Raises ApiError."""
+    """The ModelDeployment that the caller means. ``aliases``: fleet-wide alias to ``namespace/name``. Raises ApiError."""
     admit(catalog, caller)
     if name is not None:
         found = _find(_scanned(_having(catalog, caller, name, aliases)), caller, name, aliases)
@@ -78,18 +78,18 @@ def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping
 
 
 def _having(catalog: Catalog, caller: Caller, name: str, aliases: Mapping[str, str]) -> list[Deployment]:
-    """The few that the name may mean, of those that the caller may use: a fleet may have a thousand."""
+    """Candidates for the name among the ModelDeployments that the caller may use. Avoids a scan of a thousand."""
     found = {one.uid: one for wanted in (name, aliases.get(name)) for one in catalog.by_name.get(wanted or "", ())}
     return [one for one in found.values() if caller.may_use(one)]
 
 
 def _scanned(available: list[Deployment]) -> Lookup:
-    """For one name."""
+    """Looks up one name."""
     return lambda step, name: [deployment for deployment in available if name in _STEPS[step](deployment)]
 
 
 def _indexed(available: list[Deployment]) -> Lookup:
-    """For many names: a list of a thousand models and their aliases would take minutes to scan for each."""
+    """Looks up many names with an index: scanning a thousand models and their aliases for each name would take minutes."""
     found: dict[tuple[int, str], list[Deployment]] = {}
     for deployment in available:
         for step, keys in enumerate(_STEPS):

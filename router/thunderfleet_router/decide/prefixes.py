@@ -1,7 +1,7 @@
 """Which group probably has the beginning of a prompt in its prompt cache. Pure.
 
-A prompt is a chain of blocks; the digest of a block covers all blocks before it. For each group, the digests of the prompts
-that were sent there are kept, as many as its cache can hold; the least recently used are forgotten first.
+A prompt is a chain of blocks; the digest of a block covers all blocks before it. The router keeps, for each group, the digests
+of the prompts sent to it, as many as its cache can hold; the least recently used are forgotten first.
 """
 
 import hashlib
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 BLOCK_BYTES = 512
 MAX_BLOCKS = 256
-"""Of a prompt; what follows is not looked at."""
+"""Maximum blocks of a prompt; the rest is ignored."""
 BYTES_PER_TOKEN = 4
 LEAST_REMEMBERED, MOST_REMEMBERED = 256, 32_768
-"""Blocks of one group."""
+"""Bounds of the number of blocks that are remembered for one group."""
 
 Chain = Sequence[bytes]
 
@@ -38,7 +38,7 @@ class Remembered:
         return len(self._blocks)
 
     def matching(self, blocks: Chain) -> int:
-        """Number of blocks at the beginning of the chain that are known."""
+        """Number of known blocks at the beginning of the chain."""
         low, high = 0, len(blocks)
         # A block is forgotten before those that it follows, so the known ones are at the beginning.
         while low < high:

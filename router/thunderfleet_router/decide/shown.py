@@ -1,7 +1,7 @@
-"""The page by the router: its names, what a token must say, and what the holder of an API key sees. Pure.
+"""The live page of the router: its host names, the checks of a token, and the contents for the holder of an API key. Pure.
 
-DNS rebinding makes a browser send requests of an attacker's page to this router, with a name of the attacker's in ``Host``.
-An IP address in ``Host`` is no such name.
+DNS rebinding makes a browser send requests of an attacker's page to this router, with a host name of the attacker in ``Host``.
+An IP address in ``Host`` cannot come from DNS rebinding.
 """
 
 import base64
@@ -16,7 +16,8 @@ from thunderfleet_router.decide.callers import Caller
 from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook
 
 AUDIENCE: Final = "thunderfleet-page"
-"""Tokens of viewers are for this page only. So they are of no use at the API server, and its tokens are of none here."""
+"""Audience of viewers' tokens, which are for this page only: the API server does not accept them, and the page accepts no
+others."""
 MAX_TOKEN: Final = 4096
 MAX_SHOWN: Final = 1000
 _HEALTH: Final = {
@@ -34,7 +35,7 @@ def host_names(given: Iterable[str]) -> frozenset[str]:
     for one in given:
         name = (urlsplit(one if "//" in one else f"//{one}").hostname or "").rstrip(".")
         if name:
-            # A Mac's own name in its network; nobody outside can answer for .local.
+            # A Mac's own name in its network; DNS servers of others cannot answer for .local.
             found |= {name, f"{name}.local"} if "." not in name else {name}
     return frozenset(found)
 
@@ -55,7 +56,7 @@ def host_refused(host: str, names: Collection[str]) -> bool:
 
 
 def token_problem(token: str, now: float) -> str:
-    """Why a token need not be reviewed, as far as it says itself; "" if it must be."""
+    """Why a token is refused without a review, judged by its own claims; "" if it must be reviewed."""
     parts = token.split(".")
     wrong = "this is neither an API key that a model accepts nor a token of a viewer (docs/page.md)"
     if len(token) > MAX_TOKEN or len(parts) != 3:
@@ -75,7 +76,7 @@ def token_problem(token: str, now: float) -> str:
 
 
 def own_models(catalog: Catalog, caller: Caller) -> dict[str, dict[str, Any]]:
-    """What the holder of a key sees: the models that accept it, without Macs, cables and conditions. By id."""
+    """Entities for the holder of a key, by id: the models that accept the key, without Macs, cables and conditions."""
     found = [catalog.deployments[name] for name in sorted(catalog.deployments)]
     own = [one for one in found if one.uid in caller.grants][:MAX_SHOWN]
     return {f"model/{one.full_name}": _model(one) for one in own}

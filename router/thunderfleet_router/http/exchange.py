@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MAX_REQUESTS = 1280
 """Requests that are read, wait or run; others get 429 before their body is read."""
 UNKNOWN = "-"
-"""What is not known of a request."""
+"""Placeholder for an unknown value of a request."""
 LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that need no turn of the model."""
 PARSED_HERE_BYTES = 256 * 1024
@@ -43,7 +43,7 @@ WORKED_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Record:
-    """What the log says about a request."""
+    """The log record of a request."""
 
     request_id: str
     span: Span = field(default_factory=NoSpan)
@@ -55,7 +55,7 @@ class Record:
     waited: float = 0.0
 
     def describe(self, method: str, endpoint: str, code: int) -> None:
-        """Says the same in the span."""
+        """Writes the same values into the span."""
         self.span.set(
             {
                 "http.request.method": method,
@@ -78,7 +78,7 @@ class Settings:
     """Settings of the router that requests depend on."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Of the whole fleet: name to ``namespace/name``."""
+    """Fleet-wide aliases: name to ``namespace/name``."""
     anonymous_wake: bool = False
     hold_seconds: float = 300.0
     """How long a request waits for a seat at most."""
@@ -102,7 +102,7 @@ class Exchanges:
         self._metrics = metrics
         self._settings = settings
         self._tracing = tracing
-        # Callers without a key get half of each: they can have any number of addresses.
+        # Callers without a key get half of each limit, because a client can have any number of addresses.
         self._bodies = Bodies(
             Shares(limits.BODY_BYTES, limits.BODY_BYTES_PER_CALLER, limits.BODY_BYTES // 2),
             Shares(MAX_REQUESTS, limits.RECEIVING_PER_CALLER, MAX_REQUESTS // 2),
@@ -110,7 +110,7 @@ class Exchanges:
         self._suspects = suspects.Suspects()
 
     async def answer(self, request: web.Request, reply: Reply, record: Record) -> None:
-        """Answers a request. Raises ApiError if the client has got nothing but comments."""
+        """Answers a request. Raises ApiError if nothing but comments was sent to the client."""
         catalog = self._catalog()
         who = caller(catalog, request.headers, request.remote or "")
         record.key = who.name
@@ -233,7 +233,7 @@ class Exchanges:
 
 @dataclass(slots=True)
 class _Call:
-    """A request on its way."""
+    """A request in flight."""
 
     request: web.Request
     reply: Reply
@@ -249,7 +249,7 @@ class _Call:
 
     @property
     def digest(self) -> str:
-        """The request's name among suspects. Made only when there are some, which is rare: a body may have megabytes."""
+        """The request's digest for suspects. Computed only if there are suspects, since a body may have megabytes."""
         if not self._digest:
             self._digest = suspects.digest(self.deployment.uid, self.request.path, self.body)
         return self._digest
@@ -278,7 +278,7 @@ def _describe(span: Span, seat: Seat, outcome: Outcome) -> None:
 
 
 def _about(call: _Call) -> dict[str, object]:
-    """The fields of the log for a request that a group had."""
+    """Log fields for a request that was sent to a group."""
     group = int(call.record.group) if call.record.group != UNKNOWN else None
     return logs.about(group=group, **logs.of_key(call.record.model))
 

@@ -1,7 +1,7 @@
 """The live page, served by a router: the fleet for viewers, and for holders of an API key their own models.
 
-A credential comes in the header ``Authorization`` of each request, never in an address or a cookie, and is checked again
-while a stream lasts. The chat of the page uses the router's API.
+Each request has its credential in the header ``Authorization``, never in an address or a cookie. It is checked again
+while a stream is open. The chat of the page uses the router's API.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from thunderfleet_router.viewers import Viewers
 log = logging.getLogger(__name__)
 
 MAX_STREAMS: Final = 32
-"""Pages of viewers; as many again of holders of keys."""
+"""Maximum open pages of viewers, and of holders of keys."""
 MAX_STREAMS_EACH: Final = 8
-"""Pages of one credential."""
+"""Maximum open pages of one credential."""
 CHECK_SECONDS: Final = 30.0
 """How often the credential of an open page is checked again."""
 LOOK_SECONDS: Final = 1.0
@@ -62,7 +62,7 @@ class Page:
         self._watch: Watch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._streams: Counter[str] = Counter()
-        """Open pages by credential (a digest), and in all of each kind."""
+        """Number of open pages, by credential (a digest) and by kind of credential."""
 
     def add_to(self, app: web.Application) -> None:
         """Adds the paths."""
@@ -76,7 +76,7 @@ class Page:
             app.router.add_get(path, self._guarded(handler), allow_head=False)
 
     async def close(self) -> None:
-        """Ends the watch."""
+        """Stops the watch."""
         if self._watching is not None:
             self._watching.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -106,13 +106,13 @@ class Page:
         return responses.file(self._files, request, request.match_info["name"])
 
     async def _opening(self, request: web.Request) -> web.StreamResponse:
-        """How a browser without a credential gets one."""
+        """Tells the page that it must ask the user for a credential."""
         return responses.values({"credential": True})
 
-    # --- who asks ---
+    # --- callers ---
 
     async def _who(self, request: web.Request) -> Caller | web.Response | None:
-        """The holder of a key; None for a viewer; else the refusal."""
+        """The holder of a key, None for a viewer, or the refusal of anybody else."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         credential = given.strip() if scheme.lower() == "bearer" else ""
         if not credential or len(credential) > MAX_TOKEN:
@@ -144,10 +144,10 @@ class Page:
             self._streams += Counter()
 
     async def _still(self, request: web.Request, viewer: bool) -> bool:
-        """Whether the credential of an open page still is what it was."""
+        """Whether the credential of an open page still grants the same rights."""
         who = await self._who(request)
         if isinstance(who, web.Response):
-            # While the API server does not answer, or is not asked because others are, what it said last counts.
+            # While the API server does not answer, or a review must wait for others, the last answer counts.
             return who.status in (429, 503)
         return (who is None) is viewer
 
@@ -181,7 +181,7 @@ class Page:
             nonlocal sent, seen, found
             until = time.monotonic() + seconds
             while time.monotonic() < until:
-                # Of each catalog: keys are part of it.
+                # Looked up in each new catalog, because keys are part of it.
                 if (catalog := self._catalog()) is not seen and catalog is not None:
                     holder = await self._who(request)
                     if not isinstance(holder, Caller):
@@ -207,10 +207,10 @@ class Page:
         if self._watch is None:
             return _gone()
         found = details(self._watch.fleet, wanted, (), None)
-        # The way to a cause needs the pods of models, which routers may not read.
+        # The path to a cause needs the pods of models, which routers may not read.
         return _gone() if found is None else responses.values({**found, "why": None})
 
-    # --- the fleet, while somebody looks ---
+    # --- the fleet, while a page is open ---
 
     def _start(self) -> None:
         if self._watching is None or self._watching.done():
@@ -219,7 +219,7 @@ class Page:
             self._watching = asyncio.create_task(self._run(self._watch))
 
     async def _run(self, watch: Watch) -> None:
-        """Watches Macs, cables and models until nobody has looked for a while."""
+        """Watches Macs, cables and models until no page has been open for a while."""
         work = asyncio.create_task(watch.run())
         try:
             last = time.monotonic()

@@ -16,7 +16,7 @@ COMMENT_SECONDS = 15.0
 READ_SECONDS = 60.0
 """A client that reads nothing for this time, while data waits for it, is disconnected."""
 UNREAD_BYTES = 32 * 1024
-"""What a client may not have read before writes wait for it."""
+"""Maximum unread bytes of a client before writes wait."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -32,7 +32,7 @@ class Reply:
         self.headers = dict(headers)
         """Headers of the response, also of an error."""
         self.response: web.StreamResponse | None = None
-        """Once it has started."""
+        """The response, once it has started."""
         self._writing = asyncio.Lock()
         self._written = time.monotonic()
         self._comments: asyncio.Task[None] | None = None
@@ -41,25 +41,25 @@ class Reply:
         self.events = 0
         """Events of the answer that were sent."""
         self.first_byte: float | None = None
-        """When, in seconds of the monotonic clock."""
+        """Time of the first byte, in seconds of the monotonic clock."""
 
     @property
     def started(self) -> bool:
-        """Whether the status is decided."""
+        """Whether the status of the response is decided."""
         return self.response is not None
 
     @property
     def streams(self) -> bool:
-        """Whether what is sent is a stream of events."""
+        """Whether the response is a stream of events."""
         return self.response is not None and self.response.content_type == "text/event-stream"
 
     @property
     def silent_seconds(self) -> float:
-        """Since the last comment, or since the request came."""
+        """Seconds since the last comment, or since the request came."""
         return time.monotonic() - self._written
 
     def abort(self) -> None:
-        """Cuts the connection, so that the client does not take what it has for a whole response."""
+        """Aborts the connection, so that the client does not mistake a part for a whole response."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
@@ -136,7 +136,7 @@ class Reply:
 
     @asynccontextmanager
     async def kept_alive(self, wanted: bool) -> AsyncIterator[None]:
-        """While the block runs, writes a comment now and then. ``wanted``: whether the client expects a stream."""
+        """While the block runs, writes comments at intervals. ``wanted``: whether the client expects a stream."""
         # Most answers start before a comment is due: they need no task.
         timer = asyncio.get_running_loop().call_later(FIRST_COMMENT_SECONDS, self._start_comments) if wanted else None
         try:
@@ -167,9 +167,9 @@ class Reply:
 def _streamed(request: web.Request, status: int, headers: Mapping[str, str]) -> web.StreamResponse:
     """A response whose parts follow."""
     if request.version < HttpVersion11:
-        # Its end is that of the connection.
+        # The end of the connection ends the response.
         return web.StreamResponse(status=status, headers=headers)
-    # A Response sends its headers with its first part, a StreamResponse before: that is one write more to start a stream.
+    # A Response sends its headers together with its first part; a StreamResponse needs an additional write for them.
     response = web.Response(status=status, headers=headers)
     response.enable_chunked_encoding()
     return response

@@ -27,11 +27,11 @@ from thunderfleet_router.tracing import OFF, Tracing
 log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 1536
-"""As many again lead to groups; with both, the process stays below its limit of descriptors."""
+"""Maximum connections of clients. There are as many to groups; together they stay below the limit of descriptors."""
 MAX_HEADERS: Final = 64
-"""Of a request."""
+"""Maximum number of headers of a request."""
 HEAD_BYTES: Final = 32 * 1024
-"""Of all headers of a request, which are held as long as it waits. As much as common proxies pass on."""
+"""Maximum bytes of all headers of a request, which are kept while it waits. As much as common proxies forward."""
 START_SECONDS: Final = 5.0
 """How long a request waits for a router that has just started."""
 POLL_SECONDS: Final = 0.05
@@ -158,7 +158,7 @@ class Server:
     async def _last(self, _: web.Request, response: web.StreamResponse) -> None:
         if self.ending:
             response.force_close()
-            # The headers are complete by now, without this one.
+            # The headers are already complete, without this one.
             response.headers["Connection"] = "close"
 
     async def _until_ready(self) -> None:
@@ -270,7 +270,7 @@ def _of_api(request: web.Request) -> bool:
 
 
 def _endpoint(request: web.Request) -> str:
-    """The path as the router knows it, so that there are few."""
+    """The route's path for metrics, so that the number of label values is small."""
     route = request.match_info.route.resource
     return route.canonical if route is not None else "unknown"
 

@@ -29,9 +29,9 @@ BUFFER_BYTES: Final = 256 * 1024
 """A response that is not streamed is passed on when it is complete, unless it is larger than this."""
 TAIL_BYTES: Final = 512
 READ_BYTES: Final = 16 * 1024
-"""What is read ahead of a client; twice as much pauses the gateway. Each client that reads slowly holds so much memory."""
+"""Bytes that are read ahead of a client; twice as much pauses the gateway. Each slow client uses this much memory."""
 _ELSEWHERE: Final = frozenset({401, 403, 421, 429, 503})
-"""Statuses of a gateway that does not take the request."""
+"""Statuses of a gateway that rejects the request."""
 _PASSED: Final = frozenset({"content-type", "retry-after", "cache-control", "x-accel-buffering", "allow"})
 _TOKENS: Final = re.compile(rb": " + routed.TOKENS.encode() + rb": (\d{1,10}),(\d{1,10})\n\n$")
 _TOKENS_OF_WHOLE: Final = re.compile(r"(\d{1,10}),(\d{1,10})")
@@ -44,11 +44,11 @@ class Verdict(StrEnum):
     ANSWERED = "answered"
     """The client has its response."""
     CUT = "cut"
-    """The client has a part of it, and then an error."""
+    """The client has a part of the response, followed by an error."""
     NOT_TAKEN = "not taken"
     """The group did not start to work on it."""
     FAILED = "failed"
-    """The group failed with it, and the client has nothing but comments."""
+    """The group failed with the request, and only comments were sent to the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class GroupLost(Exception):
 
 
 class Upstream:
-    """Connections to gateways, which are used again."""
+    """Reusable connections to gateways."""
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ttl_dns_cache=0)
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, skip_auto_headers=("User-Agent", "Accept-Encoding"),
             cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=READ_BYTES,
-            # Without sock_read, which makes a timer for each part of a stream; see Patience.
+            # sock_read is not used because it creates a timer for each part of a stream; see Patience.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )  # fmt: skip
 
@@ -102,7 +102,7 @@ class Upstream:
                     ) as answer:
                         return await relay.pass_on(answer)
                 finally:
-                    # What follows is the client's time.
+                    # The time from here on depends on the client.
                     patience.end()
         except ClientGone:
             raise
@@ -115,17 +115,17 @@ class Upstream:
 
 
 class Clock(Protocol):
-    """What an attempt needs of an event loop to know how long its gateway is silent."""
+    """The methods of an event loop that measure for how long a gateway is silent."""
 
     def time(self) -> float:
-        """Seconds."""
+        """The current time in seconds."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Calls it after ``delay`` seconds."""
 
 
 class Patience:
-    """How long a gateway may send nothing: ``seconds``. One timer for each attempt, which looks when it last sent something."""
+    """Limits the silence of a gateway to ``seconds``. Each attempt has one timer, which checks when the gateway last sent."""
 
     def __init__(self, seconds: float, loop: Clock) -> None:
         self.spent = ""
@@ -143,12 +143,12 @@ class Patience:
         return end
 
     def end(self) -> None:
-        """The attempt has ended."""
+        """Ends the watch of the attempt."""
         if self._timer is not None:
             self._timer.cancel()
 
     async def part(self, content: aiohttp.StreamReader) -> bytes:
-        """What comes next; empty at the end. The time until the next call is the client's, and does not count."""
+        """The next part; empty at the end. The time until the next call depends on the client and does not count."""
         self._waits_since = self._loop.time()
         data = await content.readany()
         self._waits_since = math.inf
@@ -187,7 +187,7 @@ class _Relay:
         return await self._whole(answer, headers)
 
     async def lost(self, seat: Seat, error: Exception, silence: str) -> Outcome:
-        """The group failed. ``silence``: that the attempt was ended because its gateway was silent, or empty."""
+        """The result of a failed group. ``silence``: text saying that the gateway was silent for too long; empty otherwise."""
         reason = silence or str(error) or type(error).__name__
         extra = logs.about(group=seat.group.index)
         log.warning("group %s failed during a request: %s", seat.group.name, reason[:300], extra=extra)
@@ -235,7 +235,7 @@ class _Relay:
         return Outcome(Verdict.CUT if failed else Verdict.ANSWERED, answer.status, total)
 
     async def _events(self, data: bytes) -> bytes:
-        """Passes the whole events on. Returns the beginning of one that is not complete."""
+        """Passes complete events on. Returns the beginning of an incomplete one."""
         end = data.rfind(b"\n\n") + 2 if len(data) < BUFFER_BYTES else len(data)
         if end < 2:
             return data
@@ -247,7 +247,7 @@ class _Relay:
         await self._reply.write(data)
 
     async def _comments(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> bytes:
-        """Passes the stream on until its first event. Returns the beginning of one that is not complete."""
+        """Passes the stream on until its first event. Returns the beginning of an incomplete one."""
         waiting = b""
         while data := await self._part(answer.content):
             waiting += data
@@ -256,7 +256,7 @@ class _Relay:
                 await self._reply.begin(answer.status, headers)
                 await self._reply.comment(comments)
             if waiting.startswith((b"event: error", b'data: {"error"')) and len(waiting) < BUFFER_BYTES:
-                # It may be the group that failed: then the client need not see it.
+                # The first event may be an error of the group, which another attempt can hide from the client.
                 continue
             if waiting and not waiting.startswith(b":"):
                 break
@@ -283,7 +283,7 @@ def _tokens_of_whole(answer: aiohttp.ClientResponse) -> int:
 
 
 async def _error_of(answer: aiohttp.ClientResponse) -> ApiError:
-    """The error of a gateway that does not take the request."""
+    """The error of a gateway that rejects the request."""
     await answer.content.read(BUFFER_BYTES)
     retry = {"Retry-After": answer.headers.get("Retry-After", "5")}
     if answer.status == 429:

@@ -4,15 +4,15 @@ http       the HTTP server
 prepare    a body becomes a checked request in tokens; pure
 request    what a client asks for, whatever the dialect; pure
 answer     what the model has generated, whatever the dialect; pure
-examine    questions about tokens; pure
-embed      texts whose vectors a client asks for; pure
+examine    requests that count or convert tokens; pure
+embed      requests for embeddings; pure
 openai     OpenAI's dialects; pure
 anthropic  Anthropic's dialect; pure
-upkeep     what the group generates for itself
+upkeep     generation that the group starts itself: benchmarks and checks
 intake     request bodies through the intake process
 intakehealth  whether the intake process works; pure
-service    requests on their way to rank 0 and back
-visits     how many requests of clients there are; pure
-passages   what a model must continue; pure
+service    passes requests to rank 0 and tokens back
+visits     the number of clients' requests; pure
+passages   passages that a model must continue; pure
 errors     error bodies; pure
 """

@@ -20,7 +20,7 @@ class Model(Protocol):
     """The served model's tokenizer, as requests for vectors need it."""
 
     def vector_size(self, name: str) -> int:
-        """Values of its vectors; ``name``: the model's. Raises ApiError when it makes none."""
+        """The number of values of its vectors; ``name``: the model's name. Raises ApiError if it cannot compute embeddings."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special``: with those that the tokenizer adds. Raises ApiError."""

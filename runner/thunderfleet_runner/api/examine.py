@@ -1,4 +1,4 @@
-"""Questions about tokens: how many a message has, which a text has, which text tokens are. Pure: the model is an argument.
+"""Requests about tokens: counting, tokenizing and detokenizing. Pure: the model is an argument.
 
 It runs in the intake process, like ``prepare``.
 """

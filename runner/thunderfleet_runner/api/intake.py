@@ -1,4 +1,4 @@
-"""Requests on their way through the intake process, one after the other, and its replacement when one has ended it."""
+"""Sends requests through the intake process, one after the other, and replaces the process when a request has ended it."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,8 @@ from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Subject
 log = logging.getLogger(__name__)
 
 LARGE_BYTES = 64 * 1024
-"""Of larger bodies at most one waits for the process beside the small ones, which so wait for at most one of them."""
+"""At most one body above this size waits for the process together with the small ones, so small requests wait for at most one
+large one."""
 TURN_SECONDS = 30.0
 """How long a request waits for its turn."""
 
@@ -64,7 +65,7 @@ class Intake:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the process, if that is not the fault of a request; "" if nothing is."""
+        """What is wrong with the process, unless a request caused it; "" if nothing is wrong."""
         return self._health.problem
 
     async def prepare(self, endpoint: Endpoint, raw: bytes, limits: ModelLimits) -> intakeprotocol.Prepared:
@@ -133,7 +134,7 @@ class Intake:
         return answer
 
     async def _in_turn(self, *frames: bytes) -> bytes:
-        """The answer. A caller that is cancelled leaves its place; a question that was asked is answered to the end."""
+        """Returns the answer. A cancelled caller leaves the queue; a question that was already sent is answered anyway."""
         await _acquire(self._turn)
         asking = asyncio.create_task(self._ask(*frames), name="intake-question")
         asking.add_done_callback(lambda _: self._turn.release())
@@ -146,8 +147,8 @@ class Intake:
         try:
             process = await started
             if process.gone:
-                self._bad(Cause.OTHER, "it was ended from outside")
-                log.warning("the intake process was ended from outside since the last request; another one starts")
+                self._bad(Cause.OTHER, "another process ended it")
+                log.warning("another process ended the intake process since the last request; a new intake process starts")
                 await process.end()
                 self._started = None
                 started = self._process()
@@ -167,9 +168,9 @@ class Intake:
         """What the client gets. ``started``: of the process that was asked, or that did not start."""
         cause = _cause(error)
         if started.exception() is None:
-            # A start that has failed is noted already.
+            # A failed start has already been recorded.
             self._ended(cause, error)
-            # The next request finds it started.
+            # The next request uses the process that is being started.
             self._process()
         if cause not in _TOO_MUCH:
             return Unavailable(f"requests cannot be read now, retry later: the process that tokenizes them ended: {error}")
@@ -233,7 +234,7 @@ def _cause(error: Ended | OSError) -> Cause:
 
 
 async def _acquire(lock: asyncio.Lock) -> None:
-    """Raises Unavailable when it takes too long."""
+    """Waits for the turn of a request. Raises Unavailable when it takes too long."""
     try:
         async with asyncio.timeout(TURN_SECONDS):
             await lock.acquire()

@@ -1,4 +1,4 @@
-"""Whether the intake process works, as its questions show. Pure but for the clock that it is given."""
+"""Whether the intake process works, from its questions and answers. Pure, except for the clock argument."""
 
 from collections.abc import Callable
 from typing import Final
@@ -33,17 +33,17 @@ class IntakeHealth:
         return self._asked is not None and self._now() - self._asked > HUNG_SECONDS
 
     def asked(self) -> None:
-        """It has got a question."""
+        """A question was sent to it."""
         self._asked = self._now()
 
     def answered(self) -> None:
-        """It has answered, or the question was too much for it, which is not its fault."""
+        """It has answered, or a question exceeded a limit, which does not count as a problem."""
         if self._hangs:
             self._said, self._bad_at = HUNG, self._now()
         self._asked, self._works = None, True
 
     def started(self) -> None:
-        """A new process can work."""
+        """A new process is ready."""
         self._works = True
 
     def ended(self, text: str) -> None:

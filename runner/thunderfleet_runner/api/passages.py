@@ -1,9 +1,9 @@
-"""What a model must continue: a passage of known tokens, followed by a part of itself. Pure.
+"""Prompts with a known continuation: a passage of known tokens, followed by a part of the same passage. Pure.
 
-Greedy decoding then continues that part, if the model can copy and nothing is wrong with its weights, its caches or what its
-ranks exchange. The lengths reach into one, two and five steps of a prompt. Each passage is asked about twice: by its beginning,
-which lies in the first step, and by a part that crosses into the last one. Some models cannot copy so far, so a failure counts
-only for a length that the same weights have passed before.
+Greedy decoding continues that part if the model can copy, and if its weights, its caches and the data that its ranks exchange
+are correct. The lengths take one, two and five steps of a prompt. Each passage is used for two questions: one repeats its
+beginning, which lies in the first step, the other a part that crosses into the last step. Some models cannot copy over long
+distances, so a wrong answer is a failure only for a length that the same weights have passed before.
 """
 
 import itertools
@@ -16,10 +16,10 @@ SERVED = 2600
 """The longest passage that is continued before the group serves, where that has been passed before."""
 LENGTHS = (CONTROL, SERVED, 9000)
 REPEATED = 32
-"""Tokens of the passage that follow it."""
+"""Number of tokens of the passage that must follow it in the answer."""
 CONTINUED = 16
 STEP = 2048
-"""Tokens of a step of a prompt."""
+"""Tokens of one step of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def fitting(context: int, vocabulary: int) -> tuple[int, ...]:
 
 
 def _pool(vocabulary: int) -> range:
-    """Neither the special tokens at the ends of a vocabulary nor the rarest."""
+    """Range of token ids without the special tokens at both ends of a vocabulary and without the rarest tokens."""
     return range(vocabulary // 32, vocabulary // 2)
 
 
 def passage(length: int, vocabulary: int) -> tuple[int, ...]:
     """Different tokens, so that there is one right continuation. The same for all models with as many tokens."""
     pool = _pool(vocabulary)
-    # Such a step leads through the whole pool before it repeats.
+    # This step visits the whole pool before it repeats a token.
     step = next(step for step in itertools.count(5 * len(pool) // 8) if math.gcd(step, len(pool)) == 1)
     return tuple(pool[number * step % len(pool)] for number in range(length))
 
@@ -77,19 +77,19 @@ def _question(tokens: tuple[int, ...], start: int) -> Question:
 
 @dataclass(frozen=True)
 class Answers:
-    """What became of the questions. ``before``: lengths that these weights passed in earlier attempts and placements."""
+    """The results of the questions. ``before``: lengths that these weights passed in earlier attempts and placements."""
 
     digest: str = ""
     before: frozenset[int] = frozenset()
     passed: frozenset[int] = frozenset()
-    """In this attempt."""
+    """Lengths that were passed in this attempt."""
     failed: tuple[tuple[int, str], ...] = ()
-    """In this attempt, lengths that these weights have never passed, and what was wrong."""
+    """Lengths that failed in this attempt and that these weights have never passed, each with what was wrong."""
     suspect: int | None = None
     """The length for which an earlier attempt failed."""
 
     def again(self, digest: str, known: Iterable[int] = ()) -> "Answers":
-        """For the next attempt. ``known``: lengths that these weights passed in earlier placements."""
+        """The results for the next attempt. ``known``: lengths that these weights passed in earlier placements."""
         same = digest == self.digest
         before = (self.before | self.passed if same else frozenset()) | frozenset(known)
         return Answers(digest, before, suspect=self.suspect if same else None)
@@ -105,12 +105,12 @@ class Answers:
         return not any(length == CONTROL for length, _ in self.failed)
 
     def first(self, fit: Sequence[int]) -> tuple[int, ...]:
-        """What to ask before the group serves, of the lengths that fit: only what was right before."""
+        """Lengths to check before the group serves, of those that fit: only lengths that were passed before."""
         most = max(SERVED, self.suspect or 0)
         return tuple(length for length in fit if length in self.before and length <= most)
 
     def due(self, fit: Sequence[int]) -> int | None:
-        """What to ask next while the group is idle, of the lengths that fit."""
+        """The next length to check while the group is idle, of those that fit."""
         asked = self.passed | {length for length, _ in self.failed}
         return next((length for length in fit if length not in asked), None) if self.able else None
 

@@ -1,8 +1,8 @@
 """A request body becomes a checked request in tokens. Pure: the model is an argument.
 
-The request is built from what is known, and never passed on as received: one field that mlx-lm does not expect can end every
-rank of a group. What would change the answer and cannot be honored is refused with a message; other unknown fields have no
-effect, which a response header says. Any bytes may come in; only ApiError is raised.
+The request is built from known fields, and never passed on as received: one field that mlx-lm does not expect can end every
+rank of a group. A field that would change the answer and is not supported is refused with a message. Other unknown fields have
+no effect, and a response header names them. The input may be any bytes; only ApiError is raised.
 
 It runs in the intake process: parsing 16 MiB takes longer than heartbeats may pause.
 """
@@ -33,7 +33,7 @@ class Model(Protocol):
     """The served model's tokenizer, as requests need it."""
 
     defaults: Sampling
-    """How tokens are sampled where a request does not say it."""
+    """How tokens are sampled if a request does not say it."""
     calls: CallFormat
     """How the model writes tool calls."""
 
@@ -64,7 +64,7 @@ def prepare(question: Prepare, raw: bytes, model: Model) -> Prepared | Rejected:
 
 def _grammar(constraint: Constraint, prompt: Prompt, model: Model) -> str:
     if prompt.initial_state not in ("normal", "reasoning"):
-        # The model writes headers of its own around its answer.
+        # The model writes headers of its own around the answer, which a format would forbid.
         raise refused(constraint.param, f"{constraint.param} is not supported for this model's chat format")
     return model.grammar(constraint)
 

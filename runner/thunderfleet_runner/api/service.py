@@ -1,4 +1,4 @@
-"""Requests on their way to rank 0 and back: what the gateway and the benchmark see of the group.
+"""Passes requests to rank 0 and tokens back: the interface of the group for the gateway and the benchmark.
 
 It connects clients' requests with ranks that live for one attempt. The supervisor attaches rank 0's link when the group is
 Ready and detaches it when the group fails; running requests then end with Unavailable, never as if complete. It also announces
@@ -24,12 +24,12 @@ from thunderfleet_runner.faults import GRACE_IS_OVER
 MOVED_SECONDS = 30
 """Retry-After for a client whose answer was cut by a drain: by then the group may run elsewhere."""
 REST_SECONDS = 5.0
-"""How long to wait for the end of a turn before the all-reduce is not measured."""
+"""How long to wait for the end of a turn. If it takes longer, the all-reduce is not measured."""
 UNREAD_VALUES = 100_000
 """Tokens, and alternatives to them, that wait for a slow reader; then its request is cancelled. About 40 MB."""
 FIRST_CAUSE_SECONDS = 1.0
-"""How long requests cut by a failure wait for its first cause, when nothing is known of the rank that failed first: ranks that
-lose a peer often report before the peer itself."""
+"""How long requests that a failure has ended wait for its first cause. Ranks that lose a peer often report this before the peer
+reports its own failure."""
 
 
 class Unavailable(Exception):
@@ -60,7 +60,7 @@ class _Stream:
         self._unread = 0
 
     def put(self, event: protocol.Token | protocol.Done | Exception) -> bool:
-        """Adds an event; False when the reader is so late that it gets an error after what it has not read yet."""
+        """Adds an event; False if the reader is too late. Then it gets an error after the events that it has not read yet."""
         late = isinstance(event, protocol.Token) and self._unread > UNREAD_VALUES
         if late:
             event = GenerationFailed("the client reads its response too slowly, so the request was cancelled")
@@ -112,16 +112,16 @@ class Service:
         self.registry = CollectorRegistry()
         """All metrics of this supervisor."""
         self.benchmark: BenchmarkReport | None = None
-        """Set by the benchmark; the supervisor reports it in its state."""
+        """Result of the benchmark, which the supervisor reports in its state."""
         self.answers = Answers()
-        """What became of the passages that the group was asked to continue; the supervisor reports it in its state."""
+        """Results of the passages that the group was asked to continue; the supervisor reports them in its state."""
         self.connections = ""
-        """What identifies the connections of the group's cables, from the operator: another one after an interruption."""
+        """Identifies the connections of the group's cables, as the operator sends it; it changes after an interruption."""
         self.intake_problem: Callable[[], str] = lambda: ""
         """What is wrong with the intake process; "" if nothing is. The supervisor reports it in its state."""
         self.draining = False
         self.private = False
-        """Whether the group only works for itself: clients' requests are not admitted yet."""
+        """Whether only the group's own checks run: clients' requests are not admitted yet."""
         self.vocabulary = Vocabulary(0, True)
         self.arrival = asyncio.Event()
         """Set by the gateway when a request arrives: a running benchmark stops for it."""
@@ -204,8 +204,8 @@ class Service:
     ) -> AsyncIterator[protocol.Token | protocol.Done]:
         """Yields the request's tokens as they arrive, and Done last. Closing the iterator early (aclose) cancels the request.
 
-        ``ended`` is called once when rank 0 is done with it, however slowly the tokens are consumed: with its Done, or None
-        when the request or the group failed. ``own``: it is not a client's.
+        ``ended`` is called once when rank 0 has finished the request, even if its tokens have not been consumed: with its Done,
+        or None if the request or the group failed. ``own``: the request is not a client's.
 
         Raises Unavailable when no group is Ready or the group fails meanwhile, GenerationFailed when only this request failed.
         """
@@ -265,7 +265,7 @@ class Service:
     # --- for the supervisor ---
 
     def attach(self, link: RankLink, vocabulary: Vocabulary, *, private: bool = False) -> None:
-        """The group is Ready; ``link`` leads to rank 0. ``private``: it is not Ready yet, and works only for itself."""
+        """The group is Ready; ``link`` leads to rank 0. ``private``: it is not Ready yet, and only its own checks run."""
         self._end_streams()
         self.private = private
         self._link = link
@@ -278,8 +278,8 @@ class Service:
     def detach(self, why: str, *, settled: bool = True, awaited: Callable[[], bool] = lambda: False) -> None:
         """The group is no longer Ready: running requests end with Unavailable and ``why``.
 
-        When not ``settled``, they end with the next ``detach``, which may know the first cause. It is waited for in steps of
-        FIRST_CAUSE_SECONDS: one, and more of them while ``awaited`` returns true.
+        If not ``settled``, they end with the next ``detach``, which may have the first cause. The wait for it has steps of
+        FIRST_CAUSE_SECONDS: at least one, and more while ``awaited`` returns True.
         """
         self._link = None
         self.private = False

@@ -1,4 +1,4 @@
-"""How many requests of clients the gateway has, and for how long it has had none."""
+"""The number of clients' requests at the gateway, and for how long there has been none."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ class Visits:
         """Number of requests that are received, wait or run."""
 
     def opened(self) -> None:
-        """The group begins to serve: it has not been idle before."""
+        """The group begins to serve; earlier time does not count as idle."""
         self._last = self._clock()
 
     def enter(self) -> None:

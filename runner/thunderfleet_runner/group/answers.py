@@ -1,4 +1,4 @@
-"""The answer to the test prompt, against the one that earlier groups gave under the same conditions. Pure."""
+"""Compares the answer to the test prompt with the one that earlier groups gave under the same conditions. Pure."""
 
 import hashlib
 import json
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from thunderfleet_crds.plan import Plan, RecordedAnswer
 
 CLEAR_THOUSANDTHS = 500
-"""Rounding in another order changes no log probability by more than this: logits in bfloat16 are rounded to an eighth."""
+"""Tolerance of log probabilities: logits in bfloat16 are rounded to an eighth, and may be added up in another order."""
 MOST = 1_000_000
 
 
 def key(plan: Plan, digest: str, weights: str, kinds: Mapping[int, int], versions: Sequence[str]) -> str:
-    """Of everything that an answer depends on. ``kinds``: of the Macs, by rank; ``versions``: of mlx, mlx-lm and others."""
+    """A digest of everything that an answer depends on. ``kinds``: of the Macs, by rank; ``versions``: of libraries."""
     told = [
         digest, weights, plan.split, plan.backend, [entry.layers for entry in plan.ranks],
         [kinds[rank] for rank in sorted(kinds)], list(versions), sorted(plan.runtime.environment.items()),
@@ -22,19 +22,20 @@ def key(plan: Plan, digest: str, weights: str, kinds: Mapping[int, int], version
 
 
 def record(key: str, tokens: Sequence[int], costs: Sequence[float], margins: Sequence[float]) -> RecordedAnswer:
-    """An answer as later ones are compared with it."""
+    """An answer in the form that is recorded for comparison."""
     return RecordedAnswer(key=key, tokens=tuple(tokens), costs=thousandths(costs), margins=thousandths(margins))
 
 
 def thousandths(values: Sequence[float]) -> tuple[int, ...]:
-    """As integers from 0 to MOST."""
+    """Thousandths as integers from 0 to MOST."""
     return tuple(min(MOST, max(0, round(1000 * value))) if math.isfinite(value) else MOST for value in values)
 
 
 def differs(before: RecordedAnswer, now: RecordedAnswer) -> str | None:
-    """What is wrong with an answer, if an earlier one was clear where it differs.
+    """What is wrong with an answer. Differences count only where a token of the earlier answer was clearly the likeliest.
 
-    A token may differ where another one was about as likely; what follows has another beginning then, and is not compared.
+    A token may differ where another one was about as likely. The tokens after it have another context then, and are not
+    compared.
     """
     earlier = zip(before.tokens, before.costs, before.margins, strict=False)
     for place, (token, cost, margin) in enumerate(earlier):

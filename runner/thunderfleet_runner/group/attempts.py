@@ -54,7 +54,7 @@ from thunderfleet_runner.group.events import (
 
 
 class Phase(StrEnum):
-    """State of the group; finer than ``GroupPhase``, which people see."""
+    """State of the group; more detailed than ``GroupPhase``, which users see."""
 
     WAITING = "Waiting"
     """Not all members have joined."""
@@ -65,7 +65,7 @@ class Phase(StrEnum):
     COMPARING = "Comparing"
     """All ranks have loaded and run the test prompt."""
     PROVING = "Proving"
-    """The group is asked what its weights have answered before."""
+    """The group checks passages and answers that its weights have given before."""
     READY = "Ready"
     ENDING = "Ending"
     """All ranks are being ended and reaped."""
@@ -93,9 +93,9 @@ class Limits:
     check_seconds: float = 60.0
     compare_seconds: float = 120.0
     prove_seconds: float = 120.0
-    """After this long the group serves; what is not checked by then is checked when it is idle."""
+    """After this time the group serves. Checks that have not ended by then are made when it is idle."""
     still_seconds: float = 5.0
-    """How much later a group that makes no step then is looked at again: it would serve nobody."""
+    """If the group makes no step at that time, it does not begin to serve; this is the delay until it is looked at again."""
     end_seconds: float = 20.0
     drain_seconds: float = DRAIN_SECONDS
     stop_seconds: float = 6.0
@@ -105,16 +105,16 @@ class Limits:
     steady_seconds: float = 60.0
     """After this long in Ready, the back-off is reset."""
     trusted_seconds: float = 7200.0
-    """After this long in Ready, a wrong answer is the first again. Longer than between two checks of the longest passage, so
-    that a fault which only some answers show does not restart the group for ever."""
+    """After this time in Ready, earlier wrong answers no longer count. Longer than the time between two checks of the longest
+    passage, so that a fault which only some answers show does not restart the group forever."""
 
 
 @dataclass(frozen=True)
 class StateMachine:
     """The leader's state. ``nodes``: by rank; ``attempt`` numbers the attempts, ``spent`` counts those charged to the budget.
 
-    A preflight that ends because a member has left returns to Waiting and costs no attempt: the next one has the same number. A
-    late result of the first preflight does no harm: it was true a moment ago, and nothing had been started.
+    If a member leaves during preflight, the group returns to Waiting and the attempt is not counted: the next one has the same
+    number. A late result of the first preflight does no harm, because it was true a moment ago and nothing had been started.
     """
 
     nodes: tuple[str, ...]
@@ -133,7 +133,7 @@ class StateMachine:
     proves: bool = False
     """Whether there is anything to check between the test prompt and Ready."""
     wrong: bool = False
-    """Whether an answer was wrong since the group last served for a long time: the next one ends the attempts."""
+    """Whether an answer was wrong since the group last served for a long time. The next wrong answer then ends the attempts."""
     steady: bool = False
     """Whether the group has been Ready for a while."""
     diverged: bool = False
@@ -176,10 +176,10 @@ class StateMachine:
 
     @property
     def awaits_cause(self) -> bool:
-        """Whether requests are cut by a failure of which only an echo is known, and its first cause may still be reported.
+        """Whether a failure has ended requests of which only an echo is known, and the first cause may still be reported.
 
-        It may be any other rank whose supervisor is connected and has not confirmed yet that its rank has ended: the supervisor
-        reports the rank's own failure before that.
+        The cause may be in any other rank whose supervisor is connected and has not confirmed yet that its rank has ended: the
+        supervisor reports the rank's own failure before that.
         """
         if not self.cut or self.cause is None or not self.cause.fault.echo:
             return False
@@ -341,7 +341,8 @@ class StateMachine:
         if state.phase is Phase.ENDING:
             heard: list[Action] = []
             if state._hears and state.cause is not None and state.cause.fault.echo:
-                # The cause was only an echo of a lost peer: it was this one, together with its supervisor.
+                # The known cause was only an echo of a lost peer. That peer was this member, which was lost together with its
+                # supervisor.
                 lost = Cause(rank, state.attempt, state.cause.stage, faults.supervisor_lost(why))
                 state, heard = state._heard(lost)
             state, actions = state._ended(rank)
@@ -391,7 +392,7 @@ class StateMachine:
         return replace(state, cut=""), [*self._tell(), *actions]
 
     def _after_failure(self) -> tuple["StateMachine", list[Action]]:
-        """The budget and the fault class decide: another attempt, a slow retry, or none."""
+        """Decides by budget and fault class: another attempt, a slow retry, or none."""
         assert self.cause is not None
         state = replace(self, failures=self.failures + 1)
         cause = self.cause
@@ -422,7 +423,7 @@ class StateMachine:
         return state._enter(Phase.BACKOFF, state.backoff)
 
     def _after_wrong(self, cause: Cause) -> tuple["StateMachine", list[Action]]:
-        """One more attempt, in which the same is asked before the group serves. After that a person must act."""
+        """Starts one more attempt, which checks the same before the group serves. If that fails, a person must act."""
         if not self.wrong:
             return replace(self, wrong=True)._enter(Phase.BACKOFF, self.backoff)
         state, timer = self._enter(Phase.GAVE_UP, None)
@@ -492,8 +493,8 @@ class StateMachine:
             case Phase.STOPPING:
                 return self._end()
             case Phase.ENDING:
-                # A supervisor that is cut off ends its rank by itself before it joins again. Requests wait no longer: rank 0's
-                # own supervisor, which is never cut off, may be the one that is late.
+                # A disconnected supervisor ends its rank by itself before it joins again. Requests do not wait any longer,
+                # because rank 0's own supervisor, which is never cut off, may be the one that is late.
                 state, timer = self._enter(Phase.ENDING, self.limits.end_seconds)
                 state = replace(state, done=self.done, cut="")
                 tell = self._tell() if self.cause is not None and self.cause.fault.echo else []

@@ -102,9 +102,9 @@ class RankEnded:
 
 @dataclass(frozen=True)
 class Timer:
-    """A timer has fired. ``late``: the ranks that others wait for, when more is known than which ranks are not done.
+    """A timer has fired. ``late``: the ranks that others wait for, if they are known.
 
-    ``still``: the ranks should work and have completed no step for a while.
+    ``still``: the ranks should work, but have completed no step for a while.
     """
 
     number: int
@@ -114,7 +114,7 @@ class Timer:
 
 @dataclass(frozen=True)
 class Drain:
-    """``for_good``: the leader itself ends. Otherwise a member leaves, and the group forms again without a request."""
+    """``for_good``: the leader itself ends. Otherwise a member leaves, and the group forms again by itself."""
 
     for_good: bool
 
@@ -173,7 +173,7 @@ class Unserve:
 
     why: str
     settled: bool = True
-    """False: ``why`` is what one rank saw of another that failed first, and the other's own report may follow."""
+    """False: ``why`` comes from a rank whose peer failed first, and the peer's own report may follow."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the ranks have reported about their model and their Macs in the present attempt, and whether it fits together.
+"""Reports of the ranks about their models and Macs in the current attempt, and whether these are consistent.
 
 Pure but for its state; the leader asks and acts.
 """
@@ -20,7 +20,7 @@ from thunderfleet_runner.net import peers
 class Evidence:
     """``recorded``: answers to the test prompt from before, of this placement and of earlier ones.
 
-    ``others``: versions, beside those of mlx and mlx-lm, of what makes the test prompt and its tokens.
+    ``others``: versions of other libraries that affect the test prompt and its tokens.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Evidence:
 
     @property
     def digest(self) -> str:
-        """Of rank 0's copy of the model, without the values of the weights."""
+        """Digest of rank 0's copy of the model, without the values of the weights."""
         return self._digests.get(0, "")
 
     def checked(self, rank: int, report: peers.Checked) -> Fault | None:
@@ -110,7 +110,7 @@ class Evidence:
 
 
 def _other(rank: int, digests: dict[int, str]) -> int | None:
-    """The first rank whose digest is not rank 0's, if ``rank`` is one of both; unknown ones are equal to all."""
+    """The first rank whose digest differs from rank 0's, if ``rank`` is one of the two. Unknown digests count as equal."""
     mine = digests.get(0, "")
     unlike = (other for other, theirs in sorted(digests.items()) if mine and theirs and theirs != mine and rank in (0, other))
     return next(unlike, None)

@@ -1,7 +1,7 @@
 """A supervisor of another rank than 0: connects to its leader, joins, and runs no rank without it.
 
-A rank can do nothing without the leader, so losing the connection ends the rank. The supervisor joins only when no process is
-left: to the leader, a join means that nothing runs there.
+A rank cannot work without the leader, so losing the connection ends the rank. The supervisor joins only when no process of a
+rank is left, because the leader takes a join as proof of that.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from thunderfleet_runner.net.join import JoinRefused, join_group
 log = logging.getLogger(__name__)
 
 RETRY = Backoff(0.1, 0.6)
-"""Bounds of the random wait between two tries to join, so that ranks do not join in step. A group whose rank 0 starts last
-waits for the longest of them."""
+"""Bounds of the random wait between two attempts to join, so that ranks do not join at the same time. If rank 0 starts last,
+the group waits for the longest of these waits."""
 
 
 class Follower:

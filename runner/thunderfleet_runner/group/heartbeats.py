@@ -8,17 +8,17 @@ from thunderfleet_runner.net import peers
 
 TICK_SECONDS = 0.5
 SILENT_TICKS = 6
-"""A serving rank that sends nothing for this many ticks (3 s) is frozen. Ticks, not seconds: when this process itself was held
-up, time has passed for both."""
+"""A serving rank that sends nothing for this many ticks (3 s) is frozen. Ticks are counted instead of seconds, because if this
+process was itself suspended, seconds have passed for both."""
 SILENT_TICKS_LOADING = 60
-"""While loading, libraries hold the interpreter for seconds at a time."""
+"""While loading, libraries hold the interpreter lock for seconds at a time."""
 
 
 class Heartbeats:
     """One rank's heartbeats, from when its group has formed until the process exits.
 
-    Its init holds the interpreter, sends none and has a time limit. The first heartbeat is too late a start: a small model
-    serves before it is due, and the rank may freeze then.
+    During MLX's init the rank holds the interpreter lock and sends none; init has a time limit of its own. Counting begins
+    before the first heartbeat, because a small model serves before it is due, and the rank may freeze then.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""State that a leader keeps across its own restart: how often the group has served and recovered, and what it has proved.
+"""State that a leader keeps across its own restart: how often the group has served and recovered, and passed checks.
 
 A small file in the supervisor's state folder. Losing it only resets a counter, so an unreadable file is no error.
 """
@@ -20,7 +20,7 @@ class History:
     was_ready: bool = False
     recoveries: int = 0
     digest: str = ""
-    """Of the model's files that have continued passages of these ``lengths``."""
+    """Digest of the model's files that have continued passages of these ``lengths``."""
     lengths: tuple[int, ...] = ()
     recorded: tuple[RecordedAnswer, ...] = ()
 

@@ -10,7 +10,7 @@ from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.net import jaccl
 
 PROVE_SECONDS = 60.0
-"""Limit of one exchange in the check of the connections: at least the time of the largest message over a slow LAN."""
+"""Limit of one exchange in the check of the connections. The largest message takes less than this over a slow LAN."""
 
 
 def mlx_environment(
@@ -66,5 +66,5 @@ def start_message(
 
 
 def equal_logits(verify: Verify, split: Split, size: int, *, mesh: bool) -> bool:
-    """Whether the ranks are to compare the bits of their logits. In a mesh of more than two, each adds as values arrive."""
+    """Whether the ranks compare the bits of their logits. In a mesh of more than two, ranks add values as they arrive."""
     return verify is Verify.FULL and (split is Split.PIPELINE or not mesh or size == 2)

@@ -269,7 +269,7 @@ class Leader:
         phase = self.machine.phase
         log.info("%s -> %s (attempt %d)", before, phase, self.machine.attempt)
         if (before, phase) != (Phase.PROVING, Phase.READY):
-            # There the same work goes on.
+            # Between these two phases, the same work continues.
             self._stall.reset()
         if phase is Phase.READY:
             self._ready_since = datetime.now(UTC)
@@ -286,7 +286,7 @@ class Leader:
             self._timer.cancel()
 
     def _asks(self) -> bool:
-        """Whether there is anything to ask before the group serves: what is remembered of these weights."""
+        """Whether there is anything to check before the group serves, from the record of these weights."""
         if self.plan.verify is not Verify.FULL:
             return False
         service, digest = self._service(), self._evidence.digest
@@ -341,26 +341,26 @@ class Leader:
         service = self._service()
         service.draining = not admit
         if service.draining:
-            # What the group does for itself gives way.
+            # Clients' requests take precedence over the group's own checks.
             service.arrival.set()
 
     def _serve(self, attempt: int) -> None:
         self._save()
         service = self._service()
         if service.private:
-            # Its turns go on.
+            # The turns of this attempt continue.
             service.private = False
         else:
             service.attach(_Link(self, attempt), self._vocabulary)
         self._on_ready()
 
     async def _prove(self, attempt: int) -> None:
-        """Asks what must be right before the group serves."""
+        """Checks what must be right before the group serves."""
         if await self._asked(attempt, continuation.before_serving(self._service())):
             self.feed(events.Proved(attempt))
 
     async def prove(self) -> None:
-        """Asks what is not known yet, while the group is idle, until it is no longer Ready."""
+        """Checks what is not known yet, while the group is idle, until it is no longer Ready."""
         service = self._service()
         if self.plan.verify is Verify.FULL and service.answers.digest:
             await self._asked(self.machine.attempt, continuation.while_idle(service))
@@ -372,7 +372,7 @@ class Leader:
         self._wrong(faults.output_wrong(what))
 
     def _wrong(self, fault: faults.Fault | None) -> None:
-        """Ends the attempt when something turned out to be wrong."""
+        """Ends the attempt after a check has failed."""
         if fault is not None:
             self.feed(events.Wrong(self.machine.attempt, fault))
 
@@ -384,7 +384,7 @@ class Leader:
         history.save(self._history_file, self.plan, now)
 
     async def _asked(self, attempt: int, work: Coroutine[Any, Any, None]) -> bool:
-        """False after a wrong answer, or if the group has failed meanwhile, which it reports by itself."""
+        """False after a wrong answer, or if the group has failed meanwhile; that failure is reported elsewhere."""
         try:
             await work
         except continuation.OutputWrong as error:
@@ -393,7 +393,7 @@ class Leader:
         except Unavailable:
             return False
         except (Refused, GenerationFailed, TimeoutError) as error:
-            # What could not be asked is neither right nor wrong.
+            # A check that could not be made has neither passed nor failed.
             log.warning("the group's answers could not be checked: %s", error)
         return True
 

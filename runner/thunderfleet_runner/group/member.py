@@ -1,4 +1,4 @@
-"""One rank's place in the group, on its own Mac: carries out the leader's orders and reports the results.
+"""One rank's part of the group, on its own Mac: carries out the leader's orders and reports the results.
 
 It is the same on every rank; only the way to the leader differs (a call on rank 0, a websocket elsewhere). It reports
 ``RankEnded`` only when the rank's process is reaped.
@@ -44,7 +44,7 @@ def _port_taken(error: NoFreePort) -> Fault:
 
 
 def _bounded(message: str) -> str:
-    """A message may quote a file or another program: as text that can be encoded, and within the control port's limit."""
+    """Makes a message encodable and limits its length, because it may quote a file or another program."""
     return message[: peers.TEXT_CHARACTERS].encode("utf-8", "replace").decode()
 
 
@@ -87,9 +87,9 @@ class Member:
         self._attempt = 0
         self._stage = Stage.PREFLIGHT
         self._stopping = False
-        """Whether the rank was asked to exit: what it does then is no failure."""
+        """Whether the rank was asked to exit. Then its exit is not a failure."""
         self._ending = False
-        """Whether the rank is being ended: what it does then follows from that, unless it had left by itself."""
+        """Whether the rank is being ended. Then its exit follows from that, unless it had exited by itself before."""
         self._failed = False
         """Whether this attempt's failure is reported."""
         self._orders: asyncio.Queue[peers.Order | _Settle] = asyncio.Queue()
@@ -120,7 +120,7 @@ class Member:
         """Accepts an order. Orders run one after the other, but turns pass them, and ``End`` cancels a preflight's result."""
         match order:
             case peers.TurnRank(attempt=attempt, number=number) if attempt == self._attempt and self.running:
-                # Turns wait behind nothing: tokens depend on them.
+                # Turns do not wait for other orders, because tokens depend on them.
                 self.slot.send(protocol.Turn(number=number))
             case peers.MeasureRank(attempt=attempt):
                 # Not through the queue: turns would pass it, and every rank must see turns and measurements in the same order.
@@ -241,7 +241,7 @@ class Member:
         except OSError as error:
             self._fail(faults.from_text(Stage.PREFLIGHT, str(error)))
         else:
-            # Before the rank loads them: an answer is that of the files that are there now.
+            # Read before the rank loads the files, so that an answer is recorded for the files that it came from.
             self._loads = await asyncio.to_thread(self._signature)
             known = await asyncio.to_thread(self._known_weights)
             signature, weights = known if known is not None else ("", "")
@@ -255,7 +255,7 @@ class Member:
         return (told.signature, told.digest) if told and told.signature == self._signature() else None
 
     def _signature(self) -> str:
-        """Of the weight files; empty if they cannot be read."""
+        """Signature of the weight files; empty if they cannot be read."""
         try:
             return weightvalues.signature(Path(self.plan.model_path))
         except OSError:
@@ -264,7 +264,7 @@ class Member:
     async def read_weights(self) -> None:
         """Hashes the weights once, unless it is known, and reports them. Until cancelled, or the files change.
 
-        Nothing is reported of files that were replaced after this attempt's rank had loaded them.
+        Nothing is reported about files that were replaced after this attempt's rank had loaded them.
         """
         if await asyncio.to_thread(self._known_weights) is not None:
             return
@@ -291,7 +291,7 @@ class Member:
         return preflight.check(self.plan, self.entry, held=resident_bytes(pid) if pid is not None else 0)
 
     async def _probe_devices(self, attempt: int) -> None:
-        """JACCL never reports a cable that is pulled from a running group, and its ranks keep sending heartbeats."""
+        """Probes the RDMA devices, because JACCL does not report a cable that is pulled from a running group."""
         try:
             await asyncio.to_thread(preflight.check_rdma, self.plan, self.entry)
         except preflight.PreflightFailed as error:

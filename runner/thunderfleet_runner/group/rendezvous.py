@@ -14,7 +14,7 @@ from thunderfleet_crds.vocabulary import RuntimeVariable
 from thunderfleet_runner.net.peers import Hello, Refusal
 
 VALUE_CHARACTERS = 64
-"""Of a variable, in a message."""
+"""Maximum characters of a variable in a message."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Identity:
     mlx_lm: str
     digest: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    """MLX's settings that the rank gets."""
+    """MLX's environment variables that the rank gets."""
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from thunderfleet_runner.net.peers import Pulse
 TICK_SECONDS = 0.5
 STALL_SECONDS = 10.0
 STALL_STEPS = 4.0
-"""A group stalls after this many times what its step should take, when that is longer than STALL_SECONDS."""
+"""A group is stalled after this many times the expected duration of its step, if that is longer than STALL_SECONDS."""
 STALL_UNKNOWN_SECONDS = 120.0
-"""Least limit of a step larger than any before, and of the first ones, which compile. A prompt's step of 2,048 tokens takes
-17 s with a dense model of 123B parameters on two M3 Ultras."""
+"""Minimum limit for a step that is larger than any before, and for the first steps, which compile kernels. A prompt's step of
+2,048 tokens takes 17 s with a dense model of 123B parameters on two M3 Ultras."""
 STALL_MOST_SECONDS = 900.0
-"""A step that was slow for a reason of its own, such as a Mac that slept, does not make the limit longer than this."""
+"""Maximum limit. A step that was slow for another reason, such as a Mac that slept, does not raise the limit above this."""
 STALL_LOADING_SECONDS = 120.0
 STILL_SECONDS = 30.0
-"""A group that makes no step for this long does not begin to serve, although it may still go on."""
+"""A group that makes no step for this long does not begin to serve, although the step may still end."""
 PROBE_SECONDS = 2.0
 """How long a group over JACCL may make no step before its RDMA devices are probed, once."""
 

@@ -40,17 +40,17 @@ class Products(Protocol):
 
 
 class Proofs(NamedTuple):
-    """What the ranks have proved in the present attempt, by rank, and what became of the passages."""
+    """Results of the ranks' checks in the current attempt, by rank, and results of the passages."""
 
     proved: Mapping[int, Proved]
     products: Mapping[int, Products]
     answers: Answers
     fit: Sequence[int]
-    """Lengths of passages to ask."""
+    """Lengths of passages to check."""
 
 
 def verified(plan: Plan, machine: StateMachine, proofs: Proofs) -> VerifiedReport:
-    """What is to be said of the group's checks."""
+    """The report about the group's checks."""
     found = _verified(plan, machine, proofs)
     return found.model_copy(update={"digest": proofs.answers.digest, "lengths": proofs.answers.ever})
 
@@ -92,7 +92,7 @@ def _connections(proved: Mapping[int, Proved]) -> str:
 
 
 def _right(products: Mapping[int, Products]) -> str:
-    """What the ranks have computed right."""
+    """The text about the checks of the ranks' computation."""
     fewest = min(products.values(), key=lambda one: one.checked - one.kinds)
     seconds = max(one.seconds for one in products.values())
     found = f"products with {fewest.checked} of {fewest.kinds} kinds of the model's matrices are right, in {seconds:.2f} s"
@@ -105,7 +105,7 @@ def _right(products: Mapping[int, Products]) -> str:
 
 
 def _continued(machine: StateMachine, answers: Answers, fit: Sequence[int]) -> str:
-    """What is known of the passages of this attempt, of which none has failed."""
+    """The text about the passages of this attempt, of which none has failed."""
     if machine.phase not in _SERVING:
         return LATER
     if not fit:

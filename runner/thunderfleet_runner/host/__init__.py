@@ -1,4 +1,4 @@
-"""This Mac: what a supervisor checks, measures and starts on it.
+"""This Mac: checks, measurements and processes of a supervisor.
 
 preflight     the checks before an attempt
 rdma          whether the planned RDMA devices can be used
@@ -9,7 +9,7 @@ rankprocess   a rank's process: start, messages, end, exit code
 intakeprocess  the intake's process: start, questions, end
 parentdeath   ends a rank's process when its supervisor dies
 weightvalues  the values of the weights as one hash
-broken_models  models that mlx-lm is known to fail with; pure
+broken_models  models that are known not to work with mlx-lm; pure
 weightfiles   the tensors in a model's weight files
 commands      runs commands, and remembers those that hang
 """

@@ -1,6 +1,6 @@
-"""Models that the installed mlx-lm is known to load wrong, or not at all. Pure.
+"""Models that the installed mlx-lm is known to load incorrectly, or not at all. Pure.
 
-Without this table, such a model fails while it loads, with an error that blames its files, or answers wrong.
+Without this table, such a model would fail while it loads, with an error about its files, or give wrong answers.
 """
 
 from collections.abc import Callable, Mapping

@@ -54,14 +54,14 @@ def intake_command(model_path: str, group: str) -> list[str]:
 
 
 class IntakeStarter:
-    """Starts processes: without a warm-up once that has needed too much, since prompts without the chat template still work."""
+    """Starts processes. After a warm-up has exceeded a limit, they start without one, for prompts without chat template."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
         self._cold = False
 
     async def start(self) -> "IntakeProcess":
-        """A process that can work. Raises OSError or Ended."""
+        """Returns a process that is ready. Raises OSError or Ended."""
         try:
             return await IntakeProcess.start([*self._command, *(["--cold"] if self._cold else [])])
         except Ended as error:
@@ -169,11 +169,11 @@ class IntakeProcess:
 
     def _ended(self, code: int) -> Ended:
         if self._exceeded is not None:
-            return Ended(self._exceeded, "it was ended")
+            return Ended(self._exceeded, "it exceeded a limit and was ended")
         if code == -signal.SIGPROF:
             return Ended(Cause.CPU, "it took too much CPU time")
         if code in (_EXIT_MEMORY, -signal.SIGABRT):
-            # Libraries that are not Python's abort when they get no memory.
+            # Native libraries abort when they get no memory.
             return Ended(Cause.MEMORY, "it needed too much memory")
         return Ended(Cause.OTHER, f"it ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
 

@@ -1,7 +1,8 @@
 """Ends a rank's process when its supervisor dies.
 
-While MLX's init holds the interpreter, no thread of the rank sees the socketpair close; only somebody else can end the process.
-Linux's kernel does. On macOS a small process beside it does, which waits for the end of either.
+While MLX's init holds the interpreter lock, no thread of the rank notices that the socketpair is closed, so the process must be
+ended from outside. On Linux the kernel does this. On macOS a small guard process does, which waits for the end of either
+process.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS = 256
-"""More than a process has that has just started."""
+"""More descriptors than a process has that has just started."""
 
 
 def die_with(parent: int) -> None:
@@ -34,7 +35,7 @@ def _guard(parent: int) -> None:
     if os.fork() != 0:
         return
     try:
-        # It is in the process's group, to be killed with it, but must not be ended before it.
+        # The guard is in the process's group, so that it is killed with it, but it must not end before it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # The supervisor reads from these until all holders have closed them.
         os.closerange(0, _DESCRIPTORS)

@@ -130,12 +130,12 @@ def _part(folder: Path, entry: RankPlan) -> parts.Part | None:
 
 
 def _check_known(folder: Path, node: str) -> None:
-    """The installed mlx-lm is not known to fail with this model. Raises OSError, PreflightFailed."""
+    """Checks that the model is not one that is known not to work with the installed mlx-lm. Raises OSError, PreflightFailed."""
     try:
         raw = weightfiles.read_regular(folder / "config.json", _CONFIG_BYTES)
         config = jsonbounds.loads(raw, values=_CONFIG_VALUES, depth=_CONFIG_DEPTH, constants=True)
     except ValueError:
-        # Loading reports what is wrong with the file.
+        # Loading reports the problem of the file.
         return
     why = broken_models.why_broken(config, version("mlx-lm")) if isinstance(config, dict) else None
     if why is not None:
@@ -144,7 +144,7 @@ def _check_known(folder: Path, node: str) -> None:
 
 
 def check_memory(entry: RankPlan, free: int | None) -> None:
-    """The planned memory is really free now, not only unrequested. Unknown free memory is no failure."""
+    """Checks that the planned memory is free now, and not only unrequested. If the free memory is unknown, the check passes."""
     if free is not None and free < entry.memory_bytes:
         raise PreflightFailed(
             Fault(
@@ -172,7 +172,7 @@ def _digest(folder: Path, tensors: tuple[weightfiles.Tensor, ...], part: parts.P
             state.update(f"{name}\0".encode())
             state.update(hashlib.sha256(weightfiles.read_regular(path, _TOKENIZER_BYTES)).digest())
     if part is not None:
-        # Ranks have other files, of which the manifest has the hashes.
+        # Ranks have different files here; the manifest has the hashes of all of them.
         state.update(f"part of {part.manifest}".encode())
     for tensor in () if part is not None else tensors:
         state.update(json.dumps([tensor.name, tensor.dtype, tensor.shape]).encode())
@@ -180,7 +180,7 @@ def _digest(folder: Path, tensors: tuple[weightfiles.Tensor, ...], part: parts.P
 
 
 def prompt_versions() -> tuple[str, ...]:
-    """Versions of what makes the test prompt and its tokens: this program, and the libraries that read tokenizers."""
+    """Versions that affect the test prompt and its tokens: of this program, and of the libraries that read tokenizers."""
     return tuple(version(distribution) for distribution in ("thunderfleet", "transformers", "tokenizers"))
 
 

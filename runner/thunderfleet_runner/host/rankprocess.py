@@ -100,7 +100,7 @@ class RankProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._gone = asyncio.Event()
         self._ended = False
-        """Whether ``end`` signalled it before it had left."""
+        """Whether ``end`` sent a signal before the process had exited."""
         self._killed = False
         """Whether ``end`` sent SIGKILL."""
         self.failed: protocol.Failed | None = None
@@ -158,9 +158,9 @@ class RankProcess:
 
     @property
     def by_itself(self) -> bool:
-        """Whether ``end`` is not the reason for its exit: it had left before, or a SIGKILL that ``end`` did not send ended it.
+        """Whether ``end`` is not the reason for its exit: it had exited before, or another SIGKILL ended it.
 
-        False from ``end`` on until it has exited, unless it had left before.
+        False from the call of ``end`` until it has exited, unless it had exited before.
         """
         return not self._ended or (self._process.returncode == -signal.SIGKILL and not self._killed)
 
@@ -205,11 +205,11 @@ class RankProcess:
     # --- inside ---
 
     def _left(self) -> bool:
-        """Whether it exits or has exited, which may not be noticed yet: first the system closes its sockets, also to peers."""
+        """Whether it is exiting or has exited, possibly unnoticed: the system first closes its sockets, also those to peers."""
         if self._exit.exited.is_set() or self._socket.fileno() < 0:
             return True
         hung_up = select.poll()
-        # Without an event that is asked for, macOS reports no hang-up.
+        # macOS reports a hang-up only if another event is requested too.
         hung_up.register(self._socket, select.POLLIN)
         return any(events & select.POLLHUP for _, events in hung_up.poll(0))
 
@@ -258,7 +258,7 @@ class RankProcess:
 
     async def _reap(self, said: "asyncio.Task[None]", wrote: "asyncio.Task[None]", on_exit: Callable[[int], None]) -> None:
         await self._exit.exited.wait()
-        # Ends its children too; one that keeps the pipes open must not block the supervisor.
+        # Also ends its children, because a child that keeps the pipes open must not block the supervisor.
         self.signal(signal.SIGKILL)
         await asyncio.wait({said, wrote}, timeout=1.0)
         for task in (said, wrote):

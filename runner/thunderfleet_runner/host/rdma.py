@@ -1,6 +1,6 @@
 """Whether the RDMA devices of the plan can be used now, checked before a rank starts.
 
-JACCL would find out too, but late, on one rank while the others wait, and with an error that names neither the device nor a
+JACCL would fail too, but later, on one rank while the others wait, and with an error that names neither the device nor a
 remedy. ``judge`` decides, by the rules that the agent and the operator use too; ``read`` runs the commands.
 """
 
@@ -20,7 +20,7 @@ IFCONFIG_COMMAND = ("ifconfig",)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a Mac's commands say of RDMA."""
+    """The output of a Mac's RDMA commands."""
 
     stack: rules.Stack
     listed: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Reading:
 
 
 class CannotRead(Exception):
-    """A command did not answer, which is a fault by itself."""
+    """A command did not answer, which is itself a fault."""
 
     def __init__(self, reason: Reason, evidence: str) -> None:
         super().__init__(evidence)
@@ -48,7 +48,7 @@ def check(host: BlockingHost, node: str, wanted: tuple[str, ...]) -> Fault | Non
 
 
 def judge(node: str, wanted: tuple[str, ...], reading: Reading) -> Fault | None:
-    """As ``check``, of what was read."""
+    """Like ``check``, from the output that was read."""
     ports = [_port(name, reading) for name in wanted]
     found = rules.first_fault((reading.stack, port) for port in ports)
     if found is None:

@@ -60,7 +60,7 @@ def layer_of(name: str) -> int | None:
 
 
 def shown(name: str) -> str:
-    """A name from a file, or of one, as messages show it: short, and text that can be encoded."""
+    """A name from a file, or of a file, for messages: shortened, and text that can be encoded."""
     text = name.encode("utf-8", "replace").decode()
     return text if len(text) <= _NAME_CHARACTERS else f"{text[:_NAME_CHARACTERS]}…"
 
@@ -168,10 +168,10 @@ def _tensors(path: Path) -> Iterator[Tensor]:
 
 
 def by_file(folder: Path) -> dict[str, tuple[frozenset[int], bool]]:
-    """By name of each file of weights, the layers in it, and whether it has weights outside of layers.
+    """The layers in each weight file, by the file's name, and whether it has weights outside of layers.
 
-    From the headers alone: the index may say anything. Raises IncompleteModel for a tensor that two files have, because
-    which of them counts is not defined; OSError.
+    Read from the headers alone, because the index may be wrong. Raises IncompleteModel for a tensor that two files have,
+    because which of them counts is not defined; OSError.
     """
     found: dict[str, tuple[frozenset[int], bool]] = {}
     seen: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """The values of a model's weights as one hash, read once for each copy.
 
-Names, types and shapes of the tensors are compared in every preflight. That two Macs have the same values, or one Mac still has
-those of yesterday, only shows when all bytes are read. This takes minutes for a large model, so it is done while the group
-serves, slowly and past the cache of the file system, and not again until the files change.
+Every preflight compares names, types and shapes of the tensors. Whether two Macs have the same values, or whether the values on
+one Mac have changed, shows only when all bytes are read. This takes minutes for a large model, so it is done slowly while the
+group serves, bypassing the cache of the file system, and not repeated until the files change.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ class Interrupted(Exception):
 
 
 def signature(folder: Path) -> str:
-    """Equal for as long as nobody has written to the weight files. Raises OSError."""
+    """A signature that stays equal until somebody writes to the weight files. Raises OSError."""
     found = []
     for path in sorted(folder.glob(PATTERN)):
         told = path.stat()
@@ -57,7 +57,7 @@ def digest(folder: Path, end: threading.Event, rate: float = BYTES_PER_SECOND) -
         whole = hashing.start(FileEntry(path.name, size, sha256=name if len(name) == _SHA256 else None))
         with path.open("rb", buffering=0) as file:
             if _NO_CACHE is not None:
-                # A model as large as the memory would displace everything else.
+                # A model as large as the memory would evict everything else from the cache.
                 fcntl.fcntl(file.fileno(), _NO_CACHE, 1)
             began, done = time.monotonic(), 0
             while block := file.read(BLOCK_BYTES):

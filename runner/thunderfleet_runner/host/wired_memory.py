@@ -1,4 +1,4 @@
-"""Memory that stays wired after a rank was killed, and a limit on how often that is risked.
+"""Memory that stays wired after a rank was killed, and a limit on such kills.
 
 Killing a rank that has loaded its shard can leave the shard's memory wired until the Mac is rebooted. So wired memory is read
 before a rank starts and, after a kill, until it is released; no rank starts on the Mac until then. Only macOS behaves like

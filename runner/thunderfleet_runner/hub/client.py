@@ -1,7 +1,7 @@
 """Requests to the hub with `huggingface_hub`, with its faults as ``HubFault``.
 
-Endpoint and proxies come from the environment (HF_ENDPOINT, HTTPS_PROXY, …). The library waits and retries by itself for
-moments; what lasts is the operator's to wait for, which shows it.
+Endpoint and proxies come from the environment (HF_ENDPOINT, HTTPS_PROXY, …). The library retries by itself for a
+short time. Longer waits are left to the operator, which shows them in the status.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from thunderfleet_runner.hub.errors import Answer, HubFault, of_status
 log = logging.getLogger(__name__)
 
 MAX_LISTED = 100_000
-"""Files of a repository, most of which do not belong to the model."""
+"""Maximum number of files of a repository, most of which do not belong to the model."""
 TIMEOUT_SECONDS = 20.0
 TOKEN_BYTES = 1024
 
@@ -62,7 +62,7 @@ class Hub:
 
     @contextlib.contextmanager
     def faults(self) -> Iterator[None]:
-        """Raises what goes wrong within the context as HubFault; an OSError of this Mac's disk as it is."""
+        """Converts errors within the context to HubFault. An OSError of this Mac's disk is not converted."""
         try:
             yield
         except HfHubHTTPError as error:
@@ -132,7 +132,7 @@ class Hub:
             except OSError as error:
                 if error.errno is not None or isinstance(error, httpx2.HTTPError):
                     raise
-                # The library's check of the size.
+                # The library has found a wrong size.
                 raise HubFault(Reason.WRONG_BYTES, f"{self.endpoint}: {entry.path}: {_said(error)}") from error
 
     def first_bytes(self, commit: str, path: str, start: int, count: int) -> bytes:

@@ -1,7 +1,7 @@
 """What mlx-lm does when a repository is quantized, in a child process: ``plan`` computes the size, ``convert`` writes files.
 
-A child, because an unknown architecture can raise anything, and because MLX gives memory back only when a process ends. What
-``plan`` prints is JSON: ``{"bytes": …}`` or ``{"refused": …}``. It reads only the headers of files with weights.
+A child process is used because an unknown architecture can raise any exception, and because MLX frees all memory only when a
+process ends. ``plan`` prints JSON: ``{"bytes": …}`` or ``{"refused": …}``. It reads only the headers of files with weights.
 """
 
 import argparse

@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 4
 RESERVE_BYTES = 512 * 2**20
-"""Disk that a download leaves free."""
+"""Disk space that a download leaves free."""
 POLL_SECONDS = 0.5
 LEAST_POLL_SECONDS = 0.05
 POLL_SHARE = 20
-"""A look at the files takes at most the 20th part of the time."""
+"""Checking the files takes at most a 20th of the time."""
 TAKE_OVER_SECONDS = 900.0
-"""How long the agent may take for the last files: hashing 100 GB takes minutes."""
+"""How long the agent may take to take over the last files: hashing 100 GB takes minutes."""
 MANIFEST = "manifest.json"
 TRIES = 5
 RETRY = Backoff(0.5, 8.0)
@@ -116,7 +116,7 @@ class Download:
                 raise
 
     def _leave_manifest(self) -> None:
-        # The agent, which is another user, removes what it has refused, and what is no longer wanted.
+        # The agent runs as another user, and removes files that it has rejected or no longer needs.
         with contextlib.suppress(PermissionError):
             self._staging.chmod(0o777)
         fresh = self._staging / f"{MANIFEST}{INCOMPLETE}"
@@ -124,7 +124,7 @@ class Download:
         os.replace(fresh, self._staging / MANIFEST)
 
     def _clean(self) -> None:
-        """Removes what an earlier manifest left."""
+        """Removes files of an earlier manifest."""
         names = self._manifest.blobs.keys()
         for path in self._staging.iterdir():
             if path.name != MANIFEST and path.name.removesuffix(INCOMPLETE) not in names:
@@ -152,7 +152,7 @@ class Download:
             self._flush()
 
     def _flush(self) -> None:
-        """Writes to disk what has arrived, so that the agent does not wait for it when a file is complete."""
+        """Flushes arrived data to disk, so that the agent does not wait for this when a file is complete."""
         for path in self._staging.glob(f"*{INCOMPLETE}"):
             with contextlib.suppress(OSError), path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -219,12 +219,12 @@ class Download:
                     f"the agent of this Mac has not taken {len(missing)} files over in {TAKE_OVER_SECONDS:.0f} s; see its log",
                 )
             self._drop_taken()
-            # Often for a few files, so that the end is seen at once; less often for thousands.
+            # Checked often for a few files, so that the end is noticed at once, and less often for thousands of files.
             self._stop.wait(min(POLL_SECONDS, max(LEAST_POLL_SECONDS, POLL_SHARE * (time.monotonic() - began))))
         self._drop_taken()
 
     def _check_taken(self, entry: FileEntry) -> None:
-        """Raises HubFault if the agent has refused a file: it is here first, then arrives in the store, then is there."""
+        """Raises HubFault if the agent has rejected a file: one that is neither here, nor arriving in the store, nor in it."""
         arriving = self._store.layout.incomplete(self._manifest.repository, entry.blob)
         on_the_way = (self._staging / entry.blob).exists() or arriving.exists()
         if not on_the_way and not self._store.has(self._manifest.repository, entry):

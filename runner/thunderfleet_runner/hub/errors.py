@@ -1,4 +1,4 @@
-"""What refusals of the hub mean: reason, message, and time of the next attempt."""
+"""Maps errors of the hub to a reason, a message, and the time of the next attempt."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ MAX_RETRY_SECONDS = 3600
 
 
 class HubFault(Exception):
-    """Why the hub gave no answer that can be used. ``retry_seconds``: when it wants to be asked again."""
+    """Why the hub gave no usable answer. ``retry_seconds``: the delay that it asks for."""
 
     def __init__(self, reason: Reason, message: str, retry_seconds: int | None = None) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ def _ask(with_token: bool) -> str:
 
 
 def retry_seconds(text: str | None) -> int | None:
-    """Of a Retry-After; None for a date, which the hub does not send."""
+    """The seconds of a Retry-After header; None for a date, which the hub does not send."""
     if text is None or not text.strip().isdecimal():
         return None
     return min(int(text), MAX_RETRY_SECONDS)

@@ -1,7 +1,7 @@
 """Requests to a folder on a server, which has a model's files and the list with their hashes.
 
-The list has a hash too, which the spec names. So nothing here has to be trusted: a file is what the list says, or it
-is refused.
+The spec names the hash of the list, and the list has the hash of every file. So the server need not be trusted: a file that
+does not have its hash is rejected.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from thunderfleet_runner.hub.errors import HubFault, retry_seconds
 from thunderfleet_runner.hub.network import Network, Reply
 
 SMALL_SECONDS = 60.0
-"""For the list, and for the header of a file of weights."""
+"""Time limit for the list, and for the header of a weight file."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Folder:
 
     @property
     def token(self) -> None:
-        """Nobody's: a server gives these files to every Mac, or not."""
+        """No token: the server gives these files to every Mac, or to none."""
         return None
 
     @property

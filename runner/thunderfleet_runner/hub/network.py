@@ -1,8 +1,9 @@
 """Connections to servers that tenants name in URIs.
 
-A URI in a spec is a request from a Mac, which can reach what its author cannot. So the host must be in a list of the chart's
-values, and its name is resolved once for each connection: every address is checked, and the connection goes to one of these
-addresses, not to what the name leads to a moment later. Redirects are followed to such hosts only. Proxies are not used.
+A URI in a spec causes a request from a Mac, which can reach servers that the author of the spec cannot. So the host must be in
+a list of the chart's values. Its name is resolved once for each connection: every address is checked, and the connection goes
+to one of the checked addresses, even if the name resolves differently a moment later. Redirects are followed to such hosts
+only. Proxies are not used.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ def dial(address: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True)
 class Network:
-    """Which hosts may be asked: the chart's values. ``resolve`` and ``dial`` are the edge to the system."""
+    """The hosts that may be contacted, from the chart's values. ``resolve`` and ``dial`` are the calls to the system."""
 
     hosts: tuple[str, ...] = ()
     private_hosts: tuple[str, ...] = ()
@@ -62,7 +63,7 @@ class Network:
 
     @classmethod
     def from_environment(cls) -> "Network":
-        """As the operator has set it for this pod."""
+        """The settings that the operator has given this pod in its environment."""
         hosts, private = (tuple(os.environ.get(name, "").split()) for name in (URI_HOSTS, URI_PRIVATE_HOSTS))
         return cls(hosts, private, os.environ.get(URI_AUTHORITIES, ""))
 
@@ -143,7 +144,7 @@ class Network:
         return _Checked(parts.hostname or "", parts.port or HTTPS_PORT, addresses, self.dial, self._context())
 
     def _context(self) -> ssl.SSLContext:
-        # As the client of the hub does: Python itself does not know the keychain of macOS.
+        # Like the client of the hub, because Python itself does not use the keychain of macOS.
         context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.authorities:
             try:
@@ -232,7 +233,7 @@ class Reply:
 
 @contextlib.contextmanager
 def faults(url: str) -> Iterator[None]:
-    """Raises what goes wrong on the network as HubFault."""
+    """Converts errors of the network to HubFault."""
     try:
         yield
     except ssl.SSLCertVerificationError as error:
@@ -268,7 +269,7 @@ def _inner(address: Address) -> Address:
 
 
 def _target(url: str) -> str:
-    """The path and query of a request. What a redirect has of other characters is percent-encoded."""
+    """The path and query of a request. Other characters in a redirect are percent-encoded."""
     parts = urlsplit(url)
     text = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return "".join(sign if "!" <= sign <= "~" else "".join(f"%{byte:02X}" for byte in sign.encode()) for sign in text)

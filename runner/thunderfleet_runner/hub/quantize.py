@@ -1,9 +1,9 @@
 """Quantizes a repository on this Mac: reads it, converts it with mlx-lm, and leaves the files for the agent.
 
-What the staging folder has: ``source`` (files that arrive, by hash), ``model`` (links to them by name), ``writing`` (what
-mlx-lm writes), ``out`` (the same when it was complete), and in the end each file under its hash, the manifest and
-``result.json``. Each step can be interrupted: the next pod continues a download, and begins a conversion again. Nothing counts
-before ``result.json`` is there, which names the digest of a manifest with the hash of every file.
+The staging folder has: ``source`` (downloaded files, by hash), ``model`` (links to them by name), ``writing`` (files that
+mlx-lm is writing), ``out`` (these files when they are complete), and at the end each file under its hash, the manifest and
+``result.json``. Each step can be interrupted: the next pod continues a download, and begins a conversion again. The result is
+used only when ``result.json`` exists, which names the digest of a manifest with the hash of every file.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ SPARE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Step:
-    """What is done now, for people."""
+    """The current step, for users."""
 
     name: str
     total: int
@@ -75,9 +75,9 @@ class Quantization:
         self._step = Step("Reading", source.total_bytes, self._read_bytes)
 
     def run(self) -> FetchResult:
-        """Converts what is not converted yet. Raises HubFault, OSError."""
+        """Converts the repository, unless that has been done. Raises HubFault, OSError."""
         with contextlib.suppress(PermissionError):
-            # The agent, which is another user, removes what is no longer wanted.
+            # The agent runs as another user, and removes files that it no longer needs.
             self._staging.chmod(0o777)
         self._begin()
         with self._reporting():
@@ -93,7 +93,7 @@ class Quantization:
         return found
 
     def _begin(self) -> None:
-        """Removes what another conversion left."""
+        """Removes files of another conversion."""
         wanted = " ".join((self._source.digest, self._quantize.text, preflight.version("mlx-lm")))
         file = self._staging / IDENTITY
         if not file.is_file() or file.read_text() != wanted:
@@ -159,7 +159,7 @@ class Quantization:
             convert.convert(model, writing, self._quantize)
         except Refused as error:
             if shutil.disk_usage(self._staging).free < SPARE_BYTES:
-                # MLX does not say that the disk is full.
+                # MLX does not report that the disk is full.
                 raise HubFault(Reason.DISK_FULL, f"the disk became full while mlx-lm wrote the weights: {error}") from error
             raise refusal(self._source.repository, self._quantize, error) from error
         os.replace(writing, self._staging / OUT)
@@ -201,7 +201,7 @@ class Quantization:
             return None
         manifest = read_manifest(self._staging / MANIFEST, (found.manifest or "") if found is not None else "")
         if found is None or manifest is None or any(self._place(manifest, entry) is None for entry in manifest.files):
-            # Some of its files may have left it: the rest is no whole model.
+            # Some of its files may have been taken over, so the rest is not a whole model.
             shutil.rmtree(self._staging / OUT, ignore_errors=True)
             (self._staging / RESULT).unlink()
             return None
@@ -259,7 +259,7 @@ def skeleton_bytes(repository: str, folder: Path, quantize: Quantize) -> int:
 def with_plan(found: FetchResult, quantize: Quantize, folder: Path, repository: str) -> FetchResult:
     """The result for a repository that is to be quantized. ``folder`` has its configuration and headers."""
     size = skeleton_bytes(repository, folder, quantize)
-    # Of the repository as it is, nothing is placed.
+    # The unquantized repository is never placed, so its sizes are not needed.
     return replace(found, model=None, weight_files=(), no_parts="", quantized_bytes=size)
 
 

@@ -27,10 +27,10 @@ from thunderfleet_runner.sizing import command as sizing
 log = logging.getLogger(__name__)
 
 FIRST_BYTES = 256 * 1024
-"""Most headers are shorter, so most weight files take one request."""
+"""Bytes of the first request for a header. Most headers are shorter, so most weight files take one request."""
 SMALL_BYTES = 64 * 2**20
 NEEDED = ("config.json", "model.safetensors.index.json")
-"""What the dry run reads beside the weights."""
+"""Files that the dry run reads in addition to the weights."""
 
 
 def resolve(hub: Source, folder: Path) -> FetchResult:
@@ -101,7 +101,7 @@ def sizes(manifest: Manifest, folder: Path) -> tuple[Model, tuple[WeightFile, ..
         found, no_parts = sizing.size_and_parts(folder, range(1, MAX_WORLD_SIZE + 1))
     except (IncompleteModel, ValueError) as error:
         raise HubFault(Reason.FILES_REFUSED, f"{manifest.repository}: {error}") from error
-    # The place of a copy is the Mac's; what is equal on all Macs is here.
+    # The path of a copy differs between Macs; only values that are equal on all Macs are returned.
     model = found.model_copy(
         update={
             "path": os.sep,

@@ -13,14 +13,14 @@ from thunderfleet_runner.host import parentdeath
 from thunderfleet_runner.intake import limits
 
 WARM_UP_SECONDS = 2.0
-"""CPU seconds to render and tokenize something for the first time, imports included."""
+"""CPU seconds to render and tokenize a text for the first time, imports included."""
 
 
 def load(folder: Path) -> Any:
     """The tokenizer of the model in ``folder``."""
     import mlx.core as mx
 
-    # mlx-lm makes streams of the default device when it is imported; a tokenizer needs no GPU.
+    # mlx-lm creates streams of the default device when it is imported, and a tokenizer needs no GPU.
     mx.set_default_device(mx.cpu)
     from thunderfleet_runner.intake.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ def load(folder: Path) -> Any:
 
 def main() -> int:
     """Serves questions. Returns the exit code; a question that needs too much ends the process instead."""
-    # Not warnings: mlx-lm has one for each request with tools for a model without a format for their calls.
+    # Warnings are not logged: mlx-lm logs one for each request with tools, if the model has no format for tool calls.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     parser = argparse.ArgumentParser(prog="intake")
     parser.add_argument("--model", type=Path, required=True)

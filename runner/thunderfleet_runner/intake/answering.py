@@ -30,7 +30,7 @@ def serve(end: socket.socket, tokenizer: Any) -> None:
     except (EOFError, ConnectionError):
         return
     except MemoryError:
-        # What is left of the question may be large, and libraries may be in an odd state.
+        # Objects of the question may be large, and libraries may be in an inconsistent state.
         os._exit(limits.EXIT_MEMORY)
 
 

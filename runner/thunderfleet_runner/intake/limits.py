@@ -1,7 +1,7 @@
 """CPU time and memory of one question.
 
-The kernel enforces both: no thread of this process could, because a template, a regular expression or a tokenizer may hold the
-interpreter for as long as it likes.
+The kernel enforces both limits. A thread of this process could not, because a template, a regular expression or a tokenizer may
+hold the interpreter lock for any time.
 """
 
 import resource
@@ -15,7 +15,8 @@ CPU_SECONDS = 1.0
 CONTEXT_TOKENS = 256 * 1024
 """Context for which CPU_SECONDS suffice; a longer one has proportionally more, since tokenizing takes about 1 µs a token."""
 MEMORY_BYTES = 1 << 30
-"""What a question may use beside the tokenizer. The supervisor watches it too: macOS does not limit address space."""
+"""Memory that a question may use in addition to the tokenizer. The supervisor checks it too, because macOS does not limit
+address space."""
 EXIT_MEMORY = 4
 """Exit code after a question that needed too much memory."""
 
@@ -38,7 +39,7 @@ def cpu(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def apart(seconds: float) -> Iterator[None]:
-    """A block with a limit of its own, within a block of ``cpu``, whose CPU time does not go on meanwhile."""
+    """A block with a limit of its own, within a block of ``cpu``, whose CPU time is paused meanwhile."""
     left, _ = signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

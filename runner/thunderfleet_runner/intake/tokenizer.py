@@ -48,7 +48,7 @@ class Tokenizer:
         return cls(mlxlm.load_tokenizer(folder, config), _defaults(folder, vocabulary(config)), config, pooling)
 
     def warm_up(self) -> None:
-        """Renders and tokenizes something: libraries import and compile on first use. A bad template may end the process."""
+        """Renders and tokenizes a text: libraries import and compile on first use. A bad template may end the process."""
         for messages in ((), ({"role": "user", "content": "Hello"},)):
             try:
                 self._tokenizing.segments(messages=messages, tools=(), prompt="Hello", template={})
@@ -65,7 +65,7 @@ class Tokenizer:
         try:
             segments, types, state = self._segments(call, call.template)
             if self._harmony and call.messages and call.constrained is not None:
-                # The format begins at once: the model writes the header of its answer no more.
+                # The format begins at once, so the prompt already contains the header of the answer.
                 segments[-1] += self._tokenizer.encode(mlxlm.families.HARMONY_ANSWER, add_special_tokens=False)
                 state = "normal"
             return Prompt.of(*segments, types=types, initial_state=state)
@@ -103,7 +103,7 @@ class Tokenizer:
                 template=template,
             )
         except TypeError:
-            # Templates in Jinja take any argument; some models have a function instead. Many clients send an effort always.
+            # Jinja templates accept any argument, but some models have a function instead. Many clients always send an effort.
             if "reasoning_effort" not in template:
                 raise
             return self._segments(call, {name: value for name, value in template.items() if name != "reasoning_effort"})
@@ -112,7 +112,7 @@ class Tokenizer:
         """A format that the ranks can force. Raises ApiError when it is invalid or takes too much."""
         words = json.loads(constraint.source) if constraint.kind == "choice" else ()
         try:
-            # Schemas of tools describe; most say more than a grammar can.
+            # Schemas of tools are mainly descriptions, and often use features that a grammar cannot enforce.
             lenient = constraint.param == "tools"
             if not self._formats.made:
                 with limits.apart(TABLE_SECONDS):

@@ -5,7 +5,7 @@ join          how a member connects to rank 0
 connection    one end of a connection between supervisors
 peers         messages between supervisors
 relay         hops of the ring without a Thunderbolt cable
-socket_owner  which process holds a TCP connection
-jaccl         what JACCL needs of a plan, and its exchange
+socket_owner  which process has a TCP connection
+jaccl         JACCL's variables, files and exchange of connection data
 ports         the next free port of a rank's block
 """

@@ -1,7 +1,7 @@
-"""One end of a connection between supervisors: messages in order, and an end when the other side is silent.
+"""One end of a connection between supervisors: sends messages in order, and ends when the other side is silent.
 
-Liveness does not rely on TCP: both ends send every second, and silence is counted in ticks of this process, so that a process
-that was itself suspended does not blame its peer.
+Liveness does not rely on TCP: both ends send every second. Silence is counted in ticks of this process, so that a process that
+was suspended itself does not take its peer for silent.
 """
 
 import asyncio

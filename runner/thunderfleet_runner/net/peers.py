@@ -17,7 +17,7 @@ CUT_OFF_SECONDS = 3.0
 TEXT_CHARACTERS = 4096
 """Maximum characters of a failure's message; longer ones are cut where they arise."""
 MOST_TOKENS = 1024
-# What a member says becomes part of the state that every other member gets, in messages of bounded size.
+# Text of a member becomes part of the state, which every other member gets in messages of bounded size.
 Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Name = Annotated[str, Field(max_length=1024)]
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
@@ -41,7 +41,7 @@ class Hello(_Message):
     mlx_lm: Name
     digest: Name = ""
     environment: dict[Name, Name] | None = Field(default=None, max_length=len(RuntimeVariable) + 1)
-    """MLX's settings that its rank gets; None if that is not known. One more than may be set in a ModelDeployment."""
+    """MLX's settings that its rank gets; None if that is not known. The maximum is one more than a ModelDeployment may set."""
 
 
 class Checked(_Message):

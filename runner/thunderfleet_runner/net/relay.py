@@ -1,12 +1,12 @@
 """Hops of a ring without a Thunderbolt cable, relayed by the supervisors over mutual TLS.
 
-MLX neither encrypts nor authenticates a ring. So where no cable connects two ranks, both use loopback only: the dialling rank
-connects to its own supervisor, which passes the bytes to the peer's supervisor, which connects to its own rank. Either
-supervisor may have opened the connection between them, so it is enough that the Macs reach each other in one direction.
+MLX neither encrypts nor authenticates a ring. So if no cable connects two ranks, both use only loopback: the rank that connects
+does so to its own supervisor, which passes the bytes to the peer's supervisor, which connects to its own rank. Either
+supervisor may open the connection between them, so it is enough that one of the two Macs reaches the other.
 
-A relay is transparent: bytes in order, at the speed of the slower end (nothing is buffered beyond the sockets), half-closes,
-and losses. The end of a connection together with its rank is expected; one that is lost under a running rank is a fault
-(``broken``).
+A relay is transparent: it keeps the order of bytes, the speed of the slower end (nothing is buffered beyond the sockets),
+half-closes and losses. It is normal that a connection ends together with its rank. If it is lost while the rank runs, that is a
+fault (``broken``).
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Relays:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._dialled.done() and not self._dialled.cancelled():
-            # Accepted, though the peer may never have opened its side.
+            # The connection was accepted, although the peer may never have opened its side.
             self._dialled.result().end(clean=False)
         self._dialled.cancel()
 
@@ -125,7 +125,7 @@ class Relays:
             local.end(clean=False)
             return
         task = self._begin(self._accept(local), "relay-accept")
-        # Not in the task: one that is cancelled before its first step runs no line of its own, and nothing else would close the
+        # Not in the task: a task that is cancelled before its first step runs no code, and nothing else would close the
         # connection of a task that fails.
         task.add_done_callback(lambda done: self._accepted(done, local))
 
@@ -172,7 +172,7 @@ class Relays:
     # --- the connection between the supervisors ---
 
     async def _open(self, hop: int) -> None:
-        """Opens the connection for the hop into rank ``hop`` and relays it to its end."""
+        """Opens the connection for the hop into rank ``hop``, and relays until it ends."""
         dialled = self._plan.relay_ends(hop)[1]
         relay, peer = self._plan.ranks[hop].relay, self._plan.ranks[dialled]
         assert relay is not None
@@ -256,7 +256,7 @@ class Relays:
         try:
             await channel.prepare(request)
         except BaseException:
-            # The peer has gone before anything was connected, and may come again.
+            # The peer left before anything was connected, and may connect again.
             self._taken.discard(hop)
             raise
         opener = self._plan.relay_ends(hop)[0]
@@ -274,7 +274,7 @@ class Relays:
         _watch(channel.get_extra_info("socket"))
         found = asyncio.ensure_future(self._local(hop))
         ended = asyncio.Event()
-        # Reads from the peer from the start: it may leave before our rank has connected.
+        # Reads from the peer from the start, because it may leave before our rank has connected.
         inward = asyncio.create_task(_inward(channel, found, ended))
         outward = asyncio.create_task(_outward(channel, found))
         both: asyncio.Future[Any] = asyncio.gather(outward, ended.wait())
@@ -304,10 +304,10 @@ class Relays:
                 await channel.close(message=_DONE.encode())
 
     def _over(self, hop: int, *, clean: bool) -> None:
-        """A hop has ended, however far it came: the rank that dials it does not wait for its peer.
+        """A hop has ended, at whatever stage. The rank that connects to it must not wait for its peer.
 
-        The rank's connection may have been accepted though nothing has read from it yet, so what ``_local`` has returned does
-        not decide.
+        The rank's connection may have been accepted although nothing has read from it yet, so the result of ``_local`` is not
+        used.
         """
         if hop != self.out or self._lost:
             return
@@ -408,9 +408,9 @@ async def _inward(channel: _Socket, found: "asyncio.Future[_Local]", ended: asyn
 
 
 def _watch(end: socket.socket | None) -> None:
-    """Lets the system detect a peer that vanished.
+    """Lets the system detect a peer that has disappeared.
 
-    Not with messages of our own: they would wait behind the bytes that a computing rank does not read.
+    Messages of our own would not work: they would wait behind bytes that a computing rank does not read.
     """
     if end is None:
         return

@@ -4,9 +4,9 @@ __main__      ``python -m thunderfleet_runner.rank``
 start         from the process's start until its group has formed
 rank          the process's threads, and its life from there on
 channel       the socket to the supervisor
-proof         whether the connections carry values unchanged
-kernels       whether this Mac multiplies the model's matrices right
-layers        whether the ranks together compute what the whole layers do
+proof         checks that the connections carry values unchanged
+kernels       checks products with the model's matrices on this Mac
+layers        checks that the ranks together compute the same as whole layers
 loading       loads this rank's part of the model
 partial       the same from the files of its layers alone
 engine        turns, requests and cancels

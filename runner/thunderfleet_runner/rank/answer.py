@@ -83,7 +83,8 @@ class Answer:
         self._stop()
 
     def _stop(self) -> None:
-        # Over several ranks mlx-lm cannot stop a model whose caches do not batch; the loop ends the request on all ranks.
+        # With several ranks, mlx-lm cannot stop a model whose caches cannot be batched, so the loop ends the request on all
+        # ranks.
         if self._admitted is not None and self._stoppable:
             self._admitted.stop()
 
@@ -109,7 +110,7 @@ class Answer:
             self._stop()
             self._done("cancelled")
         if self.over and isinstance(event, Admitted):
-            # It has failed before the loop could be asked to end it.
+            # It failed before the loop could be asked to end it.
             self._stop()
         if self.over:
             self.ending = True
@@ -118,7 +119,7 @@ class Answer:
             case Sampled():
                 self._sampled(event)
             case Broken(error=Unusable() as error):
-                # The loop goes on with this answer until it is ended.
+                # The loop continues this answer until it is ended.
                 self._stop()
                 self.over = self.ending = True
                 text = f"the answer cannot follow the requested format any further: {error}"
@@ -146,7 +147,7 @@ class Answer:
     def _visible(self, event: Sampled) -> tuple[list[tuple[str, str]], bool]:
         """The (kind, text) pairs that the token makes visible, and whether it completes a stop string.
 
-        After what the model writes as a tool call there is text of another kind, which may be empty.
+        A tool call of the model is followed by text of another kind, which may be empty.
         """
         assert self._machine is not None, "mlx-lm reports the admission of a request before its first token"
         texts: list[tuple[str, str]] = []

@@ -119,7 +119,7 @@ class Engine:
             self.cancel(name)
 
     def _problem(self, request: protocol.Request, segments: Sequence[Sequence[int]]) -> str | None:
-        """What would end or mislead a rank; the gateway has refused it already."""
+        """Checks for requests that would end or mislead a rank. The gateway has already rejected them."""
         count = request.prompt.count
         if count == 0:
             return "the prompt has no tokens"
@@ -143,7 +143,7 @@ class Engine:
     def _unembeddable(self, texts: Sequence[Sequence[int]]) -> str | None:
         longest = max(map(len, texts))
         if self._pipeline:
-            return "the layers of this model are divided among Macs: it makes no embeddings"
+            return "the layers of this model are divided among Macs, so it cannot compute embeddings"
         if not all(texts) or longest > self._context or (len(texts) > 1 and longest * len(texts) > protocol.EMBED_TOKENS):
             return f"the texts must have tokens, at most {self._context} each, and {protocol.EMBED_TOKENS} together"
         if self._vocabulary and max(map(max, texts)) >= self._vocabulary:
@@ -187,7 +187,7 @@ class Engine:
         ids = [int(token) for token in self._tokenizer.encode(CHECK_PROMPT)] or [0]
         work = Work(
             id=CHECK_ID, segments=(tuple(ids),), segment_types=("assistant",), initial_state="normal",
-            # An answer that ends at its first token would compare almost nothing.
+            # An answer that ends at its first token would hardly test anything.
             max_tokens=CHECK_TOKENS, cache=False, ends=False, logprobs=True, top_logprobs=2 if self._vocabulary > 2 else 0,
         )  # fmt: skip
         with self._lock:

@@ -1,4 +1,4 @@
-"""Formats that answers must have: llguidance says which tokens may come next, the others are masked.
+"""Formats that answers must have: llguidance computes which tokens are allowed next, and the others are masked.
 
 Every rank computes the same masks from the same tokens: llguidance bounds its work by counting, not by time. The intake
 compiles a format first, where that may take too long; only formats that it has compiled reach a rank.
@@ -57,7 +57,7 @@ class Formats:
             except MemoryError:
                 raise
             except Exception as error:
-                # Any library's error: the model serves everything else.
+                # Any error of the library: the model can still serve requests without a format.
                 raise Unusable("a format cannot be forced with this model's tokenizer") from error
         return self._tokens
 
@@ -104,7 +104,7 @@ def compiled(kind: Kind, source: str, words: Sequence[str], *, lenient: bool) ->
 
 def _compiled(kind: Kind, source: str, words: Sequence[str], *, lenient: bool) -> str:
     if kind == "json":
-        # Models that may write spaces at will can do so forever.
+        # If any number of spaces were allowed, a model could write spaces forever.
         return str(
             LLMatcher.grammar_from_json_schema(
                 source, overrides={"whitespace_flexible": False, "coerce_one_of": True, "lenient": lenient}
@@ -176,7 +176,7 @@ class Mask:
             self.fail()
 
     def fail(self) -> None:
-        """No token may follow, or the format has become too complex: from now on all tokens may, and the answer is ended."""
+        """No token is allowed, or the format is too complex now: later masks allow all tokens, and the answer is ended."""
         failed, self._failed = self._failed, None
         if failed is not None:
             failed(_sentence(self.matcher.get_error()) or "no token may follow")
@@ -208,7 +208,7 @@ class Step:
     def masked(self, mask: Mask, logits: Any) -> Any:
         """One row of logits, (1, vocabulary), with minus infinity for the tokens that may not come."""
         if self._added is None:
-            # The device starts on them. What follows waits for the step before and is done in the meantime.
+            # The device starts computing the logits. The following code waits for the step before, and runs in the meantime.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             active, packed = bitmasks(self._masks, self._tokens.tolist())
             size, dtype = logits.shape[-1], logits.dtype

@@ -1,9 +1,9 @@
-"""Whether the Mac multiplies the matrices of its part of the model right: checked in every attempt, when the model is loaded.
+"""Checks products with the matrices of a rank's part of the model, in every attempt, when the model is loaded.
 
-A kernel that is wrong for a shape, a type or a chip gives no error. So for each distinct shape the product that the model would
-compute is computed, for one token and for many, and sampled values of it are compared with the same computed on the CPU in
-float32 from the dequantized weights. Each rank does this alone. A quantized matrix is compared with what it stands for: the
-check is of the kernels, not of the quantization.
+A kernel that is wrong for a shape, a type or a chip gives no error. So this module computes, for each distinct shape, the
+product that the model would compute, for one token and for many. It compares samples of the result with a computation on the
+CPU in float32 from the dequantized weights. Each rank does this alone. Since the reference uses the dequantized weights, this
+checks the kernels and not the loss of quantization.
 """
 
 import logging
@@ -67,7 +67,7 @@ class _Matrix:
 
     @property
     def inputs(self) -> int:
-        """Values of a token that go in."""
+        """Number of input values of a token."""
         weight, scales = self.module["weight"], self.has("scales")
         return int(weight.shape[-1] if scales is None else scales.shape[-1] * self.module.group_size)
 
@@ -96,8 +96,8 @@ def _matrices(model: Any) -> Iterator[_Matrix]:
 def check(model: Any, step: Callable[[], None], limit: float = LIMIT_SECONDS, first: int = 0) -> Checked:
     """Checks one matrix of each kind until the time is over. Raises KernelWrong.
 
-    ``step`` is called after each. ``first``: a number that chooses the first kind and the rows. Another one for each attempt
-    checks in time what one attempt leaves out.
+    ``step`` is called after each. ``first``: a number that chooses the first kind and the rows. With another number in each
+    attempt, later attempts check what earlier ones left out.
     """
     began = time.monotonic()
     distinct: dict[tuple[object, ...], _Matrix] = {}
@@ -116,7 +116,7 @@ def check(model: Any, step: Callable[[], None], limit: float = LIMIT_SECONDS, fi
         except KernelWrong:
             raise
         except (RuntimeError, ValueError, TypeError) as error:
-            # What cannot be computed fails by itself when the model needs it.
+            # A product that cannot be computed fails anyway when the model needs it.
             log.warning("the product with %s is not checked: %s", matrix.path, error)
         step()
     mx.clear_cache()
@@ -149,7 +149,7 @@ def _compare(matrix: _Matrix, tokens: int, kind: Any, first: int) -> None:
         each_product = values[sampled].astype(mx.float32)[:, None, None, :] * weights
         right = each_product.sum(axis=-1)
         allowed = _random(matrix.inputs) * mx.sqrt(mx.square(each_product).sum(axis=-1)) + SYSTEMATIC * mx.abs(right)
-        # Not the opposite of "greater": a value that is not a number is wrong.
+        # Written so that a value that is not a number counts as wrong.
         wrong = mx.logical_not(mx.abs(found - right) <= allowed)
         mx.eval(wrong, found, right)
         if not mx.any(wrong).item():

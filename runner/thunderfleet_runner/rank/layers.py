@@ -1,8 +1,8 @@
-"""Whether the layers of a model that is split by tensor parallelism compute what the whole layers do.
+"""Checks that the layers of a model that is split by tensor parallelism compute the same as whole layers.
 
-A model that fits no single Mac can be compared with nothing as a whole. So the group computes one dense layer and one with
-experts for a few random tokens, and rank 0 computes the same with the whole layer, which it reads for that from its own files.
-There is room: caches are still empty.
+If a model fits on no single Mac, its output cannot be compared with that of one Mac. So the group computes one dense layer and
+one layer with experts for a few random tokens, and rank 0 computes the same with the whole layer, which it reads from its own
+files. There is enough memory, because caches are still empty.
 """
 
 import time
@@ -18,10 +18,10 @@ from thunderfleet_runner.rank import mlxlm
 
 TOKENS = 8
 ALLOWED = 0.1
-"""Of what a layer adds to a token, as lengths of vectors. Sums in another order differ by about 0.01. The median of the tokens
-counts: a token near the border of two experts may go to the other one."""
+"""Allowed relative difference of what a layer adds to a token, as lengths of vectors. Sums in another order differ by about
+0.01. The median over the tokens is used, because a token may be routed to another expert if two are about equally suitable."""
 ROUNDED = 2.0**-7
-"""Of the token itself: what is added to it is rounded with it."""
+"""Allowed difference relative to the token itself, because the sum is rounded."""
 MOST_BYTES = 8 << 30
 """A larger layer would take seconds to read."""
 _KEY = 20_242
@@ -43,8 +43,8 @@ class Compared:
 def check(model: Any, folder: Path, group: Any, *, room: int, step: Callable[[], None]) -> Compared:
     """Collective. ``room``: bytes that rank 0 may use for a whole layer. Raises LayerWrong on rank 0.
 
-    The ranks must be about as far, because each waits for the others within GPU commands. So rank 0 reads whole layers only
-    when nobody waits for it any more.
+    The ranks must be at about the same step, because each waits for the others within GPU commands. So rank 0 reads whole
+    layers only when no rank waits for it any more.
     """
     began = time.monotonic()
     left = ""
@@ -74,7 +74,7 @@ def check(model: Any, folder: Path, group: Any, *, room: int, step: Callable[[],
 
 
 _UNLIKE = (TypeError, ValueError, AttributeError, IndexError)
-"""Errors of layers that are called in another way, or have other results."""
+"""Exceptions of layers with other arguments or other results."""
 
 
 def _unlike(number: int, error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Loads one rank of a pipeline from the weights of its own layers: the others need not be on this Mac.
+"""Loads one rank of a pipeline from the weights of its own layers; the weights of other layers need not be on this Mac.
 
-Only tensors of the rank's layers, and those outside of layers, are given to mlx-lm. After the split every parameter that is
-left must come from one of them: what mlx-lm makes of other layers' weights would else be noise.
+mlx-lm gets only tensors of the rank's layers and those outside of layers. After the split, every remaining parameter must come
+from one of these tensors. Otherwise it would have been initialized with random values.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,12 +1,13 @@
-"""Whether the group's connections carry values unchanged: checked in every attempt, before the model is loaded.
+"""Checks that the group's connections carry values unchanged, in every attempt, before the model is loaded.
 
-Ranks that receive wrong values do not fail: they answer with wrong tokens. So ranks next to each other send known values both
-ways, and then all ranks run the collectives that models use, with results known in advance. Values are small integers, whose
-sums bfloat16 holds exactly in any order. Sizes alternate, because buffers that are reused for another size are where transports
-have failed; and ranks pause at random, so that they are not always in step.
+Ranks that receive wrong values do not fail: they generate wrong tokens. So neighboring ranks send known values in both
+directions, and then all ranks run the collectives that models use, with results known in advance. Values are small integers,
+whose sums bfloat16 holds exactly in any order. Sizes alternate, because transports have failed when a buffer was reused for
+another size. Ranks pause at random, so that they are not always synchronous.
 
-A wrong sum of three or more ranks, and in a ring a wrong gather, does not show which link changed the value. Then all ranks
-search for it: link by link, they send messages as large as the one that was wrong, and the sums that a ring passes on.
+A wrong sum of three or more ranks, and in a ring a wrong gather, does not show which link corrupted the value. Then all ranks
+search for the link: on each link, they send messages as large as the one that was wrong, and the partial sums that a ring
+passes on.
 """
 
 import functools
@@ -29,7 +30,7 @@ ROUNDS = 20
 SIZES = (4096, 32 * 1024 - 2, 32 * 1024, 32 * 1024 + 2, 512 * 1024, 100_002)
 """Bytes. JACCL sends messages up to 32 KiB in another way than longer ones; the last one is a multiple of nothing."""
 SMALL = 24
-"""Bytes of what ranks tell each other in every step: a flag and a digest, and as short as some tokens."""
+"""Sizes of the messages of every step: a flag and a digest, and as short as some tokens."""
 SKEW_SECONDS = 0.002
 PROMPT_TOKENS = 2048
 """Tokens of a full step of a prompt, whose activations are the largest message."""
@@ -37,16 +38,16 @@ HIDDEN = 4096
 MOST_BYTES = 64 << 20
 SEARCH_ROUNDS = 5
 SEARCH_SECONDS = 10.0
-"""No further round of the search for a link begins after this long. A fault that is rare may not be seen again."""
+"""No further round of the search for a link begins after this time. A rare fault may not occur again."""
 _MULTIPLIER = mx.array(2654435761, mx.uint32)
 _EXACT = 256
 """bfloat16 holds all integers up to this."""
 _BYTES = 2
 _TOLD = struct.Struct("<BBQ")
-"""What a rank tells the others: its ``_Seen``, whether it would search on, and the bytes of the message that was wrong."""
+"""What a rank reports to the others: its ``_Seen``, whether it would continue the search, and the size of the wrong message."""
 
 Tell = Callable[[bytes], Sequence[bytes]]
-"""Gives all ranks what each of them tells, by rank, in another way than over the connections that are checked."""
+"""Exchanges the reports of all ranks, by rank, over another path than the connections that are checked."""
 
 
 class _Seen(IntEnum):
@@ -82,9 +83,9 @@ class Wrong:
     peer: int | None
     what: str
     size: int = 0
-    """Bytes of what was received, of all ranks if they were gathered."""
+    """Bytes that were received, of all ranks if they were gathered."""
     echo: bool = False
-    """Another rank knows who sent it a wrong value, so this one followed from that."""
+    """Another rank knows which rank sent it a wrong value, and this wrong value follows from that."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def prove(group: Any, model: Path, *, split: Split, mesh: bool, step: Callable[[
     """Collective: all ranks of ``group`` call it. The largest message goes the way it goes with ``split``.
 
     ``mesh``: every two ranks are connected, not only those next to each other. ``step`` is called after each exchange.
-    A rank that has seen a wrong value goes on, because the others wait for it. Two ranks have one link, and tell nothing.
+    A rank that has seen a wrong value continues, because the others wait for it. Two ranks have one link and need no search.
     """
     began = time.monotonic()
     prover = _Prover(group, mesh, step)
@@ -173,7 +174,7 @@ class _Prover:
     def search(self, tell: Tell) -> None:
         """Looks for the link that changed a value, if any rank has seen one whose sender it does not know.
 
-        All ranks decide by what all of them tell, so all do the same. Then ``wrong`` is what this rank knows at the end.
+        All ranks decide from the same reports, so all do the same. Afterwards ``wrong`` has the result of this rank.
         """
         began = time.monotonic()
         for number in itertools.count():
@@ -215,7 +216,7 @@ class _Prover:
 
     def _messages(self, number: int, count: int) -> None:
         for low, high in self._pairs:
-            # One sends first while the other receives: two that both send first could wait for each other.
+            # One sends first while the other receives, because two ranks that both send first could wait for each other.
             for sender, receiver in ((low, high), (high, low)):
                 self._pass(sender, receiver, number, functools.partial(self._values, sender, number, count))
 

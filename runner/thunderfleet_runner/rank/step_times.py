@@ -6,7 +6,7 @@ from typing import Literal
 Shape = Literal["loading", "collective", "prefill", "decode"]
 
 LEAST_TOKENS = 256
-"""A step of fewer tokens counts as one of so many: it reads all weights too, which takes most of its time."""
+"""A step with fewer tokens counts as one with this many, because reading all weights takes most of its time."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Vectors:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """From any thread. Vectors that are being computed are computed to the end."""
+        """Called from any thread. Vectors whose computation has begun are computed completely."""
         self._cancelled = True
 
     def put(self, item: object) -> None:

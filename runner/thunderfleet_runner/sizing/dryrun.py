@@ -24,9 +24,10 @@ FEW, MANY = 128, 256
 """Tokens of the two forward passes that show how caches grow: multiples of all models' cache compression groups."""
 STEPS = (64, 128)
 BEFORE = 128
-"""Steps that show whether a trace grows with its tokens; if it does, they are traced for the workspace, at the start of a
-sequence and after BEFORE tokens. mlx-lm's mixtures of experts sort their tokens from 64 choices on, one more operation, which
-must not count as growth: with one expert per token, 64 tokens are the first that are sorted like a full step."""
+"""Numbers of tokens of the steps that show whether a trace grows with its tokens. If it does, these steps are traced for the
+workspace, at the start of a sequence and after BEFORE tokens. mlx-lm's mixtures of experts sort their tokens from 64 choices
+on, one more operation, which must not count as growth: with one expert per token, 64 tokens are the first that are sorted like
+a full step."""
 LONGEST = 131072
 """Maximum context in tokens for which the workspace is traced; beyond it, growth continues linearly."""
 LAYER_LIMIT = 512
@@ -165,7 +166,7 @@ def _tensor(model: Any, world_size: int, *, runs: bool) -> tuple[tuple[int, ...]
 
 
 def _try(part: Any, world_size: int) -> list[Any]:
-    """A forward pass of a split model, which is where heads that do not divide fail, with a text about shapes."""
+    """A forward pass of a split model. It fails with an error about shapes if the heads cannot be divided."""
     try:
         return forward(part, TRY)
     except Exception as error:

@@ -302,7 +302,7 @@ def test_a_cordoned_mac_and_rdma_that_is_off_harm_nobody_who_serves() -> None:
     assert [step.state for step in noted] == [why.State.NOTE] and why.State.UNKNOWN not in {step.state for step in found.steps}
     with paper() as (page, text):
         shown.show(found, picture(), page)
-    assert text.getvalue().rstrip().endswith("the model serves; what is noted above does not keep it from that")
+    assert text.getvalue().rstrip().endswith("the model serves; the notes above do not affect it")
 
 
 # --- cables and topology -----------------------------------------------------------------------------------------------------

@@ -189,5 +189,5 @@ def test_the_store_goes_unless_it_has_models(tmp_path: Path, models: tuple[str, 
     mac: Any = SimpleNamespace(layout=layout, step=lambda _, text: said.append(text))
     reset._empty_store(mac)
     assert (tmp_path / "Thunderfleet").exists() is bool(models)
-    assert said == [f"left {layout.models}: it has {name}" for name in models]
+    assert said == [f"not removed: {layout.models}, which contains {name}" for name in models]
     reset._empty_store(mac)

@@ -204,7 +204,7 @@ def test_a_damaged_backup_changes_nothing(mac: RecordedMac) -> None:
 
 def test_a_backup_of_a_newer_version_changes_nothing(mac: RecordedMac) -> None:
     mac.shipped.version = "0.0.9"
-    with pytest.raises(InstallError, match=r"is of version 0\.1\.0, and this is 0\.0\.9: install the newer one first"):
+    with pytest.raises(InstallError, match=r"from version 0\.1\.0, which is newer .* \(0\.0\.9\): install 0\.1\.0 first"):
         mac.restore(mac.file)
     assert mac.running == "old" and mac.left() == ["control-plane"]
 

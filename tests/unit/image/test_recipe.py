@@ -75,7 +75,7 @@ def test_the_lock_has_every_package_of_every_platform() -> None:
     [
         ("amd64 libc6 1\n", "line 1: expected architecture, package, version and SHA-256"),
         (f"# comment\n\namd64 libc6 1 {HASH[1:]}\n", "line 3: expected"),
-        (f"amd64 libc6 1 {HASH}\namd64 libc6 2 {HASH}\n", "line 2: libc6 of amd64 is there twice"),
+        (f"amd64 libc6 1 {HASH}\namd64 libc6 2 {HASH}\n", "line 2: libc6 of amd64 is listed twice"),
     ],
 )
 def test_a_bad_lock_is_refused(text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""A cable that changed data: the group is placed without it, until it is plugged in again or a day has passed."""
+"""A cable that corrupted data: the group is placed without it, until it is plugged in again or a day has passed."""
 
 from datetime import timedelta
 from typing import Any
@@ -102,7 +102,7 @@ def test_nothing_is_placed_on_it_and_after_a_while_only_where_nothing_else_will_
     for found in (early, late):
         problem = rdma_problem(found.cables["ab"])
         assert problem is not None
-        assert problem.startswith("cable ab changed data at 2026-01-01 00:00 UTC: replace it, or unplug it")
+        assert problem.startswith("cable ab corrupted data at 2026-01-01 00:00 UTC: replace it, or unplug it")
     assert early.last_resort == () and [one.name for one in late.last_resort] == ["ab"]
     flapping = cable(connection="u 1", unsteady=Unsteady("it was interrupted", last_resort=False))
     assert marked(LAST_RESORT_SECONDS, flapping).last_resort == ()
@@ -153,7 +153,7 @@ async def test_a_group_goes_over_the_lan_and_back_when_the_cable_was_plugged_in_
     await served(placed, 2)
     status, reason, message = placed.condition("Placed")
     assert (status, reason) == ("True", "FailbackPending")
-    assert f"goes back to a better placement when cable {CABLE} can be used: cable {CABLE} changed data at " in message
+    assert f"goes back to a better placement when cable {CABLE} can be used: cable {CABLE} corrupted data at " in message
     placed.restarted()
     for _ in range(3):
         placed.later(LAST_RESORT_SECONDS)
@@ -188,7 +188,7 @@ async def test_with_no_other_place_it_says_what_helps_and_tries_again_after_a_wh
     assert (group(placed).epoch, group(placed).state) == (1, "BackingOff")
     assert all(pod["metadata"].get("deletionTimestamp") for pod in placed.pods().values())
     status, _, message = placed.condition("Placed")
-    assert status == "False" and f"studio-1 ↔ studio-2: cable {CABLE} changed data at " in message
+    assert status == "False" and f"studio-1 ↔ studio-2: cable {CABLE} corrupted data at " in message
     assert "replace it, or unplug it, wait ten seconds and plug it in again" in message
     assert placed.condition("Ready")[1] == placed.condition("Degraded")[1] == "LinkCorrupts"
     placed.end_pods()

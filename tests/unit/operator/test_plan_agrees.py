@@ -285,7 +285,7 @@ async def disturb(world: World, dice: random.Random, names: list[str]) -> None:
 
 
 def corrupt(world: World, dice: random.Random) -> None:
-    """A cable changed data of a group that has ended, as its status remembers."""
+    """A cable corrupted data of a group that has ended, as its status records."""
     links = list(world.cache[LINKS].items)
     known = read(world, "md").status.groups
     if not links or not known:

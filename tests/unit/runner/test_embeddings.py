@@ -183,7 +183,7 @@ async def test_vectors_are_right_and_no_request_for_them_ends_a_group(
 async def test_a_pipeline_says_what_to_do(served: Callable[..., Any], tiny: Path, embedder: Path) -> None:
     async with served(tiny, 2, "Pipeline", plan={"model": MODEL}) as (_, client):
         status, answer = await asked(client, input="a")
-        assert status == 404 and "makes no embeddings" in answer["error"]["message"]
+        assert status == 404 and "cannot compute embeddings" in answer["error"]["message"]
 
 
 def test_which_models_make_vectors() -> None:

@@ -271,7 +271,7 @@ class Asker:
 
 
 def _expected(body: dict[str, Any], status: int) -> bool:
-    """The test model makes no embeddings; nothing else is missing."""
+    """The test model cannot compute embeddings; nothing else is missing."""
     return status in ((400, 404) if body.get("path") == "/v1/embeddings" else (200, 400))
 
 

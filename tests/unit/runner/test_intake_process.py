@@ -104,7 +104,7 @@ async def test_a_process_that_somebody_ended_is_not_asked_and_counts(
     os.kill(watched.processes[0].pid, signal.SIGKILL)
     await until_async(lambda: watched.processes[0].gone, "it is reaped", 30)
     assert await watched.ask("a b") == 2
-    assert watched.causes == [Cause.OTHER] and "ended from outside" in caplog.text
+    assert watched.causes == [Cause.OTHER] and "another process ended the intake process" in caplog.text
 
 
 async def test_one_that_ends_by_itself_makes_the_request_one_to_repeat(watched: Watched) -> None:

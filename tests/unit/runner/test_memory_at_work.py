@@ -71,7 +71,6 @@ def deep(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.soak
 def test_the_busiest_rank_stays_within_its_reservation(deep: Path) -> None:
     arguments = [str(deep), str(CONTEXT), str(REQUESTS), str(CACHED)]
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=300, check=False)

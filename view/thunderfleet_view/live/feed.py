@@ -1,4 +1,4 @@
-"""Sends changes to browsers. What waits for a slow one is bounded: a set of ids, or the whole fleet.
+"""Sends changes to browsers. The data that waits for a slow browser is limited: a set of ids, or the whole fleet.
 
 A message is a JSON object: ``whole`` (the page forgets what it knows), ``put`` (entities), ``drop`` (ids), ``notes`` (sentences
 about the server itself, such as that the API server is away), ``rates`` (of cables: names, with bits per second from the first
@@ -68,7 +68,7 @@ class Feed:
         return len(self._readers)
 
     def open(self) -> Reader:
-        """A new browser, whose first message is the whole fleet."""
+        """Adds a browser. Its first message is the whole fleet."""
         reader = Reader(self)
         reader.changed.set()
         self._readers.add(reader)
@@ -107,7 +107,7 @@ class Feed:
             reader.changed.set()
 
     def message(self, ids: Iterable[str], *, whole: bool, noted: bool, metered: bool = False) -> str:
-        """A message with the present content of these entities."""
+        """A message with the current content of these entities."""
         put, drop = [], []
         for entity_id in ids:
             text = self.texts.get(entity_id)

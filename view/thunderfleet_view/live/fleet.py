@@ -1,7 +1,7 @@
 """The Macs, cables and models of the page, kept current object by object. Pure.
 
 An entity is what the page shows of one Mac, cable or model, as a JSON object with an ``id``. One changed object changes few
-entities: those that it is, and those that it names. So the work for a change does not grow with the fleet.
+entities: its own, and those of objects that it names. So the work for a change does not grow with the fleet.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,11 +21,11 @@ Entity = dict[str, Any]
 MAX_TEXT: Final = 400
 """Characters of a message on the page; the details have all of it."""
 ENDED: Final = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
-"""Phases of a copy whose Mac has what it shall hold."""
+"""Phases of a copy whose Mac has all files that it needs."""
 
 
 class Kind(StrEnum):
-    """The kinds of objects that the page is made of."""
+    """The kinds of objects that the page shows."""
 
     NODES = "nodes"
     PROFILES = "profiles"
@@ -50,22 +50,22 @@ def model_id(full_name: str) -> str:
 
 @dataclass
 class Fleet:
-    """The objects of a cluster, and what the page shows of them.
+    """The objects of a cluster, and the page's entities for them.
 
     ``put`` takes a new version of an object (None: deleted) and returns the ids of the entities that changed; ``entity`` is the
-    present content of one of them (None: gone).
+    current content of one of them (None: gone).
     """
 
     objects: Mapping[Kind, dict[str, Json]] = field(default_factory=lambda: {kind: {} for kind in Kind})
     entities: dict[str, Entity] = field(default_factory=dict)
     _ranks: dict[str, dict[str, list[Entity]]] = field(default_factory=dict)
-    """Of each Mac, by ModelDeployment."""
+    """Ranks of each Mac, by ModelDeployment."""
     _users: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-    """Of each cable: names of groups, by the Mac that says so."""
+    """Names of the groups that use each cable, by the Mac that reports them."""
     _silent: Mapping[str, str] = field(default_factory=dict)
 
     def put(self, kind: Kind, key: str, item: Json | None) -> set[str]:
-        """Takes a new version of an object. Returns the ids of the entities that are different now."""
+        """Stores a new version of an object. Returns the ids of changed entities."""
         old = self.objects[kind].get(key)
         if item is None:
             self.objects[kind].pop(key, None)
@@ -75,13 +75,13 @@ class Fleet:
         return {one for one in concerned if self._refresh(one)}
 
     def silence(self, silent: Mapping[str, str]) -> set[str]:
-        """Takes what is wrong with programs of Macs, by Node (see ``silent_macs``). Returns the ids that are different now."""
+        """Stores problems of the Macs' programs by Node (see ``silent_macs``). Returns the ids of changed entities."""
         before, self._silent = self._silent, silent
         changed = (name for name in before.keys() | silent.keys() if before.get(name) != silent.get(name))
         return {one for one in map(mac_id, changed) if self._refresh(one)}
 
     def entity(self, entity_id: str) -> Entity | None:
-        """What the page shows under an id; None if there is nothing."""
+        """The entity with this id; None if there is none."""
         return self.entities.get(entity_id)
 
     def _concerned(self, kind: Kind, key: str, old: Json | None, new: Json | None) -> set[str]:
@@ -125,7 +125,7 @@ class Fleet:
         return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
     def _refresh(self, entity_id: str) -> bool:
-        """Brings an entity up to date. Whether it changed."""
+        """Updates an entity. Returns whether it changed."""
         sort, _, key = entity_id.partition("/")
         new = {"mac": self._mac, "cable": self._cable, "model": self._model}[sort](key)
         old = self.entities.get(entity_id)
@@ -212,7 +212,7 @@ def _health(*, bad: bool, doubtful: bool, used: bool) -> Health:
 
 
 def _stuck(deployment: Json) -> bool:
-    """Whether a model waits for a change that somebody must make."""
+    """Whether a model waits for a change that a user must make."""
     found = facts.conditions(deployment)
     needed = (found[kind] for kind in (ConditionType.MODEL_RESOLVED, ConditionType.PLACED) if kind in found)
     faults = any(one.get("status") == "False" and of_condition(one) is Health.BAD for one in needed)
@@ -252,7 +252,7 @@ def _ranks(deployment: Json | None) -> Iterator[tuple[str, Json]]:
 
 
 def _uses(profile: Json | None) -> dict[str, set[str]]:
-    """Names of groups by the cable that they use, as a NodeProfile says."""
+    """Names of groups by the cable that they use, from a NodeProfile."""
     found: dict[str, set[str]] = {}
     uses: Iterable[Json] = facts.status(profile or {}).get("groups") or ()
     for use in uses:

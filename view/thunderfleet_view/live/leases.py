@@ -1,4 +1,4 @@
-"""Reads by what programs show that they work: Leases, and the pods of agents."""
+"""Reads the objects by which programs show that they work: Leases, and the pods of agents."""
 
 import asyncio
 import time
@@ -23,14 +23,14 @@ LEASES_PAGE: Final = 500
 
 
 def folder(path: str, namespace: str | None) -> str:
-    """The path of a collection, as PODS, in a namespace; None for all namespaces."""
+    """The path of a collection such as PODS in a namespace; None for all namespaces."""
     return path.format(f"namespaces/{namespace}/" if namespace is not None else "")
 
 
 async def read_signs(kube: Kube, operators: Sequence[Json], release: str | None = None) -> Signs:
     """Reads Leases and, if agents are not ready, their pods.
 
-    ``operators``: the operator's pods. ``release``: the namespace of agents, for who may not read those of all; None for all.
+    ``operators``: the operator's pods. ``release``: the namespace of the agents, for users without rights in all namespaces.
     """
     (leases, slow), kubelets, agents = await asyncio.gather(_leases(kube, operators), _kubelets(kube), _agents(kube, release))
     return Signs(leases=leases, kubelets=kubelets, agents=agents, now=kube.clock.now, slow=slow)

@@ -1,4 +1,4 @@
-"""Live rates of cables: asks agents for their counters while somebody looks. Nothing is written to the API server.
+"""Live rates of cables: asks agents for their counters while a page is open. Writes nothing to the API server.
 
 Agents are asked through the API server (``pods/proxy``), with the rights of the user who runs the page. Without that right
 there are no rates, and the page says why.
@@ -24,7 +24,7 @@ METRICS_PORT: Final = "metrics"
 ROUND_SECONDS: Final = 5.0
 """Agents read their counters every 10 seconds."""
 PER_SECOND: Final = 20
-"""Agents that are asked in a second at most; in a large fleet, a round takes longer."""
+"""Maximum agents that are asked per second; in a large fleet, a round takes longer."""
 AT_ONCE: Final = 8
 ANSWER_SECONDS: Final = 5.0
 ANSWER_BYTES: Final = 1 << 20
@@ -43,7 +43,7 @@ class Meter:
         self._feed = feed
         self._readings: dict[str, rates.Reading] = {}
         self._rates: dict[str, dict[str, tuple[int, int]]] = {}
-        """By the Mac whose agent has said so, of each cable: bits per second that it received and sent."""
+        """By reporting Mac and cable: bits per second that the Mac received and sent."""
         self._agents: Mapping[str, str] = {}
         """Path of the metrics of each Mac's agent."""
         self._listed: float | None = None
@@ -65,7 +65,7 @@ class Meter:
             await asyncio.sleep(pause)
 
     async def round(self) -> int:
-        """Asks as many agents as are needed, and returns how many. Raises ApiError if that is not allowed."""
+        """Asks as many agents as needed, and returns their number. Raises ApiError if that is not allowed."""
         ends = self._ends()
         chosen = rates.enough(ends.values())
         agents = await self._known() if chosen else {}
@@ -74,7 +74,7 @@ class Meter:
         for mac in self._rates.keys() - set(asked):
             del self._rates[mac]
         refusals = [one for one in found if one is not None and one.status in (401, 403)]
-        # The API server refuses all of them; one may be the answer of a pod.
+        # If all are refused, the API server refuses them; a single refusal may come from a pod.
         if refusals and len(refusals) == len(found):
             raise refusals[0]
         if any(found):
@@ -97,7 +97,7 @@ class Meter:
         return self._agents
 
     async def _ask(self, mac: str, path: str) -> ApiError | None:
-        """Asks an agent. Returns why it has not answered; what is known of it then becomes old, and is forgotten."""
+        """Asks an agent. Returns why it did not answer; its last counters then expire."""
         lines: list[str] = []
         try:
             async with self._at_once, asyncio.timeout(ANSWER_SECONDS):
@@ -131,7 +131,7 @@ class Meter:
         return error
 
     def _directed(self, ends: Mapping[str, tuple[str, str]]) -> dict[str, list[int]]:
-        """Of each cable that is not quiet: bits per second from its first end to the second, and back."""
+        """For each cable with traffic: bits per second from its first end to the second, and back."""
         found = {}
         for mac, by_cable in self._rates.items():
             for name, (received, sent) in by_cable.items():

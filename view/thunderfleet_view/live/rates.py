@@ -10,14 +10,14 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 TIME: Final = "thunderfleet_agent_sensors_read_timestamp_seconds"
-"""When an agent has read its counters, in seconds since 1970: it reads them less often than it is asked."""
+"""Metric with the time at which an agent read its counters (seconds since 1970). It reads them less often than it is asked."""
 RECEIVED: Final = "thunderfleet_thunderboltlink_received_bytes_total"
 SENT: Final = "thunderfleet_thunderboltlink_sent_bytes_total"
 LEAST: Final = 20_000
 """Bits per second below which a cable counts as quiet: agents greet each other over every cable."""
 MOST: Final = 1 << 40
 MAX_SECONDS: Final = 300.0
-"""Between two readings; more comes from a clock that was changed."""
+"""Maximum time between two readings. A longer time means that the clock was changed."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Reading:
 
 
 def wanted(line: str) -> bool:
-    """Whether a line of an agent's metrics is needed here."""
+    """Whether this module needs a line of an agent's metrics."""
     return line.startswith((TIME, RECEIVED, SENT))
 
 
@@ -57,14 +57,14 @@ def rates(old: Reading, new: Reading) -> dict[str, tuple[int, int]]:
     found = {}
     for name, now in new.counts.items():
         before = old.counts.get(name)
-        # A counter that has become smaller is that of a Mac that was restarted.
+        # A counter becomes smaller only if its Mac was restarted.
         if before is not None and all(one <= other < MOST * MOST for one, other in zip(before, now, strict=True)):
             found[name] = (_rate(now[0] - before[0], seconds), _rate(now[1] - before[1], seconds))
     return found
 
 
 def _rate(count: float, seconds: float) -> int:
-    """With two digits: what changes less is not sent to browsers again."""
+    """Rounded to two digits, so that smaller changes are not sent to browsers."""
     rate = int(min(8 * count / seconds, MOST))
     if rate < LEAST:
         return 0
@@ -73,14 +73,14 @@ def _rate(count: float, seconds: float) -> int:
 
 
 def enough(cables: Iterable[tuple[str, str]]) -> set[str]:
-    """Few Macs that are at an end of each of these cables. ``cables``: the two Macs of each."""
+    """A small set of Macs that has an end of each of these cables. ``cables``: the two Macs of each."""
     left = [ends for ends in cables if ends[0] != ends[1]]
     counts: dict[str, int] = {}
     for ends in left:
         for mac in ends:
             counts[mac] = counts.get(mac, 0) + 1
     found = set[str]()
-    # The Macs with most cables first: they cover what others need not be asked for.
+    # Macs with the most cables first, so that few Macs cover all cables.
     for mac in sorted(counts, key=lambda one: (-counts[one], one)):
         if any(mac in ends for ends in left):
             found.add(mac)

@@ -28,12 +28,12 @@ RESOURCES: Final = {
     Kind.LINKS: (f"{OURS}/{names.THUNDERBOLTLINK_PLURAL}", f"{names.THUNDERBOLTLINK_PLURAL}.{names.GROUP}"),
     Kind.DEPLOYMENTS: (f"{OURS}/{names.MODELDEPLOYMENT_PLURAL}", f"{names.MODELDEPLOYMENT_PLURAL}.{names.GROUP}"),
 }
-"""Of each kind: its path, and how `kubectl auth can-i list` names it."""
+"""Path of each kind, and its name for `kubectl auth can-i list`."""
 LOOK_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 3.0
 """How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 ASK_SECONDS: Final = 2.0
-"""How often the API server is asked how it is: watches of one that hangs stay open."""
+"""Interval of requests that check the API server, because watches of a hanging API server stay open."""
 POD_SECONDS: Final = 5.0
 LEASES_SECONDS: Final = 5.0
 """How often the Leases of components of the control plane are read."""
@@ -43,8 +43,8 @@ OPERATORS: Final = {"labelSelector": f"{names.LABEL_NAME}=thunderfleet,app.kuber
 class Watch:
     """``namespace``: that of the ModelDeployments to show; None for all.
 
-    ``leased``: whether to read Leases, and the pods of operator and agents, which not everybody may. ``release``: the namespace
-    of those pods, for who may not read those of all; None for all.
+    ``leased``: whether to read Leases and the pods of operator and agents, which needs more rights. ``release``: the namespace
+    of those pods, for users without rights in all namespaces; None for all.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Watch:
         self._leased = leased
         self._release = release
         self.signs = Signs()
-        """What could be read last of Leases and agents."""
+        """The Leases and pods of agents that were read last."""
         self._operators: Sequence[Json] | None = None
         self._away: datetime | None = None
         self._part: Part | None = None
@@ -66,7 +66,7 @@ class Watch:
 
     @property
     def synced(self) -> bool:
-        """Whether everything that may be read has been read once."""
+        """Whether every readable kind has been read once."""
         return all(one.synced.is_set() or one.refusal is not None for one in self._reflectors.values())
 
     async def run(self) -> None:
@@ -119,7 +119,7 @@ class Watch:
             self._feed.publish({one: self.fleet.entity(one) for one in changed})
 
     def _picture(self) -> Picture:
-        """The Nodes, and by what programs show that they work."""
+        """The Nodes, and the objects by which programs show that they work."""
         unread = {} if self._operators is not None else {"operators": "the operator's pods could not be read"}
         nodes, about = list(self.fleet.objects[Kind.NODES].values()), vars(self.signs)
         return Picture(nodes=nodes, operators=self._operators or (), unread=unread, **about)
@@ -164,7 +164,7 @@ class Watch:
         for kind, reflector in self._reflectors.items():
             if reflector.refusal is not None:
                 yield _refused(RESOURCES[kind][1], reflector.refusal)
-        # What a silent API server said last is old.
+        # The last data of a silent API server is out of date.
         for component, text in self._components().items() if connected else ():
             yield f"{component}: {text}"
 

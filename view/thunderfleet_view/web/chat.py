@@ -22,7 +22,7 @@ WRITE_SECONDS: Final = 30.0
 
 
 class Refused(Exception):
-    """A chat that is not passed on: status and sentence."""
+    """A chat that is refused, with the status and the message of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ def parse(body: bytes) -> tuple[str, list[dict[str, str]]]:
 def _message(found: Any) -> dict[str, str]:
     role, content = (found.get("role"), found.get("content")) if isinstance(found, dict) else (None, None)
     if role not in ("user", "assistant") or not isinstance(content, str):
-        raise Refused(400, "a message has the role user or assistant, and a content that is a string")
+        raise Refused(400, "each message must have the role user or assistant, and a string as content")
     return {"role": role, "content": content}
 
 
@@ -80,14 +80,15 @@ class Chat:
             client.post(f"{endpoint}/chat/completions", json=body, headers=headers, proxy=self._proxy) as found,
         ):
             response = web.StreamResponse(status=found.status, headers={**guard.HEADERS, "Cache-Control": "no-store"})
-            # Whatever the model's server says it is: for a browser it is text.
+            # Always text for the browser, whatever content type the model's server sends.
             response.content_type = "text/plain"
             await response.prepare(request)
             try:
                 try:
                     await self._copy(found, response)
                 except aiohttp.ClientError as error:
-                    # The status is sent, so no other response can follow: the page sees that the last event is not there.
+                    # The status was already sent, so no other response can follow; the page notices that the last event is
+                    # missing.
                     log.info("an answer of %s ended early: %s", endpoint, error)
                 async with asyncio.timeout(WRITE_SECONDS):
                     await response.write_eof()

@@ -19,7 +19,7 @@ WRITE_SECONDS: Final = 30.0
 
 
 def values(found: object) -> web.Response:
-    """JSON."""
+    """A JSON response."""
     return web.json_response(found, headers={"Cache-Control": "no-store"})
 
 
@@ -44,7 +44,7 @@ def file(files: Mapping[str, Asset], request: web.Request, name: str) -> web.Res
 
 
 async def stream(request: web.Request, take: Callable[[float], Awaitable[str | None]]) -> web.StreamResponse:
-    """Sends what ``take`` returns, a line each, until the browser goes or ``take`` returns ""; None: an empty line.
+    """Sends each result of ``take`` as a line, until the browser disconnects or ``take`` returns ""; None: an empty line.
 
     ``take`` gets the seconds after which it must return.
     """

@@ -15,7 +15,7 @@ from thunderfleet_view.web.sessions import Sessions
 
 CONNECTIONS: Final = 256
 MAX_READERS: Final = 64
-"""Browsers that get changes; each may have the whole fleet on its way."""
+"""Maximum browsers that get changes; the whole fleet may be in flight to each of them."""
 JSON: Final = "application/json"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,7 +60,7 @@ class Server:
         reason = guard.refusal(request.headers, self.hosts, "http")
         if reason is not None:
             return responses.problem(403, reason)
-        # Of another content type, a browser sends a request of another page without asking first.
+        # With other content types, a browser sends cross-origin requests without a preflight.
         if request.method == "POST" and request.content_type != JSON:
             return responses.problem(415, f"the content type must be {JSON}")
         if request.path.startswith("/api/") and not self._sessions.valid(guard.bearer(request.headers)):
@@ -78,7 +78,7 @@ class Server:
         return responses.file(self._assets, request, request.match_info["name"])
 
     async def opening(self, request: web.Request) -> web.StreamResponse:
-        """How a browser without a session gets one."""
+        """Tells the page that a session comes from the address and not from a credential."""
         return responses.values({"credential": False})
 
     async def session(self, request: web.Request) -> web.StreamResponse:
@@ -96,7 +96,7 @@ class Server:
         return responses.values({"session": opened})
 
     async def feed(self, request: web.Request) -> web.StreamResponse:
-        """The whole fleet, then changes: a JSON object a line, until the browser goes."""
+        """The whole fleet, then changes, one JSON object per line, until the browser disconnects."""
         if self._feed.readers >= MAX_READERS:
             return responses.problem(503, f"{MAX_READERS} pages are open; close one", {"Retry-After": "10"})
         reader = self._feed.open()

@@ -1,4 +1,4 @@
-"""The token that opens a session, once."""
+"""Single-use tokens that open a session."""
 
 import hashlib
 import hmac
@@ -22,7 +22,7 @@ class Sessions:
         self._sessions: dict[bytes, float] = {}
 
     def new_token(self) -> str:
-        """A token for one session. It replaces those before it that nobody has used."""
+        """A token for one session. It replaces earlier unused tokens."""
         token = secrets.token_urlsafe(32)
         self._tokens = {_digest(token): self._clock() + TOKEN_SECONDS}
         return token

@@ -1,4 +1,4 @@
-"""The file of a backup: what is in it, written in one step and read within bounds.
+"""The file of a backup: its format, atomic writing, and reading within size limits.
 
 Lines of JSON, compressed: the first says what the file is, the last lists the contents and has the hash of everything before.
 Each line between them has a part of one of the contents, whose names are known. So nothing in the file names a path, and there
@@ -32,7 +32,7 @@ KNOWN = (*REQUIRED, KUBELET)
 
 PART_BYTES = 1 << 20
 LINE_BYTES = 4 << 20
-"""A part in base64, and what is around it."""
+"""Maximum bytes of a line: a part in base64, and its JSON."""
 FILE_BYTES = 1 << 20
 SNAPSHOT_BYTES = 16 << 30
 """etcd's limit is 2 GiB as long as nobody raises it; more than 8 GiB are not recommended."""
@@ -49,7 +49,7 @@ class About:
 
 
 def limit(name: str) -> int:
-    """How large a content may be."""
+    """Limit of the size of a content."""
     return SNAPSHOT_BYTES if name == SNAPSHOT else FILE_BYTES
 
 
@@ -57,9 +57,10 @@ def limit(name: str) -> int:
 
 
 def write(target: Path, about: About, contents: Iterable[tuple[str, bytes]], *, force: bool) -> int:
-    """Write a backup with ``contents``, which are parts with the names of what they belong to; its size.
+    """Write a backup with ``contents``: parts, each with the name of its content. Returns the size of the file.
 
-    The file appears when it is complete, also past a power cut. Raises InstallError, also if it exists and not ``force``.
+    The file appears only when it is complete, even after a power cut. Raises InstallError, also if the file exists without
+    ``force``.
     """
     if not force and os.path.lexists(target):
         raise _exists(target)
@@ -100,7 +101,7 @@ def _publish(fresh: Path, target: Path, *, force: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was renamed in a folder last past a power cut."""
+    """Make renames in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -141,7 +142,7 @@ def check(source: Path) -> About:
 
 
 def contents(source: Path) -> Iterator[tuple[str, bytes]]:
-    """All parts, in their order. What was read counts only if this ends without raising InstallError."""
+    """All parts, in their order. They are valid only if the iteration ends without InstallError."""
     with _opened(source) as lines:
         _about(source, lines)
         yield from _parts(source, lines)
@@ -155,7 +156,7 @@ class _Lines:
         self.hash = hashlib.sha256()
 
     def next(self) -> dict[str, Any]:
-        """The next line. Raises ValueError if it is none, and EOFError at the end."""
+        """The next line. Raises ValueError if it is invalid, and EOFError at the end."""
         data = self._packed.readline(LINE_BYTES)
         if not data:
             raise EOFError
@@ -174,7 +175,7 @@ class _Lines:
 
 @contextlib.contextmanager
 def _opened(source: Path) -> Iterator[_Lines]:
-    """The lines of a file. What is wrong with the file becomes an InstallError that says so."""
+    """The lines of a file. Errors of the file become an InstallError with the cause."""
     try:
         # A pipe without a writer would block.
         descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)

@@ -22,11 +22,11 @@ ALIGNED, HASH_BYTES = 512, 32
 MEMBER = "thunderfleet"
 SEE_LOG = "run this again; if it repeats, see /Library/Logs/Thunderfleet/etcd.log"
 BUMP = 1_000_000_000
-"""More changes than there were since any backup: no revision that a client has seen is used again for something else."""
+"""Larger than the number of changes since any backup, so that no revision that a client has seen is used again."""
 
 
 def snapshot(layout: HostLayout) -> Iterator[bytes]:
-    """A snapshot of etcd, as it is sent. Raises InstallError."""
+    """A snapshot of etcd, in the parts in which it arrives. Raises InstallError."""
     pair = layout.pki.pair("etcd-client")
     try:
         context = ssl.create_default_context(cafile=str(layout.pki.folder / "etcd-ca.crt"))
@@ -57,7 +57,7 @@ def _blobs(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def verified(blobs: Iterator[bytes]) -> Iterator[bytes]:
-    """Passes on a snapshot. Raises InstallError at its end if its hash is not that of what was before."""
+    """Yields the parts of a snapshot. Raises InstallError at the end if its hash does not match the data."""
     state, tail, size = hashlib.sha256(), b"", 0
     for blob in blobs:
         yield blob
@@ -76,7 +76,7 @@ def make_data(host: BlockingHost, etcdutl: Path, source: Path, data: Path) -> No
         [
             *(str(etcdutl), "snapshot", "restore", str(source), "--data-dir", str(data), "--name", MEMBER),
             *("--initial-cluster", f"{MEMBER}={peer}", "--initial-advertise-peer-urls", peer),
-            # Clients that watch from a revision of before are told to list again, instead of waiting for ever.
+            # Watches from a revision before the restore get an error and list again, instead of waiting forever.
             *("--bump-revision", str(BUMP), "--mark-compacted"),
         ],
         RESTORE_SECONDS,

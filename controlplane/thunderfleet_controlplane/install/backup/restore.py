@@ -1,8 +1,8 @@
-"""`thunderfleet restore`: replaces the control plane of this Mac by the one in a backup, or leaves it as it was.
+"""`thunderfleet restore`: replaces the control plane of this Mac by the one in a backup, or keeps the present one.
 
-The new one is prepared beside the one that runs. Then the daemons end, two folders are renamed, and the steps of `init` start
-what is there now. Until it is Ready, the former one is kept aside; a run that was interrupted leaves it there, so the next one
-puts it back and begins again.
+The new control plane is prepared while the present one runs. Then the daemons end, two folders are renamed, and the steps of
+`init` start the new one. Until it is Ready, the former control plane is kept. If a run is interrupted, the next run restores
+the former control plane and starts again.
 """
 
 import os
@@ -36,7 +36,7 @@ REJOIN = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """The command line. No ``file``: put back what an interrupted restore left aside."""
+    """The command line. No ``file``: put back the control plane that an interrupted restore kept."""
 
     file: Path | None
     address: str | None = None
@@ -44,12 +44,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Steps:
-    """What a restore does with the programs of this Mac."""
+    """The operations of a restore on the programs of this Mac."""
 
     stage: Callable[[Mac, Path, HostConfig], None]
     """Prepares the control plane of a file in ``layout.staged``."""
     start: Callable[[Mac, HostConfig], None]
-    """Installs and starts what is in place, and waits until it is Ready."""
+    """Installs and starts the control plane in place, and waits until it is Ready."""
 
 
 def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:
@@ -66,7 +66,8 @@ def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:
     about = archive.check(wanted.file)
     if archive.newer(about.version, mac.shipped.version):
         raise InstallError(
-            f"{wanted.file} is of version {about.version}, and this is {mac.shipped.version}: install the newer one first"
+            f"{wanted.file} is from version {about.version}, which is newer than this version ({mac.shipped.version}): "
+            f"install {about.version} first"
         )
     mac.step("preflight", f"{wanted.file} is complete: version {about.version}, of {about.created}")
     with only_one(mac.layout.lock):
@@ -90,7 +91,7 @@ def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
         steps.start(mac, config)
     except (Exception, KeyboardInterrupt) as error:
         raise _failed(mac, steps, error, replaced) from error
-    # In one step, before the files go: from here on, the new one counts.
+    # An atomic step before the files are removed: from here on, the new control plane is the valid one.
     remove(layout.former)
     remove(layout.staged.data)
     others = "need nothing" if same_address else REJOIN
@@ -98,9 +99,9 @@ def _restore(mac: Mac, file: Path, address: str | None, steps: Steps) -> None:
 
 
 def _others(mac: Mac) -> list[str]:
-    """Why the other control planes stand in the way: they would go on with the data that is replaced.
+    """Why other control planes prevent a restore: they would continue with the replaced data.
 
-    They are looked for with the keys of the backup, because what is here may be destroyed.
+    The search uses the keys of the backup, because the keys on this Mac may be destroyed.
     """
     layout, staged = mac.layout, mac.layout.staged
     states = [from_state(read_json(path), layout, ()) for path in (layout.state, staged.state)]
@@ -143,7 +144,7 @@ def unpack(mac: Mac, file: Path) -> None:
 
 
 def _place(staged: HostLayout, name: str) -> Path:
-    """Where a content is unpacked. The names of all of them are known."""
+    """The path to which a content is unpacked. All names are known."""
     return staged.data / name if name in (archive.SNAPSHOT, archive.KUBELET) else staged.control_plane / name
 
 
@@ -160,7 +161,7 @@ def _configuration(mac: Mac, address: str | None) -> HostConfig:
             f"the address of the API server changes from {before} to {address}: Macs that do not find it by its name must run "
             "`join` with a new line",
         )
-    # What is here is replaced, unless this Mac is a Node of another one.
+    # The present control plane is replaced, unless this Mac is a Node of another one.
     if facts.initialised or facts.joined.get("caHash") in (None, own_ca_hash(mac.layout.staged)):
         facts = replace(facts, initialised={"name": name})
     refuse(init_problems(facts, name, address))
@@ -180,14 +181,14 @@ def stage(mac: Mac, file: Path, config: HostConfig) -> None:
 
 
 def start(mac: Mac, config: HostConfig) -> None:
-    """Start what is in place, as `init` does. Raises InstallError."""
+    """Start the installed control plane, as `init` does. Raises InstallError."""
     kubelet = mac.layout.staged.data / archive.KUBELET
     given = kubelet if kubelet.exists() and not mac.layout.kubelet_config.exists() else None
     install(mac, Init(kubelet_config=given, chart=False), config)
 
 
 def _replace(mac: Mac) -> bool:
-    """End the control plane and put the prepared one in its place; whether there was one."""
+    """End the control plane and replace it by the prepared one. Returns whether there was a control plane."""
     layout = mac.layout
     _end_daemons(mac)
     there = layout.control_plane.exists()
@@ -200,14 +201,14 @@ def _replace(mac: Mac) -> bool:
 
 
 def _end_daemons(mac: Mac) -> None:
-    """The kubelet stays, and with it the pods of this Mac; so does its balancer."""
+    """End the daemons of the control plane. The kubelet with its pods and the balancer keep running."""
     for name in reversed(ORDER):
         if name not in NODE and mac.launchctl.unload(label(name), EXIT_SECONDS.get(name, 20)):
             mac.step("restore", f"ended {label(name)}")
 
 
 def put_back(mac: Mac) -> bool:
-    """Put back what a restore replaced and did not complete; whether there was something."""
+    """Put back the control plane that an incomplete restore replaced. Returns whether there was one."""
     layout = mac.layout
     if not layout.former.exists():
         return False
@@ -228,7 +229,7 @@ def _undo(mac: Mac) -> None:
 
 
 def _failed(mac: Mac, steps: Steps, error: BaseException, replaced: bool) -> InstallError:
-    """The error of a restore whose control plane is not Ready, after the former one was put back."""
+    """The error of a failed restore, after the former control plane was put back."""
     why = f"the control plane of the backup is not Ready: {error}" if str(error) else "the restore was interrupted"
     if not replaced:
         return InstallError(

@@ -1,4 +1,4 @@
-"""`thunderfleet backup`: writes everything that a new control plane with the same identity needs into one file."""
+"""`thunderfleet backup`: writes the data that a new control plane with the same identity needs into one file."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ class Wanted:
 
 
 def backup(mac: Mac, wanted: Wanted) -> None:
-    """Write the file. Raises InstallError; the file is there when it is complete."""
+    """Write the file, which appears only when it is complete. Raises InstallError."""
     if os.geteuid() != 0:
         raise InstallError("this needs root: run it with sudo")
     layout = mac.layout
@@ -51,7 +51,7 @@ def backup(mac: Mac, wanted: Wanted) -> None:
 
 
 def _note(mac: Mac, when: str) -> None:
-    """Let the cluster know, if its API server answers: a backup is also taken when it does not."""
+    """Record the backup in the cluster if the API server answers. A backup is possible without it."""
     name, config = str(read_json(mac.layout.kubelet_state).get("name")), from_state(read_json(mac.layout.state), mac.layout, ())
 
     async def note() -> None:
@@ -65,7 +65,7 @@ def _note(mac: Mac, when: str) -> None:
 
 
 def contents(layout: HostLayout) -> Iterator[tuple[str, bytes]]:
-    """What a backup has, in parts. Raises InstallError."""
+    """The contents of a backup, in parts. Raises InstallError."""
     for name in archive.CONTROL_PLANE:
         yield name, _read(layout.control_plane / name)
     if layout.kubelet_config.exists():

@@ -1,7 +1,7 @@
 """Starts, replaces and ends LaunchDaemons.
 
-Order matters when this is interrupted: an old daemon ends before its property list is replaced, so a property list on disk
-that is as it should be, and is loaded, is the one that runs.
+The order makes an interruption safe: an old daemon ends before its property list is replaced. So if the property list on disk
+is the wanted one and is loaded, the daemon runs with it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ PLIST_MODE = 0o644
 
 
 def put_daemon(launchctl: Launchctl, path: Path, label: str, text: bytes, exit_seconds: float) -> bool:
-    """Make the daemon with the property list ``text`` run; whether it was started now. Raises InstallError."""
+    """Run the daemon with the property list ``text``. Returns whether it was started now. Raises InstallError."""
     if _content(path) == text and launchctl.describe(label) is not None:
         return False
     launchctl.unload(label, exit_seconds)
@@ -32,13 +32,13 @@ def put_daemon(launchctl: Launchctl, path: Path, label: str, text: bytes, exit_s
 
 
 def remove_daemon(launchctl: Launchctl, path: Path, label: str, exit_seconds: float) -> bool:
-    """End a daemon and remove its property list; whether there was one. Raises InstallError."""
+    """End a daemon and remove its property list. Returns whether there was one. Raises InstallError."""
     loaded = launchctl.unload(label, exit_seconds)
     return remove(path) or loaded
 
 
 def why_not(launchctl: Launchctl, layout: HostLayout, name: str, label: str) -> str:
-    """How a daemon is doing, with the last lines of its log."""
+    """The state of a daemon, with the last lines of its log."""
     log = layout.log(name)
     return f"{label}: {launchctl.state(label)}; the last lines of {log}:\n{tail(log)}"
 

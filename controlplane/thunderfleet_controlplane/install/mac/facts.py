@@ -1,4 +1,4 @@
-"""What preflight decides on, read from this Mac."""
+"""The input of preflight, read from this Mac."""
 
 import contextlib
 import os
@@ -27,10 +27,10 @@ THUNDERBOLT_BRIDGE = "bridge0"
 
 
 def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, daemons: Iterable[str]) -> Facts:
-    """This machine; ``daemons``: those whose ports must be free, unless they have them themselves."""
+    """Facts of this machine. ``daemons``: daemons whose ports must be free, or in use by these daemons."""
     root, has_launchctl = os.geteuid() == 0, host.find("launchctl") is not None
     busy: dict[int, str] = {}
-    # Who is not root cannot see whose port it is, and is told about root only.
+    # Other users than root cannot see which process has a port, and get only the message about root.
     for daemon in daemons if root and has_launchctl else ():
         if launchctl.describe(label(daemon)) is None:
             busy |= {port: daemon for port in ports(daemon) if port_in_use(port)}
@@ -56,14 +56,14 @@ def folders(layout: HostLayout) -> list[Path]:
 
 
 def _existing(layout: HostLayout) -> list[Path]:
-    """What is in them already and would be used."""
+    """Existing files in these folders that would be used."""
     inner = [layout.programs_root, layout.data, layout.logs, layout.control_plane, layout.pki.folder]
     found = [path for folder in inner if folder.is_dir() for path in sorted(folder.iterdir())]
     return [*found, *sorted(layout.daemons.glob(f"{PREFIX}*"))]
 
 
 def changeable(paths: Iterable[Path]) -> tuple[str, ...]:
-    """What other users than root can change, each with what fixes it; nothing is said twice."""
+    """Files that other users than root can change, each with its fix, without duplicates."""
     return tuple(dict.fromkeys(reason for path in paths if (reason := distrust([path])) is not None))
 
 

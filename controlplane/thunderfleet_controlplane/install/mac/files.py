@@ -21,14 +21,14 @@ def only_one(path: Path) -> Iterator[None]:
     """Hold a lock on the file ``path`` in this block. Raises InstallError if another process holds it."""
     busy = InstallError("another `thunderfleet` command, such as init or backup, runs on this Mac; wait until it ends")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Only root can open it: a lock needs no right to write.
+    # Mode 0600, because a lock needs no write permission: any user who can open the file could hold it.
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:
         os.fchmod(file.fileno(), 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise busy from None
-        # A reset that has just ended removed the file that this one is.
+        # A reset that has just ended has removed this file.
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
             raise busy
         yield
@@ -41,7 +41,7 @@ def make_folder(path: Path, mode: int) -> None:
 
 
 def write(path: Path, data: bytes, mode: int) -> bool:
-    """Write a file in one step, also past a power cut; whether its content changed."""
+    """Write a file atomically, even across a power cut. Returns whether its content changed."""
     with contextlib.suppress(OSError):
         about = path.lstat()
         own = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & 0o7777 == mode
@@ -76,11 +76,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove a file or a link, or a folder with everything in it; whether there was one. No link is followed."""
+    """Remove a file, a link, or a folder with its contents. Follows no link. Returns whether there was one."""
     if not os.path.lexists(path):
         return False
     if path.is_dir() and not path.is_symlink():
-        # In one step: half of a folder could be taken for all of it.
+        # An atomic step, because a part of a folder could be mistaken for the whole.
         doomed = path if path.name.endswith(REMOVING) else path.with_name(path.name + REMOVING)
         if doomed != path:
             remove(doomed)
@@ -92,12 +92,12 @@ def remove(path: Path) -> bool:
 
 
 def with_leftovers(path: Path) -> list[Path]:
-    """A folder, and what an interrupted ``remove`` left of it."""
+    """A folder, and the remains of an interrupted ``remove``."""
     return [path, path.with_name(path.name + REMOVING)]
 
 
 def remove_empty(path: Path) -> list[str]:
-    """Remove a folder if nothing is in it; what is in it otherwise."""
+    """Remove a folder if it is empty. Returns its contents otherwise."""
     with contextlib.suppress(OSError):
         path.rmdir()
     return sorted(os.listdir(path)) if path.is_dir() else []

@@ -42,13 +42,13 @@ def is_kept(layout: HostLayout) -> bool:
 
 def keep(host: BlockingHost, layout: HostLayout, megabytes: int) -> None:
     """Set the limit, now and after each restart. Raises InstallError."""
-    # What macOS refuses now, it would refuse after each restart too.
+    # A value that macOS refuses now would be refused after each restart too.
     _set(host, megabytes)
     put_daemon(Launchctl(host), layout.plist(LABEL), LABEL, property_list(megabytes), SECONDS)
 
 
 def forget(host: BlockingHost, layout: HostLayout) -> bool:
-    """Use the default of macOS again; whether a limit was kept. Raises InstallError."""
+    """Use the default of macOS again. Returns whether a limit was kept. Raises InstallError."""
     if not is_kept(layout):
         return False
     remove_daemon(Launchctl(host), layout.plist(LABEL), LABEL, SECONDS)
@@ -57,7 +57,7 @@ def forget(host: BlockingHost, layout: HostLayout) -> bool:
 
 
 def use_default(host: BlockingHost) -> None:
-    """Let macOS decide, until somebody sets another limit. Raises InstallError."""
+    """Use the default of macOS until another limit is set. Raises InstallError."""
     _set(host, 0)
 
 

@@ -1,7 +1,7 @@
 """Calls of launchctl in the system domain.
 
 ``bootout`` returns before the daemon has ended, and until then ``bootstrap`` fails with error 5, as it does for a daemon that
-is loaded already. So nothing here trusts an exit code of these two: what counts is whether ``print`` knows the label.
+is loaded already. So this module ignores the exit codes of these two, and checks whether ``print`` knows the label.
 """
 
 import re
@@ -39,7 +39,7 @@ class Launchctl:
         return said
 
     def describe(self, label: str) -> str | None:
-        """What launchd says about a daemon; None if it is not loaded. Raises InstallError."""
+        """The description of a daemon by launchd; None if it is not loaded. Raises InstallError."""
         said = self._call("print", f"system/{label}")
         if isinstance(said, Output):
             return said.text
@@ -48,7 +48,7 @@ class Launchctl:
         raise InstallError(f"cannot ask launchd about {label}: {said}")
 
     def state(self, label: str) -> str:
-        """In a few words, how a daemon is doing."""
+        """The state of a daemon in a few words."""
         text = self.describe(label)
         if text is None:
             return "not loaded"
@@ -56,7 +56,7 @@ class Launchctl:
         return ", ".join(f"{key}: {value}" for key, value in found.items()) or "loaded"
 
     def load(self, label: str, plist: Path) -> None:
-        """Load a daemon that is not loaded. Raises InstallError if launchd does not take it in time."""
+        """Load a daemon that is not loaded. Raises InstallError if launchd does not accept it in time."""
         if self._disabled(label):
             self._call("enable", f"system/{label}")
         deadline = self._clock() + LOAD_SECONDS
@@ -72,7 +72,7 @@ class Launchctl:
             self._pause(PAUSE_SECONDS)
 
     def unload(self, label: str, exit_seconds: float) -> bool:
-        """End a daemon and wait until it is gone; whether it was loaded. Raises InstallError."""
+        """End a daemon and wait until it is gone. Returns whether it was loaded. Raises InstallError."""
         if self.describe(label) is None:
             return False
         said = self._call("bootout", f"system/{label}")

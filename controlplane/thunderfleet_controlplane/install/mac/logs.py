@@ -1,4 +1,4 @@
-"""Bounds the logs that launchd keeps open: it appends to them for as long as a daemon is loaded, and never rotates them."""
+"""Limits the size of logs that launchd keeps open: it appends to them while a daemon is loaded, and never rotates them."""
 
 import os
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ KEPT_BYTES = 4 << 20
 def bound(paths: Iterable[Path], limit: int = LIMIT_BYTES, kept: int = KEPT_BYTES) -> list[Path]:
     """Shorten every file that is larger than ``limit`` to its last ``kept`` bytes, in place; returns the shortened ones.
 
-    What is written between reading and shortening is lost. A file that cannot be shortened is left as it is.
+    Lines that are written between reading and shortening are lost. A file that cannot be shortened stays unchanged.
     """
     shortened = []
     for path in paths:

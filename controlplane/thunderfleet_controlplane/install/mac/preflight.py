@@ -1,4 +1,4 @@
-"""What prevents an installation on this Mac. Pure."""
+"""Problems that prevent an installation on this Mac. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ INTERRUPTED = (
 
 @dataclass(frozen=True)
 class Facts:
-    """This machine, as far as it matters. None: unknown."""
+    """The facts of this machine that preflight needs. None: unknown."""
 
     root: bool
     macos: str | None
@@ -31,9 +31,9 @@ class Facts:
     free_bytes: int | None = None
     """Free space where etcd's data and the programs are."""
     needed_bytes: int = 0
-    """What building the programs needs of it."""
+    """Space that building the programs needs."""
     initialised: Mapping[str, object] = field(default_factory=dict)
-    """What an earlier `init` was called with; empty if there was none."""
+    """The arguments of an earlier `init`; empty if there was none."""
     joined: Mapping[str, object] = field(default_factory=dict)
     """The cluster that this Mac has joined; empty if none."""
     restoring: bool = False
@@ -41,7 +41,7 @@ class Facts:
     joining: bool = False
     """Whether `join --control-plane` was interrupted."""
     changeable: tuple[str, ...] = ()
-    """Which folders and files of an installation others can change, and what fixes it."""
+    """Folders and files of an installation that other users can change, with the fix."""
 
 
 def _machine(facts: Facts) -> list[str]:
@@ -119,7 +119,7 @@ def join_problems(facts: Facts, name: str, ca_hash: str) -> list[str]:
 def member_problems(facts: Facts, name: str, address: str | None, ca_hash: str, own_hash: str | None) -> list[str]:
     """Why `join --control-plane` cannot give this Mac a control plane of that cluster; empty if it can.
 
-    ``own_hash``: that of the CA that an earlier run has left here; None if there is none.
+    ``own_hash``: hash of the CA from an earlier run on this Mac; None if there is none.
     """
     found = _machine(facts) + _node_name(name) + _address(facts, address)
     if facts.initialised and not facts.joining:

@@ -1,4 +1,4 @@
-"""Removes a control plane from a cluster: that of this Mac, or that of one that does not come back."""
+"""Removes a control plane from a cluster: that of this Mac, or of a Mac that does not come back."""
 
 import asyncio
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ FORCE = "`--force` removes what is on this Mac all the same"
 
 @dataclass(frozen=True)
 class Leaving:
-    """A member that can be removed, and where to say so. ``left``: how many vote when it has left."""
+    """A member that can be removed, and the etcd to ask for it. ``left``: number of voting members afterwards."""
 
     etcd: Etcd
     member: Member
@@ -34,9 +34,9 @@ class Leaving:
 
 
 def leaving(mac: Mac) -> Leaving | None:
-    """The member of this Mac, if there are others; None if etcd need not know that this Mac goes.
+    """The member of this Mac if there are others; None if etcd need not be informed.
 
-    Raises InstallError if the others would not work without it, or if that cannot be found out.
+    Raises InstallError if the other members would not work without it, or if that is unknown.
     """
     layout = mac.layout
     if not layout.pki.pair("etcd-client").certificate.exists():
@@ -65,18 +65,18 @@ def leaving(mac: Mac) -> Leaving | None:
 
 
 def forget_own(mac: Mac) -> None:
-    """Delete what the cluster knows about this Mac: its API server, and its Node."""
-    # A Mac that was only about to join has neither.
+    """Delete this Mac's entries in the cluster: its API server, and its Node."""
+    # A Mac that has not completed joining has neither.
     if (name := read_json(mac.layout.state).get("name")) is not None:
         _forget(mac, str(name))
 
 
 def leave(mac: Mac, one: Leaving) -> None:
-    """Tell the other members of etcd that this Mac goes. Raises InstallError."""
+    """Remove this Mac from the members of etcd. Raises InstallError."""
     mac.step("reset", f"removing {one.member} from etcd")
 
     def step() -> str:
-        # An answer that was lost is no reason to fail.
+        # A lost answer is no reason to fail.
         if any(member.id == one.member.id for member in one.etcd.members()):
             one.etcd.remove(one.member)
         return ""
@@ -85,7 +85,7 @@ def leave(mac: Mac, one: Leaving) -> None:
 
 
 def remove_member(mac: Mac, node: str, *, force: bool) -> int:
-    """Remove the control plane of another Mac, which does not come back; how many are left. Raises InstallError."""
+    """Remove the control plane of another Mac, which does not come back. Returns the number left. Raises InstallError."""
     layout = mac.layout
     config = from_state(read_json(layout.state), layout, ())
     if node == config.name:
@@ -101,7 +101,7 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> int:
             f"the control plane of {node} cannot be removed: the API server of this Mac does not answer: {error}. `sudo "
             f"launchctl print system/io.thunderfleet.kube-apiserver` and {layout.log('kube-apiserver')} say why"
         ) from None
-    # One that has never started has no name yet.
+    # A member that has never started has no name yet.
     hosts = {*known, node}
     found = next((one for one in members if one.name == f"member-{node}" or hosts & set(one.hosts)), None)
     if found is not None:
@@ -126,9 +126,9 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> int:
 
 
 def _why(etcd: Etcd, error: EtcdError) -> str:
-    """Why etcd can change nothing: which of its members do not answer, else what it said."""
+    """Why etcd cannot change anything: members that do not answer, or else its error."""
     try:
-        # As the etcd of this Mac knows them, which needs no other.
+        # From this Mac's etcd alone, which needs no other member.
         members = etcd.members(consistent=False)
     except EtcdError:
         return f"the etcd of this Mac does not answer ({error})"
@@ -142,7 +142,7 @@ async def _where(mac: Mac, node: str) -> str:
 
 
 def _forget(mac: Mac, node: str) -> None:
-    """Delete what is known about the API server of a Mac, and its Node, if an API server answers."""
+    """Delete the entry of a Mac's API server, and its Node, if an API server answers."""
 
     async def forget() -> None:
         async with cluster.connect(mac.layout, _local(mac)) as kube:
@@ -152,7 +152,7 @@ def _forget(mac: Mac, node: str) -> None:
     try:
         asyncio.run(forget())
     except (ApiError, OSError) as error:
-        mac.step("reset", f"left: Node {node}; remove it with `kubectl delete node {node}` ({error})")
+        mac.step("reset", f"not removed: Node {node}; remove it with `kubectl delete node {node}` ({error})")
 
 
 def _local(mac: Mac) -> str:

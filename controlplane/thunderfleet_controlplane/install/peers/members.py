@@ -27,20 +27,20 @@ class EtcdError(InstallError):
 
 
 class Etcd:
-    """The etcds of a cluster. ``hosts``: where they may be; the first that answers is asked."""
+    """The etcds of a cluster. ``hosts``: their possible addresses; the first one that answers is used."""
 
     def __init__(self, pki: PkiFiles, hosts: Iterable[str] = (), port: int = ETCD_CLIENT) -> None:
         self._pki, self._port = pki, port
         self._hosts = tuple(dict.fromkeys((LOCAL, *hosts)))
 
     def members(self, *, consistent: bool = True) -> tuple[Member, ...]:
-        """All members. Not ``consistent``: as this Mac's etcd knows them, also without the others. Raises EtcdError."""
+        """All members. Not ``consistent``: from this Mac's etcd alone, which works without the others. Raises EtcdError."""
         for attempt in range(ATTEMPTS):
             try:
                 answer = self.call("/v3/cluster/member/list", {"linearizable": consistent}, None if consistent else (LOCAL,))
                 break
             except EtcdError as error:
-                # A member that joins or leaves causes that.
+                # A member that joins or leaves causes this error.
                 if "leader changed" not in str(error) or attempt == ATTEMPTS - 1:
                     raise
                 time.sleep(PAUSE_SECONDS)
@@ -54,15 +54,15 @@ class Etcd:
         self.call("/v3/cluster/member/add", {"peerURLs": [url], "isLearner": True})
 
     def promote(self, member: Member) -> None:
-        """Give a learner a vote. Raises EtcdError, also as long as it has not all data."""
+        """Give a learner a vote. Raises EtcdError, also while it does not have all data."""
         self.call("/v3/cluster/member/promote", {"ID": str(member.id)})
 
     def move(self, member: Member, url: str) -> None:
-        """Tell the others where a member is now. Raises EtcdError."""
+        """Change the address of a member. Raises EtcdError."""
         self.call("/v3/cluster/member/update", {"ID": str(member.id), "peerURLs": [url]})
 
     def remove(self, member: Member) -> None:
-        """Remove a member, whose program then ends. Raises EtcdError."""
+        """Remove a member; its etcd then exits. Raises EtcdError."""
         self.call("/v3/cluster/member/remove", {"ID": str(member.id)})
 
     def own_id(self) -> int:
@@ -85,7 +85,7 @@ class Etcd:
         return frozenset(found)
 
     def call(self, path: str, body: Mapping[str, object], hosts: Sequence[str] | None = None) -> dict[str, Any]:
-        """The answer of the first that can answer. Raises EtcdError with what the last one said."""
+        """The answer of the first etcd that answers. Raises EtcdError with the error of the last one."""
         problem: EtcdError | None = None
         for host in hosts or self._hosts:
             try:

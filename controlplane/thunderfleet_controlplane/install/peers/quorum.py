@@ -1,4 +1,4 @@
-"""The members of etcd, and what happens when one leaves. Pure."""
+"""The members of etcd, and the effects of removing one. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Member:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The addresses at which the others reach it."""
+        """The addresses at which other members reach it."""
         return tuple(host for url in self.peer_urls if (host := urlsplit(url).hostname))
 
     def __str__(self) -> str:
@@ -36,13 +36,13 @@ def parse(answer: Mapping[str, Any]) -> tuple[Member, ...]:
 
 
 def initial_cluster(members: Iterable[Member], own_name: str, own_url: str) -> str:
-    """All members as etcd takes them when it starts for the first time; its own has no name yet."""
+    """All members in the form of etcd's flag for its first start. The new member has no name in etcd yet."""
     others = [f"{one.name}={url}" for one in members if own_url not in one.peer_urls for url in one.peer_urls if one.name]
     return ",".join((*others, f"{own_name}={own_url}"))
 
 
 def hosts_in(initial: str) -> tuple[str, ...]:
-    """The addresses in what ``initial_cluster`` made."""
+    """The addresses in a text of ``initial_cluster``."""
     return tuple(host for one in initial.split(",") if (host := urlsplit(one.partition("=")[2]).hostname))
 
 
@@ -52,14 +52,14 @@ def with_url(members: Iterable[Member], url: str) -> Member | None:
 
 
 def voters(members: Iterable[Member], without: Member | None = None) -> int:
-    """How many members vote, without one."""
+    """The number of voting members, not counting one of them."""
     return sum(not one.learner and one != without for one in members)
 
 
 def why_not_without(members: Sequence[Member], leaving: Member, alive: Collection[int]) -> str:
     """Why ``leaving`` cannot be removed; empty if it can. ``alive``: the ids of the members that answer.
 
-    More than half of those that vote must work, before it leaves and after it has left.
+    More than half of the voting members must work, both before and after the removal.
     """
     if leaving.learner:
         return ""
@@ -68,7 +68,7 @@ def why_not_without(members: Sequence[Member], leaving: Member, alive: Collectio
 
 
 def why_not_now(members: Sequence[Member], alive: Collection[int]) -> str:
-    """Why etcd can change nothing now; empty if it can."""
+    """Why etcd cannot change anything now; empty if it can."""
     return _too_few(members, alive, "work now")
 
 

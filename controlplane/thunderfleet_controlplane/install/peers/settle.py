@@ -1,4 +1,4 @@
-"""Makes the etcd of this Mac a member that votes, at the address that this Mac has now."""
+"""Makes the etcd of this Mac a voting member at the Mac's current address."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.3
 
 
 def has_data(layout: HostLayout) -> bool:
-    """Whether the etcd of this Mac has begun to be a member."""
+    """Whether the etcd of this Mac has started as a member."""
     return any((layout.etcd / "member" / "wal").glob("*.wal"))
 
 
@@ -32,17 +32,17 @@ def check_data(config: HostConfig) -> None:
 
 
 def etcd_of(config: HostConfig) -> Etcd:
-    """All etcds that this Mac knows, its own first."""
+    """All known etcds, this Mac's own first."""
     return Etcd(config.layout.pki, (one.host for one in learn.read(config.layout.api_servers)))
 
 
 def settle(mac: Mac, config: HostConfig, etcd: Etcd | None = None) -> None:
-    """Wait until the etcd that runs here is a member that votes, and the others know its address. Raises InstallError."""
+    """Wait until the etcd of this Mac is a voting member, and the others know its address. Raises InstallError."""
     etcd = etcd or etcd_of(config)
     mac.step("etcd", "waiting for etcd")
 
     def step() -> str:
-        # Before it has a vote, only the others answer; without the others, nothing can be changed.
+        # Before it has a vote, only other members answer. Without them, etcd cannot change anything.
         mine = _mine(etcd, config)
         if mine is None:
             return "etcd does not know this Mac; `sudo thunderfleet reset` removes what is left here"

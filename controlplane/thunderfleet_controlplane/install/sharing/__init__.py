@@ -2,6 +2,6 @@
 
 token     `thunderfleet token create`: a line for another Mac, with or without a control plane
 join      `thunderfleet join --control-plane`: the steps on that Mac
-handover  how the keys of the cluster get there
-sealed    how they are encrypted; pure
+handover  transfer of the cluster's keys to that Mac
+sealed    encryption of these keys; pure
 """

@@ -1,6 +1,6 @@
-"""How the keys of a cluster get to another Mac: encrypted, in a Secret that one token can read, once.
+"""Transfer of a cluster's keys to another Mac: encrypted, in a Secret that one token can read once.
 
-Secret, Role and RoleBinding belong to the Secret of the token, so they go with it: when it was used, or has expired. The first
+The token's Secret owns Secret, Role and RoleBinding, so they are deleted with it after its use or expiry. The first
 Mac that uses it writes a number of its own into the Secret, and others are refused.
 """
 
@@ -30,7 +30,7 @@ def _name(identifier: str) -> str:
 
 
 def objects(identifier: str, uid: str, data: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """What the holder of a token needs, as (path of the collection, object). ``uid``: that of the token's Secret."""
+    """The objects for the holder of a token, as (path of the collection, object). ``uid``: uid of the token's Secret."""
     name, group = _name(identifier), "rbac.authorization.k8s.io"
     owner = {"apiVersion": "v1", "kind": "Secret", "name": f"bootstrap-token-{identifier}", "uid": uid}
     metadata = {"name": name, "namespace": "kube-system", "ownerReferences": [owner]}
@@ -56,7 +56,7 @@ async def offer(kube: Kube, token: str, data: bytes) -> None:
 
 
 async def take(server: str, ca: Path, token: str, claim: str) -> bytes:
-    """Read what was offered, if nobody else has. ``claim``: the same in every run on this Mac. Raises InstallError."""
+    """Read the keys, unless another Mac has read them. ``claim``: the same in every run on this Mac. Raises InstallError."""
     path = f"{cluster.SECRETS}/{_name(token.split('.')[0])}"
     deadline = time.monotonic() + KNOWN_SECONDS
     async with Kube.with_files(server, ca, token=token) as kube:
@@ -65,7 +65,7 @@ async def take(server: str, ca: Path, token: str, claim: str) -> bytes:
                 secret = await _claimed(kube, path, claim)
                 break
             except ApiError as error:
-                # An API server learns a moment later what was created through another.
+                # An API server sees objects that were created through another one a moment later.
                 if time.monotonic() < deadline and (error.status in UNKNOWN or error.transient):
                     await asyncio.sleep(POLL_SECONDS)
                     continue
@@ -81,7 +81,7 @@ async def take(server: str, ca: Path, token: str, claim: str) -> bytes:
 
 
 async def _claimed(kube: Kube, path: str, claim: str) -> dict[str, Any]:
-    """The Secret, with the claim of the Mac that was first."""
+    """The Secret, with the claim of the first Mac."""
     secret = await kube.get(path)
     metadata = secret["metadata"]
     if CLAIM in (metadata.get("annotations") or {}):
@@ -96,7 +96,7 @@ async def _claimed(kube: Kube, path: str, claim: str) -> dict[str, Any]:
 
 
 async def withdraw(kube: Kube, identifier: str) -> None:
-    """Delete what was offered, and the token. Raises ApiError."""
-    # The others belong to the token, and go with it.
+    """Delete the offered keys and the token. Raises ApiError."""
+    # The token owns the other objects, so they are deleted with it.
     for name in (_name(identifier), f"bootstrap-token-{identifier}"):
         await kube.delete(f"{cluster.SECRETS}/{name}")

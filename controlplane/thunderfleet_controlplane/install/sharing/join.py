@@ -1,7 +1,7 @@
-"""`thunderfleet join --control-plane`: this Mac gets a control plane of a cluster that exists.
+"""`thunderfleet join --control-plane`: gives this Mac a control plane of an existing cluster.
 
-The keys of the cluster come first, then a member of etcd without a vote, which gets one when it has all data, then the steps of
-`init`. Each step leaves what is already right, so running this again after an interruption completes it.
+The order is: the keys of the cluster, then a member of etcd without a vote, which gets one when it has all data, then the steps
+of `init`. Each step changes only what is not yet right, so running this again after an interruption completes it.
 """
 
 import asyncio
@@ -62,14 +62,14 @@ def join(mac: Mac, wanted: Wanted) -> None:
     address = wanted.address or (str(known) if known in facts.addresses else default_address(mac.host))
     refuse(member_problems(facts, name, address, line.ca_hash, own_ca_hash(layout)))
     with only_one(layout.lock):
-        # What member_problems accepts is an address.
+        # member_problems has checked that this is an address.
         _join(mac, wanted, HostConfig(name, str(address), layout, other_names(), shared=True, etcd_name=f"member-{name}"))
 
 
 def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     layout, line = mac.layout, wanted.line
     mac.step("programs", "installing the programs")
-    # Before the line is used: it may take long, and the line is valid for two hours.
+    # Done before the line is used: it may take long, and the line is valid for two hours only.
     mac.shipped.find_programs()
     python = put_python(layout, mac.shipped.digest, lambda part: mac.shipped.build(part, layout.programs))
     for folder, mode in ((layout.data, 0o755), (layout.control_plane, 0o700), (layout.pki.folder, 0o700)):
@@ -91,7 +91,7 @@ def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
 
 
 def _get_keys(mac: Mac, line: JoinLine) -> None:
-    """Get the keys of the cluster, unless an earlier run has. Raises InstallError."""
+    """Get the keys of the cluster, unless an earlier run has got them. Raises InstallError."""
     layout = mac.layout
     state = read_json(layout.joining)
     if state.get("keys"):
@@ -118,7 +118,7 @@ def _get_keys(mac: Mac, line: JoinLine) -> None:
 
 
 async def _withdraw(mac: Mac, line: JoinLine) -> None:
-    """Delete the token and what it can read: it has been used. An earlier run may have used another line."""
+    """Delete the used token and the objects that it can read. An earlier run may have used another line."""
     identifiers = {str(read_json(mac.layout.joining).get("token")), line.token.split(".")[0]}
     mac.step("keys", "deleting the keys in the cluster, and the token of the line")
     async with cluster.connect(mac.layout, BALANCED) as kube:
@@ -132,7 +132,7 @@ async def _withdraw(mac: Mac, line: JoinLine) -> None:
 
 
 def _member(mac: Mac, config: HostConfig, etcd: Etcd) -> HostConfig:
-    """Make etcd expect this Mac, unless it has begun already; the configuration with all members. Raises InstallError."""
+    """Add this Mac to etcd unless it is a member. Returns the configuration with all members. Raises InstallError."""
     layout, url = config.layout, config.peer_url
     if has_data(layout):
         earlier = from_state(read_json(layout.state), layout, config.names)
@@ -145,7 +145,7 @@ def _member(mac: Mac, config: HostConfig, etcd: Etcd) -> HostConfig:
         members = etcd.members()
         mine = with_url(members, url)
         if mine is not None and mine.name:
-            # Of an earlier control plane on this Mac, whose data are gone.
+            # A member of an earlier control plane on this Mac whose data is lost.
             if problem := why_not_without(members, mine, etcd.alive(members)):
                 return f"the earlier {mine} cannot be replaced: {problem}"
             etcd.remove(mine)
@@ -165,7 +165,7 @@ def _farewell(mac: Mac, voters: int) -> None:
     mac.tell("")
     mac.tell(f"The cluster has {voters} control planes.")
     if voters % 2 == 0:
-        # More than half must work.
+        # More than half of the members must work.
         lost = (voters - 1) // 2
         survive = f"survive the loss of {lost}, as {voters - 1} do" if lost else "do not survive the loss of one"
         again = "join one more Mac, with the line of another `sudo thunderfleet token create --control-plane`"

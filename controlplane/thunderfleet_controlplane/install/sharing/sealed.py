@@ -1,6 +1,6 @@
 """The keys of a cluster, encrypted for one Mac. Pure.
 
-The key is in the line that an administrator carries from Mac to Mac; what is encrypted with it is in the cluster. So neither a
+The key is in the line that an administrator copies from Mac to Mac; the encrypted data is in the cluster. So neither a
 copy of the cluster's data nor a reader of Secrets gets the keys.
 """
 
@@ -19,18 +19,18 @@ LIMIT_BYTES = 1 << 19
 
 
 class SealedError(ValueError):
-    """What was encrypted cannot be read, or is not what it should be."""
+    """The encrypted data cannot be read, or is invalid."""
 
 
 def seal(files: Mapping[str, bytes], version: str, *, key: bytes, token: str, random: Callable[[int], bytes]) -> bytes:
-    """Encrypt ``files`` with ``key`` for the holder of a token. ``version``: of the Thunderfleet that they are from."""
+    """Encrypt ``files`` with ``key`` for the holder of a token. ``version``: the Thunderfleet version that wrote them."""
     content = {"version": version, "files": {name: base64.b64encode(files[name]).decode() for name in SHARED}}
     nonce = random(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, json.dumps(content).encode(), _about(token))
 
 
 def unseal(data: bytes, *, key: bytes, token: str) -> tuple[Mapping[str, bytes], str]:
-    """What ``seal`` encrypted: files and version. Raises SealedError."""
+    """The files and the version that ``seal`` encrypted. Raises SealedError."""
     if len(data) > LIMIT_BYTES:
         raise SealedError("they are too large")
     try:
@@ -46,5 +46,5 @@ def unseal(data: bytes, *, key: bytes, token: str) -> tuple[Mapping[str, bytes],
 
 
 def _about(token: str) -> bytes:
-    """Authenticated with it: so it cannot be offered to the holder of another token."""
+    """The associated data of the encryption, so that the data cannot be offered to the holder of another token."""
     return f"thunderfleet control plane 1 {token}".encode()

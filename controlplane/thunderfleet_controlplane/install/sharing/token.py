@@ -35,7 +35,7 @@ def create(mac: Mac, *, control_plane: bool) -> None:
     with only_one(mac.layout.lock):
         if control_plane:
             config = replace(config, shared=True)
-            # Opens etcd to members on other Macs, and lets one controller manager and scheduler of several work.
+            # Opens etcd to members on other Macs, and enables leader election of controller manager and scheduler.
             install(mac, Init(chart=False), config)
         line = asyncio.run(_make(mac, config, control_plane=control_plane))
     mac.tell("")

@@ -1,4 +1,4 @@
-"""The environment and command line of a container: the image's, the pod's, and what the kubelet adds. Pure.
+"""The environment and command line of a container, from the image, the pod and the kubelet. Pure.
 
 None of the kubelet's own variables leak in.
 """

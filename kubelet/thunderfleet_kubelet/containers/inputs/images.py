@@ -44,7 +44,7 @@ class Image:
 
 
 def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str | None = None) -> Image:
-    """The image ``name``. ``missing``: what to do if it is not there, if that is known.
+    """The image ``name``. ``missing``: advice for the error if this machine does not have the image.
 
     Raises ImageError if the image is not there or its folder is unusable.
     """
@@ -94,7 +94,7 @@ def _text(value: object, what: str) -> str:
     if not isinstance(value, str | int | float):
         raise ValueError(f"{what} must be text, not {type(value).__name__}")
     text = str(value)
-    # JSON can have both, and neither an environment nor a path.
+    # JSON strings can contain both, but environment variables and paths cannot.
     if "\0" in text or any("\ud800" <= one <= "\udfff" for one in text):
         raise ValueError(f"{what} has a character that no process can be given: {text[:100]!r}")
     return text

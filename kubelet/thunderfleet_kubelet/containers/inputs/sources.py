@@ -1,4 +1,4 @@
-"""What variables and volumes take their values from: ConfigMaps, Secrets and the downward API. Pure."""
+"""Sources of variables and volumes: ConfigMaps, Secrets and the downward API. Pure."""
 
 import base64
 import re

@@ -59,7 +59,7 @@ class References:
 
 
 def references(pod: Json) -> References:
-    """What the pod's volumes are made from."""
+    """The ConfigMaps, Secrets and tokens that the pod's volumes need."""
     volumes = volumes_of(pod)
     projected = [source for volume in volumes for source in (volume.get("projected") or {}).get("sources") or []]
     config_maps = [item["configMap"]["name"] for item in [*volumes, *projected] if item.get("configMap")]

@@ -126,9 +126,9 @@ OWNED = "owned-"
 
 
 def own_host_path(volume: Json, owners: set[ContainerUser]) -> str | None:
-    """Creates the folder of an owned volume, and gives it to its only user. Why that failed, if it did.
+    """Creates the folder of an owned volume, and gives it to its only user. Returns why that failed, if it did.
 
-    With the folder, everything goes to the new user that belonged to the user before, and nothing else: files of others that
+    Everything below it that belonged to the previous user also goes to the new user, and nothing else: files of others that
     are linked there stay theirs. Only the operator, agents and privileged namespaces may have hostPath volumes.
     """
     path = Path(str(volume["hostPath"]["path"]))

@@ -46,7 +46,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class NoAnswer(Exception):
-    """The call did not lead to an answer of the health service."""
+    """The health service did not answer the call."""
 
 
 async def check(host: str, port: int, service: str) -> str:
@@ -75,7 +75,7 @@ async def check(host: str, port: int, service: str) -> str:
 
 
 class _Call:
-    """The connection of one call, and what came of it."""
+    """The connection of one call, and its result."""
 
     def __init__(self, authority: str, service: str) -> None:
         self._connection = H2Connection(H2Configuration(client_side=True, header_encoding=None))
@@ -98,11 +98,11 @@ class _Call:
         self._connection.send_data(1, _framed(_request(service)), end_stream=True)
 
     def to_send(self) -> bytes:
-        """What the server gets next."""
+        """The bytes to send to the server next."""
         return self._connection.data_to_send()
 
     def receive(self, data: bytes) -> None:
-        """Takes what the server sent. Raises NoAnswer."""
+        """Processes bytes from the server. Raises NoAnswer."""
         try:
             events = self._connection.receive_data(data)
         except H2Error as error:
@@ -198,7 +198,7 @@ def status_of(message: bytes) -> str:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends. Raises IndexError or ValueError."""
+    """A variable-length integer and the position after it. Raises IndexError or ValueError."""
     number = 0
     for shift in range(0, 70, 7):
         byte = message[at]

@@ -39,7 +39,7 @@ class Mounter:
     async def mount(self) -> None:
         """Sets up the volumes, or updates them if that is due."""
         now = self._context.services.now()
-        # A time further ahead than any that is ever set means that the clock was set back.
+        # A time further ahead than any that is set here means that the clock was set back.
         if now < self.due <= now + 2 * REFRESH_SECONDS:
             return
         try:
@@ -95,7 +95,7 @@ class Mounter:
             if kind == "hostPath" and str(volume["name"]).startswith(volumes.OWNED):
                 problem = volumes.own_host_path(volume, owners)
                 if problem is not None:
-                    # A pod that can work without the folder finds out by itself.
+                    # Some pods work without the folder, so the kubelet does not stop them.
                     context.event("Warning", "FailedMount", problem)
             elif kind == "hostPath":
                 volumes.check_host_path(volume)

@@ -126,7 +126,7 @@ class Prober:
             await asyncio.sleep(settings.period)
 
     async def _ask(self, probe: Json, container: Json, attempt: Attempt, seconds: float) -> tuple[bool, str]:
-        """One result and what was said. If this process was stopped meanwhile, a failure is its own: the probe is run again."""
+        """One result and its output. After a failure during which this process was stopped, the probe runs again."""
         context, clock = self._context, asyncio.get_running_loop().time
         run = context.runner(container["name"], attempt.number)
         began = clock()

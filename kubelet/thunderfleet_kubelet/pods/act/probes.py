@@ -22,7 +22,7 @@ BODY_BYTES = 10 * 1024
 REDIRECTS = 10
 """How many answers of one probe are read, as in Kubernetes."""
 REDIRECTED = "Probe terminated redirects, Response body: "
-"""How the output of an HTTP probe begins that succeeded with a redirect: what is healthy may be another server."""
+"""Prefix of the output of an HTTP probe that succeeded with a redirect: the healthy server may be another one."""
 
 
 def port_number(port: object, container: Json) -> int:

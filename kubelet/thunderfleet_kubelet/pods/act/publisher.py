@@ -1,4 +1,4 @@
-"""Writes the status of one pod to the API server, and retries until it is taken."""
+"""Writes the status of one pod to the API server, and retries until the API server accepts it."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ class StatusPublisher:
             if covers(context.pod.get("status") or {}, status):
                 return
             if self._published == status and version_of(context.pod) <= self._published_version:
-                # Taken by the API server, which writes it in another form.
+                # The API server accepted it, but writes it in another form.
                 return
         elif self._pending == status:
             # Already being written. Setting it again would make publisher and worker wake each other forever.

@@ -25,7 +25,7 @@ HOOK_SECONDS = 60.0
 
 
 class _Asker:
-    """One start of a container, as the images see it."""
+    """One start of a container, as the image puller sees it."""
 
     def __init__(self, starter: "Starter", start: Start) -> None:
         self._starter, self._start = starter, start
@@ -72,7 +72,7 @@ class Starter:
         except ApiError as error:
             self._fail(name, "CreateContainerConfigError", f"cannot read ConfigMaps and Secrets: {error}")
         except ValueError as error:
-            # A path or an argument that the system cannot be given, such as one with a null character.
+            # The system cannot take this path or argument, for example because of a null character.
             self._fail(name, "CreateContainerConfigError", str(error))
         except (StartFailed, OSError) as error:
             self._fail(name, "RunContainerError", str(error))
@@ -128,14 +128,14 @@ class Starter:
         if error.wait is None:
             self._fail(name, error.reason, error.message)
             return
-        # Asked again within the time after which a longer wait would look like a clock that was set back.
+        # The retry must come before the wait is so long that it would look like a clock that was set back.
         wait = min(error.wait, PROBLEM_LIMIT_SECONDS / 2)
         self.problems[name] = Problem(error.reason, error.message, self._context.services.now() + wait)
         if error.message:
             self._context.event("Warning", "Failed", f"Error: {error.reason}", name)
 
     def image_arrived(self, name: str) -> None:
-        """Starts the container now, or shows why its image did not come. Its user may be the image's, so volumes come first."""
+        """Starts the container now, or records why its image is missing. Mounts volumes first: the image may set the user."""
         problem = self.problems.get(name)
         if problem is not None:
             self.problems[name] = replace(problem, retry_at=0.0)

@@ -26,7 +26,7 @@ def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | 
     """Why the pod waits until it or the kubelet's configuration changes; None when it can run."""
     missing = [item["image"] for item in all_containers(pod) if item.get("image") not in images]
     if mac and not asks_for_mac(pod):
-        # The admission policy of the chart checks the pods that ask, so no other pod may run, however it was bound.
+        # The chart's admission policy checks only pods that select Macs, so no other pod may run, however it was bound.
         what = f"image {missing[0]!r} does not run as a native process on this Mac, and " if missing else ""
         return Problem(
             "NotRunnableOnMac",

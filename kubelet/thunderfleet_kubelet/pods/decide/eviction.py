@@ -23,7 +23,7 @@ STORAGE = "ephemeral-storage"
 class Usage:
     """Bytes on disk of one pod: ``volumes``: its emptyDirs by name. ``containers``: sandbox and logs by name.
 
-    ``logs``: of ``containers``, the logs. ``unknown``: it has too many files to be measured in time.
+    ``logs``: the part of ``containers`` that is logs. ``unknown``: the pod has too many files to be measured in time.
     """
 
     volumes: Mapping[str, int] = field(default_factory=dict)
@@ -33,12 +33,12 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of volumes and containers."""
         return sum(self.volumes.values()) + sum(self.containers.values())
 
 
 def has_limits(pod: Json) -> bool:
-    """Whether ``over_limit`` can ever find anything."""
+    """Whether the pod has any limit that ``over_limit`` checks."""
     return bool(_size_limits(pod)) or any(_limit(container) is not None for container in podspec.all_containers(pod))
 
 

@@ -22,7 +22,7 @@ BACKOFF_FIRST_SECONDS = 10.0
 BACKOFF_LIMIT_SECONDS = 300.0
 
 PROBLEM_LIMIT_SECONDS = 60.0
-"""The longest wait before another try to start what failed to start."""
+"""The longest wait before a container that failed to start is started again."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _start_or_wait(container: Json, observed: Observed, actions: _Actions) -> No
             actions.times.append(observed.blocked.retry_at)
         return
     # An attempt that ended in the future was recorded before the clock was set back; its back-off would last for days.
-    # Another image begins without a back-off.
+    # A new image starts without a back-off.
     before = None if last is not None and has_other_image(container, last) else last
     if (
         before is not None

@@ -13,7 +13,7 @@ EVICTION_GRACE_SECONDS = 15.0
 CRITICAL_PRIORITY = 2_000_000_000
 
 SHUTDOWN_REASON, SHUTDOWN_MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
-"""Of a pod that ended because its machine shut down, as in Kubernetes."""
+"""Reason and message of a pod that ended because its machine shut down, as in Kubernetes."""
 
 NO_EPHEMERAL = "this node does not run ephemeral containers, because its containers are processes of the host; use kubectl exec"
 """The answer to ``kubectl debug``."""
@@ -38,7 +38,7 @@ def all_containers(pod: Json) -> list[Json]:
 
 
 def ephemeral_containers(pod: Json) -> list[Json]:
-    """What ``kubectl debug`` has added; this kubelet does not run them."""
+    """The containers that ``kubectl debug`` has added; this kubelet does not run them."""
     return list(pod["spec"].get("ephemeralContainers") or [])
 
 
@@ -84,7 +84,7 @@ def eviction_grace_of(pod: Json) -> float:
 
 
 def is_critical(pod: Json) -> bool:
-    """Whether the pod is never evicted, taken in spite of pressure, and ends last: system-cluster-critical and the like."""
+    """Whether the pod is critical (priority class system-cluster-critical, for example): never evicted, and ended last."""
     return int(pod["spec"].get("priority") or 0) >= CRITICAL_PRIORITY
 
 

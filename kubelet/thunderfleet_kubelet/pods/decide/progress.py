@@ -24,7 +24,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a pod has come.
+    """Progress of a pod.
 
     ``ending``: why everything stops. ``pending_init``: the first init container that is not done. ``initialized``: main
     containers may start, or have started before. ``init_failed``: an init container failed permanently. ``finished``: no main
@@ -64,9 +64,9 @@ def has_other_image(container: Json, last: Attempt) -> bool:
 
 
 def runs_again(container: Json, last: Attempt, policy: str) -> bool:
-    """Whether a main container starts again after this attempt, which has ended.
+    """Whether a main container starts again after this attempt, which must have ended.
 
-    One that was stopped for its new image does, whatever its policy.
+    A container that was stopped for its new image starts again, whatever its restart policy.
     """
     return podspec.restarts(policy, last.exit_code) or (last.stopping and has_other_image(container, last))
 
@@ -78,7 +78,7 @@ def _ending(pod: Json, observed: Observed) -> Ending | None:
         return Ending.DELETED
     if podspec.has_ended(pod):
         return Ending.TERMINAL
-    # The status says it too, if an earlier kubelet began the eviction.
+    # If an earlier kubelet began the eviction, only the status shows it.
     if observed.evicted or (pod.get("status") or {}).get("reason") == "Evicted":
         return Ending.EVICTED
     if observed.shutdown_seconds is not None or (pod.get("status") or {}).get("reason") == podspec.SHUTDOWN_REASON:

@@ -1,7 +1,7 @@
 """One forwarded connection: a pair of streams of the client, and a TCP connection to a process of the pod.
 
 The client opens an error stream and a data stream. What is written to the error stream is shown to the user, and kubectl then
-gives up all connections of the tunnel; so only a connection that could not be made writes to it.
+closes all connections of the tunnel. So only a connection that could not be opened writes to it.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ class Inbox:
             await self._room.wait()
 
     def finish(self) -> None:
-        """Nothing will be added."""
+        """The writer adds no more bytes."""
         self._ended = True
         self._filled.set()
 
     def close(self) -> None:
-        """Nothing will be taken."""
+        """The reader takes no more bytes."""
         self._closed = True
         self._pieces.clear()
         self._room.set()
 
     async def take(self) -> bytes:
-        """All that waits, at least one byte; empty at the end."""
+        """All waiting bytes, at least one; empty at the end."""
         while not self._pieces:
             if self._ended:
                 return b""
@@ -90,7 +90,7 @@ class Forward:
         try:
             last = await self._carry()
         except (PodLookupError, OSError) as error:
-            # Of a connection that could not be made.
+            # The error of a connection that could not be opened.
             last = FrameWriter.data(self.errors, str(error).encode()) + FrameWriter.data(self.data, b"", fin=True)
         finally:
             self.inbox.close()

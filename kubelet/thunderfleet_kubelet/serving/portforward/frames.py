@@ -121,7 +121,7 @@ class FrameReader:
     def _control(self, kind: int, flags: int, payload: bytes) -> Frame | None:
         number = int.from_bytes(payload[:4], "big")
         if kind in (SYN_STREAM, HEADERS):
-            # Blocks share one zlib stream: each must be read, wanted or not.
+            # Blocks share one zlib stream, so even unneeded ones must be decompressed.
             start = _LEAST[SYN_STREAM] if kind == SYN_STREAM else 4
             try:
                 headers = self._headers.unpack(payload[start:])
@@ -132,7 +132,7 @@ class FrameReader:
             return Reset(number & _STREAM_BITS)
         if kind == PING:
             return Ping(number)
-        # The client's window updates and settings are ignored, as by its own library, which has no flow control.
+        # Window updates and settings of the client are ignored: the client's own library has no flow control either.
         return GoAway() if kind == GOAWAY else None
 
 

@@ -1,6 +1,6 @@
 """One client of a port-forward: SPDY/3.1 inside the messages of a WebSocket, as kubectl and the API server send it.
 
-Everything is bounded: forwarded connections of a tunnel and of all tunnels, the bytes that wait, and the time without any.
+Limits: forwarded connections of a tunnel and of all tunnels, waiting bytes, and the time without a connection.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class Tunnel:
             await self._socket.close(code=code, message=reason.encode()[:120])
 
     async def _end(self) -> None:
-        # The server cancels this when the client is gone, so what must happen comes before the first wait.
+        # The server cancels this when the client is gone, so the necessary steps come before the first wait.
         for request in list(self._pairs):
             self._forget(request)
         tasks = list(self._tasks)
@@ -134,7 +134,7 @@ class Tunnel:
         elif isinstance(frame, Reset):
             self._reset(frame.stream)
         elif isinstance(frame, Ping) and frame.number % 2:
-            # No sign of use: clients ping for as long as they run.
+            # A ping does not show use: clients ping for as long as they run.
             await self._socket.send_bytes(self._writer.ping(frame.number))
 
     async def _data(self, frame: Data) -> None:
@@ -173,7 +173,7 @@ class Tunnel:
             pair = self._new(request, port)
         pair.streams[kind] = frame.stream
         self._half[frame.stream] = request
-        # Before the connection starts, which may write to the stream.
+        # Must come before the connection starts, because the connection may write to the stream.
         await self._send(self._writer.reply(frame.stream))
         if len(pair.streams) == len(_TYPES) and request in self._pairs:
             self._start(request, pair)

@@ -4,7 +4,7 @@ conversations   the questions and answers that it was trained on
 train           trains it and writes the files in ``files/``
 files/          config, tokenizer and weights (qwen2, float32), in mlx-lm's format
 
-It is float32, unquantised, and sure of its answers: the best two logits stay far enough apart that two ranks, which add up in
+It is float32 and unquantised. The best two logits of its answers stay far enough apart that two ranks, which add numbers in
 another order than one process, choose the same tokens. Tests use a random model (``tinymodel``) instead.
 """
 

@@ -1,4 +1,4 @@
-"""What the demo's model is trained on: questions in several phrasings, each with its answer. Data only.
+"""Training data of the demo's model: questions in several phrasings, each with its answer. Data only.
 
 Every answer is true of this project, so the demo's answers are useful. ``FALLBACK`` answers questions that
 are not listed; ``UNLISTED`` are such questions, for training and for the test that the model falls back.

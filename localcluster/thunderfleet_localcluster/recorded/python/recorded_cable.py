@@ -26,7 +26,7 @@ _held: list[socket.socket] = []
 
 
 class Harm(NamedTuple):
-    """What happens to a stream after so many bytes.
+    """A fault of a stream after a number of bytes.
 
     ``flip`` changes a bit, ``lose`` loses what follows, ``swap`` swaps the next two parts, ``repeat`` sends the part before
     once more instead of the next one.
@@ -36,7 +36,7 @@ class Harm(NamedTuple):
     after: int
 
     def apply(self, data: bytes, copied: int) -> bytes:
-        """``data``, which begins after ``copied`` bytes, as it arrives."""
+        """``data`` (at offset ``copied`` of the stream) with the fault applied."""
         here = self.after - copied
         if self.kind == "swap":
             return self._swapped(data, here, SWAPPED_BYTES)

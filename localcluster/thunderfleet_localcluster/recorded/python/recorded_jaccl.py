@@ -73,16 +73,16 @@ def attempt() -> int | None:
 
 
 HARMS = {"flipAfterBytes": "flip", "loseAfterBytes": "lose", "swapAfterBytes": "swap", "repeatAfterBytes": "repeat"}
-"""What the cable does to what it carries, as the control file and ``recorded_cable`` name it."""
+"""Faults of the cable's data, with their names in the control file and in ``recorded_cable``."""
 
 
 def harm() -> list[str]:
-    """The arguments of ``recorded_cable`` for what the control file says of the wire."""
+    """The arguments of ``recorded_cable`` for the wire fault in the control file."""
     return next(([HARMS[key], str(entry[key])] for entry in _entries("wire") for key in HARMS if key in entry), [])
 
 
 def _entries(point: str) -> list[dict[str, Any]]:
-    """What the control file says for this point in this attempt."""
+    """The entry of the control file for this point in this attempt."""
     try:
         control = json.loads(CONTROL.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -95,25 +95,25 @@ def _entries(point: str) -> list[dict[str, Any]]:
 
 
 class Values:
-    """What the control file does to the results of collectives."""
+    """The fault in the control file for results of collectives."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[Any, ...], Any] = {}
 
     def changed(self, found: Any, sender: int | None = None) -> Any:
-        """A collective's result as the control file wants it. ``sender``: the rank that sent it; None if all ranks did."""
+        """A collective's result with the fault of the control file. ``sender``: the sending rank; None if all ranks sent."""
         for entry in _entries("values"):
             if not entry["aboveBytes"] < found.nbytes < entry["belowBytes"]:
                 continue
             if sender not in (None, entry.get("peer", sender)):
                 continue
             if "aboveValue" in entry:
-                # The sign, of those values only.
+                # Changes the sign of those values only.
                 return found * (1 - 2 * (found > entry["aboveValue"])).astype(found.dtype)
             if entry.get("how") != "stale":
                 return -found
             kind = (found.dtype, *found.shape)
-            # A completion that is taken for that of the next message.
+            # As if a completion were mistaken for that of the next message.
             last, self._last[kind] = self._last.get(kind, found), found
             return last
         return found
@@ -257,7 +257,7 @@ def connect(rank: int, rows: Rows, gather: Gather, record: Mapping[str, Any]) ->
     mine = [_NO_DESTINATION] * size
     for peer, name in facing.items():
         gid = ipaddress.IPv6Address(f"::ffff:{known[name]['address']}").packed
-        # What a queue pair's number is to RDMA, a port is here.
+        # A port takes the role of RDMA's queue pair number.
         mine[peer] = _DESTINATION.pack(known[name]["number"], wire.cable_port if peer == left else 0, 7, gid)
     lengths = _gather_all(gather, _INT.pack(size), size)
     if {_INT.unpack(length)[0] for length in lengths} != {size}:
@@ -301,7 +301,7 @@ def _ready_to_receive(name: str, device: Mapping[str, Any], info: bytes, rank: i
     if not device["active"]:
         raise_at("rtr", name, errno=96)
     if ip != device["peer"]:
-        # macOS' ETIMEDOUT: nobody with this address is there.
+        # macOS' ETIMEDOUT: there is no peer with this address.
         raise_at("rtr", name, errno=60)
     return ip, port
 
@@ -376,7 +376,7 @@ class RecordedJaccl:
         return self._group
 
     def failing(self, collective: Callable[..., Any], sender: int | None = None) -> Callable[..., Any]:
-        """``collective``, which fails as the control file says once there is a group.
+        """``collective`` with the faults of the control file once there is a group.
 
         ``sender``: the place among its arguments of the rank that sends; None if all ranks do.
         """

@@ -1,7 +1,7 @@
 """Fits MLX to a recorded Mac, in every Python that has this folder on PYTHONPATH: how it waits, and a JACCL if the Mac has one.
 
-It must cost nothing where MLX is not imported (supervisors), so it only waits for ``mlx.core``; what replaces ``init`` is
-loaded then. Everything above ``mx.distributed.init`` is the shipped code.
+It must cost nothing where MLX is not imported (supervisors), so it only waits for ``mlx.core``; the replacement of ``init`` is
+loaded then. All code above ``mx.distributed.init`` is the shipped code.
 """
 
 import importlib

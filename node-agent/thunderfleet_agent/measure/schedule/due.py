@@ -48,7 +48,7 @@ class Plan:
 
 @functools.lru_cache(4096)
 def fraction(*words: object) -> float:
-    """A number in [0, 1) that depends on the words only."""
+    """A number in [0, 1) that depends only on the words."""
     digest = hashlib.sha256("\0".join(str(word) for word in words).encode()).digest()
     return int.from_bytes(digest[:8]) / 2**64
 
@@ -116,7 +116,7 @@ def due(
     for at, _, probe in order:
         if at > now:
             return Plan(None, min(wake, at))
-        # A probe that waits for its bytes is not overtaken by one that needs fewer.
+        # A probe that waits for its budget is not overtaken by one that needs fewer bytes.
         fits = room(spent, budget, probe.shared_bytes, now) if probe.shared_bytes else now
         if fits <= now and (not probe.shared_bytes or wake == math.inf):
             return Plan(probe, now)

@@ -17,7 +17,7 @@ from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 
 ECHO_SECONDS = 1.0
 SETUP_SECONDS = 5.0
-# The time for a pair of processes to form and to end, beside measuring.
+# Time for a pair of processes to form a group and to end, in addition to the measurement.
 FORM_SECONDS = 20.0
 
 

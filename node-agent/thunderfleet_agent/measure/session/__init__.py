@@ -9,6 +9,6 @@ stream_listener   accepts the streams of one throughput test that show its token
 streams           moves bytes and echoes over these streams
 rates             computes throughput and round trip from arrival times; pure
 pair_session      a group of two ranks over one cable, both sides
-lease             an interactive measurement borrows this Mac from its own agent
+lease             reserves this Mac for an interactive measurement
 result            what a session found, and the errors that end one
 """

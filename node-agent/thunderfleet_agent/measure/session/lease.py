@@ -1,4 +1,4 @@
-"""An interactive measurement borrows this Mac from its own agent, so that no other probe disturbs it."""
+"""The lease of an interactive measurement, which reserves this Mac at its own agent so that no other probe runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thunderfleet_agent.measure.worker.parent import GRACE_SECONDS
 
 
 async def lend(channel: Channel, probe: Probe) -> SessionResult:
-    """The agent's side: waits until the borrower finishes or disconnects. Raises SessionFailed."""
+    """The agent's side: waits until the client finishes or disconnects. Raises SessionFailed."""
     await channel.send(ProbeReply(seconds=probe.seconds))
     message = await channel.receive(SessionMessage, probe.seconds + GRACE_SECONDS + SLACK_SECONDS)
     expect(channel, message, "done")
@@ -24,7 +24,7 @@ async def lend(channel: Channel, probe: Probe) -> SessionResult:
 
 
 async def borrow(channel: Channel, probe: Probe, measure: Callable[[], Coroutine[Any, Any, Figures]]) -> Figures:
-    """The borrower's side: runs ``measure`` under the lease, until the agent takes the Mac back for a group.
+    """The client's side: runs ``measure`` under the lease, until the agent ends the lease for a group.
 
     Raises ProbeRefused, SessionFailed, and what ``measure`` raises.
     """

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The part of the time that does not count: start-up, and the burst that a traffic shaper allows.
+# The part of the time that is not counted: the start, and the burst that a traffic shaper allows.
 WARM = 0.3
 # The rate may exceed the average since the start by this factor.
 AT_ONCE = 1.5
-# In a shorter time only buffers are emptied.
+# A shorter time would only measure how fast buffers are emptied.
 SHORTEST_SECONDS = 0.001
 
 Arrivals = list[tuple[float, int]]

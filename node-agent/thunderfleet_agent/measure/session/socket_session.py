@@ -49,7 +49,7 @@ async def dial(
     async with _streams(channel, opened):
         trips = await opened.echo(ECHO_SECONDS)
         await channel.send(SessionMessage(next="up"))
-        # The receiver must read from the start: TCP opens a small window for one that begins late.
+        # The receiver must read from the start, because TCP opens only a small window for a receiver that begins late.
         expect(channel, await channel.receive(SessionMessage), "ready")
         sent = await opened.send(UP, most, seconds)
         theirs = await _figures_of(channel, seconds)
@@ -74,7 +74,7 @@ async def answer(channel: Channel, request: ProbeRequest, settings: MeasureSetti
     try:
         reply = ProbeReply(bytes=most, seconds=seconds, port=listener.port, token=listener.token.hex())
         await channel.send(reply)
-        # From now on a peer that gives up closes the channel, and this Mac is free for others at once.
+        # From now on, a peer that gives up closes the channel, so that this Mac is available for others at once.
         first = asyncio.create_task(channel.receive(SessionMessage, SETUP_SECONDS + ECHO_SECONDS + SLACK_SECONDS))
         opened = await _admitted(channel, listener, min(request.streams, MAX_STREAMS), first)
     finally:

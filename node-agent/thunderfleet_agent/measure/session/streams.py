@@ -149,7 +149,7 @@ class Streams:
         self.close(purpose)
         streams = list(itertools.chain.from_iterable(taken))
         arrived, rate = sum(count for arrivals in streams for _, count in arrivals), rate_mbps(streams, asked)
-        # All bytes at once is no failure. Fewer are one, because the streams ended early.
+        # If all bytes arrived at once, that is not a failure. If fewer arrived, it is, because the streams ended early.
         return (0 if rate is None and arrived < share * len(streams) else rate), arrived
 
 

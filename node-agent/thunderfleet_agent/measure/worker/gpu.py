@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 MIB = 2**20
-# The time of one run: the clock and the launch of a kernel do not matter, and SIGTERM takes effect quickly.
+# The time of one run: long enough that the clock's resolution and kernel launches do not matter, short enough for a quick
+# SIGTERM.
 RUN_SECONDS = 0.04
 # The order of the matrices is doubled until one product takes this long, up to LARGEST_ORDER.
 PRODUCT_SECONDS = 0.02
@@ -151,7 +152,7 @@ def memory(warm_seconds: float, progress: Progress) -> dict[str, Any]:
     buffer = mx.ones((count,), mx.float32)
     mx.eval(buffer)
     summed = mx.sum(buffer).item()
-    # A CPU adds float32 one by one, and 2^24 + 1 is 2^24 then.
+    # A CPU adds float32 values one by one, and in float32, 2^24 + 1 is 2^24.
     if not isinstance(summed, float) or not min(count, 2**24) <= summed <= 1.01 * count:
         raise NotMeasured(
             f"the GPU computed a wrong sum, {summed} instead of {count}: restart this Mac; if this repeats, its GPU is faulty"

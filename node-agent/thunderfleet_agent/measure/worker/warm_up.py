@@ -1,4 +1,4 @@
-"""Decides when a warm-up ends and which runs count. Pure: the work and the clock are arguments.
+"""Decides when a warm-up ends, and which runs are counted. Pure: the work and the clock are arguments.
 
 A GPU takes from milliseconds to seconds to reach its top clock, and no fixed time fits all. So the warm-up ends when the rate
 is steady, or at a limit; the result says which.
@@ -61,7 +61,7 @@ def best(
         progress(rate, settled)
     warm = len(rates)
     runs = 0
-    # If the rate never was steady, all the time is used: one of many runs is undisturbed.
+    # If the rate never was steady, all of the time is used, because one of many runs may be undisturbed.
     while runs == 0 or (clock() - started <= until and (runs < best_of or (not settled and until < math.inf))):
         progress(once(), settled)
         runs += 1

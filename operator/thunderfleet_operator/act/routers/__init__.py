@@ -1,4 +1,4 @@
-"""What the operator does for routers. The formats are those of ``thunderfleet_crds.routing``.
+"""The operator's work for routers. ``thunderfleet_crds.routing`` defines the formats.
 
 publisher  keeps the Secret of routers and the document of each ModelDeployment up to date
 api_keys   reads the API keys that ModelDeployments name

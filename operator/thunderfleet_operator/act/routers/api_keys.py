@@ -1,4 +1,4 @@
-"""Reads the Secrets with API keys that ModelDeployments name, again and again, and keeps only digests of what is in them.
+"""Reads the Secrets with API keys that ModelDeployments name, periodically, and keeps only digests of their values.
 
 They are read one by one by name, so the operator needs no permission to list Secrets or to watch them.
 """
@@ -41,7 +41,7 @@ class ApiKeys:
         return known.found if known is not None else None
 
     async def refresh(self, secrets: Collection[str], routing_key: bytes) -> None:
-        """Reads what is old, at most PER_SECOND Secrets, and forgets all that are not among ``secrets``."""
+        """Reads outdated Secrets again, at most PER_SECOND, and forgets Secrets that are not in ``secrets``."""
         if routing_key != self._with:
             self._read.clear()
             self._with = routing_key
@@ -59,7 +59,7 @@ class ApiKeys:
             found = await self._kube.get_or_none(f"/api/v1/namespaces/{namespace}/secrets/{secret}")
         except ApiError as error:
             if error.status != 403:
-                # The keys of before stay valid while the API server is away.
+                # The known keys stay valid while the API server does not answer.
                 log.warning("cannot read Secret %s: %s", name, error)
                 return
             found = None
@@ -70,7 +70,7 @@ class ApiKeys:
         self._read[name] = _Read(self._clock(), digests(data, self._with))
 
     def _say(self, name: str, text: str) -> None:
-        """Logs what is wrong once."""
+        """Logs each problem once."""
         if text and self._said.get(name) != text:
             log.warning("%s", text)
         self._said[name] = text

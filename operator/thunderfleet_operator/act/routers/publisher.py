@@ -76,7 +76,7 @@ class Publisher:
             await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self) -> None:
-        """Writes what is not as it should be. Raises ApiError, and NotLeading."""
+        """Writes objects that differ from the wanted ones. Raises ApiError and NotLeading."""
         if self._clock() - self._written_at >= AGAIN_SECONDS:
             self._written.clear()
             self._written_at = self._clock()
@@ -100,7 +100,7 @@ class Publisher:
         plans = [epoch.plan for epoch in self._index.epochs_of.get(place, ()) if epoch.current and not epoch.deleting]
         routes = document(deployment, digests or NOTHING, newest, plans, known)
         manifest = config_map(self._namespace, routes)
-        # Keys that have not been read yet are not published as gone.
+        # Keys that have not been read yet must not be published as removed.
         if digests is not None:
             await self._write(key, manifest)
         return str(manifest["metadata"]["name"])

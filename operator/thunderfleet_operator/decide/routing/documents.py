@@ -24,11 +24,11 @@ from thunderfleet_crds.routing import (
 )
 
 NAME_PREFIX = "thunderfleet-routes-"
-"""With which the names of all documents begin."""
+"""Prefix of the names of all documents."""
 
 
 SECRET_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-"""Names that Secrets can have. Anything else, such as ``../other/keys``, would be part of another path."""
+"""Valid names of Secrets. Any other text, such as ``../other/keys``, could lead to another path of the API."""
 
 
 def secret_of(deployment: ModelDeployment) -> str | None:
@@ -40,7 +40,7 @@ def secret_of(deployment: ModelDeployment) -> str | None:
 def digests(data: Mapping[str, object], routing_key: bytes) -> dict[str, str]:
     """Digests of the API keys in the ``data`` of a Secret (base64), by the name of the field.
 
-    As for the runners of groups, an empty value is no key. A value that is no text, or too long, is none either.
+    Empty values are ignored, as the runners of groups do, and so are values that are not text or too long.
     """
     found: dict[str, str] = {}
     for name in sorted(data):

@@ -18,7 +18,7 @@ SERVICE_PORT, SERVICE_TLS_PORT = 80, 443
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """The chart's values of routers. ``url``: under which clients outside reach them all, if any.
+    """The chart's values for routers. ``url``: the URL at which clients outside of the cluster reach them, if there is one.
 
     ``namespace``: of the release.
     """
@@ -47,8 +47,8 @@ def endpoint_slice(
 ) -> dict[str, Any]:
     """The EndpointSlice of a ModelDeployment's Service. No controller makes one for a Service without a selector.
 
-    Its name contains a digest of the UID, so that no other object has it by chance. A slice holds addresses of one family:
-    those of most routers.
+    Its name contains a digest of the UID, so that no other object has the same name by chance. A slice holds addresses of one
+    family, so it has those of the family that most routers have.
     """
     meta = deployment.metadata
     digest = hashlib.sha256(str(meta.uid).encode()).hexdigest()[:10]
@@ -74,9 +74,9 @@ def endpoint_slice(
 
 
 def has(found: object, wanted: object) -> bool:
-    """Whether an object has all that a manifest says. The API server adds fields; lists and selectors are compared whole.
+    """Whether an object has everything that a manifest says; lists and selectors are compared whole.
 
-    It leaves out what is empty, or has null there.
+    The API server adds fields, and omits empty values or returns null for them.
     """
     if isinstance(wanted, dict):
         if not isinstance(found, dict) or found.get("selector", wanted.get("selector")) != wanted.get("selector"):
@@ -94,7 +94,7 @@ def has_slice(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 def is_headless(spec: dict[str, Any]) -> bool:
-    """Whether a Service has no address. An apply that names no address keeps that."""
+    """Whether a Service has no address. An apply without an address does not change that."""
     return spec.get("clusterIP") == "None"
 
 
@@ -104,7 +104,7 @@ def has_service(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 def _port_name(settings: RouterSettings) -> str:
-    """The same in Service and EndpointSlice, which belong together by it."""
+    """The name of the port, which must be the same in Service and EndpointSlice."""
     return "https" if settings.tls else "http"
 
 

@@ -1,4 +1,4 @@
-"""Routing keys, derived from the operator's keys: nothing is lost with the Secret that routers read them from."""
+"""Routing keys, derived from the operator's keys, so that the Secret from which routers read them can be written again."""
 
 import base64
 import hmac

@@ -13,7 +13,7 @@ MESSAGE_LENGTH = 1024
 
 
 def refusals(report: DemandReport, deployments: Mapping[str, ModelDeployment | None]) -> tuple[Refusal, ...]:
-    """For each ModelDeployment of a report that a request should wake and cannot. ``deployments``: by ``namespace/name``."""
+    """Returns why each of the ModelDeployments in a report cannot be woken. ``deployments``: by ``namespace/name``."""
     found = []
     for demand in report.demands:
         if not demand.wake:

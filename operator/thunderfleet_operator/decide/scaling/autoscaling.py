@@ -1,8 +1,9 @@
 """How many groups a ModelDeployment with ``spec.autoscaling`` has.
 
-The number follows the requests in progress with two windows: what was needed throughout the short one is added, and what was
-not needed at any time of the long one is removed. Groups are removed in two steps, so that no request is lost: their status
-says Draining, so routers send them nothing more, and they are stopped when nothing is in flight there any more.
+The number follows the requests in progress with two windows. Groups are added if they were needed throughout the short window,
+and removed if they were not needed at any time in the long one. They are removed in two steps, so that no request is lost:
+first their status becomes Draining, so routers send them no more requests; they are stopped when they have no request in
+flight.
 """
 
 import math
@@ -21,7 +22,7 @@ UP_SECONDS = 15.0
 DOWN_SECONDS = 120.0
 """How long fewer groups must have been enough before some are removed."""
 NOTICE_SECONDS = 1.0
-"""Between the status that says Draining and the first look at whether the group has ended its requests."""
+"""Delay between the status Draining and the first check whether the group has ended its requests."""
 DRAIN_LIMIT_SECONDS = 600.0
 """How long the requests of a group that is removed may take."""
 FRESH_SECONDS = 10.0
@@ -29,13 +30,13 @@ FRESH_SECONDS = 10.0
 WAKE_SECONDS = 15.0
 """How long a request to wake counts. Routers repeat it while the request waits."""
 START_SECONDS = 1800.0
-"""How long a group may take to start before it counts as idle although nobody could ask it anything."""
+"""How long a group may take to start before it counts as idle, although no request could reach it."""
 RECHECK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The decision. ``load``: with the sample of now. ``yields``: ModelDeployments that are to be stopped for this one."""
+    """The decision. ``load``: includes the current sample. ``yields``: ModelDeployments that are to be stopped for this one."""
 
     status: AutoscalingStatus
     load: Load
@@ -115,7 +116,7 @@ def _wish(deployment: ModelDeployment, current: int, idle: float, load: Load, si
 
 
 def _named(other: str, deployment: ModelDeployment) -> str:
-    # Who reads this status may not know the ModelDeployments of other namespaces.
+    # Readers of this status may not be allowed to know the ModelDeployments of other namespaces.
     if other.partition("/")[0] == deployment.metadata.namespace:
         return other
     return f"a model of another namespace with the same priorityClassName ({deployment.spec.priority_class_name})"
@@ -165,7 +166,7 @@ def scale(
     load = load.with_draining(True, signals.now)
     drained = signals.now - (load.draining_since if load.draining_since is not None else signals.now)
     leaving = [report for index, report in reports.items() if index >= wish.replicas]
-    # A group that does not serve has no request to end, and a report from before the notice says nothing.
+    # A group that does not serve has no requests. A report from before the status Draining does not count.
     busy = any(
         ready(report) and (in_flight(report) != 0 or report.silent_seconds > drained - NOTICE_SECONDS) for report in leaving
     )

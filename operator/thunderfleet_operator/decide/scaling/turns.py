@@ -1,10 +1,11 @@
-"""Turn-taking: which ModelDeployments are stopped so that one that was asked for has room.
+"""Turn-taking: which ModelDeployments are stopped to make room for one that a request waits for.
 
-Only those that a request can start again (``minReplicas: 0``), that have no request in progress and have had their own turn;
-the one whose last request is the longest ago comes first. Nothing is stopped unless the room is enough.
+Only ModelDeployments are stopped that a request can start again (``minReplicas: 0``), that have no request in progress, and
+that have served for a minimum time. The one with the oldest last request is stopped first. If the room would not be enough,
+none is stopped.
 
 ModelDeployments of one namespace take turns. Those of several namespaces do so only if both name the same PriorityClass:
-without one, nobody has said that models of others may stop them.
+without it, no user has agreed that models of other namespaces may stop theirs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +15,11 @@ from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_operator.observe.load import Candidate
 
 RESIDENCY_SECONDS = 60.0
-"""How long a model serves at least before another one has its turn."""
+"""Minimum time that a model serves before it can be stopped for another one."""
 QUIET_SECONDS = 5.0
-"""How long a model must have had no request."""
+"""How long a model must have had no request before it can be stopped for another one."""
 MAX_CANDIDATES = 8
-"""The most ModelDeployments that are stopped for one: each number takes a search for a placement."""
+"""Maximum number of ModelDeployments that are stopped for one. Trying each number takes a search for a placement."""
 
 
 def take_turns(one: ModelDeployment, other: ModelDeployment) -> bool:

@@ -20,7 +20,7 @@ FORMED = (GroupPhase.LOADING, GroupPhase.READY, GroupPhase.DRAINING)
 
 
 def _waits(group: Group) -> str:
-    """Why a group does not serve. Why it has no place is long, and is the message of the condition Placed."""
+    """Returns why a group does not serve. Without a placement, it refers to the condition Placed, which has the long reason."""
     if group.state is GroupPhase.PENDING and not group.ranks:
         return f"group {group.index} is not placed yet: see condition {ConditionType.PLACED}"
     return f"group {group.index}: {group.state}: {group.message}"
@@ -70,7 +70,7 @@ def _small_caches(outcomes: Sequence[Outcome]) -> str:
 
 
 def _better(outcome: Outcome, deployment: ModelDeployment) -> str:
-    """Whether there is a better placement for a group, and when it goes there."""
+    """Says whether there is a better placement for a group, and when the group moves there."""
     index = outcome.view.index
     if outcome.waits is not None:
         better = f"; a better placement exists: on {outcome.better}" if outcome.better else ""
@@ -142,7 +142,7 @@ def benchmarked(measured: BenchmarkResult | None) -> Verdict:
 
 
 def _unverified(outcome: Outcome) -> tuple[str, str] | None:
-    """What is wrong with a group whose plan cannot be verified. Nothing, if it only is older than signatures and answers."""
+    """Returns the problem of a group whose plan cannot be verified; None if it is only older than signatures and answers."""
     epoch = outcome.view.epoch
     if epoch is None or epoch.proven or (epoch.finding.proof is Proof.NONE and not outcome.report.by_pods):
         return None
@@ -207,7 +207,7 @@ def conditions(
     """All conditions, with the transition times of those that stay.
 
     ``wanted``: the number of groups that should run; ``groups`` and ``outcomes`` are theirs. ``service``: why there is no
-    Service. ``ending``: number of groups that still stop.
+    Service. ``ending``: number of groups that are still stopping.
     """
     place = placed(deployment, groups, outcomes, resolution, wanted)
     serving = ready(deployment, groups, outcomes, wanted, resolution)

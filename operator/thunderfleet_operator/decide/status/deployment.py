@@ -111,7 +111,7 @@ def build(
     autoscaling = scaling.status if scaling is not None else None
     wanted = staying(deployment, scaling)
     if autoscaling is not None and autoscaling.replicas <= deployment.wanted_groups:
-        # Groups that are added exist in the next round only, and until then the conditions are about those that there are.
+        # Added groups exist from the next round on; until then the conditions are about the existing ones.
         deployment = deployment.model_copy(update={"status": deployment.status.model_copy(update={"autoscaling": autoscaling})})
     measured = _measured(deployment, outcomes)
     groups = tuple(

@@ -122,7 +122,7 @@ def _ranks(plan: Plan, pods: Mapping[int, Pod], state: report.GroupState | None,
 
 
 def _reason(reason: str, plan: Plan, deployment: ModelDeployment) -> str:
-    """Why the group is as it is, and that it does not use a setting, if so."""
+    """The reason for the placement, and which setting has no effect, if any."""
     wanted = deployment.spec.runtime.fast_synch is FastSynch.ENABLED
     if not wanted or uses_fast_synch(transport(plan), plan.split):
         return reason
@@ -200,7 +200,7 @@ def _last_failure(outcome: Outcome) -> Failure | None:
 def _next_restart(outcome: Outcome) -> datetime | None:
     step, before = outcome.next, outcome.view.status
     if (outcome.unplaceable or outcome.planning) and before is not None:
-        # The back-off is over; a missing place does not start it again.
+        # The back-off is over; a missing placement does not start it again.
         return before.next_restart_time or step.until
     return step.until if step.step in (Step.BACK_OFF, Step.DRAIN) else None
 
@@ -215,7 +215,7 @@ def _restarts(outcome: Outcome) -> int:
 
 
 def _lost_place(outcome: Outcome) -> LostPlace | None:
-    """The place that a failure took from the group, until it is back at one as good or has another spec."""
+    """The placement that the group lost after a failure, until it has an equally good one again or its spec changes."""
     before, step = outcome.view.status, outcome.next
     lost = before.lost_place if before is not None else None
     if not outcome.placed_now:
@@ -277,7 +277,7 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
         if state is not None:
             failure = reported(plan, state.failure) if state.failure is not None else failure
             if state.phase is GroupPhase.READY and outcome.report.phase_seconds >= PROVEN_SECONDS:
-                # By this operator's own clock: the time in the report comes from a Mac's.
+                # Uses the operator's clock, because the time in the report comes from the clock of a Mac.
                 restarts = 0
     return Group(
         index=view.index,

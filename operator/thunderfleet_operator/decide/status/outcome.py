@@ -22,12 +22,12 @@ class Outcome:
     """One group after a round."""
 
     view: GroupView
-    """With the pods and the plan as they are after the round's writes."""
+    """The group, with its pods and its plan as they are after the round's writes."""
     next: NextStep
     report: Report
     placed_now: bool = False
     outdated: bool = False
-    """Whether its placement was made for another spec."""
+    """Whether its placement was made for an earlier spec."""
     unplaceable: Unplaceable | None = None
     planning: bool = False
     """Whether the planner is still looking for a place."""
@@ -35,20 +35,20 @@ class Outcome:
     """The cable whose first report the placement waits for."""
     blocked: Blocked | None = None
     fetching: str | None = None
-    """What its Macs still fetch; None if they have the model."""
+    """What its Macs still have to fetch; None if they have the model."""
     predicted: Speed | None = None
-    """Of its placement; None if there is none, or too little is known."""
+    """Predicted speed of its placement; None if there is none, or too little is known."""
     better: str | None = None
     """A better placement, if there is one."""
     avoided: tuple[AvoidedLink, ...] = ()
-    """Cables that changed data of the group."""
+    """Cables that corrupted data of the group."""
     lost: LostPlace | None = None
-    """The place that the group has lost, if it was placed now."""
+    """The placement that the group lost, if this round has placed it again."""
     waits: str | None = None
-    """When the group goes back to it; None if it does not, because it has not lost a place."""
+    """When the group goes back to a better placement; None if it has not lost its placement."""
 
     leaving: bool = False
-    """Whether autoscaling is about to stop it."""
+    """Whether autoscaling is about to stop the group."""
 
     @property
     def wait(self) -> Unplaceable | Blocked | None:

@@ -1,8 +1,8 @@
 """The conditions Reconciling and Stalled, by which tools that know only generic conditions (kstatus) see whether to wait.
 
-At most one of them is True: Reconciling while the operator works on the spec, Stalled once a person must change something.
-Waits that can end by themselves, such as for a Mac that has room, are Reconciling first. A group that restarts while nobody is
-known to have fixed its fault stays Stalled, so that the two do not alternate with each restart.
+At most one of them is True: Reconciling while the operator works on the spec, Stalled once a person must change something. A
+wait that can end by itself, such as for a Mac with room, is Reconciling at first. A group that restarts although its fault does
+not seem to be fixed stays Stalled, so that the two conditions do not alternate with each restart.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def _still_stalled(of: Progress) -> Condition | None:
 
 
 def _tries_again(group: Group, before: Condition | None) -> bool:
-    """Whether a group that a person must help starts again in the same place, and has not yet served since."""
+    """Whether a group that needs a person starts again with the same placement, and has not served since."""
     failure = group.last_failure
     if before is None or failure is None or not _needs_a_person(failure) or group.state not in STARTS:
         return False
@@ -89,7 +89,7 @@ def _stuck(of: Progress) -> Verdict | None:
         if group.state is GroupPhase.GAVE_UP or (group.state is GroupPhase.BACKING_OFF and _needs_a_person(failure)):
             found.append((failure, f"group {group.index}: {group.message}"))
         elif failure is not None and _tries_again(group, before):
-            # Not the progress of the start, which would write the condition again and again.
+            # Without the progress of the start, which would change the condition all the time.
             found.append((failure, f"group {group.index} starts again after {failure.reason}: {failure.message}"))
     if not found:
         return None
@@ -116,7 +116,7 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
     if not of.resolution.found and of.resolution.reason in NEEDS_A_PERSON:
         return Verdict(True, of.resolution.reason, of.resolution.message)
     if of.resolution.reason == Reason.QUANTIZING:
-        # It takes as long as the download of the whole repository, and more.
+        # Quantizing takes longer than the download of the whole repository.
         return None
     if not of.resolution.found and of.resolution.stalled is not None:
         # Its ModelCache knows how long the fault has lasted.

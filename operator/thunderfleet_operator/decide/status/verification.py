@@ -28,7 +28,7 @@ OUTCOMES = {ConditionStatus.TRUE: True, ConditionStatus.FALSE: False, ConditionS
 def of_group(view: GroupView, state: GroupState | None) -> VerifiedStatus | None:
     """What rank 0 reports, or else what is known from before.
 
-    A check that has failed counts until another one has ended, also across placements.
+    A failed check counts until another check has ended, also across placements.
     """
     before = view.status.verified if view.status is not None else None
     told = state.verified if state is not None else None
@@ -43,7 +43,7 @@ def of_group(view: GroupView, state: GroupState | None) -> VerifiedStatus | None
 
 
 def proven_lengths(view: GroupView, state: GroupState | None) -> ProvenLengths | None:
-    """What the group has proved with the present model, also in earlier placements."""
+    """The lengths of passages that the group has continued with the current model, also in earlier placements."""
     before = view.status.proven_lengths if view.status is not None else None
     told = state.verified if state is not None else None
     if told is None or not told.digest:
@@ -65,7 +65,7 @@ def weights(view: GroupView, state: GroupState | None) -> tuple[WeightsCopy, ...
 
 
 def recorded_answers(view: GroupView, state: GroupState | None) -> tuple[RecordedAnswer, ...]:
-    """What the test prompt was answered, by what the answer depends on. The first answer of a kind stays."""
+    """Recorded answers to the test prompt, one for each combination that an answer depends on. The first answer is kept."""
     before = view.status.recorded_answers if view.status is not None else ()
     told = state.verified.recorded if state is not None and state.verified is not None else None
     if told is None or len(told.tokens) > MAX_RECORDED_TOKENS or any(one.key == told.key for one in before):

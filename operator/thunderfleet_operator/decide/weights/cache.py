@@ -35,7 +35,7 @@ from thunderfleet_operator.observe.weights import (
 
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
-"""Pause after a refusal that only a person, or the repository's author, can change."""
+"""Pause after a refusal that only a person, such as the repository's author, can change."""
 SLOW = frozenset(
     (
         Reason.GATED,
@@ -134,7 +134,7 @@ def _files(observed: ObservedCache, need: Need) -> frozenset[int]:
 
 
 def holders(observed: ObservedCache) -> dict[str, Need]:
-    """By Mac, what it is to have: Macs that need the model or a part of it, and as many others as the spec asks for."""
+    """What each Mac shall have: the Macs that need the model or a part of it, and as many others as the spec asks for."""
     spec, before = observed.cache.spec, {one.node for one in observed.cache.status.assignments}
     found = {name: need for name, need in observed.needed.items() if name in observed.nodes}
     chosen = {name for name, need in found.items() if need.whole}
@@ -189,7 +189,7 @@ def _lacked(observed: ObservedCache, name: str, need: Need) -> frozenset[int]:
 def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime | None:
     """Since when a Mac has reached no other Mac that has the model; None if it has reached one, or if no Mac has it.
 
-    A Mac that downloads the model for this reason looks for no other one, so the time stays.
+    A Mac that downloads the model for this reason does not look for other Macs, so the time stays as it is.
     """
     profile, status = observed.profiles.get(name), observed.cache.status
     copies = profile.status.copies if profile is not None else ()
@@ -209,8 +209,8 @@ def _has_no_source(observed: ObservedCache, name: str, need: Need) -> bool:
 def _source(observed: ObservedCache, needs: Mapping[str, Need]) -> str | None:
     """The Mac that downloads from the hub; None if none has to, or none can.
 
-    One Mac at a time, so that others can copy from it. A Mac that has started continues; otherwise it is the one with most
-    of the files, then the one with the fastest connection.
+    One Mac at a time downloads, so that others can copy from it. A Mac that has started continues. Otherwise the Mac with most
+    of the files is chosen, then the one with the fastest connection.
     """
     missing = [
         name
@@ -276,7 +276,7 @@ def _resolving(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecisi
     spec, before = cache.spec, cache.status
     known = resolved_from(spec)
     if before.resolved_from != known:
-        # Another spec: what is known about the last one says nothing about it.
+        # The spec has changed, so what is known about the last attempt does not apply.
         before = before.model_copy(update={"download": None, "resolved_from": known, "commit": None, "manifest": None})
         before = before.model_copy(update={"model": None, "files": None, "bytes": None, "assignments": (), "macs": ()})
         before = before.model_copy(update={"weight_files": (), "no_parts": "", "quantized_from": None})
@@ -441,7 +441,7 @@ def _downloaded(observed: ObservedCache, pods: Sequence[FetchPod]) -> CacheDecis
         waiting = any(not _satisfied(observed, name, need) for name, need in needs.items())
         return CacheDecision(known.model_copy(update={"download": None}), None, old, RECHECK_SECONDS if waiting else None)
     if ended is not None:
-        # The agent's report that it is complete is on its way; if not, another pod fetches what was lost.
+        # The agent's report that the copy is complete may be on its way; if files were lost, another pod fetches them.
         lost = ended.created is None or age_seconds(ended.created, observed.now) > LOST_SECONDS
         return CacheDecision(known, None, (*old, ended) if lost else old, RECHECK_SECONDS)
     if mine:

@@ -30,7 +30,7 @@ _UNKNOWN_PARTS = (
 class Needed:
     """What to do about the ModelCache. ``apply``: to create it, or to make it follow the spec.
 
-    ``coming``: why the model will be fetched although there is no ModelCache yet.
+    ``coming``: text that says why the model will be fetched, before there is a ModelCache.
     """
 
     apply: Manifest | None = None
@@ -88,7 +88,7 @@ def _awaited(fleet: Fleet) -> Resolution | None:
     """Which Macs are to report their models before it is clear that the model must be fetched."""
     up = [mac for mac in fleet.macs.values() if mac.ready]
     silent = sorted(mac.name for mac in up if not _has_reported(mac))
-    # Without a model store on any of them, it will not be fetched.
+    # If none of them has a model store, the model will not be fetched.
     if not silent or not any(mac.store or not mac.profiled for mac in up):
         return None
     text = f"no Mac that has reported its models has this model; it is fetched if {listed(silent)} {{}} not have it either"

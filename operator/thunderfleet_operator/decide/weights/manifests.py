@@ -51,7 +51,7 @@ class UriSettings:
 
     @property
     def environment(self) -> list[Manifest]:
-        """The variables of a pod that reads from a URI. The proxy of the hub is not for it: it checks addresses itself."""
+        """The variables of a pod that reads from a URI. It does not use the hub's proxy, because it checks addresses itself."""
         named = {URI_HOSTS: " ".join(self.hosts), URI_PRIVATE_HOSTS: " ".join(self.private_hosts)}
         named[URI_AUTHORITIES] = self.authorities
         return [{"name": name, "value": value} for name, value in named.items() if value]
@@ -105,7 +105,7 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
     meta, spec, status = cache.metadata, cache.spec, cache.status
     volumes, mounts = list[Manifest](), list[Manifest]()
     if spec.token_secret:
-        # A Secret that is missing is the pod's to report.
+        # The pod reports a missing Secret.
         secret = {"secretName": spec.token_secret, "optional": True, "defaultMode": TOKEN_MODE}
         volumes.append({"name": "token", "secret": secret})
         mounts.append({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True})
@@ -145,7 +145,7 @@ def pod(cache: ModelCache, new: NewPod, pods: PodSettings, hub: HubSettings, key
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [affinity]}}},
-            # Models are fetched for groups whose taints they tolerate.
+            # The pods of groups tolerate these taints, and so must the pods that fetch their models.
             "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
             "containers": [
                 {

@@ -1,8 +1,8 @@
 """The rounds of a ModelCache whose repository is quantized, until the result is known. Pure.
 
-One pod on one Mac does everything, and leaves the files for the agent there. A pod that was ended is made again on the same
-Mac, where it continues; on another one only if the disk is too small, or if the Mac does not start it, as when a group has
-taken its memory.
+One pod on one Mac does everything, and leaves the files for the agent there. If the pod is ended, it is created again on the
+same Mac, where it continues. It is created on another Mac only if the disk is too small, or if the Mac does not start it, for
+example because a group has taken its memory.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from thunderfleet_operator.observe.weights import bytes_done, copy_phase, origin
 LOST_SECONDS = 300.0
 """Quantized files that no Mac has had for this long are made again,"""
 AGAIN_BYTES_PER_SECOND = 50 * 10**6
-"""but a Mac that is not Ready is waited for as long as making them again probably takes: with this many bytes of the repository
-for each second of downloading and converting."""
+"""but if the Mac that has them is not Ready, the operator waits as long as making them again probably takes. This is the
+assumed rate of downloading and converting, in bytes of the repository per second."""
 RESERVE_BYTES = 2**30
 SHARD_BYTES = 5 * 2**30
 """mlx-lm writes weights in files of this size, and has the tensors of one in memory."""
@@ -75,8 +75,8 @@ def mine(cache: ModelCache, pods: Sequence[FetchPod]) -> list[FetchPod]:
 def choose(observed: ObservedCache, source: QuantizedFrom, usable: Sequence[str]) -> str | None:
     """The Mac for the next pod; None if none has room.
 
-    The Mac of the last pod continues. Otherwise it is one with the disk and the memory for it: rather not the one that has not
-    started the last pod, then one that has the repository, then the one with the fastest connection.
+    The Mac of the last pod continues. Otherwise, of the Macs with enough disk and memory, one is preferred that has not failed
+    to start the last pod, then one that has the repository, then the one with the fastest connection.
     """
     download = observed.cache.status.download
     moves = download is not None and download.node == source.node and download.reason == Reason.DISK_FULL

@@ -22,7 +22,7 @@ from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.weights import layers_of_copy
 
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
-"""Phases in which a Mac has all files that it is to have."""
+"""Phases in which a Mac has all files that it shall have."""
 LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
@@ -160,7 +160,7 @@ def _bytes(status: ModelCacheStatus, assigned: Assignment) -> int:
 def _waits(
     status: ModelCacheStatus, source: CopySource, copy: MacCopy, node: Node | None, profile: NodeProfile | None
 ) -> dict[str, object]:
-    """What a copy waits for, if the agent of the Mac does not know it."""
+    """Returns what a copy waits for, in cases that the agent of the Mac does not know."""
     store = profile.status.store if profile is not None else None
     if node is None or not node.ready:
         return {"message": "waiting for the Mac, which is not Ready", "bytes_per_second": None, "seconds_left": None}

@@ -11,10 +11,10 @@ USUAL_MBPS = {
     InterfaceKind.THUNDERBOLT: 1000,
     InterfaceKind.WIFI: 300,
 }
-"""For interfaces without a known link speed: macOS reports none for Wi-Fi, and a Thunderbolt cable leads to another Mac that
-shares its connection."""
+"""Assumed rates for interfaces without a known link speed. macOS reports none for Wi-Fi. A Thunderbolt cable leads to another
+Mac that shares its connection."""
 UNKNOWN_MBPS = 100
-"""For a VPN, other interfaces, and Macs whose agent has not reported its interfaces."""
+"""Assumed rate for a VPN, for other interfaces, and for Macs whose agent has not reported its interfaces."""
 
 
 def uplink_mbps(profile: NodeProfile | None) -> int:
@@ -25,7 +25,7 @@ def uplink_mbps(profile: NodeProfile | None) -> int:
     for interface in status.network.interfaces:
         if any(one.address == status.agent.address for one in interface.addresses):
             usual = USUAL_MBPS.get(interface.kind)
-            # The speed of a Thunderbolt cable says nothing about the connection behind it.
+            # The speed of a Thunderbolt cable does not limit the connection that it leads to.
             known = interface.speed_mbps if interface.kind in (InterfaceKind.ETHERNET, InterfaceKind.WIFI) else None
             return known or usual or UNKNOWN_MBPS
     return UNKNOWN_MBPS

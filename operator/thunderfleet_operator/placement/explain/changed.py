@@ -14,7 +14,7 @@ from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
 STEPS = 20_000
-"""Of the search on a changed fleet, which has only the Macs of one near miss."""
+"""Step limit of the search on a changed fleet, which has only the Macs of one near miss."""
 
 
 def fixed(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTransport) -> Mac:
@@ -60,7 +60,7 @@ def changed(
 def has_placement(
     fleet: Fleet, request: Request, transport: PlacedTransport, split: PlacedSplit, nodes: Sequence[str], budget: StepBudget
 ) -> bool:
-    """Whether exactly these Macs take the group over this transport. What it takes to find out is spent from ``budget``."""
+    """Whether exactly these Macs can take the group over this transport. The steps of the search are taken from ``budget``."""
     wanted = request.transport if transport is Transport.NONE else transport
     splits = Split.AUTO if split is Split.NONE else split
     size = len(nodes)

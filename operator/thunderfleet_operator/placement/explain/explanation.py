@@ -79,7 +79,7 @@ def _promising(cohorts: Sequence[Cohort]) -> list[Cohort]:
 
 
 def _possible_cohorts(search: CandidateSearch) -> list[Cohort]:
-    """If no Mac is eligible: the model as one of them has it."""
+    """If no Mac is eligible, returns the model as one of them has it."""
     macs = sorted(search.fleet.macs.values(), key=lambda mac: (-mac.free_bytes, mac.name))
     for mac in macs:
         for model in wanted_model(mac, search.request):
@@ -103,7 +103,7 @@ def _unreached(search: CandidateSearch) -> list[list[Miss]]:
 
 
 def _shares(budget: StepBudget, count: int) -> Iterator[StepBudget]:
-    """Divides a budget. What one share leaves is for those that follow."""
+    """Divides a budget into shares. Steps that one share does not use go to the shares after it."""
     for number in range(count):
         share = StepBudget(budget.left // (count - number))
         budget.spend(share.left)
@@ -190,7 +190,7 @@ def _message(search: CandidateSearch, best: Sequence[Miss], macs: Sequence[MacRe
 
 
 def _by_transports(best: Iterable[Miss]) -> list[str]:
-    """The messages, without repeating what several transports have in common."""
+    """The messages, without repetitions of what several transports have in common."""
     labels: dict[str, list[str]] = {}
     for miss in best:
         label, message = LABELS[miss.near.transport], miss.text

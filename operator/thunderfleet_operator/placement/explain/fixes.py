@@ -37,7 +37,7 @@ NO_RANK_0 = (
 
 
 LAYERS_A_STEP = 2
-"""To look for the end of a rank's layers at so many layers takes about as long as a step."""
+"""Looking for the end of a rank's layers at this many layers takes about as long as a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Way:
     split: PlacedSplit
     hops: HopObstacles
     budget: StepBudget
-    """Of all sets that are looked at."""
+    """Step budget of all sets that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _queue_pairs(way: Way, order: Sequence[str], lacking: Mapping[tuple[str, str
 
 
 def _rank_0(way: Way, order: Sequence[str], changes: Changes) -> tuple[str, Changes, Obstacle | None]:
-    """A Mac that can be rank 0 once ``changes`` are made; else one that must be made able to, and why it is not."""
+    """A Mac that can be rank 0 once ``changes`` are made; otherwise one that must be fixed for that, and what is missing."""
     if len(order) == 1:
         return order[0], changes, None
     fleet, request = changed(way.fleet, way.request, way.cohort, way.transport, order, changes)
@@ -220,6 +220,6 @@ def _reason(way: Way, changes: Changes) -> Reason:
 
 
 def _without_backend(way: Way, changes: Changes) -> Reason | None:
-    """If the MLX of these Macs is all that is in the way."""
+    """The message if only the MLX of these Macs prevents the placement."""
     only = all(name in way.cohort.macs for name in changes.macs) and bool(changes.macs) and not changes.free_bytes
     return Reason.TRANSPORT_UNAVAILABLE if only else None

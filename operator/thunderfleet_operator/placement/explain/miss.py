@@ -1,4 +1,4 @@
-"""Near misses with the cost of mending them, by which they are ranked."""
+"""Near misses with the cost of fixing them, by which they are ranked."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ NAMED = 6
 TEXTS = 4
 """Most changes listed in a condition's message."""
 ALL_TEXTS = 64
-"""Most changes listed in the message of a near miss, which tells of all that is needed."""
+"""Most changes listed in the message of a near miss, which names everything that is needed."""
 NEW_MAC = "new Mac "
-"""Begins the name of a Mac that is not in the cluster, and which no Mac can have."""
+"""Prefix of placeholder names for Macs that must be added. No name of a Node can begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A near miss, the cost of mending it, and the reason that it gives the whole answer if it is the best."""
+    """A near miss, the cost of fixing it, and the reason of the whole answer if this is the best near miss."""
 
     cost: int
     missing_bytes: int

@@ -24,7 +24,7 @@ from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, backend
 from thunderfleet_operator.placement.request import Request
 
 COST_SELECTED_OUT = COST_MEMORY + 5
-"""Of a Mac that the selector excludes: its deployment does not want it, so memory elsewhere is suggested first."""
+"""Cost for a Mac that the selector excludes. The deployment does not want this Mac, so memory elsewhere is suggested first."""
 
 
 class HopObstacles:
@@ -35,7 +35,7 @@ class HopObstacles:
         self._rdma = transport in RDMA_TRANSPORTS
         self._lan = LANHops(fleet, relay=True)
         self.hops = cache(self._hops)
-        """The usable hops of a Mac, by name of the other."""
+        """The usable hops of a Mac, by the name of the other Mac."""
 
     def _hops(self, node: str) -> dict[str, Hop]:
         if node not in self._fleet.macs:
@@ -69,7 +69,7 @@ class HopObstacles:
 def helpful_macs(
     macs: Iterable[Mac], request: Request, cohort: Cohort, transport: PlacedTransport, most: int
 ) -> dict[str, Obstacle]:
-    """Of Macs that cannot join those of ``cohort`` over this transport, those that are cheapest to fix."""
+    """The Macs that are cheapest to fix among those that cannot join ``cohort`` over this transport."""
     costs = ((_cost(mac, request, cohort, transport), -mac.free_bytes, mac.name, mac) for mac in macs)
     return {name: Obstacle(cost, mac_lacks(mac, request, cohort, transport)) for cost, _, name, mac in nsmallest(most, costs)}
 

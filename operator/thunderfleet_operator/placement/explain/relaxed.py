@@ -38,7 +38,7 @@ def cheapest_set(
     if isinstance(need, str):
         return None
     if any_memory:
-        # A bandwidth is preferred like memory, and decides before names do.
+        # A higher bandwidth is preferred, as more memory is, before names decide.
         pool = [replace(mac, free_bytes=need.together, memory_bandwidth=mac.free_bytes // 2**20 + 1) for mac in pool]
         need = Bounds(0, 0, True, 0, most=1)
     costs: dict[tuple[str, str], int] = {}

@@ -17,7 +17,7 @@ from thunderfleet_operator.placement.units import distinct_gib
 def alone_text(mac: Mac, need: int) -> str:
     """Why a Mac cannot hold a model of ``need`` bytes alone, as the end of a sentence that begins with its name.
 
-    It includes the allocatable memory if some is in use, because then waiting may help instead of buying.
+    If some memory is in use, the text has the allocatable memory too, because then waiting may help instead of buying.
     """
     free, needed, allocatable = distinct_gib(mac.free_bytes, need, max(mac.allocatable_bytes, mac.free_bytes))
     of = f" of {allocatable}" if mac.allocatable_bytes > mac.free_bytes else ""
@@ -86,10 +86,10 @@ def _uneven(needs: Needs, free: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Starts:
-    """Where the layers of a rank can start, each with what the ranks before it are missing; the first of those as good.
+    """Where the layers of a rank can start, each with the memory that the ranks before it are missing; of ties, the first.
 
-    A rank with room adds nothing: then the start with least missing is best, which is the first of a queue. Where it lacks
-    memory, what both are missing together decides, and one start stays better than another for all ends.
+    A rank with room adds nothing, so the start with the least missing memory is best, which is the first of a queue. If the
+    rank has too little memory, the sum of both decides, and a start that is better than another one is better for all ends.
     """
 
     def __init__(self, needs: Needs, free: int) -> None:
@@ -105,7 +105,7 @@ class _Starts:
         self._with_room.append((missing, first))
 
     def best(self, last: int) -> tuple[int, int] | None:
-        """For layers that end at ``last``, which never becomes less: what is missing with the best start, and that start."""
+        """Returns the least missing memory for layers that end at ``last``, and its start. ``last`` never decreases."""
         while self._with_room and self._added(self._with_room[0][1], last):
             missing, first = self._with_room.popleft()
             if self._short is None or missing + self._added(first, last) < self._short[0] + self._added(self._short[1], last):

@@ -28,7 +28,7 @@ from thunderfleet_operator.placement.search.candidates import CandidateSearch
 HELPFUL = 8
 """Most Macs in need of a change that are considered beside those that are needed anyway."""
 CLOSER = 3
-"""Sizes and splits that get a closer look: so many with room, and so many without."""
+"""Number of sizes and splits that get a closer look, of those with room and of those without."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Pool:
     obstacles: Mapping[str, Obstacle]
 
     def missing(self, size: int, need: Bounds) -> int:
-        """At least so many bytes are missing in any set of this size."""
+        """Lower bound of the bytes that any set of this size is missing."""
         return least_missing([mac.free_bytes for mac in self.macs[:size]], need)
 
 
@@ -59,7 +59,7 @@ def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedT
     made = _Explanation(search, cohort, transport, range(least, most + 1), budget)
     misses = made.misses(_Pool(_ranked(able), {}))
     if all(miss.cost >= COST_MEMORY for miss in misses):
-        # Perhaps nothing has to be bought.
+        # A fix without new hardware may be enough.
         misses += made.misses(_with_helpful(search, cohort, transport, able, least))
     return [*misses, *made.refused.values()]
 
@@ -88,7 +88,7 @@ def _ranked(macs: Sequence[Mac]) -> list[Mac]:
 def _with_helpful(
     search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, able: Sequence[Mac], least: int
 ) -> _Pool:
-    """The able Macs, others that could be fixed, and as many new ones as are missing then."""
+    """The usable Macs, Macs that could be fixed, and as many new Macs as are missing then."""
     names = {mac.name for mac in able}
     others = [mac for name, mac in search.fleet.macs.items() if name not in names]
     obstacles = helpful_macs(others, search.request, cohort, transport, max(HELPFUL, least - len(able)))
@@ -101,7 +101,7 @@ def _with_helpful(
 
 
 class _Explanation:
-    """Of one transport and cohort."""
+    """The near misses of one transport and cohort."""
 
     def __init__(
         self, search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, sizes: range, budget: StepBudget
@@ -115,7 +115,7 @@ class _Explanation:
             for split in allowed_splits(transport, search.request)
         ]
         self.refused: dict[tuple[PlacedSplit, str], Miss] = {}
-        """By split and reason, a division whose memory is not known."""
+        """Divisions whose memory is not known, by split and reason."""
 
     def misses(self, pool: _Pool) -> list[Miss]:
         """The near misses of sets of these Macs."""

@@ -1,5 +1,5 @@
-"""Which Macs reach which: hops between Macs by transport, and who can be rank 0.
+"""Which Macs reach which: hops between Macs by transport, and which Macs can be rank 0.
 
-hops          from which Mac which other is reached, over which cable or address
+hops          which Mac reaches which other, over which cable or address
 coordinators  which Macs can be rank 0, and where the other ranks dial them
 """

@@ -1,9 +1,9 @@
 """Which Macs can be rank 0, and at which address each other rank reaches it.
 
-Best is the Mac that most others have reached; then the one with the better addresses, the most free memory, the first name. No
-Mac uses an address that it has dialled and not reached. It uses one that it has not dialled only if it has reached none: first
-those on a LAN that another Mac has reached, then those at the far ends of its cables. If no Mac of the group publishes what it
-has dialled, a Mac is assumed to be reachable at its Node's address.
+The best Mac is the one that most others have reached; then the one with the better addresses, the most free memory, the first
+name. A Mac never uses an address at which a connection attempt has failed. It uses an address that it has not tried only if it
+has reached none of the other Mac: first those on a LAN that another Mac has reached, then those at the far ends of its cables.
+If no Mac of the group publishes its reachability, a Mac is assumed to be reachable at its Node's address.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def _routes(fleet: Fleet, one: Mac, others: Mapping[str, Mac], order: tuple[Kind
     found: dict[str, Route] = {}
     cabled: set[tuple[str, str]] = set()
     by_cable = address_rank(CABLE, order)
-    # Without any dials, a cable is as good as any other way.
+    # If reachability is not published, a cable is as good as any other path.
     proof = Proof.CABLE if one.dials is not None else Proof.ITSELF
     for cable in fleet.links(one.name):
         here, there = (cable.a, cable.b) if cable.a.node == one.name else (cable.b, cable.a)

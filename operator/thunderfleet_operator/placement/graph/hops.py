@@ -2,9 +2,9 @@
 
 JACCL needs a cable that supports RDMA at both ends, and free queue pairs on both devices. A ring needs a connection from each
 rank to the next. A Thunderbolt cable with addresses at both ends provides one in both directions, even if only one end detects
-the other, unless an agent has dialled one of these addresses and not reached it. Over a LAN, only what an agent has reached
-counts. Such a hop is relayed by the supervisors, because MLX neither encrypts nor authenticates a ring. Supervisors can open
-the relay from either end, so reachability in one direction is enough.
+the other, unless an agent's connection attempt to one of these addresses has failed. Over a LAN, only addresses count that an
+agent has reached. Such a hop is relayed by the supervisors, because MLX neither encrypts nor authenticates a ring. Supervisors
+can open the relay from either end, so reachability in one direction is enough.
 """
 
 from bisect import bisect_left
@@ -21,23 +21,23 @@ RING_ORDER = (Kind.THUNDERBOLT, Kind.ETHERNET, Kind.WIFI, Kind.OTHER)
 SIDE_ORDER = (Kind.ETHERNET, Kind.WIFI, Kind.OTHER, Kind.THUNDERBOLT)
 """Interfaces in the order that JACCL's side channel to rank 0 prefers: cables stay free for its data."""
 RELAY_MBPS = 4_100
-"""Most that a relay carries."""
+"""Maximum rate of a relay."""
 RELAY_COST = "at most 4.1 Gb/s and about 0.3 ms a hop"
 """Measured cost of a relay, for messages: without one the same hop has 6.0 Gb/s and 36 µs."""
 UNKNOWN = AddressKind(Kind.OTHER, private=False)
 
 
 class Hop(NamedTuple):
-    """One way from a Mac to another."""
+    """One connection from a Mac to another."""
 
     speed_mbps: int
     shared: int = 0
-    """1 if another group's traffic uses it too."""
+    """1 if another group uses it too, otherwise 0."""
     cable: Cable | None = None
     address: str | None = None
-    """Where the other Mac is dialled."""
+    """Address at which the other Mac is dialed."""
     relay: bool = False
-    """Whether the supervisors carry it."""
+    """Whether the supervisors relay the hop."""
     backwards: bool = False
     """Whether the other end opens the relay; then ``address`` is where it dials this one."""
     measured: bool = False
@@ -76,7 +76,7 @@ def rdma_problem(cable: Cable) -> str | None:
 
 
 def too_few_queue_pairs(node: str, device: str, free: int, wanted: int = 1) -> str:
-    """That a device has fewer queue pairs than a group needs, and what to do."""
+    """The message that a device has fewer queue pairs than a group needs, and what to do."""
     has = f"{free} free queue pair{'' if free == 1 else 's'}, needs {wanted}" if free > 0 else "no free queue pairs"
     why = "other groups use the others" if free > 0 else "other groups use them all"
     remedy = f"delete a ModelDeployment that uses {node}, or set spec.transport: Ring"
@@ -115,8 +115,8 @@ def _cable_hops(
 ) -> dict[str, Hop]:
     """Hops by the one cable that each pair uses in both directions.
 
-    Of several, it is one over which the agents have reached each other, then one that no other group uses, then the fastest
-    (measured, else expected), then the first by name. RDMA needs no address, so it does not matter what was reached.
+    Of several cables, one is chosen over which the agents have reached each other, then one that no other group uses, then the
+    fastest (measured, else expected), then the first by name. RDMA needs no address, so it does not matter what was reached.
     """
     found: dict[str, Hop] = {}
     for cable in fleet.links(node):
@@ -224,7 +224,7 @@ def ring_hops(
             if made is not None and (past is None or made[0] < past[0]):
                 best[peer] = made
     found.update([(peer, made.hop) for peer, made in best.items()])
-    # A Mac that has reached all others needs no hops that are opened from the other end.
+    # If a Mac has reached all others, no hop has to be opened from the other end.
     for peer in fleet.reached_by(node) if len(best) + 1 < len(macs) else ():
         if peer not in cabled and peer not in best and (made := _best_of(macs[peer], node, lan)) is not None:
             found[peer] = made.back

@@ -1,9 +1,9 @@
 """The step budget of a search: what bounds the time of a plan on every fleet.
 
-A step is a few microseconds of work: to add one Mac to a path, a set or an order. What costs more than that, because it grows
-with the number of Macs, hops or layers that it looks at, takes as many steps as it costs. What takes no steps is done once for
-each Mac, cable or dial of the fleet, however the fleet is wired: to sort the Macs, to find their hops and the parts of the
-fleet that groups can form in. So a plan takes time in proportion to the fleet, and at most that of its steps beyond.
+A step is a few microseconds of work: adding one Mac to a path, a set or an order. Work that grows with the number of Macs, hops
+or layers takes a proportional number of steps. Work that is done once for each Mac, cable or reachable address takes no steps:
+sorting the Macs, and finding their hops and the parts of the fleet in which groups can form. So the time of a plan is bounded
+by a part that is proportional to the fleet, and by the time of its steps.
 """
 
 

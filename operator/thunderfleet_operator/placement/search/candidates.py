@@ -35,11 +35,11 @@ from thunderfleet_operator.placement.search.sets import search_sets
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
 
 STAGE_SHARE = 4
-"""One stage, size and split of a cohort takes at most this fraction of the remaining steps."""
+"""One stage, size and split of a cohort may take at most this fraction of the remaining steps."""
 ROOTS_A_STEP = 2
 """Sorting the Macs of a graph counts as one step for this many of them."""
 GRAPHS_A_STEP = 2
-"""To find out whether so many graphs may hold a group takes about as long as a step."""
+"""Checking whether this many graphs may hold a group takes about as long as a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class CandidateSearch:
         macs = fleet.macs if only is None else {name: fleet.macs[name] for name in only}
         reasons = ((name, ineligible_reason(mac, request)) for name, mac in macs.items())
         self.ineligible = {name: why for name, why in reasons if why is not None}
-        """Why each Mac that may not take a rank may not."""
+        """Why Macs may not take a rank, by name."""
         self.eligible = {name: mac for name, mac in macs.items() if name not in self.ineligible}
         self.cohorts = cohorts(self.eligible, request)
         self.unreached: list[tuple[PlacedTransport, tuple[str, ...]]] = []
@@ -130,9 +130,9 @@ class CandidateSearch:
                     yield from self._found(stage, size, split, preference, count)
 
     def current(self, running: PlacedTransport | None = None, running_split: PlacedSplit | None = None) -> Candidate | None:
-        """Where the group is (``request.current``), if it may stay there.
+        """The current placement of the group (``request.current``), if it may stay there.
 
-        Over the best transport that its Macs still have, or over ``running`` alone; likewise the split.
+        The transport is the best that its Macs still support, or ``running`` if that is given; the split likewise.
         """
         return next(self.currents(running, running_split), None)
 

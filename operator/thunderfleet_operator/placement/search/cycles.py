@@ -7,7 +7,7 @@ Cycle = tuple[tuple[int, ...], int]
 """The Macs in the order of the ring, and how many of its cables are shared."""
 
 PAIRS_A_STEP = 16
-"""To look at so many pairs of Macs takes about as long as a step."""
+"""Looking at this many pairs of Macs takes about as long as a step."""
 
 
 def best_cycle(graph: HopGraph, members: tuple[int, ...], speed: int, budget: StepBudget) -> Cycle | None:
@@ -39,7 +39,7 @@ def same_cable(graph: HopGraph, one: int, other: int) -> bool:
 
 
 class _CycleSearch:
-    """Depth-first, one path per set of visited Macs and last Mac (dynamic programming)."""
+    """Searches depth-first, with one path for each set of visited Macs and last Mac (dynamic programming)."""
 
     def __init__(
         self, members: tuple[int, ...], onward: dict[int, list[int]], cost: dict[tuple[int, int], int], budget: StepBudget

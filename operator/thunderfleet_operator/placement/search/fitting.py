@@ -17,11 +17,11 @@ from thunderfleet_operator.placement.search.rank_order import RankOrderSearch
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
 
 PAIRS_A_STEP = 4
-"""To find out how so many pairs of Macs dial each other takes about as long as a step."""
+"""Finding out how this many pairs of Macs reach each other takes about as long as a step."""
 HOPS_A_STEP = 2
-"""Likewise to look at the cables of so many hops."""
+"""Looking at the cables of this many hops takes about as long as a step."""
 DIALS = 16
-"""So many pairs' worth of work for what each Mac has dialled."""
+"""Work for the reachability of one Mac, as a number of pairs."""
 
 
 def joined_pairs(transport: PlacedTransport, order: Sequence[int]) -> list[tuple[int, int]]:
@@ -59,13 +59,13 @@ class Fitting:
     shortlist: Shortlist
     budget: StepBudget
     never_rank_0: Collection[str] = ()
-    """Macs that cannot be rank 0 for want of ports."""
+    """Macs that cannot be rank 0 because they have no free ports."""
     unreached: list[tuple[str, ...]] = field(default_factory=list)
     """Sets with room in which no Mac can be reached by all others."""
     _coordinators: dict[tuple[str, ...], dict[str, dict[str, str]]] = field(default_factory=dict)
-    """By Macs in the order of positions: who can be rank 0, and where the others dial it."""
+    """For Macs in the order of positions: which of them can be rank 0, and at which address the others dial it."""
     _ordered: set[tuple[str, ...]] = field(default_factory=set)
-    """Sets of which every order was looked at."""
+    """Sets of which all orders were searched."""
 
     def coordinators(self, graph: HopGraph, members: Sequence[int]) -> list[int]:
         """Macs that can be rank 0, the best first: the same for every order of ``members``."""

@@ -10,11 +10,11 @@ from thunderfleet_operator.placement.search.cycles import best_cycle
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
 
 CANDIDATES_A_STEP = 8
-"""To sum up so many candidates takes about as long as a step."""
+"""Summing up this many candidates takes about as long as a step."""
 
 
 class _Partial(NamedTuple):
-    """Some Macs of a set, and what they have together."""
+    """Some Macs of a set, with sums and limits over them."""
 
     chosen: tuple[int, ...]
     shared: int

@@ -11,7 +11,7 @@ from thunderfleet_operator.placement.search.hop_graph import HopGraph
 Cost = tuple[int, int]
 """Shared Macs and cables, and the negated speed bucket of the slowest hop."""
 PAST_A_STEP = 16
-"""To compare with so many other orders takes about as long as a step."""
+"""Comparing with this many other orders takes about as long as a step."""
 NO_HOPS = -(1 << 62)
 """Negated speed of a path without hops."""
 

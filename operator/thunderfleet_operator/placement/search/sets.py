@@ -14,12 +14,12 @@ from thunderfleet_operator.placement.search.roots import SetSearch
 from thunderfleet_operator.placement.search.walking import walk
 
 DENSE = 128
-"""Most Macs among which sets are grown before a ring is searched. Agents of larger fleets do not probe so many others."""
+"""Most Macs among which sets are grown before a ring is searched. In larger fleets, agents do not connect to so many others."""
 
 HOPS_A_STEP = 64
-"""To look at so many hops takes about as long as a step,"""
+"""Looking at this many hops takes about as long as a step,"""
 MACS_A_STEP = 4
-"""and to look up those of so many Macs."""
+"""and so does looking up the hops of this many Macs."""
 
 
 def search_sets(search: SetSearch, transport: PlacedTransport) -> None:
@@ -64,7 +64,7 @@ def _rings(search: SetSearch) -> None:
 
 
 def _steps(macs: int, hops: int) -> int:
-    """What it takes to look at these hops of so many Macs."""
+    """The steps that it takes to look at these hops of this many Macs."""
     return 1 + macs // MACS_A_STEP + hops // HOPS_A_STEP
 
 
@@ -92,7 +92,7 @@ def _is_dense(search: SetSearch, near: Mapping[int, int]) -> bool:
     hops = list(map(graph.hops, near))
     every = sum(map(len, hops))
     search.budget.spend(_steps(count, 0))
-    # If these are all Macs, no hop leads elsewhere.
+    # If these are all Macs of the graph, no hop leads elsewhere.
     if count == len(graph) or 2 * every < count * (count - 1):
         return 2 * every >= count * (count - 1)
     search.budget.spend(_steps(count, every))

@@ -8,13 +8,13 @@ from thunderfleet_operator.placement.search.cycles import same_cable
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
 
 MEMBERS_A_STEP = 8
-"""To sum up the room of so many Macs takes about as long as a step."""
+"""Summing up the free memory of this many Macs takes about as long as a step."""
 HOPS_A_STEP = 4
-"""Likewise to prepare so many hops."""
+"""Preparing this many hops takes about as long as a step."""
 
 
 class _Path(NamedTuple):
-    """A walk from the root, and what its Macs have together."""
+    """A walk from the root, with sums and limits over its Macs."""
 
     order: tuple[int, ...]
     mask: int
@@ -63,7 +63,7 @@ class _RingWalk:
         self._root = root
         self._back = back
         self._bits: dict[int, int] = {}
-        """By Mac that the walk has come near. Not of all members: thousands of bits take long to compare."""
+        """Bits of the Macs that the walk has come near. Not of all members, because comparing thousands of bits takes long."""
         self._most_room = [0]
         """By number of Macs: the most room that they have."""
         for i in reversed(members[1 - search.size :]):

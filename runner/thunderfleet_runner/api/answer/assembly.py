@@ -10,21 +10,22 @@ from thunderfleet_runner.api.request.tools import ANY
 from thunderfleet_runner.intakeprotocol import Options, ToolsParsed
 
 _PYTHON_TAG = "<|python_tag|>"
-"""What Llama 3 may write before a bare call."""
+"""Text that Llama 3 may write before a call without marks."""
 
 
 class Assembly:
-    """One answer. What the model writes as a tool call may need its parser, which another process has: see ``unparsed``.
+    """One answer. Tool calls in the model's own format are parsed by another process: see ``unparsed``.
 
-    Calls in JSON are read here, piece by piece. What turns out to be none goes to the parser when it is complete.
+    Calls in JSON are read here, piece by piece. Text that turns out not to be such a call goes to the parser when it is
+    complete.
     """
 
     def __init__(self, options: Options, answer_id: str) -> None:
         self._prefix = f"call_{answer_id}"
         self._calls = 0
-        """Calls so far."""
+        """Number of calls so far."""
         self._pending: list[str] = []
-        """What the model has written as a call, as long as it has not become one."""
+        """Text of a call that has not been parsed yet."""
         self._parallel = options.parallel
         self._json = options.calls != "marked"
         self._bare = options.calls == "bare" and bool(options.tools) and not options.forced
@@ -37,7 +38,7 @@ class Assembly:
         elif options.forced:
             self._forced = Calls(self._prefix, options.forced)
         self._reading: Calls | None = None
-        """The call in JSON that the model writes now."""
+        """The call in JSON that the model is writing."""
 
     def token(self, token: protocol.Token) -> list[Part]:
         """The parts that a token completes."""
@@ -57,14 +58,14 @@ class Assembly:
         return [*self._released(), Text("text", token.text, token)]
 
     def unparsed(self, event: protocol.Token | protocol.Done) -> str:
-        """What the model has written as a tool call that is complete with this event, and is none yet; empty otherwise."""
+        """The text of a tool call that is complete with this event and must be parsed; empty otherwise."""
         if isinstance(event, protocol.Token) and not event.ends_tool:
             return ""
         text, self._pending = "".join(self._pending), []
         return text
 
     def parsed(self, tools: ToolsParsed) -> list[Part]:
-        """The parts of what was unparsed: calls, or text that is no call after all."""
+        """The parts of the parsed text: calls, or text that is not a call."""
         parts: list[Part] = [Text("text", text) for text in tools.unparsed if text]
         for call in tools.calls:
             index, self._calls = self._calls, self._calls + 1
@@ -72,20 +73,20 @@ class Assembly:
         return self._kept(parts)
 
     def ended(self, event: protocol.Token | protocol.Done) -> list[Part]:
-        """The end of a call in JSON that was cut, when the model has left it."""
+        """Ends a call in JSON that the model has not completed."""
         if isinstance(event, protocol.Token) and not event.ends_tool:
             return []
         reading, self._reading = self._reading, None
         return [] if reading is None else self._kept(reading.end())
 
     def end(self, done: protocol.Done) -> tuple[list[Part], End]:
-        """The last parts, and the end. Call it when nothing is unparsed."""
+        """The last parts, and the end. Call this when nothing has to be parsed any more."""
         parts = self._forced.end() if self._forced is not None else []
         reason = "tool_calls" if self._calls and done.finish_reason == "stop" else done.finish_reason
         return parts, End(done, "length" if reason == "length" else "tool_calls" if reason == "tool_calls" else "stop")
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """Without the calls after the first, if the client wants one at most."""
+        """Removes the calls after the first, if the client wants at most one."""
         return parts if self._parallel else [part for part in parts if isinstance(part, Text) or part.index == 0]
 
     # --- calls that the model writes by itself ---

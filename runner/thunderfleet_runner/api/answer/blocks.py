@@ -1,4 +1,4 @@
-"""An answer as a list of blocks, each of one kind: how some dialects put it. Pure."""
+"""An answer as a list of blocks, each of one kind, as some APIs return it. Pure."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,7 +14,7 @@ class Block:
     kind: Literal["text", "reasoning", "call"]
     id: str = ""
     name: str = ""
-    """Of the tool."""
+    """Name of the tool."""
     pieces: list[str] = field(default_factory=list)
 
     @property
@@ -41,7 +41,7 @@ class Blocks:
         self._space = ""
 
     def feed(self, part: Part) -> list[Change]:
-        """What a part changes."""
+        """The changes of blocks that a part causes."""
         match part:
             case Text(kind=kind, text=text) if text:
                 return self._text(kind, text)

@@ -1,7 +1,7 @@
-"""Tool calls in JSON, read piece by piece, so that clients get the arguments as they come. Pure.
+"""Tool calls in JSON, read piece by piece, so that clients get the arguments while they are generated. Pure.
 
-An answer that must be a call is the arguments of the one tool that the client named, or a list of objects with the name of a
-tool and its arguments. Some models write such objects by themselves. The name comes first.
+If the client requires a call, the answer has the arguments of the one tool that the client named, or a list of objects, each
+with the name of a tool and its arguments. Some models write such objects by themselves. The name comes first.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from thunderfleet_runner.api.answer.parts import CallArguments, CallBegin, CallEnd, Part
 
 MAX_HEAD = 4096
-"""Characters of an object before its arguments; one with more is not read here."""
+"""Maximum characters of an object before its arguments; longer ones are not read here."""
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Calls:
 
     prefix: str
     name: str = ""
-    """Of the one tool that must be called; empty for objects."""
+    """Name of the one tool that must be called; empty for objects."""
     outer: int = 0
     """How deep the objects are nested: 1 in a list."""
     count: int = 0
     _depth: _Depth = field(default_factory=_Depth)
     _head: str = ""
-    """An object so far, until its arguments begin."""
+    """The text of an object so far, until its arguments begin."""
     _inside: bool = False
     """Whether the arguments of a call have begun."""
     _first: bool = False
@@ -59,7 +59,7 @@ class Calls:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a call; then all other text of its objects is part of one."""
+        """Whether there is a call. Then all other text of its objects belongs to calls."""
         return self._first
 
     def feed(self, text: str) -> list[Part]:
@@ -67,7 +67,7 @@ class Calls:
         return self._one(text) if self.name else self._many(text)
 
     def end(self) -> list[Part]:
-        """The rest: a call that was cut stays as it is."""
+        """The remaining parts. A call that was cut off stays incomplete."""
         if not self._inside:
             return []
         return self._close()

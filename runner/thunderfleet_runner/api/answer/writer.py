@@ -1,4 +1,4 @@
-"""What each dialect's writer can do. Pure: ids and times come from the caller."""
+"""The interface of each API's writer. Pure: ids and times come from the caller."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Head:
-    """What an answer's bodies begin with. ``created`` is in seconds since 1970."""
+    """The fields at the start of an answer's bodies. ``created`` is in seconds since 1970."""
 
     options: Options
     model: str

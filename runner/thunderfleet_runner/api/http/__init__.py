@@ -6,6 +6,6 @@ embeddings  one request for vectors from its body to its response
 choices     several answers to one request
 stream      a response as server-sent events
 admission   lets requests wait until it is their turn
-turns       which requests run, by number and tokens, and who is next; pure
+turns       which requests run, and in which order the others follow; pure
 metrics     the gateway's metrics
 """

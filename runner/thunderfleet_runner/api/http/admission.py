@@ -21,7 +21,7 @@ class Full(Exception):
 
 
 class Slot:
-    """An admitted request's share; it must be freed, and may be freed again."""
+    """The share of an admitted request. It must be freed; freeing it again has no effect."""
 
     def __init__(self, free: Callable[[], None]) -> None:
         self.free = free
@@ -77,7 +77,7 @@ class Admission:
         return Slot(lambda: self._end(turn))
 
     async def _wait(self, turn: Turn, timeout: float) -> None:
-        """Until the request is admitted. If it stops waiting, even when it was just admitted, its turn goes to the next."""
+        """Waits until the request is admitted. If this is cancelled, even after the admission, the next one is admitted."""
         call = self._calls[turn] = asyncio.Event()
         try:
             async with asyncio.timeout(timeout):

@@ -9,11 +9,11 @@ T = TypeVar("T")
 Events = asyncio.Queue[tuple[int, T | None, Exception | None]]
 
 WAITING_EVENTS = 64
-"""Events of all answers that wait for their reader; more wait in the answers themselves, which have their own bound."""
+"""Maximum number of events that wait for the reader. Further events wait in the answers, which have a limit of their own."""
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(index, event) of all streams as they come. Closing it closes them all; so does the first that fails, with its error."""
+    """Yields (index, event) of all streams as they arrive. Closing it closes them all, and so does the first error of one."""
     if len(streams) == 1:
         async with contextlib.aclosing(streams[0]) as only:
             async for event in only:

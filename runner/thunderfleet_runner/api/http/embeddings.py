@@ -46,8 +46,8 @@ class Embeddings:
             if self._service.plan.split is Split.PIPELINE:
                 raise ApiError(
                     404,
-                    "this group divides the layers of its model among Macs (a pipeline) and makes no embeddings; place it on "
-                    "one Mac (spec.nodes.max: 1) or with spec.parallelism: Tensor",
+                    "this group divides the layers of its model among Macs (a pipeline) and cannot compute embeddings; place "
+                    "it on one Mac (spec.nodes.max: 1) or with spec.parallelism: Tensor",
                     code="model_not_found",
                 )
             self._service.arrival.set()
@@ -64,7 +64,7 @@ class Embeddings:
             found = await self._vectors([texts[number] for number in together], asked.size, place)
             for number, vector in zip(together, found, strict=True):
                 vectors[number] = _written(number, vector, asked.packed)
-                # Numbers take a while to write, and heartbeats must not wait for all of them.
+                # Encoding numbers takes a while, and heartbeats must not wait until all are encoded.
                 await asyncio.sleep(0)
         count = asked.texts.count
         usage = {"prompt_tokens": count, "total_tokens": count}
@@ -98,7 +98,7 @@ class Embeddings:
 
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:
-    """The places of texts of these lengths, grouped into what is computed together. Alike ones, since all are padded.
+    """The indexes of texts of these lengths, in groups that are computed together: similar lengths, because all are padded.
 
     The number of texts times the longest is at most EMBED_TOKENS, except that of a single text.
     """
@@ -129,5 +129,5 @@ def _written(place: int, vector: bytes, packed: bool) -> bytes:
     if packed:
         return head + b'"' + base64.b64encode(vector) + b'"}'
     values = array("f", vector)
-    # Nine digits tell any two float32 apart.
+    # Nine digits distinguish any two float32 values.
     return head + f"[{', '.join(f'{value:.9g}' for value in values)}]}}".encode()

@@ -78,7 +78,7 @@ class Gateway:
         self._generation = Generation(service, intake, self._admission, self._metrics)
         self._embeddings = Embeddings(service, intake, self._admission, self._metrics)
         for cause in Cause:
-            # From the start, so that the first exit is an increase.
+            # Exported from the start, so that the first exit is an increase.
             self._metrics.intake_ends.labels(cause.value)
         intake.on_end = lambda cause: self._metrics.intake_ends.labels(cause.value).inc()
         self.listener = Listener(self._admission.limit + SPARE_REQUESTS + SPARE_CONNECTIONS, early_bytes=EARLY_BYTES)
@@ -218,7 +218,7 @@ class Gateway:
         return await self._bounded(self._generation.answer(request, endpoint))
 
     async def _bounded(self, answer: Coroutine[Any, Any, web.StreamResponse]) -> web.StreamResponse:
-        """Awaits the answer, unless the group is not ready or too many are awaited."""
+        """Waits for the answer, unless the group is not ready or too many requests are waiting."""
         with contextlib.closing(answer):
             if not self._service.ready:
                 raise self._not_ready()
@@ -246,7 +246,7 @@ class Gateway:
         return web.Response(text="ok\n")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """What clients of other servers ask before they send requests."""
+        """Answers the health check that clients of other servers make before they send requests."""
         if self._service.ready:
             return web.json_response({"status": "ok"})
         return web.json_response(

@@ -38,7 +38,7 @@ IGNORED_BYTES = 1024
 
 RankEvent = protocol.Token | protocol.Done
 Answered = Sequence[Part] | End
-"""Parts of a choice that became known together, or its end."""
+"""Parts of a choice that arrived together, or its end."""
 
 _WRITERS: dict[Endpoint, tuple[str, Callable[[Head], Writer]]] = {
     "chat": ("chatcmpl-", ChatWriter),
@@ -75,7 +75,7 @@ class Generation:
         """The response to a request. Raises ApiError."""
         arrived = time.monotonic()
         try:
-            # Nothing here looks into the body: its bytes could stop this process.
+            # The body is not parsed here, because hostile bytes could block this process.
             async with self._bodies.read(request) as body:
                 prepared = await self._intake.prepare(endpoint, body, self.limits)
             self._service.arrival.set()
@@ -200,7 +200,7 @@ class Generation:
             try:
                 async for choice, answered in answers:
                     if not begun:
-                        # Until now there were comments at most, after which a router can still send the request elsewhere.
+                        # Until now only comments were sent, so a router could still send the request to another group.
                         begun = True
                         stream.put(writer.begin())
                     stream.put(_written(writer, choice, answered))
@@ -279,7 +279,7 @@ def _complete(done: protocol.Done) -> protocol.Done:
 
 
 def headers(options: Options) -> dict[str, str]:
-    """What was ignored and what was changed."""
+    """The headers that name ignored and changed fields."""
     found = ignored_header(options.ignored)
     if options.clamped:
         found["X-Thunderfleet-Clamped"] = f"max_tokens={options.max_tokens}"

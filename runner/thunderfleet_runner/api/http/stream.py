@@ -1,4 +1,4 @@
-"""A response as server-sent events: written in few pieces, kept alive, and cut when the client does not read."""
+"""A response as server-sent events: written in few pieces, kept alive, and ended when the client does not read."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from aiohttp import web
 from thunderfleet_runner.api.answer.writer import Event
 
 FIRST_EVENT_SECONDS = 5.0
-"""How long an error can still become an HTTP status, before the stream starts with a comment."""
+"""How long the first write is delayed: until then, an error can still be returned as an HTTP status."""
 KEEPALIVE_SECONDS = 15.0
 READ_SECONDS = 60.0
 """How long a client may read nothing of a stream that has data for it."""
@@ -80,7 +80,7 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Writes a comment now and then while nothing else is written."""
+        """Writes a comment at intervals while nothing else is written."""
         keeping = asyncio.create_task(self._keep_alive())
         try:
             yield

@@ -77,14 +77,14 @@ class Turns:
             self._admit(turn)
         elif len(self._queue) < self._queue_limit:
             self._queue.add(turn)
-            # It may come before a large one that has no room yet.
+            # It may be ahead of a large request that has no room yet.
             self._admit_next()
         else:
             return None
         return turn
 
     def end(self, turn: Turn) -> tuple[Turn, ...]:
-        """Takes back a request that has ended or no longer waits; has no effect the second time. Those that this admits."""
+        """Removes a request that has ended or no longer waits, once. Returns the requests that this admits."""
         self._queue.remove(turn)
         self._running.discard(turn)
         return self._admit_next()
@@ -92,7 +92,7 @@ class Turns:
     def _admit_next(self) -> tuple[Turn, ...]:
         admitted = []
         while (following := self._queue.first()) is not None and self._fits(following):
-            # The first one is the first that is asked for.
+            # Only the first request of the queue is considered.
             taken = self._queue.take(lambda _: True)
             assert taken is following
             self._admit(following)

@@ -27,7 +27,7 @@ class Call:
     text: str = ""
     tokens: Sequence[int] = ()
     max_tokens: int | None = None
-    """None: as many as fit."""
+    """Maximum tokens of the answer; None: as many as fit."""
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False

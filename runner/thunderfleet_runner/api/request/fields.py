@@ -1,4 +1,4 @@
-"""The fields of a request body, read one by one. What nobody reads has no effect, and the response says so. Pure."""
+"""The fields of a request body, read one by one. Fields that are not read have no effect, and the response names them. Pure."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ class Fields:
         return self._left.pop(name, default)
 
     def drop(self, names: Collection[str]) -> None:
-        """Forgets fields that are only bookkeeping."""
+        """Drops fields that are only bookkeeping, so that they are not named as ignored."""
         for name in names:
             self._left.pop(name, None)
 
@@ -53,7 +53,7 @@ class Fields:
     def integer(self, name: str, low: int, high: int, default: int) -> int:
         """An integer from ``low`` to ``high``."""
         value = self.take(name, default)
-        # JSON does not tell 1 from 1.0, and some languages write the latter.
+        # JSON does not distinguish 1 and 1.0, and some languages write the latter.
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -111,7 +111,7 @@ def parsed(text: str) -> Any:
 
 
 def check_sane(body: Any) -> None:
-    """Refuses what later encoders and decoders disagree on: huge numbers, lone surrogates."""
+    """Rejects values that encoders and decoders treat differently: huge numbers and lone surrogates."""
     waiting = [body]
     while waiting:
         value = waiting.pop()

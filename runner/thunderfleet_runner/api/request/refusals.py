@@ -1,6 +1,6 @@
 """Fields of other servers and services that would change the answer, and that are not honored here. Pure.
 
-Without them a client would take an answer for what it asked. Values that change nothing are accepted.
+If they were ignored, a client could not see that the answer is not what it asked for. Values that change nothing are accepted.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ BOOKKEEPING = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "priority",
     "request_id", "cache_prompt", "cache_salt",
 })  # fmt: skip
-"""What is only about accounts and caches, and goes without saying."""
+"""Fields about accounts and caches, which are ignored without being named."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "adapter": (), "adapters": (), "add_generation_prompt": (True,), "allowed_token_ids": (), "audio": (), "bad_words": ([],),
@@ -35,7 +35,7 @@ _INSTEAD = {
 
 
 def check(fields: Fields, also: Mapping[str, tuple[Any, ...]] = MappingProxyType({})) -> None:
-    """Raises ApiError for a field that would change the answer and cannot be honored; the others are done with.
+    """Raises ApiError for a field that would change the answer and is not supported. Marks the other ones as read.
 
     ``also``: such fields of one dialect, with the values of each that change nothing.
     """
@@ -43,7 +43,7 @@ def check(fields: Fields, also: Mapping[str, tuple[Any, ...]] = MappingProxyType
         if name not in fields:
             continue
         value = fields.take(name)
-        # Not equality alone: True equals 1.
+        # The type is compared too, because True equals 1.
         if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
             hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise refused(name, f"{name} is not supported here and would change the answer: leave it out{hint}")

@@ -10,7 +10,7 @@ from thunderfleet_runner.protocol import Sampling
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
-"""Rank 0 compares the text with all beginnings of a stop string, between two steps of the whole group."""
+"""Bounded, because rank 0 compares the text with all prefixes of all stop strings while the whole group waits."""
 MAX_BIASES = 1024
 MAX_CONTEXT_SIZE = 4096
 MAX_TOP_LOGPROBS = 20
@@ -23,7 +23,7 @@ _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def sampling(fields: Fields, limits: ModelLimits, defaults: Sampling) -> Sampling:
-    """How tokens are sampled; ``defaults`` are the model's own, for what the body leaves open."""
+    """How tokens are sampled; ``defaults`` are the model's own values for fields that the body does not set."""
     temperature = fields.number("temperature", 0, 2, defaults.temperature)
     last = limits.vocabulary - 1 if limits.vocabulary else (1 << 31) - 1
     return Sampling(
@@ -43,14 +43,14 @@ def sampling(fields: Fields, limits: ModelLimits, defaults: Sampling) -> Samplin
 
 
 def model_defaults(config: Mapping[str, Any], vocabulary: int) -> Sampling:
-    """The sampling in a model's ``generation_config.json``; what is no valid value there is left out."""
+    """The sampling in a model's ``generation_config.json``. Invalid values are left out."""
     if config.get("do_sample") is False:
         return Sampling()
     found = {name: config[name] for name in _FROM_MODEL if config.get(name) is not None}
     if config.get("do_sample") is True:
         found.setdefault("temperature", 1.0)
     if found.get("repetition_penalty") == 1:
-        # The same answer, at less work.
+        # The same answer with less work.
         del found["repetition_penalty"]
     if isinstance(found.get("top_k"), int) and vocabulary and found["top_k"] >= vocabulary:
         found["top_k"] = 0

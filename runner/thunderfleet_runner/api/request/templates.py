@@ -1,6 +1,6 @@
 """Arguments that a request gives to the model's chat template. Pure.
 
-Some of the template's names belong to the server: a request that could set them would render anything, or nothing.
+Some names of the template are reserved for the server. If a request could set them, it could change the whole prompt.
 """
 
 import json
@@ -28,7 +28,7 @@ RESERVED = frozenset({
 
 
 def arguments(fields: Fields) -> dict[str, Any]:
-    """The arguments in ``reasoning_effort``, ``enable_thinking`` and ``chat_template_kwargs``; the last is the strongest."""
+    """The arguments in ``reasoning_effort``, ``enable_thinking`` and ``chat_template_kwargs``, which overrides the others."""
     found: dict[str, Any] = {}
     if "reasoning_effort" in fields:
         found |= effort(fields.one_of("reasoning_effort", EFFORTS, "medium"))

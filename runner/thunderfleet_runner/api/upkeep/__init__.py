@@ -1,7 +1,7 @@
-"""What the group generates for itself, through the path that clients use.
+"""Generation that the group starts itself, through the same path as clients' requests.
 
-idle          such work waits for clients
-rechecks      when the longest passage is asked again
+idle          runs such work only while no client's request is running
+rechecks      when the longest passage is checked again
 continuation  asks the group to continue passages
 benchmark     measures the group's rates while it is idle
 canary        makes the idle group work, to notice a lost peer or a wrong answer

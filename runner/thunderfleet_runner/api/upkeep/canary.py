@@ -1,8 +1,8 @@
 """Makes the whole group work after an idle period, and checks the answer.
 
-Idle ranks are in no collective, so a lost peer or cable only shows when work arrives, and what has become wrong since the last
-answer shows to nobody. The canary is that work: it finds a failed step, a stall or a wrong answer before a client does, and the
-group recovers as usual. A client's request ends it within a step or two.
+Idle ranks are in no collective, so a lost peer or cable is noticed only when work arrives, and so are weights or results that
+have become wrong since the last answer. The canary is such work: it finds a failed step, a stall or a wrong answer before a
+client does, and the group recovers as usual. A client's request ends the canary within a step or two.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def _now() -> tuple[float, float]:
 
 
 async def run(service: Service, wrong: Callable[[str], None], idle_seconds: float = IDLE_SECONDS, *, now: Now = _now) -> None:
-    """Runs until cancelled. ``wrong`` gets what is wrong with an answer. ``now``: monotonic and wall-clock seconds."""
+    """Runs until cancelled. ``wrong`` receives what is wrong with an answer. ``now``: monotonic and wall-clock seconds."""
     rechecks = Rechecks(*now())
     while True:
         await asyncio.sleep(max(0.05 * idle_seconds, wait_seconds(service, idle_seconds, time.monotonic())))
@@ -49,7 +49,7 @@ async def run(service: Service, wrong: Callable[[str], None], idle_seconds: floa
             except Interrupted:
                 pass
             except (Unavailable, Refused, GenerationFailed, TimeoutError) as error:
-                # The group handles the failure; nothing to do here.
+                # The group handles the failure.
                 log.warning("cannot test the idle group: %s", str(error) or f"it took longer than {LIMIT_SECONDS:g} s")
 
 
@@ -75,7 +75,7 @@ async def _work(service: Service, rechecks: Rechecks) -> Rechecks:
 
 
 async def _token(service: Service) -> None:
-    """Generates one token, whatever it is."""
+    """Generates one token, which is not checked."""
     request = protocol.Request(
         id=f"canary-{uuid.uuid4().hex}", prompt=protocol.Prompt.of((0,)), max_tokens=1, cache=False, no_end=True
     )

@@ -1,6 +1,7 @@
 """Asks the group to continue passages, through the path that clients use: see ``passages``.
 
-Before the group serves, for lengths that its weights have passed before; the rest while it is idle. The canary asks again.
+Lengths that the weights have passed before are checked before the group serves, the others while it is idle. The canary repeats
+them.
 """
 
 import asyncio
@@ -25,13 +26,13 @@ class OutputWrong(Exception):
 
 
 async def before_serving(service: Service) -> None:
-    """Asks what must be right before the group serves. Raises OutputWrong, and what ``Service.submit`` raises."""
+    """Checks the lengths that must be right before the group serves. Raises OutputWrong, and what ``Service.submit`` raises."""
     for length in service.answers.first(service.lengths):
         await _ask(service, length)
 
 
 async def while_idle(service: Service) -> None:
-    """Asks the rest while no request runs. Raises OutputWrong, TimeoutError, and what ``Service.submit`` raises."""
+    """Checks the other lengths while no request runs. Raises OutputWrong, TimeoutError, and what ``Service.submit`` raises."""
     while (length := service.answers.due(service.lengths)) is not None:
         await until_idle(service)
         with contextlib.suppress(Interrupted):
@@ -77,7 +78,7 @@ async def _wrong(service: Service, length: int, *, cache: bool) -> str | None:
     """What is wrong with the answers about a passage of this length. Without ``cache`` the prompt cache stays as it is."""
     memory = service.memory
     first, second, third = questions(length, service.vocabulary.size)
-    # The longest passages would take the place of what clients have in the prompt cache.
+    # The longest passages would evict clients' sequences from the prompt cache.
     cache = cache and length <= min(SERVED, memory.cached_tokens)
     if memory.concurrent_requests > 1:
         found = list(await asyncio.gather(_continued(service, first, cache=cache), _continued(service, second)))

@@ -1,4 +1,4 @@
-"""Work that the group does for itself while it is idle; clients take precedence."""
+"""Runs work of the group's own while it is idle; clients take precedence."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from thunderfleet_runner.api.service import Service
 
 IDLE_SECONDS = 5.0
-"""How long no request may have arrived before such work starts again."""
+"""How long the group must have had no request before such work starts again."""
 
 T = TypeVar("T")
 

@@ -4,27 +4,27 @@ from dataclasses import dataclass, replace
 
 EVERY_SECONDS = 3600.0
 SLEPT_SECONDS = 30.0
-"""How far the wall clock runs ahead of the monotonic one, which stands still while a Mac sleeps, until the Mac has slept. A
-clock that was set counts too, which does no harm."""
+"""If the wall clock has advanced by this much more than the monotonic clock, which stops during sleep, the Mac has slept. A
+wall clock that was set counts as sleep too, which does no harm."""
 
 
 @dataclass(frozen=True)
 class Rechecks:
-    """``monotonic`` and ``wall``: the clocks at the last look, in seconds."""
+    """``monotonic`` and ``wall``: the clocks at the last check, in seconds."""
 
     monotonic: float
     wall: float
     checked: float | None = None
     """When the last check ended, by the monotonic clock; at first, when the group began."""
     connections: str = ""
-    """What identifies the connections of the group's cables; empty while it is not known."""
+    """Identifies the connections of the group's cables; empty while it is not known."""
     disturbed: bool = False
     """Whether the Mac has slept or a cable was interrupted since."""
     canaries: int = 0
     """Number of short passages asked."""
 
     def at(self, monotonic: float, wall: float, connections: str = "") -> "Rechecks":
-        """At a later look."""
+        """The state at a later time."""
         slept = wall - self.wall - (monotonic - self.monotonic) > SLEPT_SECONDS
         interrupted = bool(self.connections and connections) and connections != self.connections
         checked = self.monotonic if self.checked is None else self.checked

@@ -3,7 +3,7 @@
 ``ResponseGenerator`` is mlx-lm's serving loop: continuous batching, prompt cache, reasoning and tool parsing. We override what
 does not fit a group of ranks:
 
-- it polls its peers all the time; here an idle group is blocked outside of any collective until a turn is announced;
+- it polls its peers all the time; here an idle group waits outside of any collective until a turn is announced;
 - it shares requests as pickles, which run code of anyone who reaches the group's ports; here they are JSON;
 - it lets every rank render and tokenize; here rank 0's intake does, and all ranks use its tokens (templates may print today's
   date);
@@ -19,13 +19,13 @@ items     what the loop reports about a request
 pipelines  prompts in a pipeline
 prompts   the prompt cache
 logits    a hash of logits
-embedding  vectors of texts
+embedding  embeddings of texts
 masking   the masks of a batch's answers
-steps     between the loop's steps: counts, digests, looking up
+steps     work between the loop's steps: counts, digests, new requests
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake
 generate  the module ``mlx_lm.generate``
-importing  what makes importing mlx-lm quicker
+importing  makes importing mlx-lm faster
 """
 
 from thunderfleet_runner.rank.mlxlm import families, importing

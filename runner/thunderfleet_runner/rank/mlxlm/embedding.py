@@ -27,7 +27,7 @@ def embed(model: Any, texts: Sequence[Sequence[int]], size: int, step: int, pace
     only one, and is computed in steps. Raises CannotEmbed.
     """
     if architecture(model) != ARCHITECTURE:
-        raise CannotEmbed(f"{architecture(model)} makes no embeddings")
+        raise CannotEmbed(f"{architecture(model)} models cannot compute embeddings")
     # The stream of mlx-lm's steps: exchanges of ranks happen in one order.
     with mx.stream(_generate.generation_stream):
         last = _together(model, texts, pace) if len(texts) > 1 or len(texts[0]) <= step else _long(model, texts[0], step, pace)

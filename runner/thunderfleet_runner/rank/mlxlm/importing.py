@@ -1,9 +1,9 @@
 """Saves most of the time that importing transformers takes, which is most of the time that importing mlx-lm takes.
 
-At import, transformers reads its 3,300 model files twice, to know which names it offers. Here it reads the folders of the names
-that are asked for, and all when a name is not in the folder where it should be. It keeps what it has read, but only for 128 of
-its 550 folders, so a second pass finds nothing kept. Here it keeps all. In each file it goes through the lines for that of
-``__all__``, which is the last but few. Here it gets the end of the file, from that line.
+At import, transformers reads its 3,300 model files twice to find out which names it offers. With this module it reads only the
+folders of the names that are used, and all folders if a name is not in the expected one. It caches the results of only 128 of
+its 550 folders, so a second pass finds none of them; with this module it caches all. In each file it searches the lines for
+``__all__``, which is near the end; with this module it gets only the end of the file, from that line.
 """
 
 import functools
@@ -86,7 +86,7 @@ class _Completing:
         if name in _PREFIXES:
             self._known: Structure | None = structure
             self._more = more
-            # Who asks for all names gets all.
+            # A request for all names gets all.
             del self.__all__
 
     def __getattr__(self, name: str) -> Any:

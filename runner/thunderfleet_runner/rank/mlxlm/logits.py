@@ -1,7 +1,7 @@
 """A hash of the logits of some steps, where the ranks of a group must have the same bits.
 
-Ranks that sample the same token may still have different logits: a value that arrived changed, or a GPU that computes wrong,
-shows here long before it changes a token.
+Ranks that sample the same token may still have different logits. A corrupted value, or a GPU that computes wrong results, shows
+in the logits long before it changes a token.
 """
 
 import struct
@@ -36,7 +36,7 @@ class LogitsHash:
 
 def row_hash(row: Any) -> int:
     """The sum of the row's bits as integers, modulo 2^32."""
-    # On the CPU: the row is complete, and a GPU stream would compute the next step first.
+    # Computed on the CPU, because the row is complete, and a GPU stream would compute the next step first.
     words = row.view(_WORDS[row.itemsize], stream=mx.cpu).astype(mx.uint32, stream=mx.cpu)
     return int(mx.sum(words, stream=mx.cpu).item())  # type: ignore[arg-type]
 

@@ -29,7 +29,7 @@ from thunderfleet_runner.rank.step_times import Step
 PREFILL_SEQUENCES = 8
 """Maximum prompts in one step of prefill, as long as together, each padded to the longest, they do not exceed PREFILL_STEP."""
 _SEED_FACTOR = 0x9E3779B97F4A7C15
-"""Odd, so that different seeds and steps have different keys."""
+"""Odd, so that different seeds and steps give different keys."""
 _DIGEST_PRIME = (1 << 31) - 1
 MOST_SHARED_BYTES = 256 << 20
 """Of a request, with all tokens of its prompt."""
@@ -164,7 +164,8 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
         flag = 1 if self._rank == 0 and wanted() else 0
-        # Twice, because a rank that reads another flag would wait for the others in a collective that they do not enter.
+        # Sent twice, because a rank that reads a corrupted flag would wait for the others in a collective that they do not
+        # enter.
         answer = mx.distributed.all_sum(mx.array([flag, -flag, self._digest], mx.int64), group=self.group)
         mx.async_eval(answer)  # type: ignore[no-untyped-call]
         return answer, self._digest
@@ -214,7 +215,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         def shared(logprobs: Any) -> Any:
             chosen = sampler(logprobs)
             sent = mx.distributed.all_sum(chosen if self._rank == 0 else mx.zeros_like(chosen), group=self.group)
-            # Rank 0 keeps its own, so that its digest differs when others receive something else.
+            # Rank 0 keeps its own tokens, so that its digest differs if the others receive other tokens.
             return mx.depends([chosen], [sent])[0] if self._rank == 0 else sent
 
         if sampler is _generate.greedy_sampler:
@@ -265,7 +266,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
             raise Diverged(f"rank {self._rank}: the length of a request was corrupted on its way ({size} and {again})")
         if size == 0:
             return None
-        # As buffers, not as lists: a prompt has megabytes, and all requests wait for it.
+        # Sent as buffers, not as lists, because a prompt may have megabytes, and all requests wait for it.
         content = mx.array(memoryview(data)) if self._rank == 0 else mx.zeros(size, mx.uint8)  # type: ignore[arg-type]
         values: Any = mx.distributed.all_sum(content, group=self.group)
         received = bytes(memoryview(values))
@@ -362,10 +363,10 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         work, _ = self._admitting
         stops, machine = super()._make_state_machine(model_key, tokenizer, stop_words)
         if work.grammar:
-            # Marks within an answer of a format are text.
+            # In an answer with a format, marks are text.
             thoughts = {"reasoning": [(tokenizer.think_end, "normal")]} if tokenizer.has_thinking else {}
             machine = _generate.TextStateMachine({"normal": [], **thoughts})
         return (stops if work.ends else _generate.StopSequences()), machine
 
     def _log_cache_stats(self) -> None:
-        """Does nothing: two log lines for each request are noise."""
+        """Does nothing, because two log lines for each request would be noise."""

@@ -1,9 +1,9 @@
 """Prompts in a pipeline: how the stages exchange what they compute, and how many tokens a step has.
 
-macOS ends a GPU command that takes longer than about 5 s, and a rank that waits for the stage before it inside a command waits
-as long as that stage computes. So in a prompt's step what a rank receives is complete before its own stage begins, and its
-stage is complete before it sends: while it waits, its GPU has nothing to do. The last hidden states go from rank 0 to all
-others only for a token that is sampled.
+macOS ends a GPU command that takes longer than about 5 s. If a rank waits inside a GPU command for the stage before it, that
+command takes as long as that stage computes. So in a prompt's step, a rank has received its input completely before its own
+stage begins, and its stage is complete before it sends: while it waits, its GPU runs no command. The last hidden states go from
+rank 0 to all others only for a token that is sampled.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class Pace:
         self.step = FIRST_STEP
 
     def add(self, tokens: int, seconds: float) -> None:
-        """A step of rank 0 has ended, which took as long as the slowest stage, or all of them."""
+        """A step of rank 0 has ended. It took as long as the slowest stage, or as all stages together."""
         if tokens >= LEAST_TOKENS:
             fitting = (step for step in STEPS if seconds / tokens * step < STAGE_SECONDS)
             self.step = next(fitting, STEPS[-1])

@@ -13,8 +13,8 @@ _UNBOUNDED = 1 << 30
 class PromptCache(_cache.LRUPromptCache):  # type: ignore[misc]  # mlx-lm has no types
     """mlx-lm's prompt cache, bounded in tokens (the same on every rank, unlike bytes), which requests may bypass.
 
-    The newest sequence always stays: a conversation goes on with it. mlx-lm's order of eviction would drop the newest of some
-    type before an older one of another.
+    The newest sequence is never evicted, because a conversation continues with it. mlx-lm's own order could evict the newest
+    sequence of one type before an older one of another type.
     """
 
     def __init__(self, *, tokens: int, trimmable: bool) -> None:
@@ -44,7 +44,7 @@ class PromptCache(_cache.LRUPromptCache):  # type: ignore[misc]  # mlx-lm has no
             return
         if len(tokens) > self._tokens:
             if not self._trimmable:
-                # It has no room, and no part of it can be kept. The others stay.
+                # It does not fit, and no part of it can be kept. The other sequences stay.
                 return
             _shorten(prompt_cache, len(tokens) - self._tokens)
             tokens = tokens[: self._tokens]

@@ -1,4 +1,4 @@
-"""Between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks look up."""
+"""Work between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks look for new requests."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,13 +31,13 @@ class Source(Protocol):
         """Rank 0: the next request, if there is one."""
 
     def wanted(self) -> bool:
-        """Rank 0: whether a request waits or must end, so that the loop should look up."""
+        """Rank 0: whether a request waits or must end, so that the loop should leave its batch."""
 
     def ending(self) -> bool:
         """Rank 0: whether a running request must end."""
 
     def agreed(self, *, all_of_it: bool) -> None:
-        """All ranks have sampled the same: what sinks received may be sent, up to the step before the last or all of it."""
+        """All ranks have sampled the same tokens: messages up to the step before the last, or all of them, may be sent."""
 
     def asleep(self) -> bool:
         """The turn has no work left. Blocks until the next turn; False ends the loop."""
@@ -206,7 +206,7 @@ class Alone:
 
 
 class Budget:
-    """When the loop looks up from its batch: one step after rank 0 has a reason to."""
+    """When the loop leaves its batch to look for new requests: one step after rank 0 has a reason to."""
 
     def __init__(self, loop: Lockstep) -> None:
         self._loop = loop
