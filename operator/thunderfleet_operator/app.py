@@ -46,6 +46,7 @@ from thunderfleet_operator.watch.cache import (
     DEPLOYMENTS,
     LINKS,
     NODEPROFILES,
+    PODS,
     REQUESTS,
     SECRETS,
     Cache,
@@ -66,6 +67,8 @@ AT_ONCE = 8
 TOGETHER_SECONDS = 0.25
 """Changes of the fleet, and those of one Mac, are collected for so long before a round looks at them. A start would else look
 at the whole fleet once for each of its cables."""
+PODS_SECONDS = 0.1
+"""The same for changes of the pods of a ModelDeployment, which are bound and start one after the other."""
 STOP_SECONDS = 10.0
 """How long kopf may take to stop."""
 
@@ -207,14 +210,12 @@ class Operator:
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         """Puts what an object's change concerns on the queue."""
         for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced):
-            self._enqueue(concern)
+            self._enqueue(concern, PODS_SECONDS if collection is PODS else 0.0)
 
-    def _enqueue(self, key: str) -> None:
+    def _enqueue(self, key: str, seconds: float = 0.0) -> None:
         kind = key.partition("/")[0]
-        if kind in (FLEET, NODEPROFILES.name):
-            self.queue.add_after(key, TOGETHER_SECONDS)
-        else:
-            (self.cables if kind == LINKS.name else self.queue).add(key)
+        queue = self.cables if kind == LINKS.name else self.queue
+        queue.add_after(key, TOGETHER_SECONDS if kind in (FLEET, NODEPROFILES.name) else seconds)
 
     def _reported(self, report: DemandReport) -> None:
         """A router has reported. Rounds of those that are not woken, or that run anyway, come by themselves."""

@@ -115,6 +115,21 @@ async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_o
     assert {await operator.queue.get() for _ in range(len(operator.queue))} == {DEPLOYMENT, "modeldeployments/ns/other"}
 
 
+async def test_changes_of_the_pods_of_a_group_have_one_round(world: World) -> None:
+    world.deploy()
+    await world.round()
+    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    kube: Any = world
+    operator = Operator(kube, configuration, world.cache)
+    pods = [(f"ns/{name}", item) for name, item in world.pods().items()]
+    assert len(pods) == 2
+    for key, item in pods:
+        operator.changed(PODS, key, item, {**item, "status": {"phase": "Running"}})
+    assert not len(operator.queue)
+    assert set(operator.queue._due) == {DEPLOYMENT, "nodeprofiles/studio-1", "nodeprofiles/studio-2"}
+    assert await operator.queue.get() == DEPLOYMENT, "before the Macs"
+
+
 async def test_a_new_leader_works_on_everything_and_looks_for_secrets_beside_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
