@@ -118,7 +118,9 @@ async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_o
 async def test_changes_of_the_pods_of_a_group_have_one_round(world: World) -> None:
     world.deploy()
     await world.round()
-    configuration = Configuration(Settings(PodSettings("image"), PortSettings()), "system", "operator-0", "127.0.0.1", 0, 0)
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
     pods = [(f"ns/{name}", item) for name, item in world.pods().items()]
