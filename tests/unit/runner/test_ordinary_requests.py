@@ -104,7 +104,7 @@ async def check_models_and_health(client: aiohttp.ClientSession) -> None:
     async with client.get("/health") as response:
         assert response.status == 200 and await response.json() == {"status": "ok"}
     async with client.post("/v1/embeddings", json={"model": MODEL, "input": "a"}, headers=KEY) as response:
-        assert response.status == 404 and "no embeddings" in (await response.json())["error"]["message"]
+        assert response.status == 404 and "cannot compute embeddings" in (await response.json())["error"]["message"]
 
 
 async def check_what_was_ignored_and_clamped(client: aiohttp.ClientSession) -> None:
