@@ -167,6 +167,8 @@ def test_a_queue_counts_the_gpu_memory_that_placement_counts(line: Line, deploy:
     first, second = (deploy(name, podMetadata={"labels": {QUEUE: "macs"}}) for name in ("one", "two"))
     of_first, of_second = gated(first, 1), gated(second, 1)
     for held, found in ((first, of_first), (second, of_second)):
+        # The status follows the pods.
+        held.until(held.ranks, "its ranks in the status")
         reserved = sum(rank["memoryBytes"] for rank in held.ranks())
         assert usage(found, RESOURCE) == usage(found, "memory") == reserved > 0
     queue = Queue(usage(of_first, RESOURCE) + usage(of_second, RESOURCE) - 1)
