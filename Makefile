@@ -131,8 +131,14 @@ soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
 runc: ## Install runc from the packages of Debian, if it is missing (Linux, as root)
 	@command -v runc >/dev/null || test "$$(uname)" = Darwin || { apt-get update -qq && apt-get install -y -qq --no-install-recommends runc; }
 
+# The tests of the page in a browser, its pictures and its figures in `make bench`. Chromium needs a font, which Debian does not say.
+.PHONY: chromium
+chromium: ## Install Chromium and its driver from the packages of Debian, if they are missing (Linux, as root)
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || test "$$(uname)" = Darwin || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
+
 .PHONY: matrices
-matrices: programs prometheus runc ## The cases of unit and end-to-end tests that `make test` leaves out
+matrices: programs prometheus runc chromium ## The cases of unit and end-to-end tests that `make test` leaves out
 	$(UNIT) -m soak
 	$(E2E) -m soak
 
@@ -172,7 +178,7 @@ page: ## Build the files of the live page, which are committed (needs Node.js an
 	cd view/page && npm ci --no-audit --no-fund && npm run types && npm run build
 
 .PHONY: screenshots
-screenshots: programs ## Take docs/page.png from a real run (needs chromium and chromedriver: apt-get install chromium chromium-driver)
+screenshots: programs chromium ## Take docs/page.png from a real run, in headless Chromium
 	$(BIN)/python -m tests.support.screenshots docs/page.png
 
 .PHONY: dist

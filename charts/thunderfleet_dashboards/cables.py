@@ -37,7 +37,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Changes",
-                    "How often an end of a cable lost or got its carrier in the last hour. Empty if that never happened.",
+                    "How often an end of a cable lost or got its carrier in the last hour.",
                     (
                         Query(
                             f"max by (cluster, name, node) (increase({LINK}_changes_total{{{NODE}}}[1h]))",
@@ -47,7 +47,6 @@ PAGE = Page(
                     warn=2,
                     bad=6,
                     width=6,
-                    quiet=True,
                 ),
             ),
         ),

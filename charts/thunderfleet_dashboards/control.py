@@ -60,11 +60,10 @@ PAGE = Page(
                 ),
                 Shown(
                     "Reconcile errors",
-                    "Reconciles per second that failed and are retried. Empty if none has.",
+                    "Reconciles per second that failed and are retried.",
                     (Query(rate(f"{OPERATOR}_reconcile_errors_total", CLUSTER, OF_A_TARGET, "kind"), "{{kind}}"),),
                     unit="ops",
                     bad=0.01,
-                    quiet=True,
                 ),
                 Shown(
                     "Duration of a reconcile",
@@ -148,7 +147,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Internal errors",
-                    "Errors of agents in the last hour, by loop. Empty if there was none.",
+                    "Errors of agents in the last hour, by loop.",
                     (
                         Query(
                             rate(f"{AGENT}_loop_errors_total", CLUSTER, OF_A_TARGET, "loop", over="1h", how="increase"),
@@ -156,7 +155,6 @@ PAGE = Page(
                         ),
                     ),
                     bad=1,
-                    quiet=True,
                 ),
                 Shown(
                     "Copies of weights",
@@ -171,13 +169,9 @@ PAGE = Page(
                 ),
                 Shown(
                     "Wrong bytes",
-                    "Transfers in the last hour in which a Mac sent wrong bytes. Empty if there was none.",
-                    (
-                        Query(
-                            rate(f"{AGENT}_copy_wrong_bytes_total", CLUSTER, OF_A_TARGET, "node", over="1h", how="increase"),
-                            "{{node}}",
-                        ),
-                    ),
+                    "Transfers in which a Mac sent wrong bytes, since the agents that received them started. Empty if there "
+                    "was none.",
+                    (Query(total(f"{AGENT}_copy_wrong_bytes_total", CLUSTER, OF_A_TARGET, "node"), "{{node}}"),),
                     bad=1,
                     quiet=True,
                 ),

@@ -1,7 +1,7 @@
 """The ranks of a group."""
 
 from thunderfleet_dashboards.panels import Page, Query, Row, Shown
-from thunderfleet_dashboards.queries import OBJECT, OF_A_RUNNER, RUNNER, latest, rate
+from thunderfleet_dashboards.queries import OBJECT, OF_A_RUNNER, RUNNER, latest, rate, total
 
 RANK = ("namespace", "deployment", "group", "rank")
 OF = ("namespace", "deployment", "group")
@@ -48,10 +48,10 @@ PAGE = Page(
                 ),
                 Shown(
                     "Failures",
-                    "Failures by class and reason of the first cause. Empty if no group has failed.",
+                    "Failures since the pods started, by class and reason of the first cause. Empty if no group has failed.",
                     (
                         Query(
-                            rate("thunderfleet_runner_failures_total", RUNNER, OF_A_RUNNER, "fault", "reason", how="increase"),
+                            total("thunderfleet_runner_failures_total", RUNNER, OF_A_RUNNER, "fault", "reason"),
                             "{{fault}} {{reason}}",
                         ),
                     ),
@@ -68,7 +68,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Exits of the intake",
-                    "Exits of the process that reads requests, by cause. Empty if it has not ended.",
+                    "Exits of the process that reads requests, by cause.",
                     (
                         Query(
                             rate("thunderfleet_runner_intake_ends_total", RUNNER, OF_A_RUNNER, "cause", how="increase"),
@@ -76,7 +76,6 @@ PAGE = Page(
                         ),
                     ),
                     warn=1,
-                    quiet=True,
                 ),
             ),
         ),

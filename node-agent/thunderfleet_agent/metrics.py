@@ -129,6 +129,11 @@ class Metrics:
         """Adds the sensors of this Mac to every scrape. ``links``: the cable at each interface, which may change."""
         self.registry.register(_Sensed(node, read, links))
 
+    def cabled(self, node: str, links: Iterable[str]) -> None:
+        """Shows the changes of cables from 0 on: Prometheus sees no increase where a series begins."""
+        for link in links:
+            self._changes.labels(link, node)
+
     def changed(self, node: str, link: str) -> None:
         """Counts a change of the carrier at this Mac's end of a cable."""
         self._changes.labels(link, node).inc()
@@ -136,6 +141,10 @@ class Metrics:
     def wrote(self, kind: str, result: str) -> None:
         """Counts a write to the API server. ``result`` is ``ok`` or the reason of the error."""
         self._writes.labels(kind, result).inc()
+
+    def begun(self, loop: str) -> None:
+        """Shows the errors of a loop from 0 on."""
+        self._errors.labels(loop)
 
     def erred(self, loop: str) -> None:
         """Counts a round that ended with an unexpected exception."""

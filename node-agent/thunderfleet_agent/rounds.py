@@ -178,6 +178,7 @@ class Rounds:
     async def _every(
         self, name: str, seconds: float, turn: Callable[[], Awaitable[None]], sooner: asyncio.Event | None = None
     ) -> None:
+        self._metrics.begun(name)
         while True:
             if sooner is not None:
                 sooner.clear()
@@ -406,6 +407,7 @@ class Rounds:
             self._dial_now.set()
         self._found, self._ends = found, ends
         self.links.update({end.endpoint.interface: end.name for end in ends if end.endpoint.interface is not None})
+        self._metrics.cabled(self._settings.node, self.links.values())
         self._update_prober()
         self._metrics.links.set(len(ends))
         self._metrics.models.set(len(found.status.models))

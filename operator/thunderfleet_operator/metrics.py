@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.metrics import ProcessMetrics
 
 
@@ -63,6 +64,9 @@ class Metrics:
         self.placements = Counter(
             "thunderfleet_operator_placements", "Placements made, by transport.", ["transport"], registry=self.registry
         )
+        for transport in set(Transport) - {Transport.AUTO}:
+            # From 0 on: Prometheus sees no increase where a series begins.
+            self.placements.labels(transport.value)
 
     def unrenewed(self, seconds: Mapping[str, float]) -> None:
         """Shows for how long each component of the control plane has not renewed its Lease, and no others."""

@@ -54,6 +54,9 @@ class Worker:
         self._at_once = at_once
         self._busy_since: dict[str, float] = {}
         """By key, when its round began (monotonic)."""
+        for kind in rounds:
+            # From 0 on: Prometheus sees no increase where a series begins.
+            metrics.errors.labels(kind)
 
     @property
     def stuck(self) -> bool:

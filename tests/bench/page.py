@@ -86,7 +86,7 @@ def _change(api: Api, links: list[tuple[str, int, str, int]], number: int) -> No
 def figures(say: Callable[[str], None]) -> list[Figure]:
     """All figures. Raises BenchFailed without Chromium."""
     if not browsers.installed():
-        raise BenchFailed("no chromium and chromedriver: apt-get install chromium chromium-driver")
+        raise BenchFailed("no chromium and chromedriver: `make chromium` installs them")
     files = assets.load()
     found = [Figure("page-size", "kB", (sum(len(one.packed) for one in files.values()) / 1e3,), bound=Bound("<=", 300))]
     api = Api()

@@ -78,8 +78,9 @@ def _deployment(number: int) -> ModelDeployment:
         "conditions": _conditions(DEPLOYMENT_CONDITIONS),
         "readyReplicas": 2,
         "benchmark": {"decodeTokensPerSecond": "21.9"},
+        "autoscaling": {"replicas": 2, "lastScaleTime": TIME},
     }
-    spec = {"model": {"repository": "nobody/tiny"}, "replicas": 2}
+    spec = {"model": {"repository": "nobody/tiny"}, "replicas": 2, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
     metadata = {"name": f"chat-{number}", "namespace": "team"}
     return ModelDeployment.load(_object("ModelDeployment", metadata, spec=spec, status=status))
 
@@ -92,6 +93,7 @@ def figures(repeats: int, say: Say) -> list[Figure]:
         [_link(number) for number in range(CABLES)],
         [_profile(number) for number in range(MACS)],
         [Node(f"mac-{number}", True, labels={"kubernetes.io/os": "darwin"}) for number in range(MACS)],
+        {f"team/chat-{number}": 2 for number in range(DEPLOYMENTS)},
     )
     registry = Metrics().registry
     samples, text = [], b""
@@ -102,7 +104,7 @@ def figures(repeats: int, say: Say) -> list[Figure]:
         text = generate_latest(registry) + shown.page()
         samples.append(time.perf_counter() - started)
     series = sum(not line.startswith(b"#") for line in text.splitlines())
-    fleet = f"{MACS} Macs, {CABLES} cables, {DEPLOYMENTS} ModelDeployments of two groups"
+    fleet = f"{MACS} Macs, {CABLES} cables, {DEPLOYMENTS} ModelDeployments of two groups with autoscaling"
     return [
         Figure("operator scrape", "s", tuple(samples), bound=Bound("<=", 1.0), note=fleet),
         Figure("operator series", "series", (float(series),), bound=Bound("<=", 60_000), note=f"{len(text) / 1e6:.1f} MB"),

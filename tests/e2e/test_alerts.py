@@ -1,5 +1,6 @@
 """Each alert of the chart fires for its problem, names its object, and is quiet otherwise, as a real promtool evaluates it."""
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -7,14 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_localcluster.programs import find_programs
 
 Json = dict[str, Any]
 
-CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
-TROUBLESHOOT = Path(__file__).parents[2] / "docs" / "troubleshoot.md"
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "thunderfleet"
+TROUBLESHOOT = ROOT / "docs" / "troubleshoot.md"
 RUNBOOK = "https://docs.example/troubleshoot.md"
 COMMAND_SECONDS = 240.0
 OBJECT = 'namespace="team",name="qwen"'
@@ -565,6 +568,27 @@ def test_a_program_without_descriptors_is_named(rules: Path, tmp_path: Path, lab
     own.write_text(yaml.safe_dump({"groups": [{"name": "thunderfleet", "rules": [alert]}]}))
     path.write_text(yaml.safe_dump({"rule_files": [str(own)], "evaluation_interval": "1m", "tests": [test]}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
+
+
+@pytest.mark.parametrize("program", ["operator", "agent", "runner", "router", "kubelet"])
+def test_promtool_has_no_complaint_about_any_metric(program: str) -> None:
+    """About names, types and descriptions, also of metrics that a fleet shows rarely. Every program has a registry."""
+    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs/generate_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    promtool = str(find_programs(lambda event: None, MONITORING) / "promtool")
+    page = generate_latest(getattr(module, f"_{program}_metrics")()).decode()
+    assert page.count("# TYPE thunderfleet_") > 10
+
+    def said(text: str) -> str:
+        done = subprocess.run(
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+        return done.stdout + done.stderr
+
+    assert said(page) == ""
+    assert "no help text" in said(page + "# TYPE thunderfleet_a gauge\nthunderfleet_a 1\n")
 
 
 def test_alerts_name_what_has_the_problem(rules: Path) -> None:

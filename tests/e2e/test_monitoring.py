@@ -5,7 +5,6 @@ a longer test, with the configuration that the real prometheus-operator generate
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -19,19 +18,18 @@ from thunderfleet_crds.names import ANNOTATION_BACKUP
 from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 from thunderfleet_localcluster.programs import find_programs
 
-from tests.support import prometheusoperator
 from tests.support.line import PROMETHEUS_PORT, Deployment, Line
-from tests.support.prometheusserver import STACK_PAGES, Prometheus, access, kubelets, promtool, scraping, started
+from tests.support.panels import dashboards, filled, generated, queries
+from tests.support.prometheusserver import STACK_PAGES, Prometheus, promtool, scraping, started
 from tests.support.waiting import until
 
 Json = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
-RELEASE = "thunderfleet"
-"""Pods have its name in a label that monitors select."""
 SCRAPE_SECONDS = 120.0
-# Panels that are empty while nothing is wrong, or where a part is not in use: the router, and powermetrics.
+# Panels that are empty while nothing is wrong, or where a part is not in use: routers, autoscaling, powermetrics. On the fleet
+# of test_panels they show something.
 QUIET = {
     "Thunderfleet / Fleet: Not Ready since",
     "Thunderfleet / Fleet: Conditions that are not True",
@@ -39,9 +37,9 @@ QUIET = {
     "Thunderfleet / Fleet: Thermal pressure",
     "Thunderfleet / Fleet: Last kernel panic",
     "Thunderfleet / ModelDeployment: First cause of the last failure",
+    "Thunderfleet / ModelDeployment: Autoscaling",
+    "Thunderfleet / ModelDeployment: Asleep",
     "Thunderfleet / Group: Failures",
-    "Thunderfleet / Group: Exits of the intake",
-    "Thunderfleet / Cables: Changes",
     "Thunderfleet / Serving: Failed requests",
     "Thunderfleet / Serving: Requests",
     "Thunderfleet / Serving: Time to first byte",
@@ -50,9 +48,7 @@ QUIET = {
     "Thunderfleet / Serving: Refused by limits of keys",
     "Thunderfleet / Serving: Retries",
     "Thunderfleet / Serving: Reports of demand",
-    "Thunderfleet / Operator and control plane: Reconcile errors",
     "Thunderfleet / Operator and control plane: Failures of commands",
-    "Thunderfleet / Operator and control plane: Internal errors",
     "Thunderfleet / Operator and control plane: Copies of weights",
     "Thunderfleet / Operator and control plane: Wrong bytes",
 }
@@ -87,45 +83,6 @@ def rules(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("rules") / "rules.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(done.stdout)["spec"]))
     return path
-
-
-def generated(line: Line, server: str, folder: Path) -> Json:
-    """What prometheus-operator generates from the chart's PodMonitors and alerts, and the job for kubelets."""
-    values = "podMonitors.enabled=true,podMonitors.labels.release=fleet,alerts.enabled=true"
-    templates = ("-s", "templates/podmonitors.yaml", "-s", "templates/alerts.yaml")
-    done = line.cluster.helm("template", RELEASE, str(CHART), "--namespace", SYSTEM, "--set", values, *templates)
-    api = {
-        "host": server,
-        "authorization": {"type": "Bearer", "credentialsFile": str(folder / "token")},
-        "tlsConfig": {"caFile": str(folder / "ca.crt")},
-    }
-    prometheus = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "Prometheus",
-        "metadata": {"name": "fleet", "namespace": SYSTEM},
-        "spec": {
-            "podMonitorSelector": {"matchLabels": {"release": "fleet"}},
-            "ruleSelector": {},
-            "scrapeInterval": "1s",
-            "evaluationInterval": "1s",
-            "apiserverConfig": api,
-        },
-    }
-    found = prometheusoperator.configuration(prometheus, [item for item in yaml.safe_load_all(done.stdout) if item], folder)
-    assert len(found["scrape_configs"]) == 3, "operator, agents and runners"
-    found["scrape_configs"].append(kubelets(access(server, folder)))
-    return found
-
-
-def dashboards() -> list[Json]:
-    found = [json.loads(path.read_text()) for path in sorted((CHART / "dashboards").glob("*.json"))]
-    assert len(found) == 6
-    return found
-
-
-def filled(expression: str) -> str:
-    """A query as Grafana sends it when all values of all variables are chosen."""
-    return re.sub(r"\$(?:cluster|namespace|deployment|node)\b", ".*", expression.replace("$__rate_interval", "1m"))
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +147,7 @@ def until_scraped(line: Line, pair: Deployment, prometheus: Prometheus) -> None:
 
 def until_every_panel_shows_something(pair: Deployment, prometheus: Prometheus) -> None:
     """While the deployment answers requests."""
-    asked = {
-        filled(target["expr"]): f"{dashboard['title']}: {panel['title']}"
-        for dashboard in dashboards()
-        for panel in dashboard["panels"]
-        for target in panel.get("targets", ())
-    }
-    assert len(asked) > 80
+    asked = queries()
     may_be_empty = QUIET | MEASURED
     assert may_be_empty <= set(asked.values())
 
@@ -223,7 +174,7 @@ def test_prometheus_operator_makes_a_working_configuration_of_the_monitors(
     """Targets are up, panels show something, rules are evaluated, and metrics have the labels that queries use."""
 
     def configure(server: str, folder: Path) -> Json:
-        return generated(line, server, folder)
+        return generated(line, server, folder, "operator", "agent", "runner")
 
     with started(line, programs, configure, tmp_path, PROMETHEUS_PORT + 2) as prometheus:
         until_scraped(line, pair, prometheus)

@@ -32,9 +32,7 @@ OPERATOR = ("deployment/thunderfleet-operator", "-n", SYSTEM)
 AFTER_STATUS_SECONDS = 3.0
 """From the status of a ThunderboltLink to the color on the page."""
 AFTER_PULL_SECONDS = 8.0
-CHROMIUM = pytest.mark.skipif(
-    not browsers.installed(), reason="no chromium and chromedriver: apt-get install chromium chromium-driver"
-)
+CHROMIUM = pytest.mark.skipif(not browsers.installed(), reason="no chromium and chromedriver: `make chromium` installs them")
 
 
 class Client:

@@ -93,6 +93,10 @@ def as_values(drawn: Topology) -> dict[str, Any]:
 def show(picture: Picture, page: Page) -> None:
     """Each Mac with its ranks, and below it its cables; double lines are cables with RDMA."""
     drawn = topology(picture)
+    cables: dict[str, list[Cable]] = {}
+    for cable in drawn.cables:
+        for name in {cable.a[0], cable.b[0]}:
+            cables.setdefault(name, []).append(cable)
     for mac in drawn.macs:
         style = GOOD if mac.ready and not mac.problem else DOUBTFUL if mac.ready else BAD
         page.cells(
@@ -100,7 +104,7 @@ def show(picture: Picture, page: Page) -> None:
         )
         for group, rank, state in mac.ranks:
             page.cells(f"│  {group} rank {rank}: ", (state, GOOD if state == "Serving" else DOUBTFUL))
-        ends = [(cable, *_seen_from(cable, mac.name)) for cable in drawn.cables if mac.name in (cable.a[0], cable.b[0])]
+        ends = [(cable, *_seen_from(cable, mac.name)) for cable in cables.get(mac.name, ())]
         for number, (cable, port, peer, peer_port) in enumerate(sorted(ends, key=lambda end: end[1])):
             _draw(page, cable, port, f"tb{peer_port} {peer}", last=number == len(ends) - 1)
     if not drawn.macs and "nodes" not in picture.unread:

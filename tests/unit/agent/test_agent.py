@@ -232,12 +232,17 @@ def endpoints(kube: Any) -> list[str]:
 async def test_from_commands_to_objects_and_back_again(
     machine: Any, kube: Any, shapes: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(kube, monkeypatch):
+    async with running(kube, monkeypatch) as agent:
         await until(lambda: kube.objects.get(PROFILE, {}).get("status", {}).get("thunderbolt"))
         assert LINK not in kube.objects
         # The neighbor starts later and is found.
         neighbor(kube, shapes)
         await until(lambda: endpoints(kube) == ["studio-1"])
+        # Before anything has happened to it, so that Prometheus sees the first change as an increase.
+        shown = agent._metrics.registry.get_sample_value
+        cable = {"name": LINK.rpartition("/")[2], "node": "studio-1"}
+        assert shown("thunderfleet_thunderboltlink_changes_total", cable) == 0
+        assert shown("thunderfleet_agent_loop_errors_total", {"loop": "models"}) == 0
         # The cable is pulled: our end goes.
         machine.tree(shapes.report(shapes.bus(1, domain=shapes.mine), shapes.bus(2, domain=shapes.mine_too)))
         await until(lambda: endpoints(kube) == [])

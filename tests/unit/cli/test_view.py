@@ -7,6 +7,8 @@ import json
 import os
 import pty
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -628,6 +630,25 @@ def test_values_have_no_colors_on_a_terminal(everything: str, command: str, monk
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = shown_on_a_terminal([*command.split(), "--kubeconfig", everything, "-o", "json"], monkeypatch)
     assert terminal.startswith(("{", "[")) and "\x1b" not in terminal
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback(everything: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "thunderfleet_cli", "topology", "--kubeconfig", everything],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert program.stdout is not None and program.stderr is not None
+    program.stdout.close()
+    with program.stderr:
+        said = program.stderr.read()
+    assert (program.wait(timeout=60), said) == (1, b"")
+
+
+def test_control_characters_reach_no_terminal() -> None:
+    with paper() as (page, text):
+        page.line("a\x07b\x08c\rd")
+    assert text.getvalue() == "abcd\n"
 
 
 def test_ages_are_those_of_kubectl() -> None:

@@ -280,5 +280,12 @@ def test_what_has_not_changed_is_rendered_once() -> None:
     assert not shown._kept
 
 
+@pytest.mark.parametrize("transport", ["JACCL", "JACCLRing", "Ring", "None"])
+def test_placements_are_shown_from_0_on(transport: str) -> None:
+    shown = Metrics().registry.get_sample_value
+    assert shown("thunderfleet_operator_placements_total", {"transport": transport}) == 0
+    assert shown("thunderfleet_operator_placements_total", {"transport": "Auto"}) is None, "no placement has it"
+
+
 def test_no_name_is_also_that_of_another_metric() -> None:
     Metrics().registry.register(ObjectMetrics(Objects, lambda: False))

@@ -227,6 +227,8 @@ class Crowd(World):
             FLEET: self.reconciler.fleet,
         }
         worker = Worker(self.queue, kinds, self.metrics, lambda: True, refill)
+        # Before a round has failed, so that Prometheus sees the first failure as an increase.
+        assert self.metrics.registry.get_sample_value("thunderfleet_operator_reconcile_errors_total", {"kind": FLEET}) == 0
         tasks = [asyncio.create_task(self.real.run()), asyncio.create_task(worker.run())]
         try:
             await until_async(done, what)

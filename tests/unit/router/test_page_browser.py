@@ -16,9 +16,7 @@ from tests.unit.view.test_page_browser import Loop
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.skipif(
-        not browsers.installed(), reason="no chromium and chromedriver: apt-get install chromium chromium-driver"
-    ),
+    pytest.mark.skipif(not browsers.installed(), reason="no chromium and chromedriver: `make chromium` installs them"),
 ]
 
 

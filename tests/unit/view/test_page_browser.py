@@ -20,9 +20,7 @@ from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.skipif(
-        not browsers.installed(), reason="no chromium and chromedriver: apt-get install chromium chromium-driver"
-    ),
+    pytest.mark.skipif(not browsers.installed(), reason="no chromium and chromedriver: `make chromium` installs them"),
 ]
 LINK = cable_name("studio-1", 1, "studio-2", 1)
 MARKUP = (
