@@ -299,7 +299,10 @@ def test_the_card_of_a_mac_whose_kubelet_is_silent_is_not_green(stage: Stage, mo
     }
     until(lambda: stage.health("mac/studio-1") == "doubtful", "its card says it", describe=stage.describe)
     assert "the kubelet has not renewed its Lease" in stage.window.text(".row[data-id='mac/studio-1']")
-    assert stage.health("mac/studio-2") == "good" and "1 problem" in stage.window.text("#counts")
+    assert stage.health("mac/studio-2") == "good"
+    # Only faults are counted in red: the Mac may still serve.
+    until(lambda: "studio-1" in stage.window.text("#notes"), "a note names the Mac", describe=stage.describe)
+    assert "problem" not in stage.window.text("#counts")
 
 
 def test_a_pulled_cable_turns_red_in_the_picture_and_in_the_list(stage: Stage) -> None:

@@ -15,6 +15,8 @@ const NAMES_FROM = READABLE / 20;
 const DETAILS_FROM = READABLE / 12;
 /** The least width of a card on the screen that has a name: for the last letters of it. */
 const NAMED_WIDTH = 34;
+/** Between such a name and the border of its card, in pixels of the screen. */
+const BESIDE_NAME = 1.5;
 const MAX_LABELS = 160;
 const MOVE_MS = 450;
 /** Time between two frames of moving dots, and the most cables that have them. */
@@ -597,14 +599,15 @@ export class Scene {
     context.fill();
     context.globalAlpha = faint;
     context.strokeStyle = edge;
-    context.lineWidth = mac.health === "idle" ? Math.min(7, Math.max(1.5, 1 / scale)) : Math.min(14, Math.max(2.2, 1.3 / scale));
+    const border = mac.health === "idle" ? Math.min(7, Math.max(1.5, 1 / scale)) : Math.min(14, Math.max(2.2, 1.3 / scale));
+    context.lineWidth = border;
     context.stroke();
     if (scale >= NAMES_FROM) this.inside(mac, left, top, copying);
     else if (scale * WIDTH >= NAMED_WIDTH) {
       context.textAlign = "center";
       context.textBaseline = "middle";
       // Long names often differ at their end only, so the end is kept; a name that nearly fits is drawn smaller.
-      const { text, size } = this.fitted(mac.name, USUAL / scale, WIDTH - 10, true);
+      const { text, size } = this.fitted(mac.name, USUAL / scale, WIDTH - border - 2 * (BESIDE_NAME / scale), true);
       context.font = `600 ${size}px ${FONT}`;
       context.fillStyle = colors.text;
       context.fillText(text, x, y);
