@@ -265,6 +265,27 @@ def test_the_picture_is_readable(stage: Stage, count: int, size: int, least: int
         stage.window.dark(False)
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_mac_that_failed_is_red_in_a_small_picture(stage: Stage, dark: bool) -> None:
+    noted = stage.window.devtools("Page.addScriptToEvaluateOnNewDocument", source=NOTED)["identifier"]
+    try:
+        stage.window.dark(dark)
+        stage.fill(200, 4)
+        stage.put(Kind.NODES, node("studio-022", "Unknown", "Kubelet stopped posting node status."))
+        stage.put(Kind.DEPLOYMENTS, model("model-16", ["studio-065", "studio-066"], "nobody/tiny", "Loading", "rank 1 loads"))
+        stage.open()
+        until(lambda: stage.window.run("return written.length") >= 200, "the picture has texts", describe=stage.describe)
+        texts = stage.window.run("return written")
+        assert unreadable(texts, float("inf"), float("inf"), []) == []
+        bad = color(stage.window.run("return getComputedStyle(document.documentElement).getPropertyValue('--bad').trim()"))
+        red = [text["text"] for text in texts if tuple(text["behind"]) == bad]
+        assert len(red) == 1 and red[0].endswith("022")
+        assert "model-16 · Loading" in [text["text"] for text in texts]
+    finally:
+        stage.window.devtools("Page.removeScriptToEvaluateOnNewDocument", identifier=noted)
+        stage.window.dark(False)
+
+
 def test_only_faults_are_red_in_the_details(stage: Stage) -> None:
     stage.fill(2, 2)
     stage.put(Kind.DEPLOYMENTS, model("model-0", ["studio-1", "studio-2"], "nobody/tiny", "Loading", "rank 1 loads"))

@@ -402,7 +402,7 @@ export class Scene {
     const x = (Math.min(...upper) + Math.max(...upper)) / 2;
     const xs = corners.map((point) => point.x);
     const room = Math.max(...xs) - Math.min(...xs) + 60;
-    const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
+    const loading = group.total > 0 && group.state === "Loading" && scale >= NAMES_FROM ? ` · ${percent(group.loaded, group.total)}` : "";
     // If a model has one group only, its number says nothing.
     const name = short(shortName(model.groups.length === 1 ? model.name : group.name), 34);
     const speed = model.tokensPerSecond && scale >= NAMES_FROM ? ` · ${model.tokensPerSecond} tok/s` : "";
@@ -595,7 +595,7 @@ export class Scene {
     // Opaque even where the card is faint, so that no cable shows through.
     const faint = context.globalAlpha;
     context.globalAlpha = 1;
-    context.fillStyle = scale < NAMES_FROM && groups[0] ? mixed(colors.card, this.tint(groups[0], colors.dark ? 0.3 : 0.5), context) : colors.card;
+    context.fillStyle = scale < NAMES_FROM ? this.small(mac) : colors.card;
     context.fill();
     context.globalAlpha = faint;
     context.strokeStyle = edge;
@@ -609,13 +609,18 @@ export class Scene {
       // Long names often differ at their end only, so the end is kept; a name that nearly fits is drawn smaller.
       const { text, size } = this.fitted(mac.name, USUAL / scale, WIDTH - border - 2 * (BESIDE_NAME / scale), true);
       context.font = `600 ${size}px ${FONT}`;
-      context.fillStyle = colors.text;
+      context.fillStyle = mac.health === "bad" ? colors.card : colors.text;
       context.fillText(text, x, y);
-    } else if (mac.health === "bad") {
-      context.fillStyle = colors.bad;
-      context.fill();
     }
     context.globalAlpha = 1;
+  }
+
+  /** What fills a card that has no dot for the health of its Mac. */
+  private small(mac: Mac): string {
+    const { colors, context } = this;
+    if (mac.health === "bad") return colors.bad;
+    const group = mac.ranks[0]?.group;
+    return group === undefined ? colors.card : mixed(colors.card, this.tint(group, colors.dark ? 0.3 : 0.5), context);
   }
 
   private inside(mac: Mac, left: number, top: number, copying: number | undefined): void {
