@@ -1,6 +1,7 @@
 """The page's server: who may use it, what it sends, and its bounds. A real server, and an API server of lists and watches."""
 
 import asyncio
+import colorsys
 import gzip
 import hashlib
 import json
@@ -497,6 +498,27 @@ def test_texts_and_marks_stand_out_in_both_themes() -> None:
                 if _contrast(colors[name], colors[behind]) < wanted
             ]
             assert weak == []
+
+
+def test_names_of_groups_stand_out_in_both_themes() -> None:
+    """In the color of the group, on the picture and on a card. How light they are in the dark theme stands in the drawing."""
+    source = ROOT / "view" / "page" / "src"
+    inks = re.search(r"INKS.*?\[(.*?)\]\);", (source / "store.ts").read_text(encoding="utf-8"), re.DOTALL)
+    assert inks is not None
+    hues = [(int(hue), int(light)) for hue, light in re.findall(r"\[(\d+), (\d+)\]", inks[1])]
+    assert len(hues) == 12
+    assert "`hsl(${hue} 70% 70%)`" in (source / "draw.ts").read_text(encoding="utf-8")
+    weak = []
+    for hue, light in hues:
+        for saturation, lightness, behind in (
+            *((0.64, light / 100, color) for color in ("#f4f5f8", "#ffffff")),
+            *((0.7, 0.7, color) for color in ("#10131a", "#1a1e28")),
+        ):
+            parts = colorsys.hls_to_rgb(hue / 360, lightness, saturation)
+            ink = "#" + "".join(f"{round(part * 255):02x}" for part in parts)
+            if _contrast(ink, behind) < 4.5:
+                weak.append((hue, behind, round(_contrast(ink, behind), 2)))
+    assert weak == []
 
 
 def test_no_text_becomes_markup() -> None:

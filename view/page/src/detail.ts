@@ -81,7 +81,7 @@ export class Detail {
     if (this.id === undefined || now === this.shown) return;
     this.shown = now;
     if (!entity) {
-      this.head.replaceChildren(element("h2", "", this.id.slice(this.id.indexOf("/") + 1)), element("p", "kind", "It is gone."));
+      this.head.replaceChildren(element("h2", "", this.id.slice(this.id.indexOf("/") + 1)), element("p", "kind", "It no longer exists in the cluster."));
       this.more.replaceChildren();
       return;
     }

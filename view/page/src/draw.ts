@@ -2,13 +2,21 @@
 
 import { bits, bytes } from "./dom";
 import { HEIGHT, layout, WIDTH, type Point } from "./layout";
-import { type Cable, type Group, hues, type Mac, type Model, type Store } from "./store";
+import { type Cable, type Group, hues, INKS, type Mac, type Model, type Store } from "./store";
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
 const MIN_SCALE = 0.02;
 const MAX_SCALE = 3;
-const NAMES_FROM = 0.42;
-const DETAILS_FROM = 0.62;
+/** The least size of a text on the screen, in pixels, and the usual one of names in a small picture. What would be smaller is left out. */
+const READABLE = 9;
+const USUAL = 11;
+/** From these scales on, cards have a name beside a dot (20 high), and details (12 high). */
+const NAMES_FROM = READABLE / 20;
+const DETAILS_FROM = READABLE / 12;
+/** The least width of a card on the screen that has a name: for the last letters of it. */
+const NAMED_WIDTH = 34;
+/** Between such a name and the border of its card, in pixels of the screen. */
+const BESIDE_NAME = 1.5;
 const MAX_LABELS = 160;
 const MOVE_MS = 450;
 /** Time between two frames of moving dots, and the most cables that have them. */
@@ -25,6 +33,16 @@ interface Box {
   top: number;
   right: number;
   bottom: number;
+}
+
+/** The name of a group, and where it stands. */
+interface Title {
+  text: string;
+  size: number;
+  x: number;
+  y: number;
+  box: Box;
+  group: string;
 }
 
 interface Colors {
@@ -266,8 +284,9 @@ export class Scene {
       if (this.places.has(mac.name)) this.card(mac, copying.get(mac.name));
     }
     for (const name of this.places.keys()) if (!known.has(name)) this.stranger(name);
-    if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) this.labels(seen);
-    for (const { model, group, around } of groups) this.title(model, group, around);
+    const titles = this.titles(groups);
+    if (scale >= DETAILS_FROM && seen.length <= MAX_LABELS) this.labels(seen, titles.map((title) => title.box));
+    for (const title of titles) this.title(title);
     if (performance.now() - this.movedAt < MOVE_MS) this.update();
   }
 
@@ -301,6 +320,13 @@ export class Scene {
     if (hue === undefined) return this.colors.quiet;
     const light = this.colors.dark ? "70% 64%" : "64% 44%";
     return `hsl(${hue} ${light} / ${alpha})`;
+  }
+
+  /** The color of a text about a group. */
+  private ink(group: string): string {
+    const hue = this.hue.get(group);
+    if (hue === undefined) return this.colors.quiet;
+    return this.colors.dark ? `hsl(${hue} 70% 70%)` : `hsl(${hue} 64% ${INKS.get(hue) ?? 27}%)`;
   }
 
   private dimmed(groups: readonly string[]): boolean {
@@ -351,25 +377,72 @@ export class Scene {
     context.fill();
   }
 
-  private title(model: Model, group: Group, around: number): void {
-    const { context, scale } = this;
-    if (scale < 0.12) return;
+  /** The names of groups, none over another or a card; what is outside comes first. */
+  private titles(groups: readonly { model: Model; group: Group; around: number }[]): Title[] {
+    if (this.scale < 0.12) return [];
+    const taken = this.cards();
+    const found: Title[] = [];
+    for (const { model, group, around } of groups) {
+      const title = this.named(model, group, around, taken);
+      if (!title) continue;
+      taken.push(title.box);
+      found.push(title);
+    }
+    return found;
+  }
+
+  /** The name of a group above its area, else below it; undefined if there is no room. */
+  private named(model: Model, group: Group, around: number, taken: readonly Box[]): Title | undefined {
+    const { scale } = this;
     const corners = this.corners(group.macs, around);
-    if (!corners.length || !this.visible(...corners)) return;
-    const top = Math.min(...corners.map((point) => point.y));
-    const upper = corners.filter((point) => point.y < top + 2);
-    const x = (Math.min(...upper.map((point) => point.x)) + Math.max(...upper.map((point) => point.x))) / 2;
-    const size = Math.min(26, Math.max(14, 11 / scale));
-    context.font = `600 ${size}px ${FONT}`;
-    context.textAlign = "center";
-    context.textBaseline = "alphabetic";
-    context.globalAlpha = this.dimmed([group.name]) ? 0.35 : 1;
-    const loading = group.total > 0 && group.state === "Loading" ? ` · ${percent(group.loaded, group.total)}` : "";
+    if (!corners.length || !this.visible(...corners)) return undefined;
+    const ys = corners.map((point) => point.y);
+    const [top, bottom] = [Math.min(...ys), Math.max(...ys)];
+    const upper = corners.filter((point) => point.y < top + 2).map((point) => point.x);
+    const x = (Math.min(...upper) + Math.max(...upper)) / 2;
+    const xs = corners.map((point) => point.x);
+    const room = Math.max(...xs) - Math.min(...xs) + 60;
+    const loading = group.total > 0 && group.state === "Loading" && scale >= NAMES_FROM ? ` · ${percent(group.loaded, group.total)}` : "";
     // If a model has one group only, its number says nothing.
     const name = short(shortName(model.groups.length === 1 ? model.name : group.name), 34);
     const speed = model.tokensPerSecond && scale >= NAMES_FROM ? ` · ${model.tokensPerSecond} tok/s` : "";
-    this.halo(`${name}${group.state === "Ready" ? speed : ` · ${group.state}${loading}`}`, x, top - 20, this.tint(group.name));
+    const whole = `${name}${group.state === "Ready" ? speed : ` · ${group.state}${loading}`}`;
+    const { text, size, width } = this.fitted(whole, Math.max(14, USUAL / scale), room, false);
+    for (const y of [top - 20, bottom + 14 + size]) {
+      const box = { left: x - width / 2, top: y - size, right: x + width / 2, bottom: y + size * 0.3 };
+      if (!taken.some((one) => meets(one, box))) return { text, size, x, y, box, group: group.name };
+    }
+    return undefined;
+  }
+
+  private title({ text, size, x, y, group }: Title): void {
+    const { context } = this;
+    context.font = `600 ${size}px ${FONT}`;
+    context.textAlign = "center";
+    context.textBaseline = "alphabetic";
+    context.globalAlpha = this.dimmed([group]) ? 0.35 : 1;
+    this.halo(text, x, y, this.ink(group));
     context.globalAlpha = 1;
+  }
+
+  /** A bold text of this size, or smaller as long as it can be read, or cut where it still does not fit. */
+  private fitted(text: string, size: number, room: number, end: boolean): { text: string; size: number; width: number } {
+    const { context } = this;
+    context.font = `600 ${size}px ${FONT}`;
+    const width = context.measureText(text).width;
+    const least = Math.min(size, Math.max(size * 0.72, READABLE / this.scale));
+    const smaller = Math.max(least, Math.min(size, (size * room) / width));
+    context.font = `600 ${smaller}px ${FONT}`;
+    const cut = this.cut(text, smaller, 600, room, end);
+    return { text: cut, size: smaller, width: context.measureText(cut).width };
+  }
+
+  /** Where the cards are. */
+  private cards(): Box[] {
+    return [...this.places.keys()].map((name) => {
+      const { x, y } = this.place(name);
+      return { left: x - WIDTH / 2, top: y - HEIGHT / 2, right: x + WIDTH / 2, bottom: y + HEIGHT / 2 };
+    });
   }
 
   private line(cable: Cable): void {
@@ -421,11 +494,8 @@ export class Scene {
   }
 
   /** The texts of cables, none over another text or a card. */
-  private labels(cables: Cable[]): void {
-    const taken: Box[] = [...this.places.keys()].map((name) => {
-      const { x, y } = this.place(name);
-      return { left: x - WIDTH / 2, top: y - HEIGHT / 2, right: x + WIDTH / 2, bottom: y + HEIGHT / 2 };
-    });
+  private labels(cables: Cable[], titles: readonly Box[]): void {
+    const taken: Box[] = [...this.cards(), ...titles];
     // The cross of a pulled cable is more important than the text of another one.
     for (const cable of cables) {
       if (cable.health !== "bad") continue;
@@ -447,7 +517,7 @@ export class Scene {
     for (const share of SHARES) {
       const [x, y] = [a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share];
       const box = { left: x - width / 2, top: y - 11, right: x + width / 2, bottom: y + 11 };
-      if (taken.some((one) => one.left < box.right + 4 && box.left < one.right + 4 && one.top < box.bottom + 3 && box.top < one.bottom + 3)) continue;
+      if (taken.some((one) => meets(one, box))) continue;
       taken.push(box);
       this.pill(cable, text, { x, y }, width, rate !== undefined);
       return;
@@ -457,6 +527,7 @@ export class Scene {
   private pill(cable: Cable, text: string, { x, y }: Point, width: number, live: boolean): void {
     const { context, colors } = this;
     const tint = cable.users[0] ? this.tint(cable.users[0]) : colors.accent;
+    const ink = cable.users[0] ? this.ink(cable.users[0]) : colors.accent;
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.globalAlpha = this.dimmed(cable.users) ? 0.3 : 1;
@@ -467,7 +538,7 @@ export class Scene {
     context.roundRect(x - width / 2, y - 11, width, 22, 11);
     context.fill();
     context.stroke();
-    context.fillStyle = cable.health === "doubtful" ? colors.doubtful : live ? tint : colors.text;
+    context.fillStyle = cable.health === "doubtful" ? colors.doubtful : live ? ink : colors.text;
     context.fillText(text, x, y + 1);
     context.globalAlpha = 1;
   }
@@ -524,26 +595,32 @@ export class Scene {
     // Opaque even where the card is faint, so that no cable shows through.
     const faint = context.globalAlpha;
     context.globalAlpha = 1;
-    context.fillStyle = scale < NAMES_FROM && groups[0] ? mixed(colors.card, this.tint(groups[0], 0.55), context) : colors.card;
+    context.fillStyle = scale < NAMES_FROM ? this.small(mac) : colors.card;
     context.fill();
     context.globalAlpha = faint;
     context.strokeStyle = edge;
-    context.lineWidth = mac.health === "idle" ? Math.min(7, Math.max(1.5, 1 / scale)) : Math.min(14, Math.max(2.2, 1.3 / scale));
+    const border = mac.health === "idle" ? Math.min(7, Math.max(1.5, 1 / scale)) : Math.min(14, Math.max(2.2, 1.3 / scale));
+    context.lineWidth = border;
     context.stroke();
     if (scale >= NAMES_FROM) this.inside(mac, left, top, copying);
-    else if (scale > 0.16) {
+    else if (scale * WIDTH >= NAMED_WIDTH) {
       context.textAlign = "center";
       context.textBaseline = "middle";
       // Long names often differ at their end only, so the end is kept; a name that nearly fits is drawn smaller.
-      const size = Math.min(34, 11 / scale);
+      const { text, size } = this.fitted(mac.name, USUAL / scale, WIDTH - border - 2 * (BESIDE_NAME / scale), true);
       context.font = `600 ${size}px ${FONT}`;
-      const fitting = Math.max(0.72, Math.min(1, (WIDTH - 16) / context.measureText(mac.name).width));
-      this.text(mac.name, x, y, size * fitting, 600, colors.text, WIDTH - 14, true);
-    } else if (mac.health === "bad") {
-      context.fillStyle = colors.bad;
-      context.fill();
+      context.fillStyle = mac.health === "bad" ? colors.card : colors.text;
+      context.fillText(text, x, y);
     }
     context.globalAlpha = 1;
+  }
+
+  /** What fills a card that has no dot for the health of its Mac. */
+  private small(mac: Mac): string {
+    const { colors, context } = this;
+    if (mac.health === "bad") return colors.bad;
+    const group = mac.ranks[0]?.group;
+    return group === undefined ? colors.card : mixed(colors.card, this.tint(group, colors.dark ? 0.3 : 0.5), context);
   }
 
   private inside(mac: Mac, left: number, top: number, copying: number | undefined): void {
@@ -605,8 +682,9 @@ export class Scene {
     if (scale < NAMES_FROM) return;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    this.text(name, x, y - 9, 15, 600, colors.quiet, WIDTH - 20);
-    this.text("there is no such Node", x, y + 12, 12, 400, colors.quiet, WIDTH - 20);
+    const full = scale >= DETAILS_FROM;
+    this.text(name, x, full ? y - 9 : y, full ? 15 : 20, 600, colors.quiet, WIDTH - 20);
+    if (full) this.text("there is no such Node", x, y + 12, 12, 400, colors.quiet, WIDTH - 20);
   }
 
   private copies(): Map<string, number> {
@@ -625,6 +703,12 @@ export class Scene {
     const { context } = this;
     context.font = `${weight} ${size}px ${FONT}`;
     context.fillStyle = color;
+    context.fillText(this.cut(text, size, weight, room, end), x, y);
+  }
+
+  /** As much of a text as fits, in the font of the context, which has this size and weight. */
+  private cut(text: string, size: number, weight: number, room: number, end: boolean): string {
+    const { context } = this;
     const key = `${size} ${weight} ${room} ${end} ${text}`;
     let fitting = this.widths.get(key);
     if (fitting === undefined) {
@@ -635,7 +719,7 @@ export class Scene {
       if (this.widths.size > 5000) this.widths.clear();
       this.widths.set(key, fitting);
     }
-    context.fillText(fitting, x, y);
+    return fitting;
   }
 
   private halo(text: string, x: number, y: number, color: string): void {
@@ -747,6 +831,11 @@ export class Scene {
     this.onselect(best);
     this.select(best, true);
   }
+}
+
+/** Whether there is too little between two texts. */
+function meets(one: Box, other: Box): boolean {
+  return one.left < other.right + 4 && other.left < one.right + 4 && one.top < other.bottom + 3 && other.top < one.bottom + 3;
 }
 
 function pairOf(cable: Cable): string {

@@ -131,10 +131,15 @@ export class Store {
   }
 }
 
+/** The hues of groups, and how light (in percent) a text of each may be on the light page: its contrast is then at least 4.5. */
+export const INKS: ReadonlyMap<number, number> = new Map([
+  [212, 44], [34, 35], [152, 29], [276, 44], [322, 44], [186, 31], [58, 27], [96, 29], [244, 44], [300, 44], [128, 29], [16, 43],
+]);
+
 /** The hue of each group: the same in every page as long as the groups are the same. */
 export function hues(models: Iterable<Model>): Map<string, number> {
   const names = [...models].flatMap((model) => model.groups.map((group) => group.name)).sort();
-  const wheel = [212, 34, 152, 276, 322, 186, 58, 96, 244, 300, 128, 16];
+  const wheel = [...INKS.keys()];
   const found = new Map<string, number>();
   const taken = new Set<number>();
   for (const name of names) {
