@@ -262,7 +262,6 @@ def test_rdma_that_is_switched_off_leaves_the_cable_for_tcp(line: Line, deploy: 
         line.cluster.rdma("on", "studio-2")
 
 
-@pytest.mark.soak
 def test_with_nowhere_to_go_nothing_starts_until_the_cable_is_back(line: Line, deploy: Deploy, alone: Alone) -> None:
     rested(line)
     served = deploy("stuck", transport="JACCL", parallelism="Tensor").until_ready()

@@ -1,7 +1,4 @@
-"""The fault suite with two short episodes; ``python -m tests.chaos`` runs long ones.
-
-In `make test` the faults are those of test_faults, one at a time, and tests/unit/chaos tests the suite itself.
-"""
+"""The fault suite with two short episodes; ``python -m tests.chaos`` runs long ones."""
 
 from collections.abc import Iterator
 
@@ -10,8 +7,7 @@ import pytest
 from tests.chaos import fleet
 from tests.chaos.plan import Action, Blow, Episode, Fault, Shape, Stage, Step, Target
 from tests.chaos.run import Runner
-
-pytestmark = pytest.mark.soak
+from tests.support.tiers import quick
 
 MACS = 3
 
@@ -51,7 +47,7 @@ def runner() -> Iterator[Runner]:
         yield Runner(line, print)
 
 
-@pytest.mark.parametrize("episode", EPISODES)
+@pytest.mark.parametrize("episode", quick(EPISODES[1:], EPISODES))
 def test_after_every_fault_it_serves_again_and_nothing_is_left(runner: Runner, episode: Episode) -> None:
     (records,) = runner.run(0, [episode])
     assert not [f"{record.where}: {text}" for record in records for text in record.violations]

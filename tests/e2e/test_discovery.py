@@ -246,7 +246,6 @@ def test_a_cable_that_negotiates_less_and_an_rdma_switch(healthy: Fleet) -> None
     healthy.until(lambda: healthy.reason(SECOND, "RDMAUsable") == "Usable", "as fast as before")
 
 
-@pytest.mark.soak
 def test_a_dead_rdma_stack_and_a_broken_command_cost_their_part_only(healthy: Fleet) -> None:
     cluster = healthy.cluster
     cluster.rdma("hang", "studio-1")
@@ -300,7 +299,6 @@ def test_a_cable_cut_in_one_direction_shows_as_that(healthy: Fleet) -> None:
     healthy.until(lambda: fact("studio-1", "studio-2").get("state") == "Reachable", "reached again")
 
 
-@pytest.mark.soak
 def test_a_node_deleted_and_joined_again_leaves_no_ghost(healthy: Fleet) -> None:
     before = healthy.get("np", "mini-2")["metadata"]["uid"]
     healthy.cluster.kubectl("delete", "node", "mini-2")

@@ -388,7 +388,6 @@ def test_a_plan_for_another_namespace_plants_no_pod_there(
     assert volumes and not [volume for volume in volumes if volume.get("hostPath", {}).get("path") == "/etc"]
 
 
-@pytest.mark.soak
 def test_no_secret_is_deleted_for_its_name(
     line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
 ) -> None:

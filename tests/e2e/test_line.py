@@ -252,7 +252,6 @@ def scaled(deployment: Deployment) -> tuple[int, int, set[str]]:
     return scale["spec"]["replicas"], scale["status"]["replicas"], {str(pod["metadata"]["name"]) for pod in pods}
 
 
-@pytest.mark.soak
 def test_scaled_out_and_changed_it_rolls(line: Line, deploy: Deploy, alone: Alone) -> None:
     solo = deploy("solo", nodes={"min": 1, "max": 1}).until_ready()
     assert solo.group()["transport"] == "None"

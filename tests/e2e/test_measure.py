@@ -422,7 +422,6 @@ def kill_the_agent(line: Line, rank: int, among: set[str]) -> str:
     return struck.mac
 
 
-@pytest.mark.soak
 def test_agents_broken_in_the_middle_of_a_probe_free_the_other_end_and_measure_afterwards(line: Line) -> None:
     macs = set(line.macs)
     until(lambda: all_fresh(line), "everything is measured", WAIT_SECONDS)

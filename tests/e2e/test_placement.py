@@ -166,7 +166,6 @@ def test_one_mac_is_enough_and_the_smallest_does(served: Callable[..., Json]) ->
     assert group["reason"].startswith("by predicted speed (policy Fewest); one Mac holds the whole model")
 
 
-@pytest.mark.soak
 def test_a_full_mesh_talks_over_a_jaccl_mesh(line: Line, served: Callable[..., Json]) -> None:
     group = served("mesh", nodes={"min": 3, "selector": {"shape": "mesh"}})
     assert (group["transport"], group["parallelism"]) == ("JACCL", "Pipeline")

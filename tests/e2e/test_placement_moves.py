@@ -165,7 +165,6 @@ def drain(line: Line, mac: str) -> None:
     line.cluster.kubectl("drain", mac, *options, seconds=DRAIN_SECONDS + 30)
 
 
-@pytest.mark.soak
 def test_two_deployments_that_want_the_same_mac(line: Line, deploy: Deploy, alone: Alone) -> None:
     first = deploy("first", **alone_on("mini-4", memory=MOST))
     placed(first)
@@ -236,7 +235,6 @@ def test_bounds_of_a_group(line: Line, deploy: Deploy) -> None:
     foretold(bound)
 
 
-@pytest.mark.soak
 def test_taints_and_tolerations(line: Line, deploy: Deploy) -> None:
     line.kubectl("taint", "node", "mini-2", "team=vision:NoSchedule")
     guest = deploy("guest", **alone_on("mini-2"))

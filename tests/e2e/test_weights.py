@@ -350,7 +350,6 @@ def test_five_gigabytes_are_fetched_copied_and_serve_the_tokens_of_one_process(
 
 
 # The last one: it ends the hub.
-@pytest.mark.soak
 def test_a_mac_that_is_needed_later_copies_the_model_without_the_hub(
     line: Line, hub: str, deploy: Deploy, alone: Alone
 ) -> None:

@@ -49,8 +49,8 @@ class MacController:
     async def round(self, node: str, quarantine: Quarantine | None = None) -> None:
         """Writes which groups have this Mac and whether it is in quarantine, if that has changed.
 
-        Rounds of one Mac follow one another, whoever begins them: else the last of two that were written at once could be the
-        one that has seen less.
+        Rounds of one Mac run one after the other, also when several rounds of ModelDeployments ask for them: of two writes at
+        the same time, the last one could be that of the round that had read less.
         """
         lock = self._rounds.get(node)
         if lock is None:

@@ -123,34 +123,25 @@ TOO_MUCH = {
 }
 
 
-# Bodies with such a chat, by path. Each is refused after a second of CPU, and the next one waits for another process.
-LOOP = [{"role": "user", "content": "loop"}]
-ELSEWHERE: dict[str, dict[str, Any]] = {
-    "/v1/messages": {"messages": LOOP},
-    "/tokenize": {"messages": LOOP},
-    "/v1/messages/count_tokens": {"messages": LOOP},
-    "/v1/responses": {"input": "loop"},
-}
-TEXTS = ("a" * (1 << 20), "<|im_end|>" * (1 << 20), " " * (4 << 20), "\n" * (1 << 17))
-"""Slow to tokenize."""
-
-
-async def check_templates(client: aiohttp.ClientSession, count: int) -> None:
+async def check_templates(client: aiohttp.ClientSession) -> None:
     for name, (_, word) in TOO_MUCH.items():
         bad = FIXED | {"messages": [{"role": "user", "content": name}]}
         (status, answer), *others = await asyncio.gather(ask(client, bad), *(ask(client, FIXED) for _ in range(3)))
         assert status == 400, (name, answer)
         assert word in answer["error"]["message"] and answer["error"]["code"] == "request_too_expensive", (name, answer)
         assert [each for each, _ in others] == [200] * 3, name
-    for path, other in list(ELSEWHERE.items())[:count]:
+    loop = [{"role": "user", "content": "loop"}]
+    for path, other in (("/v1/messages", {"messages": loop}), ("/v1/messages/count_tokens", {"messages": loop}),
+                        ("/v1/responses", {"input": "loop"}), ("/tokenize", {"messages": loop})):  # fmt: skip
         status, answer = await ask(client, other, path)
         assert status == 400 and "CPU" in answer["error"]["message"], (path, answer)
     async with client.get("/metrics") as response:
         assert 'thunderfleet_runner_intake_ends_total{cause="' in await response.text()
 
 
-async def check_texts(client: aiohttp.ClientSession, count: int) -> None:
-    for text in TEXTS[:count]:
+async def check_texts(client: aiohttp.ClientSession) -> None:
+    """Texts that are slow to tokenize."""
+    for text in ("a" * (1 << 20), " " * (4 << 20), "\n" * (1 << 17), "<|im_end|>" * (1 << 20)):
         status, answer = await ask(client, {"model": MODEL, "prompt": text, "max_tokens": 1}, "/v1/completions")
         assert status == 400, answer
         status, answer = await ask(client, FIXED | {"messages": [{"role": "user", "content": text}]})
@@ -158,18 +149,17 @@ async def check_texts(client: aiohttp.ClientSession, count: int) -> None:
         assert status == (200 if text[0] == "\n" else 400), answer
 
 
-@pytest.mark.parametrize("count", quick([2], [2, 4]))
 async def test_a_chat_or_text_that_takes_too_much_fails_alone(
-    served: Callable[..., Any], tiny: Path, tmp_path: Path, yardstick: list[int], count: int
+    served: Callable[..., Any], tiny: Path, tmp_path: Path, yardstick: list[int]
 ) -> None:
     parts = [f"{{% if messages[0]['content'] == '{name}' %}}{part}{{% endif %}}" for name, (part, _) in TOO_MUCH.items()]
     async with served(templated(tiny, tmp_path / "model", "".join(parts)), 1, "None") as (group, client):
         await check_tokens(client, yardstick)
         pauses = Pauses()
         async with pauses.watched():
-            await check_templates(client, count)
+            await check_templates(client)
             await check_tokens(client, yardstick)
-            await check_texts(client, count)
+            await check_texts(client)
         await check_tokens(client, yardstick)
         assert pauses.longest <= GAP_SECONDS
         assert (group.running[0][0].state.attempt, group.running[0][0].state.recoveries) == (1, 0)

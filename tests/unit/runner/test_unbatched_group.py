@@ -15,8 +15,6 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN
 
-from tests.support.tiers import quick
-
 CONTEXT = 8192
 LONG: dict[str, Any] = {"max_tokens": CONTEXT - 512, "stream": True, "logit_bias": {"0": -100, "2": -100}}
 """An answer that the model does not end by itself: it never samples an end token."""
@@ -118,7 +116,7 @@ async def check_a_liar(group: Any, client: aiohttp.ClientSession, yardstick: lis
     assert "no longer compute the same" in failure.message, failure
 
 
-@pytest.mark.parametrize("split", quick(["Tensor"], ["Tensor", "Pipeline"]))
+@pytest.mark.parametrize("split", ["Tensor", "Pipeline"])
 async def test_a_model_whose_caches_do_not_batch_over_two_ranks(
     served: Callable[..., Any], tiny: Path, yardstick: list[int], split: str
 ) -> None:

@@ -22,7 +22,7 @@ class Stopper:
         self._context = context
         self._grace: dict[tuple[str, int], float] = {}
         self._began: float | None = None
-        """When the pod began to end (time of the event loop); a kubelet that starts meanwhile begins anew."""
+        """When the pod began to end (time of the event loop); a kubelet that starts meanwhile counts from its own start."""
 
     def is_stopping(self, name: str, number: int) -> bool:
         """Whether this attempt of the container is being stopped."""
