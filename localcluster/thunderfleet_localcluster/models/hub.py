@@ -280,32 +280,30 @@ def _refused(status: int, code: str | None, message: str) -> web.Response:
 @contextlib.contextmanager
 def running(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Hub]:
     """A hub in a thread of this process. ``tls``: of its HTTPS; None for HTTP."""
-    hub, loop, started = Hub(), asyncio.new_event_loop(), threading.Event()
-    runners: list[web.AppRunner] = []
+    hub, started = Hub(), threading.Event()
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
-    async def start() -> None:
+    async def run() -> None:
         runner = web.AppRunner(hub.application(), access_log=None, shutdown_timeout=1)
-        runners.append(runner)
         await runner.setup()
-        site = web.TCPSite(runner, host, 0, ssl_context=tls)
-        await site.start()
-        server: Any = site._server
-        hub.port = server.sockets[0].getsockname()[1]
-        started.set()
+        try:
+            site = web.TCPSite(runner, host, 0, ssl_context=tls)
+            await site.start()
+            server: Any = site._server
+            hub.port = server.sockets[0].getsockname()[1]
+            started.set()
+            await ended.wait()
+        finally:
+            await runner.cleanup()
 
-    def run() -> None:
-        loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runners[0].cleanup())
-
-    thread = threading.Thread(target=run, name="hub", daemon=True)
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),), name="hub", daemon=True)
     thread.start()
     if not started.wait(10):
         raise RuntimeError("the hub has not started")
     try:
         yield hub
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(ended.set)
         thread.join(10)
         loop.close()
 
