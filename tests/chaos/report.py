@@ -39,6 +39,8 @@ class Record:
     """The status when the group did not serve in time, or could not serve without what was lost."""
     writes: float = 0.0
     """Writes of our programs per second, at the median."""
+    written: int = 0
+    """Writes of our programs in all."""
     clients: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     """Responses of the bystander's clients."""
@@ -66,7 +68,7 @@ class Record:
         """What happened, as text."""
         asked = ", ".join(f"{count} {what}" for what, count in sorted(self.clients.items()))
         text = f"{self.where}: {self.macs} Macs, {self.shape}: {self.plan} [{self.observed}]: {self.end}"
-        text += f"; {asked}" * bool(asked) + f"; {self.writes:.1f} writes/s"
+        text += f"; {asked}" * bool(asked) + f"; {self.written} writes, {self.writes:.1f}/s"
         errors = [f"{count} x {what}" for what, count in self.errors.items()]
         named = [
             f"{one.fault}{' (nothing to see)' * (not one.symptom)} named by {one.after or 'nothing'}" for one in self.names

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -109,8 +110,9 @@ class Runner:
                         record = Record(seed, episode.number, number, episode.macs, str(episode.shape), step)
                         self.writes.begin()
                         self._step(subject, step, record)
-                        record.writes = self.writes.median()
-                        record.violations += judge.busy(record.writes)
+                        counts = self.writes.counts()
+                        record.writes, record.written = median(counts), sum(counts)
+                        record.violations += judge.busy(counts)
                         self.say(record.line())
                         yield record
                         if record.violations or (record.explained and not record.recovered):

@@ -123,20 +123,36 @@ def event(second: float, user: str = "system:node:mac-1", verb: str = "patch", r
     }
 
 
+AGENT = "system:serviceaccount:thunderfleet-system:thunderfleet-agent"
+
+
 @pytest.mark.parametrize(
-    ("events", "rate"),
+    ("events", "counts"),
     [
-        ([], 0.0),
-        ([event(1.5), event(1.6), event(2.6), event(3.6)], 1.0),
-        ([event(second) for second in (1.5, 1.6, 2.6, 3.6, 4.6, 5.6)], 1.0),
-        ([event(0), event(0.1), event(0.2), event(9)], 0.0),
-        ([event(1, "system:admin"), event(1, verb="get"), event(1, resource="leases")], 0.0),
-        ([event(1), event(1.1), event(1.2)], 0.0),
-        ([{**event(second), "user": {}} for second in range(5)] + [event(second) for second in range(5)], 1.0),
-        ([event(second, "system:serviceaccount:thunderfleet-system:thunderfleet-agent") for second in range(5)], 1.0),
-        ([event(second / 2) for second in range(10)], 2.0),
+        ([], [0] * 30),
+        ([event(1.5), event(1.6), event(2.6), event(3.6)], [2, 1, 1] + [0] * 27),
+        ([event(0), event(0.1), event(0.2), event(39)], [3] + [0] * 38 + [1]),
+        ([event(1, "system:admin"), event(1, verb="get"), event(1, resource="leases")], [0] * 30),
+        ([{**event(second), "user": {}} for second in range(5)] + [event(second) for second in range(5)], [1] * 5 + [0] * 25),
+        ([event(second, AGENT) for second in range(40)], [1] * 40),
     ],
 )
-def test_the_rate_of_writes_is_that_of_the_median_second(events: list[dict[str, Any]], rate: float) -> None:
-    assert looks.rate(events) == rate
-    assert bool(judge.busy(rate)) == (rate >= judge.WRITES_PER_SECOND)
+def test_writes_of_our_programs_are_counted_per_second(events: list[dict[str, Any]], counts: list[int]) -> None:
+    assert looks.per_second(events) == counts
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ([0] * 30, []),
+        ([8] * 10 + [0] * 20, []),
+        ([1] * 20 + [9] * 19, []),
+        ([2] * 16 + [0] * 14, ["2.0 writes per second at the median"]),
+        ([3] * 60, ["3.0 writes per second at the median"]),
+        ([4] * 60, ["4.0 writes per second at the median", "240 writes in 60 s"]),
+        ([179] + [0] * 29, []),
+        ([180] + [0] * 29, ["180 writes in 30 s"]),
+    ],
+)
+def test_a_rate_of_writes_that_lasts_or_too_many_at_once_are_found(counts: list[int], found: list[str]) -> None:
+    assert judge.busy(counts) == found
