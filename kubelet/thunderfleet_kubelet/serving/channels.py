@@ -61,7 +61,7 @@ def resize_of(data: bytes) -> tuple[int, int] | None:
     try:
         size = json.loads(data)
         columns, rows = int(size["Width"]), int(size["Height"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return (columns, rows) if 0 < columns <= 65535 and 0 < rows <= 65535 else None
 

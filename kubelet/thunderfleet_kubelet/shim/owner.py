@@ -22,6 +22,8 @@ DRAIN_SECONDS = 2.0
 
 STARTED = "started"
 
+LONGEST_WAIT_SECONDS = 3600.0
+
 EXIT_SECONDS = 600.0
 """How long a full disk may delay the exit file."""
 
@@ -225,7 +227,8 @@ class Owner:
         """Waits for output, a signal, the end of the grace period, or ``pause`` seconds."""
         wait = pause
         if wait is None and self.deadline is not None:
-            wait = max(0.0, self.deadline - time.monotonic())
+            # A grace period may be longer than what poll takes.
+            wait = min(max(0.0, self.deadline - time.monotonic()), LONGEST_WAIT_SECONDS)
         for fd, _ in self.poll.poll(None if wait is None else int(wait * 1000) + 1):
             if fd == self.wake:
                 self.handle_signals()

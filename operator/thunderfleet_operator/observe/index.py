@@ -5,6 +5,7 @@ changed. An object that has not changed keeps its value, so code that uses value
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -47,6 +48,8 @@ from thunderfleet_operator.watch.cache import (
     unpacked,
 )
 
+log = logging.getLogger(__name__)
+
 AT_ONCE = 20
 """Objects that ``warm`` reads without a pause."""
 
@@ -79,7 +82,20 @@ def _model(kind: type[M]) -> Callable[[Json], M | None]:
     return read
 
 
-def _followed(store: Store, known: _Kept, changes: Iterable[str], read: Callable[[Json], Any]) -> _Kept:
+def _read(collection: Collection, read: Callable[[Json], Any], key: str, item: Kept, into: dict[str, Any]) -> None:
+    """Sets the value of an object in ``into``.
+
+    All readers take what the API server allows. If one does not, the object keeps its value or is left out: others must not
+    wait for it, and anyone can write some of these objects.
+    """
+    try:
+        into[key] = read(unpacked(item))
+    except Exception:
+        state = "ignoring its change" if key in into else "ignoring the object"
+        log.exception("cannot read %s %s; %s. This is an error in the operator: report it", collection.name, key, state)
+
+
+def _followed(store: Store, collection: Collection, known: _Kept, changes: Iterable[str], read: Callable[[Json], Any]) -> _Kept:
     """Returns the values after some changes. Takes time for these changes and for two shallow copies."""
     items, values = dict(known.objects), dict(known.value)
     for key in dict.fromkeys(changes):
@@ -88,7 +104,8 @@ def _followed(store: Store, known: _Kept, changes: Iterable[str], read: Callable
             items.pop(key, None)
             values.pop(key, None)
         elif items.get(key) is not item:
-            items[key], values[key] = item, read(unpacked(item))
+            items[key] = item
+            _read(collection, read, key, item, values)
     return _Kept(store.revision, items, values)
 
 
@@ -127,15 +144,15 @@ class Index:
         if known is None or known.revision != store.revision:
             changes = store.changed_since(known.revision) if known is not None and isinstance(known.revision, int) else None
             if known is not None and changes is not None:
-                known = self._kept[name] = _followed(store, known, changes, read)
+                known = self._kept[name] = _followed(store, collection, known, changes, read)
             else:
                 objects, values = (known.objects, known.value) if known else ({}, {})
                 items = dict(store.items.kept)
-                made = {
+                made = {key: values[key] for key in items if key in values}
+                for key, item in items.items():
                     # Objects are replaced in the cache, never modified.
-                    key: values[key] if objects.get(key) is item else read(unpacked(item))
-                    for key, item in items.items()
-                }
+                    if objects.get(key) is not item:
+                        _read(collection, read, key, item, made)
                 known = self._kept[name] = _Kept(store.revision, items, made)
         return cast("Mapping[str, T]", known.value)
 
@@ -149,7 +166,7 @@ class Index:
         for collection, read in readers.items():
             objects, values = dict(self._cache[collection].items.kept), dict[str, object]()
             for number, (key, item) in enumerate(objects.items()):
-                values[key] = read(unpacked(item))
+                _read(collection, read, key, item, values)
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
             # Stored without a revision, so the round reads again what has changed meanwhile.

@@ -1,12 +1,11 @@
 """A pod as a value: of a group, or any other that takes memory and ports of a Mac."""
 
-import json
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE, RESOURCE_GPU_MEMORY
-from thunderfleet_lib import logtext
+from thunderfleet_lib import jsonbounds, logtext
 from thunderfleet_lib.quantity import to_bytes
 
 from thunderfleet_operator.observe.objects import (
@@ -27,6 +26,8 @@ ENDED = ("Succeeded", "Failed")
 EVICTIONS = ("DisruptionTarget", "TerminationTarget")
 """Conditions of a pod that Kubernetes and Kueue set before they delete it for reasons that are not its own."""
 MAX_GATES = 8
+MAX_PORTS, PORTS_DEPTH = 1024, 2
+"""JSON values and levels in the annotation of ports: any user who may create pods can write it."""
 NO_PORTS = frozenset[int]()
 """The same object for the many pods that declare none, which saves memory."""
 
@@ -152,18 +153,22 @@ def pod_ports(pod: Json) -> frozenset[int]:
 
 
 def annotated_ports(pod: Json) -> RankPorts | None:
-    """The ports in the operator's annotation. Raises ``ValueError``, ``TypeError`` or ``KeyError`` if it is malformed."""
+    """The ports in the operator's annotation. Raises ``ValueError`` if it is malformed."""
     text = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_PORTS)
     if not text:
         return None
-    ports = json.loads(text)
-    return RankPorts(int(ports["gateway"]), int(ports["control"]), tuple(int(port) for port in ports.get("ring") or ()))
+    ports = jsonbounds.loads(str(text).encode(), values=MAX_PORTS, depth=PORTS_DEPTH)
+    ring = ports.get("ring") or [] if isinstance(ports, dict) else None
+    found = [ports.get("gateway"), ports.get("control"), *ring] if isinstance(ring, list) else []
+    if not found or not all(type(port) is int and 0 < port < 65536 for port in found):
+        raise ValueError(f"{ANNOTATION_PORTS}: must have the port numbers gateway and control, and a list of port numbers ring")
+    return RankPorts(found[0], found[1], tuple(found[2:]))
 
 
 def _kept_ports(pod: Json) -> RankPorts | None:
     try:
         return annotated_ports(pod)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except ValueError:
         # The group gets other ports in this case: an edited annotation must not make the round fail.
         return None
 
@@ -222,7 +227,11 @@ def proven(pod: Pod, deployment: ModelDeployment | None) -> Pod:
 def _deleted_at(metadata: Json) -> datetime | None:
     """When a pod was deleted. Its deletionTimestamp is when its grace period ends."""
     until = parse_time(metadata.get("deletionTimestamp"))
-    return until - timedelta(seconds=int(metadata.get("deletionGracePeriodSeconds") or 0)) if until else None
+    try:
+        return until - timedelta(seconds=int(metadata.get("deletionGracePeriodSeconds") or 0)) if until else None
+    except OverflowError:
+        # The API server takes any 63 bits as a grace period; its own sum has wrapped around.
+        return until
 
 
 def _last_words(container: Json) -> str:

@@ -60,6 +60,21 @@ async def test_pod_ends_politely_when_deleted(world: World) -> None:
     await world.until(lambda: not list(world.root.glob("pods/*")))
 
 
+async def test_a_grace_period_of_any_length_ends_when_the_container_does(world: World) -> None:
+    waits = f"echo stopping; until [ -e {world.root}/go ]; do sleep 0.05; done; exit 7"
+    await world.boot()
+    world.api.add_pod("patient", {"containers": [sh(f"trap '{waits}' TERM; echo up; while :; do sleep 0.05; done")]})
+    await world.phase("patient", "Running")
+    await world.until(lambda: b"up" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    world.api.delete_pod("patient", 2**63 - 1)
+    await world.until(lambda: b"stopping" in next(world.root.glob("pods/*/logs/main/0.log")).read_bytes())
+    (world.root / "go").touch()
+    await world.until(lambda: list(world.root.glob("pods/*/containers/main/0/exit.json")))
+    ended = json.loads(next(world.root.glob("pods/*/containers/main/0/exit.json")).read_text())
+    assert (ended["exitCode"], ended["graceExceeded"]) == (7, False)
+    await world.until(lambda: "default/patient" not in world.api.pods())
+
+
 async def test_new_kubelet_adopts_what_runs(world: World) -> None:
     first = await world.boot()
     world.api.add_pod("three", {"containers": [sh("i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done")]})
