@@ -145,11 +145,12 @@ matrices: programs prometheus runc chromium ## The cases of unit and end-to-end 
 .PHONY: fuzz
 fuzz: install ## Parsers of foreign bytes, decisions of discovery and placement, and the gateway, against generated inputs
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit/agent/test_parsers.py tests/unit/agent/test_flap_damper.py \
-	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/lib/test_jsonbounds.py \
+	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/agent/test_copy_wire.py tests/unit/lib/test_jsonbounds.py \
 	  tests/unit/runner/test_generated_requests.py tests/unit/runner/test_openai_requests.py tests/unit/runner/test_embeddings.py \
 	  tests/unit/runner/test_control_frames.py tests/unit/runner/test_loading_files.py tests/unit/operator/test_placement_truth.py \
 	  tests/unit/operator/test_placement_policy.py tests/unit/operator/test_placement_properties.py \
-	  tests/unit/operator/test_placement_dials.py
+	  tests/unit/operator/test_placement_dials.py tests/unit/operator/test_generated_objects.py \
+	  tests/unit/kubelet/test_generated_input.py tests/unit/kubelet/test_images_names.py tests/unit/router/test_decisions.py
 
 .PHONY: mutants
 mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped

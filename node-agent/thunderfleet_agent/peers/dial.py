@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import ssl
 import time
 from dataclasses import dataclass
+
+from thunderfleet_lib import jsonbounds
 
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 
 SECONDS = 5.0
 ECHOES = 4
 MAX_ANSWER_BYTES = 4096
+MAX_ANSWER_VALUES = 64
 PATH = "/v1/hello"
 NODE_HEADER = "Thunderfleet-Node"
 
@@ -82,6 +84,15 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targ
     status = head.split(" ")[1:2]
     if status != ["200"]:
         raise ValueError(f"refused: {body.decode('utf-8', 'replace')[:200]}")
-    if json.loads(body).get("node") != target.node:
-        raise ValueError(f"another node answered: {str(json.loads(body).get('node'))[:100]}")
+    named = _node_in(body)
+    if named != target.node:
+        raise ValueError(f"another node answered: {str(named)[:100]}")
     return seconds
+
+
+def _node_in(body: bytes) -> object:
+    """The name in an answer. Raises ValueError."""
+    found = jsonbounds.loads(body, values=MAX_ANSWER_VALUES, depth=1)
+    if not isinstance(found, dict):
+        raise ValueError("answered with something other than a JSON object")
+    return found.get("node")

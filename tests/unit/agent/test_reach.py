@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -11,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.peers import dial as dial_module
@@ -320,6 +322,16 @@ async def test_silence_and_garbage_have_an_end(make_identity: Any, monkeypatch: 
         with pytest.raises(DialError, match=says):
             await dial(PeerAddress("studio-2", "127.0.0.1", port, "0" * 64), "studio-1", mine.client)
         server.close()
+
+
+@given(st.binary(max_size=60) | st.recursive(st.none() | st.integers(), st.lists).map(lambda value: json.dumps(value).encode()))
+@example(b"[" * 4096)
+@example(b"[]")
+@example(b'{"node": ' + b"[" * 4000)
+def test_any_answer_is_that_of_a_node_or_an_error(body: bytes) -> None:
+    """A Mac whose agent answers anything else than it should takes no dial from the others."""
+    with contextlib.suppress(ValueError):
+        assert isinstance(dial_module._node_in(body), str | int | float | None)
 
 
 async def test_rounds_publish_what_they_find_and_the_one_way_that_is_cut(

@@ -1,5 +1,6 @@
 """Objects as tenants and Macs may write them: none of them stops a round, and none is read as something that it is not."""
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -17,8 +18,10 @@ from thunderfleet_operator.observe.pods import RankPorts, read_pod
 from thunderfleet_operator.observe.proofs import Keyring, Proof
 from thunderfleet_operator.observe.requests import read_request
 from thunderfleet_operator.observe.routers import router_state
-from thunderfleet_operator.watch import cache as watched
-from thunderfleet_operator.watch.cache import CONFIGMAPS, NODES, PODS, Cache
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, PODS, Cache
+
+from tests.support import schemas
+from tests.unit.operator.world import GIB, World
 
 KEYS = Keyring(b"k" * 32)
 JSON = st.recursive(
@@ -194,7 +197,51 @@ def test_an_object_that_cannot_be_read_takes_nothing_from_the_others(
     assert all(record.levelno == logging.ERROR for record in caplog.records)
 
 
+STUDIO = "studio-1.tb1--studio-2.tb1"
+
+
+def fleet() -> World:
+    found = World()
+    for number, name in enumerate(("studio-1", "studio-2", "mini"), 1):
+        found.mac(name, f"10.0.0.{number}", 6 * GIB)
+    found.cable("studio-1", "studio-2")
+    return found
+
+
+def field(plural: str, name: str) -> st.SearchStrategy[Any]:
+    return schemas.values(schemas.schema(plural)["properties"][name])
+
+
+@pytest.mark.slow
+@given(field("modeldeployments", "spec"), st.booleans())
+def test_any_spec_has_a_round(spec: dict[str, Any], there: bool) -> None:
+    async def rounds(world: World) -> None:
+        world.put(DEPLOYMENTS, {"metadata": {"name": "md", "namespace": "ns", "uid": "uid-md", "generation": 1}, "spec": spec})
+        await world.round()
+        world.run_pods()
+        await world.round()
+
+    if there:
+        spec = {**spec, "model": {"repository": "org/tiny"}}
+    asyncio.run(rounds(fleet()))
+
+
+@pytest.mark.slow
+@given(field("nodeprofiles", "status"), field("thunderboltlinks", "status"))
+def test_whatever_a_broken_mac_reports_others_are_placed(profile: dict[str, Any], link: dict[str, Any]) -> None:
+    async def rounds(world: World) -> None:
+        world.change(NODEPROFILES, "studio-1", lambda item: item.update(status=profile))
+        world.change(LINKS, STUDIO, lambda item: item.update(status=link))
+        world.deploy(nodes={"max": 2})
+        world.mac("big", "10.0.0.9", 64 * GIB)
+        await world.round()
+        assert world.condition("Placed")[0] == "True"
+        await world.macs.round("studio-1")
+        await world.round()
+
+    asyncio.run(rounds(fleet()))
+
+
 def test_ports_that_the_operator_wrote_are_kept() -> None:
     assert read_pod(annotated('{"gateway": 1, "control": 2, "ring": [3, 4]}'), KEYS).kept_ports == RankPorts(1, 2, (3, 4))
     assert read_pod(annotated('{"gateway": 1, "control": 2, "ring": null}'), KEYS).kept_ports == RankPorts(1, 2)
-    assert NODES in watched.CACHED and PODS in watched.CACHED
