@@ -18,6 +18,8 @@ from thunderfleet_kubelet.images import manifest
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.layer import Budget, UnpackError
 from thunderfleet_kubelet.images.unpack import unpack
+from thunderfleet_kubelet.pods.decide import admission, eviction, podspec
+from thunderfleet_kubelet.pods.decide.eviction import Usage
 from thunderfleet_kubelet.serving.channels import resize_of
 from thunderfleet_kubelet.serving.parameters import BadRequest, log_options, stream_options
 from thunderfleet_kubelet.serving.portforward import frames
@@ -116,6 +118,91 @@ def test_any_query_has_options_or_is_refused(query: dict[str, str]) -> None:
             read()
         except BadRequest as error:
             assert str(error)
+
+
+# --- pods ----------------------------------------------------------------------------------------------------------------
+
+WORDS = st.text(max_size=12)
+INT64 = st.integers(0, 2**63 - 1)
+RESOURCES = st.dictionaries(
+    st.sampled_from(["cpu", "memory", "ephemeral-storage", "thunderfleet.io/gpu-memory"]),
+    st.sampled_from(["0", "1", "1m", "1n", "0.5", "1e3", "9223372036854775807", "100E", "1Ei"]),
+)
+PROBE = st.fixed_dictionaries({"exec": st.just({"command": ["true"]})}, optional={"terminationGracePeriodSeconds": INT64})
+CONTAINER = st.fixed_dictionaries(
+    {"name": st.sampled_from(["a", "b"])},
+    optional={
+        "resources": st.fixed_dictionaries({}, optional={"requests": RESOURCES, "limits": RESOURCES}),
+        "ports": st.lists(
+            st.fixed_dictionaries({"containerPort": st.integers(1, 65535)}, optional={"hostPort": INT64}), max_size=2
+        ),
+        "securityContext": st.fixed_dictionaries({}, optional={"runAsUser": INT64, "runAsGroup": INT64}),
+        "restartPolicy": st.just("Always"),
+        "livenessProbe": PROBE,
+        "startupProbe": PROBE,
+    },
+)
+EXPRESSION = st.fixed_dictionaries(
+    {"key": WORDS, "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"])},
+    optional={"values": st.lists(WORDS | st.sampled_from(["1", "-", "9" * 30, "٣"]), max_size=2)},
+)
+TERM = st.fixed_dictionaries({}, optional={"matchExpressions": st.lists(EXPRESSION, max_size=2)})
+PODS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": st.just("p"), "namespace": st.sampled_from(["n", "m"])}, optional={"deletionGracePeriodSeconds": INT64}
+        ),
+        "spec": st.fixed_dictionaries(
+            {"containers": st.lists(CONTAINER, min_size=1, max_size=2)},
+            optional={
+                "initContainers": st.lists(CONTAINER, max_size=2),
+                "overhead": RESOURCES,
+                "priority": st.integers(-(2**31), 2**31 - 1),
+                "terminationGracePeriodSeconds": INT64,
+                "activeDeadlineSeconds": st.integers(1, 2**31 - 1),
+                "hostNetwork": st.booleans(),
+                "securityContext": st.fixed_dictionaries({}, optional={"runAsUser": INT64}),
+                "volumes": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "name": WORDS,
+                            "emptyDir": st.fixed_dictionaries({}, optional={"sizeLimit": st.sampled_from(["0", "1m", "1Ei"])}),
+                        }
+                    ),
+                    max_size=2,
+                ),
+                "nodeSelector": st.dictionaries(WORDS, WORDS, max_size=1),
+                "affinity": st.fixed_dictionaries(
+                    {
+                        "nodeAffinity": st.fixed_dictionaries(
+                            {
+                                "requiredDuringSchedulingIgnoredDuringExecution": st.fixed_dictionaries(
+                                    {"nodeSelectorTerms": st.lists(TERM, max_size=2)}
+                                )
+                            }
+                        )
+                    }
+                ),
+            },
+        ),
+        "status": st.fixed_dictionaries({}, optional={"startTime": st.just("2026-01-01T00:00:00Z")}),
+    }
+)
+
+
+@given(st.lists(PODS, min_size=1, max_size=3), PODS, st.integers(0, 2**63))
+def test_no_pod_keeps_another_one_from_being_judged(others: list[Any], pod: Any, used: int) -> None:
+    allocatable = {"cpu": "8", "memory": "64Gi", "pods": "10", "thunderfleet.io/gpu-memory": "48Gi"}
+    found = admission.reject(pod, others, "mac-1", {"kubernetes.io/os": "darwin"}, allocatable, switches_users=True)
+    assert found is None or all(found)
+    usage = Usage({"v": used}, {"a": used}, {"a": used})
+    order = eviction.ranked([(one, usage) for one in others])
+    assert len(order) == sum(not podspec.is_critical(one) for one in others)
+    for one in (*others, pod):
+        assert 0 <= podspec.grace_of(one) <= 2.0**63 and podspec.qos_class(one)
+        assert all(podspec.probe_grace_of(one, container) >= 0 for container in podspec.all_containers(one))
+        podspec.deadline_of(one, 0.0)
+        eviction.over_limit(one, usage)
 
 
 # --- images --------------------------------------------------------------------------------------------------------------

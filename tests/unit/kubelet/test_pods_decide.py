@@ -621,6 +621,10 @@ def test_ports_of_the_node() -> None:
     assert admission.host_ports(pod(inits=({"name": "i", "ports": [{"containerPort": 1}]},))) == {("TCP", 1)}
     clash = admission.reject(one({"containerPort": 80}), [one({"containerPort": 80})], "node", {}, {})
     assert clash == ("NodePorts", "Pod was rejected: TCP port 80 of node node is in use by pod n/p")
+    elsewhere = one({"containerPort": 80})
+    elsewhere["metadata"] = {**elsewhere["metadata"], "namespace": "other"}
+    hidden = admission.reject(one({"containerPort": 80}), [elsewhere], "node", {}, {})
+    assert hidden == ("NodePorts", "Pod was rejected: TCP port 80 of node node is in use by a pod of another namespace")
     assert admission.reject(one({"containerPort": 80}), [one({"containerPort": 81})], "node", {}, {}) is None
 
 

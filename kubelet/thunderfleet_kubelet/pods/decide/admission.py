@@ -209,8 +209,11 @@ def _port_conflict(pod: Json, active: list[Json], node_name: str) -> Rejection |
         shared = ports & host_ports(other)
         if shared:
             protocol, number = min(shared)
-            owner = f"{other['metadata']['namespace']}/{other['metadata']['name']}"
-            return "NodePorts", f"Pod was rejected: {protocol} port {number} of node {node_name} is in use by pod {owner}"
+            namespace = other["metadata"]["namespace"]
+            # The author of this pod may not be allowed to see pods of other namespaces.
+            same = namespace == pod["metadata"]["namespace"]
+            owner = f"pod {namespace}/{other['metadata']['name']}" if same else "a pod of another namespace"
+            return "NodePorts", f"Pod was rejected: {protocol} port {number} of node {node_name} is in use by {owner}"
     return None
 
 
