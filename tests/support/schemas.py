@@ -81,5 +81,5 @@ def _texts(of: Json) -> st.SearchStrategy[str]:
     least = int(of.get("minLength", 0))
     most = max(least, min(of.get("maxLength", MOST_SIGNS), MOST_SIGNS))
     if "pattern" in of:
-        return st.from_regex(of["pattern"], fullmatch=True).filter(lambda text: least <= len(text) <= most)
+        return st.from_regex(str(of["pattern"]), fullmatch=True).filter(lambda text: least <= len(text) <= most)
     return st.text(min_size=least, max_size=most)
