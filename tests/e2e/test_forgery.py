@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_crds.names import ANNOTATION_PORTS
 from thunderfleet_crds.names import ANNOTATION_SIGNATURE as SIGNATURE
 from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
@@ -334,6 +335,20 @@ def test_a_forged_plan_claims_no_memory(
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
         pod["spec"]["affinity"] = {"nodeAffinity": required}
         pod["spec"]["containers"][0]["resources"] = {"requests": {"memory": str(HUGE)}}
+        assert tenant.create(pod).returncode == 0
+    before = untouched(victim)
+    settled(line, deploy)
+    assert untouched(victim) == before
+
+
+def test_an_odd_annotation_stops_no_placement(
+    line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
+) -> None:
+    """Each round of the operator reads all pods of the cluster."""
+    for name, ports in (("infinite", '{"gateway": Infinity, "control": 1}'), ("deep", "[" * 5000)):
+        pod = look_alike("Pod", name, tenant.namespace, annotations={ANNOTATION_PORTS: ports})
+        # It stays Pending.
+        pod["spec"]["nodeSelector"] = {"there-is": "none"}
         assert tenant.create(pod).returncode == 0
     before = untouched(victim)
     settled(line, deploy)
