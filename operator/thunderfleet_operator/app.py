@@ -106,7 +106,7 @@ class Operator:
         self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
-        writer = Writer(kube, self.cache, self.metrics, self.leading, str(configuration.identity), self.changed)
+        writer = Writer(kube, self.cache, self.metrics, self.term, str(configuration.identity), self.changed)
         macs = MacController(self._index, writer, _now)
         links = LinkController(self._index, writer, _now)
         certificates = CertificateController(kube, self._index, writer, _now)
@@ -168,8 +168,8 @@ class Operator:
         }
         cables: dict[str, Round] = {LINKS.name: links.round, SECRETS.name: executor.check_secrets}
         self._workers = {
-            "worker": Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill, AT_ONCE),
-            "cables": Worker(self.cables, cables, self.metrics, self.leading, self.lists.refill, AT_ONCE),
+            "worker": Worker(self.queue, rounds, self.metrics, self.term, self.lists.refill, AT_ONCE),
+            "cables": Worker(self.cables, cables, self.metrics, self.term, self.lists.refill, AT_ONCE),
         }
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None
@@ -232,6 +232,10 @@ class Operator:
     def leading(self) -> bool:
         """Whether this replica may act: it is the leader and has read the keys since it became that."""
         return self.leader.leading() and self._took_over
+
+    def term(self) -> int:
+        """The number of this replica's term as the leader, 0 while it may not act."""
+        return self.leader.term if self.leading() else 0
 
     def _gained(self) -> None:
         self._took_over = False
