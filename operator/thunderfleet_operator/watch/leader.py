@@ -78,8 +78,8 @@ class Leader:
         self._looked = now()
         self._led = False
         self.writes = 0
-        self.term = 0
-        """Number of times that this replica became the leader."""
+        self.term = 1
+        """Increases whenever this replica becomes the leader, so that no two of its terms have the same."""
         self.silent: Part | None = None
         """The part of the control plane because of which this replica does not lead, or does not see who leads."""
 
