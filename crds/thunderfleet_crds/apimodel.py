@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
@@ -15,6 +16,7 @@ _ACRONYMS: Final = frozenset({"gid", "id", "rdma", "sha256", "uid", "uuid"})
 _NO_FIELDS: Final[set[str]] = set()
 
 
+@cache
 def to_api_name(name: str) -> str:
     """Name of a field in the API: ``domain_uuid`` is ``domainUUID``; a trailing underscore (``from_``) is dropped."""
     first, *rest = name.rstrip("_").split("_")
@@ -39,12 +41,12 @@ class ApiModel(BaseModel):
     @model_serializer(mode="wrap")
     def _without_empty_collections(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = handler(self)
+        empty = [key for key, value in dumped.items() if value in ([], {}, ())]
+        if not empty:
+            return dumped
         names = {to_api_name(name): name for name in type(self).model_fields}
-        return {
-            key: value
-            for key, value in dumped.items()
-            if not (value in ([], {}, ()) and isinstance(getattr(self, names.get(key, key), None), tuple | Mapping))
-        }
+        gone = [key for key in empty if isinstance(getattr(self, names.get(key, key), None), tuple | Mapping)]
+        return {key: value for key, value in dumped.items() if key not in gone}
 
     def dump(self) -> dict[str, Any]:
         """The JSON object for the API server: camelCase, without fields that are unset or empty."""

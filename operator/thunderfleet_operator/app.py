@@ -69,6 +69,8 @@ TOGETHER_SECONDS = 0.25
 at the whole fleet once for each of its cables."""
 PODS_SECONDS = 0.1
 """The same for changes of the pods of a ModelDeployment, which are bound and start one after the other."""
+MOMENT_SECONDS = 0.1
+"""The same for what changes during a round of a ModelDeployment, from its end on: mostly what it writes itself."""
 STOP_SECONDS = 10.0
 """How long kopf may take to stop."""
 
@@ -98,15 +100,15 @@ class Operator:
         self._configuration = configuration
         self.metrics = Metrics()
         self.cache = Cache() if cache is None else cache
-        self.queue = WorkQueue()
+        self.queue = WorkQueue(MOMENT_SECONDS)
         self.cables = WorkQueue()
         """The queue of the rounds of cables, and of those that check Secrets."""
         self._keys = Keyring()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
-        self.groups = GroupClient(lambda key: self.queue.add(work_key(DEPLOYMENTS, key)), self.leading)
+        self.groups = GroupClient(lambda key: self.queue.changed(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
-        writer = Writer(kube, self.cache, self.metrics, self.leading, str(configuration.identity), self.changed)
+        writer = Writer(kube, self.cache, self.metrics, self.term, str(configuration.identity), partial(self.changed, own=True))
         macs = MacController(self._index, writer, _now)
         links = LinkController(self._index, writer, _now)
         certificates = CertificateController(kube, self._index, writer, _now)
@@ -168,8 +170,8 @@ class Operator:
         }
         cables: dict[str, Round] = {LINKS.name: links.round, SECRETS.name: executor.check_secrets}
         self._workers = {
-            "worker": Worker(self.queue, rounds, self.metrics, self.leading, self.lists.refill, AT_ONCE),
-            "cables": Worker(self.cables, cables, self.metrics, self.leading, self.lists.refill, AT_ONCE),
+            "worker": Worker(self.queue, rounds, self.metrics, self.term, self.lists.refill, AT_ONCE),
+            "cables": Worker(self.cables, cables, self.metrics, self.term, self.lists.refill, AT_ONCE),
         }
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None
@@ -207,15 +209,21 @@ class Operator:
             old = unpacked(before) if before is not None else None
             self.changed(collection, key_of(item), old, None if kind == "DELETED" else item)
 
-    def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
-        """Puts what an object's change concerns on the queue."""
-        for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced):
+    def changed(
+        self, collection: Collection, key: str, before: Json | None, after: Json | None, *, own: bool = False
+    ) -> None:
+        """Puts what an object's change concerns on the queue. ``own``: whether the operator has made it."""
+        for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced, own=own):
             self._enqueue(concern, PODS_SECONDS if collection is PODS else 0.0)
 
     def _enqueue(self, key: str, seconds: float = 0.0) -> None:
         kind = key.partition("/")[0]
         queue = self.cables if kind == LINKS.name else self.queue
-        queue.add_after(key, TOGETHER_SECONDS if kind in (FLEET, NODEPROFILES.name) else seconds)
+        wait = TOGETHER_SECONDS if kind in (FLEET, NODEPROFILES.name) else seconds
+        if wait > 0:
+            queue.add_after(key, wait)
+        else:
+            queue.changed(key)
 
     def _reported(self, report: DemandReport) -> None:
         """A router has reported. Rounds of those that are not woken, or that run anyway, come by themselves."""
@@ -232,6 +240,10 @@ class Operator:
     def leading(self) -> bool:
         """Whether this replica may act: it is the leader and has read the keys since it became that."""
         return self.leader.leading() and self._took_over
+
+    def term(self) -> int:
+        """The number of this replica's term as the leader, 0 while it may not act."""
+        return self.leader.term if self.leading() else 0
 
     def _gained(self) -> None:
         self._took_over = False

@@ -15,7 +15,7 @@ from thunderfleet_lib import logs
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError
 
-from thunderfleet_operator.act.writer import NotLeading
+from thunderfleet_operator.act.writer import NotLeading, in_term
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.watch.cache import SECRETS
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -31,7 +31,7 @@ Round = Callable[[str], Awaitable[float | None]]
 
 
 class Worker:
-    """``rounds``: by collection. ``leading``: whether this replica may act. ``refill``: lists everything once more.
+    """``rounds``: by collection. ``term``: as for ``Writer``. ``refill``: lists everything once more.
 
     ``at_once``: rounds of different keys at a time.
     """
@@ -41,14 +41,14 @@ class Worker:
         queue: WorkQueue,
         rounds: Mapping[str, Round],
         metrics: Metrics,
-        leading: Callable[[], bool],
+        term: Callable[[], int],
         refill: Callable[[], Awaitable[None]],
         at_once: int = 1,
     ) -> None:
         self._queue = queue
         self._rounds = rounds
         self._metrics = metrics
-        self._leading = leading
+        self._term = term
         self._refill = refill
         self._failures: dict[str, int] = {}
         self._at_once = at_once
@@ -74,8 +74,9 @@ class Worker:
             key = await self._queue.get()
             try:
                 # A standby drops the key: a new leader starts with all keys.
-                if self._leading():
-                    await self._round(key)
+                if term := self._term():
+                    with in_term(term):
+                        await self._round(key)
             finally:
                 self._queue.done(key)
 
@@ -92,6 +93,12 @@ class Worker:
         except NotLeading as error:
             log.warning("%s: %s", key, error)
             self._metrics.reconciles.labels(kind, "not-leading").inc()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Of something that the round has waited for. Raised on, it would end this task, and nobody would start another.
+            await self._failed(kind, key, RuntimeError("cut short by something that it waited for"))
         except Exception as error:
             await self._failed(kind, key, error)
         else:

@@ -6,7 +6,9 @@ them, so the writer itself reports each change.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from thunderfleet_crds.names import MANAGED_BY
 from thunderfleet_lib.eventlimit import EventLimit
@@ -21,9 +23,21 @@ log = logging.getLogger(__name__)
 
 FIELD_MANAGER = MANAGED_BY
 
+_TERM: ContextVar[int | None] = ContextVar("term", default=None)
+
+
+@contextmanager
+def in_term(term: int) -> Iterator[None]:
+    """What is decided in this block is written in this term only."""
+    token = _TERM.set(term)
+    try:
+        yield
+    finally:
+        _TERM.reset(token)
+
 
 class NotLeading(Exception):
-    """The lease has expired since the decision: another replica may be writing."""
+    """The Lease has expired since the decision: another replica may be writing, or has written meanwhile."""
 
 
 Changed = Callable[[Collection, str, Json | None, Json | None], None]
@@ -31,22 +45,29 @@ Changed = Callable[[Collection, str, Json | None, Json | None], None]
 
 
 class Writer:
-    """Writes while ``leading()`` is true. ``instance`` is this replica's name, for Events."""
+    """Writes while this replica leads, and a round only in the term in which it began.
+
+    ``term`` returns the number of this replica's term, 0 while it does not lead. ``instance`` is its name, for Events.
+    """
 
     def __init__(
-        self, kube: Kube, cache: Cache, metrics: Metrics, leading: Callable[[], bool], instance: str, changed: Changed
+        self, kube: Kube, cache: Cache, metrics: Metrics, term: Callable[[], int], instance: str, changed: Changed
     ) -> None:
         self._kube = kube
         self._changed = changed
         self._instance = instance
         self._cache = cache
         self._metrics = metrics
-        self._leading = leading
+        self._term = term
         self._events = EventLimit()
 
     def _counted(self, resource: str, verb: str) -> None:
-        if not self._leading():
+        term, began = self._term(), _TERM.get()
+        if not term:
             raise NotLeading(f"no longer the leader; skipped {verb} of {resource}")
+        if began is not None and began != term:
+            # Another replica may have led meanwhile, and what it has written was not there to be seen.
+            raise NotLeading(f"the leader again, but not since this was decided; skipped {verb} of {resource}")
         self._metrics.writes.labels(resource, verb).inc()
 
     async def create(self, collection: Collection, manifest: Json) -> Json:

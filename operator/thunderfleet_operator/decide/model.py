@@ -64,7 +64,7 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
         (names, [model for model in wanted_models(models, request) if model.complete]) for models, names in fleet.holders
     ]
     complete = [(names, models) for names, models in holders if models]
-    on = sorted(name for names, _ in complete for name in names)
+    on = list(complete[0][0]) if len(complete) == 1 else sorted(name for names, _ in complete for name in names)
     whys = [model.unsupported for _, models in complete for model in models]
     if on and all(whys):
         advice = "choose another model, or install an image with a newer mlx-lm"

@@ -40,9 +40,10 @@ def _without_ports(
             return error.lack
         return None
 
-    # Computed once for all Macs with the same ports in use, which in a large fleet are most of them.
-    alike: dict[frozenset[int], tuple[str | None, str | None]] = {}
-    for node in fleet.macs:
+    # Computed once for all Macs with the same ports in use. In a large fleet, most have none in use, and lack none.
+    free = lack("", 0), lack("", ring)
+    alike: dict[frozenset[int], tuple[str | None, str | None]] = {NO_PORTS: free}
+    for node in fleet.macs if any(free) else [node for node in fleet.macs if node in taken.ports or node in kept]:
         ports = taken.ports.get(node, NO_PORTS)
         found = alike.get(ports) if node not in kept else None
         if found is None:

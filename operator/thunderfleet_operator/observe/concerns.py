@@ -79,6 +79,17 @@ def _beside_groups(profile: Json) -> Json:
     }
 
 
+def _only_summary(before: Json | None, after: Json | None) -> bool:
+    """Whether a ThunderboltLink differs only in what the operator writes of it, and not in what agents report."""
+    return before is not None and after is not None and _reported(before) == _reported(after)
+
+
+def _reported(link: Json) -> object:
+    metadata, status = link["metadata"], link.get("status") or {}
+    reported = status.get("endpoints"), status.get("measurements")
+    return link["spec"], metadata.get("uid"), metadata.get("deletionTimestamp"), reported
+
+
 def _fleet_keys(index: Index, collection: Collection, key: str, macs: Iterable[str]) -> Iterator[str]:
     """Keys for a change of a Mac, its cables first. A changed Node affects every ModelDeployment: usually it is a fault."""
     if collection is not LINKS:
@@ -199,12 +210,25 @@ def _requestor_keys(request: Json | None) -> Iterator[str]:
 
 
 def concerned(
-    index: Index, collection: Collection, key: str, before: Json | None, after: Json | None, unplaced: Iterable[str]
+    index: Index,
+    collection: Collection,
+    key: str,
+    before: Json | None,
+    after: Json | None,
+    unplaced: Iterable[str],
+    *,
+    own: bool = False,
 ) -> Iterator[str]:
     """The keys to work on after an object has changed from ``before`` to ``after``; None: no such object.
 
     ``unplaced``: the ModelDeployments that wait for a place, which the end of a pod or of another ModelDeployment may make.
+    ``own``: whether the operator has made the change.
     """
+    if collection is LINKS and _only_summary(before, after):
+        # Where two Macs are joined is as before, and the round that has written the summary knows it.
+        yield from () if own else (work_key(LINKS, key),)
+        yield from _fleet_keys(index, LINKS, key, macs_of(LINKS, key, after))
+        return
     if collection is NODES and _only_heartbeat(before, after):
         return
     if collection is REQUESTS:

@@ -19,8 +19,8 @@ def corrections(deployments: Iterable[ModelDeployment | None], fleet: Fleet) -> 
     predictions would look like a difference between chips. Empty without benchmarks.
     """
     ratios: dict[str, list[float]] = {}
-    for deployment in deployments:
-        found = _ratio(deployment, fleet) if deployment is not None else None
+    for deployment in [one for one in deployments if one is not None and one.status.benchmark is not None]:
+        found = _ratio(deployment, fleet)
         if found is not None:
             chip, ratio = found
             ratios.setdefault(chip, []).append(ratio)

@@ -114,7 +114,10 @@ def confirm(fleet: Fleet, request: Request, planned: Placement) -> Placement | N
     This takes far less time than planning again, and the result can be used like one of ``plan``. A better placement may exist
     by now.
     """
-    search = CandidateSearch(fleet, replace(request, current=planned.nodes), StepBudget(MAX_STEPS))
+    if any(name not in fleet.macs for name in planned.nodes):
+        return None
+    # No other Mac can take one of its ranks, and a large fleet has many.
+    search = CandidateSearch(fleet, replace(request, current=planned.nodes), StepBudget(MAX_STEPS), planned.nodes)
     found = search.current(planned.transport, planned.split)
     if found is None or found.cohort.model.path != planned.model_path:
         return None

@@ -78,6 +78,8 @@ class Leader:
         self._looked = now()
         self._led = False
         self.writes = 0
+        self.term = 1
+        """Increases whenever this replica becomes the leader, so that no two of its terms have the same."""
         self.silent: Part | None = None
         """The part of the control plane because of which this replica does not lead, or does not see who leads."""
 
@@ -138,6 +140,7 @@ class Leader:
                     if not self._led:
                         log.info("%s is the leader", self.identity)
                         self._led = True
+                        self.term += 1
                         self._gained()
                 elif self._led:
                     log.warning("%s is no longer the leader", self.identity)

@@ -2,6 +2,9 @@
 
 It is level-triggered: a key says that something about it may have changed, not what. A key that is added during its round gets
 another round afterwards. A key can be added with a delay; the earliest time counts.
+
+Most changes that come during a round are answers to its own writes, or follow from them. They get one round together, a moment
+after it.
 """
 
 import asyncio
@@ -10,12 +13,18 @@ import time
 
 
 class WorkQueue:
-    """For one event loop. Every key from ``get`` is returned with ``done``."""
+    """For one event loop. Every key from ``get`` is returned with ``done``.
 
-    def __init__(self) -> None:
+    ``moment``: seconds after a round until the one for what has changed during it.
+    """
+
+    def __init__(self, moment: float = 0.0) -> None:
+        self._moment = moment
         self._ready: dict[str, None] = {}
         self._working: set[str] = set()
         self._again: set[str] = set()
+        self._changed: set[str] = set()
+        """Keys that have changed during their round."""
         self._first: dict[str, None] = {}
         """Keys that come before the others once they are ready."""
         self._due: dict[str, float] = {}
@@ -23,7 +32,7 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._again)
+        return len(self._ready) + len(self._again | self._changed)
 
     def add(self, key: str, *, first: bool = False) -> None:
         """Adds a key. ``first``: before all others that wait, also if it waits already."""
@@ -35,6 +44,14 @@ class WorkQueue:
         else:
             self._ready[key] = None
             self._wake.set()
+
+    def changed(self, key: str) -> None:
+        """Adds a key because something about it has changed."""
+        if key in self._working:
+            self._due.pop(key, None)
+            self._changed.add(key)
+        else:
+            self.add(key)
 
     def add_after(self, key: str, seconds: float) -> None:
         """Adds a key after a delay, unless it is added earlier anyway."""
@@ -59,7 +76,8 @@ class WorkQueue:
             if due > now:
                 return due - now
             heapq.heappop(self._heap)
-            self.add(key)
+            del self._due[key]
+            self.changed(key)
         return None
 
     async def get(self) -> str:
@@ -83,6 +101,10 @@ class WorkQueue:
     def done(self, key: str) -> None:
         """The round of a key has ended."""
         self._working.discard(key)
+        changed = key in self._changed
+        self._changed.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
+        elif changed:
+            self.add_after(key, self._moment)

@@ -169,8 +169,10 @@ async def test_keys_that_a_lapse_dropped_come_back(monkeypatch: pytest.MonkeyPat
 
     running = asyncio.create_task(one.run())
     await until_async(lambda: one.leading() and len(gained) == 1)
+    first = one.term
     machine.passes(DURATION_SECONDS)
     await until_async(lambda: one.leading() and len(gained) == 2)
+    assert one.term > first, "what was decided before the lapse is not carried out after it"
     for step in (JUMP_SECONDS + 1, -YEAR):
         before = len(gained)
         machine.is_set(step)

@@ -17,6 +17,7 @@ from thunderfleet_operator.act.batches import in_batches
 from thunderfleet_operator.act.writer import NotLeading
 from thunderfleet_operator.app import AT_ONCE
 from thunderfleet_operator.decide.weights.manifests import HubSettings
+from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.concerns import work_key
 from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning import planner as planning
@@ -24,6 +25,8 @@ from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.reconcile import LINE_SECONDS, PATIENCE_SECONDS
 from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, NODEPROFILES, NODES, Cache
 from thunderfleet_operator.watch.lists import Lists
+from thunderfleet_operator.watch.workqueue import WorkQueue
+from thunderfleet_operator.worker import Worker
 
 from tests.support.waiting import until_async
 from tests.unit.operator.test_turns import Crowd
@@ -338,6 +341,60 @@ async def test_no_round_writes_after_the_lead_is_lost() -> None:
     assert len(world.pods()) == await task
     assert not any("/services/" in path or ("/status" in path and "modeldeployments" in path) for _, path in world.writes)
     assert world.metrics.reconciles.labels(DEPLOYMENTS.name, "not-leading")._value.get() == AT_ONCE
+
+
+async def test_no_round_goes_on_in_a_later_term() -> None:
+    """The lead is lost and gained again while requests are on their way. Another replica may have led meanwhile."""
+    world = Busy(20)
+    world.held = lambda verb, path: "/pods/" in path
+    world.deployed(20, nodes={"max": 1})
+
+    async def lapse() -> None:
+        await until_async(lambda: len({path for _, path in world.waiting}) >= AT_ONCE, "as many rounds as may run")
+        world.term += 1
+        world.held = lambda verb, path: False
+        world.go_on.set()
+
+    task = asyncio.create_task(lapse())
+    stopped = world.metrics.reconciles.labels(DEPLOYMENTS.name, "not-leading")._value.get
+    await world.work(lambda: task.done() and stopped() >= AT_ONCE, "these rounds end")
+    assert stopped() == AT_ONCE, "those that began in the term before, and no other"
+    for number in range(20):
+        world.queue.add(work_key(DEPLOYMENTS, f"ns/md-{number:03}"))
+    await world.work(lambda: len(world.placed()) == 20, "rounds of this term end what those before had begun")
+    assert not world.taken_twice()
+
+
+async def test_a_round_whose_wait_is_cancelled_costs_no_worker() -> None:
+    queue, rounds, failing = WorkQueue(), list[str](), True
+
+    async def round_of(name: str) -> None:
+        rounds.append(name)
+        if failing:
+            # A task that the round waits for is cancelled, not the round.
+            waited = asyncio.ensure_future(asyncio.Event().wait())
+            waited.cancel()
+            await waited
+
+    async def refill() -> None:
+        return
+
+    metrics = Metrics()
+    worker = Worker(queue, {DEPLOYMENTS.name: round_of}, metrics, lambda: 1, refill, AT_ONCE)
+    working = asyncio.create_task(worker.run())
+    try:
+        for number in range(2 * AT_ONCE):
+            queue.add(work_key(DEPLOYMENTS, f"ns/{number}"))
+        await until_async(lambda: len(rounds) == 2 * AT_ONCE, "all rounds begin")
+        assert metrics.errors.labels(DEPLOYMENTS.name)._value.get() == 2 * AT_ONCE
+        failing = False
+        queue.add(work_key(DEPLOYMENTS, "ns/0"))
+        await until_async(lambda: len(rounds) == 2 * AT_ONCE + 1, "and another one")
+        assert not working.done()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert working.cancelled(), "a worker that is itself cancelled ends"
 
 
 async def test_all_rounds_end_when_the_operator_stops() -> None:

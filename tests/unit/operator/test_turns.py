@@ -223,7 +223,7 @@ class Crowd(World):
             LINKS.name: self.links.round,
             FLEET: self.reconciler.fleet,
         }
-        worker = Worker(self.queue, kinds, self.metrics, lambda: self.is_leading, self.refill, AT_ONCE)
+        worker = Worker(self.queue, kinds, self.metrics, self.leads, self.refill, AT_ONCE)
         # Before a round has failed, so that Prometheus sees the first failure as an increase.
         assert self.metrics.registry.get_sample_value("thunderfleet_operator_reconcile_errors_total", {"kind": FLEET}) == 0
         tasks = [asyncio.create_task(self.real.run()), asyncio.create_task(worker.run())]

@@ -97,6 +97,8 @@ class World:
         """What the writer reported."""
         self.metrics = Metrics()
         self.is_leading = True
+        self.term = 1
+        """The number of the term while it leads."""
         self.keys = Keyring(b"k" * 32)
         """The operator's keys; set it and call ``restarted`` to lose or to rotate them."""
         self.routers: RouterSettings | None = None
@@ -113,7 +115,7 @@ class World:
         self.scaling = ScalingMemory(lambda: self.now.timestamp())
         self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
-        writer = Writer(kube, self.cache, self.metrics, lambda: self.is_leading, "operator-0", self.changed)
+        writer = Writer(kube, self.cache, self.metrics, self.leads, "operator-0", self.changed)
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.certificates = CertificateController(kube, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
@@ -143,6 +145,10 @@ class World:
         )
         self.writer = writer
         return self.reconciler
+
+    def leads(self) -> int:
+        """The number of this replica's term, 0 while it does not lead."""
+        return self.term if self.is_leading else 0
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         self.changes.append((collection, key, before, after))
