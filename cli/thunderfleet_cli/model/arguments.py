@@ -6,7 +6,7 @@ from pathlib import Path
 from thunderfleet_crds.quantization import BITS, GROUP_SIZES, listed
 
 from thunderfleet_cli.model.command import list_models, pull, remove
-from thunderfleet_cli.parsers import Parsers
+from thunderfleet_cli.parsers import Parsers, seconds
 
 
 def add(commands: Parsers) -> None:
@@ -47,7 +47,7 @@ def add(commands: Parsers) -> None:
     fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
     fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")
     fetch.add_argument(
-        "--timeout", type=float, default=86400, metavar="SECONDS", help="maximum time to wait until the Macs have the model"
+        "--timeout", type=seconds, default=86400, metavar="SECONDS", help="maximum time to wait until the Macs have the model"
     )
     shown = parsers.add(
         "list",
