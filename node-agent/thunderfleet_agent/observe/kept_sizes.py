@@ -69,7 +69,9 @@ class KeptSizes:
             fresh.write_text(json.dumps({"programs": self._programs, "models": models}), encoding="utf-8")
             fresh.replace(self._folder / FILE)
         except OSError as error:
-            log.warning("cannot save the sizes of models in %s: %s; they are computed again after a restart", self._folder, error)
+            log.warning(
+                "cannot save the sizes of models in %s: %s; they are computed again after a restart", self._folder, error
+            )
 
     def _read(self) -> dict[str, Kept]:
         if self._folder is None:

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.node import controller
 from thunderfleet_kubelet.node.controller import LEASES, NODES, NodeController
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
 from thunderfleet_kubelet.serving.metrics import Metrics

@@ -8,7 +8,6 @@ import pytest
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Kube, Reflector, Retries, retries
 
-
 SILENT = ApiError(0, "Unreachable", "connection refused")
 FORBIDDEN = ApiError(403, "Forbidden", "pods is forbidden")
 
