@@ -8,6 +8,14 @@ from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_localcluster.paths import DEFAULT_NAME
 
 
+def seconds(text: str) -> float:
+    """A time limit of at most a day. Raises ValueError."""
+    found = float(text)
+    if not 0 < found <= 86400:
+        raise ValueError(text)
+    return found
+
+
 class Parsers:
     """Adds the subcommands of ``top``.
 

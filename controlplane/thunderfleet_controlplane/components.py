@@ -101,9 +101,7 @@ def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: boo
             peer_client_cert_auth=True,
             peer_trusted_ca_file=pki.folder / "etcd-ca.crt",
             unsafe_no_fsync=None if durable else True,
-            # On a LAN, a new leader within seconds is soon enough; more frequent heartbeats would only use CPU.
-            heartbeat_interval=500,
-            election_timeout=2500,
+            **_elections(peering),
             initial_election_tick_advance=True,
             snapshot_count=10000,
             auto_compaction_mode="periodic",
@@ -113,6 +111,16 @@ def etcd(binary: Path, data: Path, pki: PkiFiles, at: Endpoints, *, durable: boo
         ),
     )
     return Program("etcd", argv, {"GOMAXPROCS": "2"})
+
+
+def _elections(peering: Peering | None) -> dict[str, object]:
+    """Milliseconds between heartbeats, and until a member without a leader calls an election."""
+    if peering is None:
+        # A single member elects itself after a random time of up to the second value, and answers nothing before. It sends no
+        # heartbeats. A time that is much shorter would end requests to a slow disk too early.
+        return {"heartbeat_interval": 100, "election_timeout": 500}
+    # On a LAN, a new leader within seconds is soon enough; more frequent heartbeats would only use CPU.
+    return {"heartbeat_interval": 500, "election_timeout": 2500}
 
 
 def peer_url(address: str, port: int) -> str:

@@ -33,7 +33,10 @@ IMAGE_REPOSITORY = "thunderfleet/thunderfleet"
 LAYOUT = 7
 """Increase it when the layout of the image changes, so that old folders are no longer used."""
 CHECK_SECONDS = 60
+LOCK_SECONDS = 0.1
 COMPILE_SECONDS = 900
+BUILD_SECONDS = 1200.0
+"""How long another process may build an image: more than it takes to compile all modules."""
 UNUSED_SECONDS = 3600
 UNPRIVILEGED = 65534
 """User and group of containers when root runs the cluster: nobody."""
@@ -421,6 +424,22 @@ def _check(folder: Path) -> None:
         raise LocalClusterError(f"the image's Python uses {done.stdout.strip()} instead of the image, {folder}")
 
 
+def _take(lock: int, images: Path) -> None:
+    """Waits until no other process builds. Raises LocalClusterError."""
+    limit = time.monotonic() + BUILD_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise LocalClusterError(
+                    f"another process has used {images / 'build.lock'} for {BUILD_SECONDS / 60:.0f} minutes; end it "
+                    "(`lsof FILE` shows it), or try again later"
+                ) from None
+        time.sleep(LOCK_SECONDS)
+
+
 def make_image(images: Path) -> Image:
     """The image in the folder ``images``, built if necessary. Raises LocalClusterError."""
     name = digest()
@@ -428,7 +447,7 @@ def make_image(images: Path) -> Image:
     try:
         images.mkdir(parents=True, exist_ok=True)
         with (images / "build.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take(lock.fileno(), images)
             if not image.folder.is_dir():
                 for left in images.glob("*.part"):
                     shutil.rmtree(left)

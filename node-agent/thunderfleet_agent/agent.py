@@ -20,7 +20,9 @@ from thunderfleet_agent.copies.shelf import Shelf
 from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.metrics import Metrics
+from thunderfleet_agent.observe import kept_sizes
 from thunderfleet_agent.observe.collector import Collector
+from thunderfleet_agent.observe.kept_sizes import KeptSizes
 from thunderfleet_agent.observe.sensors import SensorReader
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_rounds import DialRounds
@@ -56,7 +58,8 @@ async def run(settings: AgentSettings) -> int:
 async def _serve(
     settings: AgentSettings, host: Host, metrics: Metrics, kube: Kube, certificate: Identity, stop: asyncio.Event
 ) -> int:
-    collector = Collector(host, settings.model_folders, metrics.observed)
+    kept = KeptSizes(settings.state, kept_sizes.installed())
+    collector = Collector(host, settings.model_folders, metrics.observed, kept_sizes=kept)
     publisher = Publisher(kube, settings.node, metrics.wrote)
     dial_rounds = DialRounds(publisher, settings.host_ip, certificate.client, metrics.dialled)
     known_peers = KnownPeers(dial_rounds.agent_of, publisher.profile_of)

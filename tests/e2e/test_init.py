@@ -56,6 +56,13 @@ STEPS = (
 )
 # Each leaves something else behind: programs, files, daemons, a Node.
 FEW_STEPS = ("[programs] installing", "[certificates] new", "[daemons] io.thunderfleet.kube-scheduler", "[chart]")
+JOIN_STEPS = (
+    "[preflight] checking",
+    "[programs] installing",
+    "[daemons] io.thunderfleet.balancer",
+    "[kubelet] joining",
+    "[kubelet] starting",
+)
 # Prints the program of every LaunchDaemon.
 PROGRAMS = """
 import glob, plistlib
@@ -571,3 +578,18 @@ def test_two_macs_with_only_a_cable_serve_again_after_a_loss_of_power(cluster: C
     address = '.status.addresses[?(@.type=="InternalIP")].address'
     assert [first.field(address, "node", name) for name in both] == ["169.254.7.1", "169.254.7.2"]
     until(answers, "the group answers again", 180)
+
+
+def test_a_join_that_is_killed_at_any_step_is_completed(macs: tuple[Mac, Mac]) -> None:
+    first, second = macs
+    second.run(second.program, "reset")
+    first.kubectl("delete", "node", "studio-2")
+    (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
+    file = second.machine.folder / "line"
+    file.write_text(line)
+    join = ("join", "--token-file", str(file), "--config", second.config)
+    for step in JOIN_STEPS:
+        second.killed_at(step, *join)
+    assert "this Mac is Node studio-2 and is Ready" in second.run(second.program, *join)
+    assert first.node_ready("studio-2")
+    until(second.has_separate_ports, "no port is in a bridge", 180)

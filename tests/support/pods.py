@@ -153,7 +153,8 @@ class World:
         self.make_images: Callable[[], Images | None] = lambda: None
         """Makes the images of the next manager."""
 
-    async def boot(self) -> PodManager:
+    async def boot(self, *, listed: bool = True) -> PodManager:
+        """Starts the next manager. Not ``listed``: the API server has not listed the pods yet."""
         manager = PodManager(
             root=self.root,
             node_name="node-1",
@@ -166,8 +167,9 @@ class World:
         )
         await manager.start()
         self.managers.append(manager)
-        self.api.on_change = lambda: manager.sync(self.api.pods())
-        manager.sync(self.api.pods())
+        if listed:
+            self.api.on_change = lambda: manager.sync(self.api.pods())
+            manager.sync(self.api.pods())
         return manager
 
     async def until(self, what: Callable[[], object], seconds: float = ASYNC_WAIT_SECONDS) -> None:

@@ -2,5 +2,6 @@
 
 arguments  the command line
 command    pull, list and remove
+patience   when pull stops waiting; pure
 view       tables and objects of these commands; pure
 """

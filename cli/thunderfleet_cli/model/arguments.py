@@ -6,7 +6,7 @@ from pathlib import Path
 from thunderfleet_crds.quantization import BITS, GROUP_SIZES, listed
 
 from thunderfleet_cli.model.command import list_models, pull, remove
-from thunderfleet_cli.parsers import Parsers
+from thunderfleet_cli.parsers import Parsers, seconds
 
 
 def add(commands: Parsers) -> None:
@@ -16,7 +16,9 @@ def add(commands: Parsers) -> None:
     fetch = parsers.add(
         "pull",
         "fetch a model from the hub or from a URI, and keep it on Macs",
-        "Create a ModelCache and show its progress until the Macs have the model. "
+        "Create a ModelCache and show its progress until the Macs have the model. Exit code 3: the model was not fetched, "
+        "because of a fault that only a person can remove, or because nothing more has arrived for 5 minutes after another "
+        "fault and for 30 minutes without one. The operator tries again in any case. "
         "Example: `thunderfleet model pull mlx-community/Qwen3-30B-A3B-4bit --copies 2`",
         call=pull,
     )
@@ -47,7 +49,7 @@ def add(commands: Parsers) -> None:
     fetch.add_argument("--token-secret", metavar="SECRET", help="Secret whose key token has a token of the hub")
     fetch.add_argument("--no-wait", action="store_true", help="return when the ModelCache exists")
     fetch.add_argument(
-        "--timeout", type=float, default=86400, metavar="SECONDS", help="maximum time to wait until the Macs have the model"
+        "--timeout", type=seconds, default=86400, metavar="SECONDS", help="maximum time to wait until the Macs have the model"
     )
     shown = parsers.add(
         "list",

@@ -15,15 +15,11 @@ from thunderfleet_localcluster.errors import LocalClusterError
 
 from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.model import view
+from thunderfleet_cli.model.patience import Patience
 
 MANAGER = "thunderfleet-model"
 POLL_SECONDS = 1.0
 NOT_FETCHED = 3
-PATIENCE_SECONDS = 30.0
-"""The command gives up after a reason that is not in HOPEFUL has lasted this long."""
-HOPEFUL = frozenset(
-    ("Resolving", "Quantizing", "Fetching", "NotResolved", "NoSource", "RateLimited", "Pending", "WrongBytes", "NothingToFetch")
-)
 _API = f"/apis/{API_VERSION}"
 
 
@@ -96,9 +92,11 @@ async def _pull(arguments: argparse.Namespace, connection: Connection, name: str
 
 
 async def _follow(kube: Kube, path: str, seconds: float, *, fetch: bool) -> int:
-    limit, said, stuck = time.monotonic() + seconds, "", None
+    limit, said, patience = time.monotonic() + seconds, "", Patience(time.monotonic())
     while True:
-        cache = await kube.get(path)
+        cache = await kube.get_or_none(path)
+        if cache is None:
+            raise LocalClusterError(f"ModelCache {path.rpartition('/')[2]} has been deleted")
         if view.is_fetched(cache):
             macs = ", ".join(copy["node"] for copy in cache["status"]["macs"])
             say(f"{view.source(cache['spec'])} is on {macs}")
@@ -110,9 +108,9 @@ async def _follow(kube: Kube, path: str, seconds: float, *, fetch: bool) -> int:
         if waits != said:
             say(f"  … {waits}")
             said = waits
-        hopeful = waits.partition(":")[0] in HOPEFUL
-        stuck = None if hopeful else stuck or now
-        if now > limit or (stuck is not None and now - stuck > PATIENCE_SECONDS):
+        over = f"the limit of {seconds:g} s (--timeout) has passed" if now > limit else patience.over(cache, now)
+        if over is not None:
+            say(f"not fetched, {over}: {waits}")
             say("the ModelCache still exists and the operator tries again; `thunderfleet model list` shows its status")
             return NOT_FETCHED
         await asyncio.sleep(POLL_SECONDS)

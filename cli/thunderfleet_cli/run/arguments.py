@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from thunderfleet_cli.parsers import Parsers
+from thunderfleet_cli.parsers import Parsers, seconds
 from thunderfleet_cli.run.command import run
 
 
@@ -36,7 +36,7 @@ def add(commands: Parsers) -> None:
     )
     parser.add_argument("-n", "--namespace", help="namespace of the ModelDeployment (default: that of the context)")
     parser.add_argument(
-        "--timeout", type=_seconds, default=1800, metavar="SECONDS", help="maximum time to wait until the model serves"
+        "--timeout", type=seconds, default=1800, metavar="SECONDS", help="maximum time to wait until the model serves"
     )
     parser.add_argument(
         "--kubeconfig",
@@ -44,10 +44,3 @@ def add(commands: Parsers) -> None:
         help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= 86400:
-        raise ValueError(text)
-    return seconds

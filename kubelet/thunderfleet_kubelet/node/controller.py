@@ -1,7 +1,6 @@
 """Registers the Node, renews its Lease, and writes its status when it changes."""
 
 import asyncio
-import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -10,10 +9,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from thunderfleet_crds.names import TAINT_MACOS
-from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.clock import since_boot
 from thunderfleet_lib.host.descriptors import Descriptors, descriptors
-from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector
+from thunderfleet_lib.kube import MERGE_PATCH, ApiError, Json, Kube, Reflector, Retries
 
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node.facts import Machine, Readings
@@ -26,7 +24,6 @@ log = logging.getLogger(__name__)
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_STEP = timedelta(milliseconds=1)
-REGISTER_RETRY = Backoff(0.5, 10.0, jitter=0.3)
 REPORT_SECONDS = 86400.0
 """How often an unchanged status is written, for its heartbeat. The Lease is what shows that the Node is alive."""
 
@@ -126,12 +123,13 @@ class NodeController:
             tasks.create_task(self._keep_status())
 
     async def _until_registered(self) -> None:
-        for failures in itertools.count(1):
+        retries = Retries()
+        while True:
             try:
                 await self.register()
                 return
             except ApiError as error:
-                delay = REGISTER_RETRY.jittered(failures)
+                delay = retries.seconds(error)
                 log.warning("cannot register node %s: %s; retrying in %.1f s", self.config.node_name, error, delay)
                 await asyncio.sleep(delay)
 

@@ -107,6 +107,9 @@ class PodWorker:
         """Takes a new version of the pod (same uid) from the API server; an older one is ignored."""
         self.removed = False
         first, self._publisher.enabled = not self._publisher.enabled, True
+        if first:
+            # The API server answers. Before, the volumes of an adopted pod could not be set up, with ever longer waits.
+            self._mounter.retry_now()
         if version_of(pod) < version_of(self.pod) or (pod == self.pod and not first):
             return
         self._context.pod = pod

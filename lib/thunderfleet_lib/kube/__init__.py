@@ -7,6 +7,7 @@ plugin     credential plugins of kubeconfigs, with a time limit
 proxy      the proxy that the environment names for the API server
 server_clock  how far the clock of this machine is from the API server's; pure
 reflector  list and watch: a local cache of one collection
+retries    how long to wait after a failed request
 names      names and keys of objects
 """
 
@@ -23,6 +24,7 @@ from thunderfleet_lib.kube.client import (
 from thunderfleet_lib.kube.control_plane import Part, Silence, of_part, silent_part
 from thunderfleet_lib.kube.names import Json, key_of, name_of
 from thunderfleet_lib.kube.reflector import Reflector
+from thunderfleet_lib.kube.retries import Retries
 from thunderfleet_lib.kube.server_clock import ServerClock
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Kube",
     "Part",
     "Reflector",
+    "Retries",
     "ServerClock",
     "Silence",
     "key_of",

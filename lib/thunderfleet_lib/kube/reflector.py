@@ -5,13 +5,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube.client import ApiError, Kube
 from thunderfleet_lib.kube.names import Json, key_of
+from thunderfleet_lib.kube.retries import Retries
 
 log = logging.getLogger(__name__)
-
-RETRY = Backoff(0.5, 10.0, jitter=0.3)
 
 
 @dataclass
@@ -27,7 +25,6 @@ class Reflector:
     path: str
     query: dict[str, object] = field(default_factory=dict)
     on_change: Callable[[str], None] | Callable[[str], Awaitable[None]] | None = None
-    retry: Backoff = RETRY
 
     def __post_init__(self) -> None:
         self.items: dict[str, Json] = {}
@@ -35,7 +32,7 @@ class Reflector:
         self.connected = False
         self.refusal: ApiError | None = None
         """Why the API server refused the last list or watch; None once it has accepted one."""
-        self._failures = 0
+        self._retries = Retries()
         self._version = ""
 
     async def run(self) -> None:
@@ -54,15 +51,14 @@ class Reflector:
                     continue
                 if not error.unanswered:
                     self.refusal = error
-                self._failures += 1
-                delay = self.retry.jittered(self._failures)
+                delay = self._retries.seconds(error)
                 log.warning("%s: %s; retrying in %.1f s", self.path, error, delay)
                 await asyncio.sleep(delay)
 
     async def _watch(self) -> None:
         """Follows one watch connection to its end."""
         async for kind, item in self.kube.watch(self.path, self._version, opened=self._opened, **self.query):
-            self._failures = 0
+            self._retries.succeeded()
             self._version = str(item["metadata"]["resourceVersion"])
             if kind == "BOOKMARK":
                 continue
@@ -78,7 +74,7 @@ class Reflector:
 
     async def _relist(self) -> None:
         items, version = await self.kube.list(self.path, **self.query)
-        self._failures = 0
+        self._retries.succeeded()
         fresh = {key_of(item): item for item in items}
         old, self.items = self.items, fresh
         self.synced.set()

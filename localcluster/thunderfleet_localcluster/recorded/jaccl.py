@@ -40,6 +40,15 @@ def write_control(points: Sequence[Mapping[str, object]], folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
+def write_disk(seconds: float, folder: Path) -> None:
+    """Have each process that reads weights with MLX on this Mac take ``seconds`` longer; 0: as long as it takes."""
+    file = folder / "disk.json"
+    if seconds:
+        replace_file(file, json.dumps({"seconds": seconds}) + "\n", 0o644)
+    else:
+        file.unlink(missing_ok=True)
+
+
 def record(layout: Layout, machine: MachineLayout) -> dict[str, Any]:
     """The devices and memory that MLX finds on this Mac.
 

@@ -26,6 +26,7 @@ from thunderfleet_lib.rdma import parse as rdma
 
 from thunderfleet_agent.observe import panics
 from thunderfleet_agent.observe.facts import Facts, Source
+from thunderfleet_agent.observe.kept_sizes import KeptSizes
 from thunderfleet_agent.observe.models import RUNNER, Library
 from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 
@@ -109,9 +110,10 @@ class Collector:
         model_folders: Sequence[Path] = (),
         observed: Callable[[Source, float, Failure | None], None] = lambda source, seconds, failure: None,
         panic_folder: Path = panics.FOLDER,
+        kept_sizes: KeptSizes | None = None,
     ) -> None:
         self.facts = Facts()
-        self.library = Library(host, model_folders)
+        self.library = Library(host, model_folders, kept=kept_sizes)
         self._host = host
         self._panics = panic_folder
         self._observed = observed

@@ -2,7 +2,7 @@
 
 Completeness is read from the index and the headers of the safetensors files, without MLX. Sizes come from
 ``thunderfleet-runner size``, a dry run of mlx-lm in a child process with a time limit, so that a model that crashes mlx-lm
-affects its own entry only. A folder that has not changed is not sized again.
+affects its own entry only. A folder that has not changed is not sized again, also not by the next process of this agent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from typing import Any
 
 from pydantic import ValidationError
 from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_lib import jsonbounds
 from thunderfleet_lib.host.hostcmd import Failure, Host, quote
 from thunderfleet_lib.host.parsing import clean
+
+from thunderfleet_agent.observe.kept_sizes import KeptSizes
 
 log = logging.getLogger(__name__)
 
@@ -329,13 +332,20 @@ class Known:
 
 
 class Library:
-    """The models of this Mac: ``scan`` reads the disk, ``size_next`` sizes one model."""
+    """The models of this Mac: ``scan`` reads the disk, ``size_next`` sizes one model. ``kept``: sizes of an earlier process."""
 
-    def __init__(self, host: Host, roots: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        host: Host,
+        roots: Sequence[Path],
+        clock: Callable[[], float] = time.monotonic,
+        kept: KeptSizes | None = None,
+    ) -> None:
         self.roots = tuple(roots)
         self.problems: tuple[str, ...] = ()
         self._host = host
         self._clock = clock
+        self._kept = kept or KeptSizes(None, "")
         self._known: dict[str, Known] = {}
 
     @property
@@ -374,15 +384,25 @@ class Library:
         if path is None:
             return False
         known = self._known[path]
+        text = self._kept.of(path, known.fingerprint)
+        model = sized(known.model, text) if text is not None else None
+        if model is None or model.sized_by is None:
+            model = await self._computed(path, known)
+        self._known[path] = replace(known, model=model, tried=self._clock())
+        return True
+
+    async def _computed(self, path: str, known: Known) -> Model:
         answer = await self._host.run((RUNNER, "size", path, "-o", "json"), SIZE_SECONDS)
         if isinstance(answer, Failure):
             model = known.model.model_copy(update={"problem": f"cannot compute memory sizes: {answer}"})
         else:
             model = sized(known.model, answer.text)
+            if model.sized_by is SizedBy.MLX:
+                # Sizes from the files alone are replaced by better ones, if the next process can compute them.
+                self._kept.keep(path, known.fingerprint, answer.text, self._known)
         if model.sized_by is None:
             log.warning("%s: %s", path, model.problem)
-        self._known[path] = replace(known, model=model, tried=self._clock())
-        return True
+        return model
 
 
 def sized(model: Model, text: str) -> Model:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from thunderfleet_agent.observe import models
+from thunderfleet_agent.observe.kept_sizes import KeptSizes
 from thunderfleet_agent.observe.models import Library, find, look, sized
 from thunderfleet_crds.nodeprofile import Model
 from thunderfleet_crds.vocabulary import SizedBy
@@ -153,6 +154,42 @@ async def test_a_model_is_sized_once_until_its_folder_changes(tmp_path: Path, ma
     library.scan()
     assert await library.size_next()
     assert len(log.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("by", [SizedBy.MLX, SizedBy.FILES])
+async def test_the_next_process_does_not_compute_sizes_again(
+    by: SizedBy, tmp_path: Path, machine: Any, make_model: MakeModel
+) -> None:
+    """Unless they came from the files alone, the folder has changed, or other programs are installed."""
+    folder = make_model(tmp_path / "models" / "org" / "tiny")
+    log = tmp_path / "sized"
+    (tmp_path / "size.json").write_text(json.dumps({**SIZE, "sizedBy": by.value}))
+    machine.script("thunderfleet-runner", f'echo "$@" >> {log}; exec cat {tmp_path}/size.json')
+
+    async def runs_of_a_new_process(programs: str = "mlx=1") -> int:
+        log.write_text("")
+        library = Library(Host(), [tmp_path / "models"], kept=KeptSizes(tmp_path / "state", programs))
+        library.scan()
+        assert await library.size_next() and not await library.size_next()
+        assert library.models[0].sized_by is by and library.models[0].repository == "org/tiny"
+        return len(log.read_text().splitlines())
+
+    assert await runs_of_a_new_process() == 1
+    assert await runs_of_a_new_process() == (0 if by is SizedBy.MLX else 1)
+    (folder / "tokenizer.json").write_text("{}")
+    assert await runs_of_a_new_process() == 1
+    assert await runs_of_a_new_process("mlx=2") == 1
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "sizes.json").write_text("{")
+    assert await runs_of_a_new_process("mlx=2") == 1
+
+
+def test_only_sizes_of_present_models_are_kept(tmp_path: Path) -> None:
+    kept = KeptSizes(tmp_path, "")
+    kept.keep("/models/a", "1", "A", {"/models/a"})
+    kept.keep("/models/b", "2", "B", {"/models/b"})
+    again = KeptSizes(tmp_path, "")
+    assert (again.of("/models/a", "1"), again.of("/models/b", "2"), again.of("/models/b", "3")) == (None, "B", None)
 
 
 async def test_a_model_that_cannot_be_sized_is_published_with_why_and_tried_again(

@@ -2,11 +2,14 @@
 
 import re
 from datetime import UTC, datetime
+from typing import cast
 
 import pytest
 from thunderfleet_cli.cli import parser
-from thunderfleet_cli.model import view
+from thunderfleet_cli.model import command, patience, view
+from thunderfleet_cli.model.patience import Patience
 from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_lib.kube import Kube
 from thunderfleet_localcluster.errors import LocalClusterError
 
 
@@ -122,3 +125,97 @@ def test_the_command_line() -> None:
     assert parser().parse_args(["model", "list", "-A", "-o", "json"]).all_namespaces
     with pytest.raises(SystemExit):
         parser().parse_args(["model"])
+
+
+def waiting(reason: str, done: int = 0, manifest: str | None = "m1") -> view.Json:
+    """A ModelCache that waits for this reason, with this many bytes on its Mac."""
+    resolved = "False" if reason in ("Resolving", "Quantizing", "Gated") else "True"
+    kinds = [("Resolved", resolved, reason if resolved == "False" else "Resolved"), ("Fetched", "False", reason)]
+    conditions = [
+        {"type": kind, "status": status, "reason": why, "message": "text", "observedGeneration": 1}
+        for kind, status, why in kinds
+    ]
+    status = {"manifest": manifest, "macs": [{"node": "a", "bytesDone": done}], "conditions": conditions}
+    return {"metadata": {"name": "tiny", "generation": 1}, "spec": {"repository": "owner/tiny"}, "status": status}
+
+
+def ends_after(reasons: list[tuple[str, int]], seconds: float = 100_000.0) -> tuple[float, str] | None:
+    """When pull stops, and why, if these reasons and bytes follow each other every ten seconds again and again."""
+    waits, now = Patience(0.0), 0.0
+    while now < seconds:
+        reason, done = reasons[int(now / 10) % len(reasons)]
+        if (over := waits.over(waiting(reason, done), now)) is not None:
+            return now, over
+        now += 10.0
+    return None
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        ([("Gated", 0)], (40.0, "this has lasted for 30 s")),
+        ([("WrongBytes", 7)], (310.0, "nothing more has arrived for 5 minutes")),
+        # The same file is fetched and thrown away.
+        ([("Fetching", 7), ("Fetching", 9), ("WrongBytes", 7)], (320.0, "nothing more has arrived for 5 minutes")),
+        ([("NoSource", 0)], (310.0, "nothing more has arrived for 5 minutes")),
+        ([("NothingToFetch", 0)], (310.0, "nothing more has arrived for 5 minutes")),
+        ([("Fetching", 7)], (1810.0, "nothing more has arrived for 30 minutes")),
+        # A person is asked only if nothing else happens.
+        ([("Gated", 0), ("Fetching", 7)], (1830.0, "nothing more has arrived for 30 minutes")),
+        ([("RateLimited", 7)], None),
+    ],
+)
+def test_pull_stops_when_nothing_more_can_arrive(reasons: list[tuple[str, int]], expected: tuple[float, str] | None) -> None:
+    assert ends_after(reasons) == expected
+
+
+def test_pull_waits_as_long_as_bytes_arrive() -> None:
+    """However slowly; and the copies of a quantized model are counted anew, since they are smaller than the repository."""
+    waits = Patience(0.0)
+    for turn in range(100):
+        assert waits.over(waiting("WrongBytes" if turn % 2 else "Fetching", turn, None), turn * 250.0) is None
+    for turn in range(10):
+        assert waits.over(waiting("Fetching", turn, "m2"), 25_000.0 + turn * 1500.0) is None
+
+
+def test_without_an_operator_pull_stops() -> None:
+    nothing = {"metadata": {"name": "tiny", "generation": 1}, "spec": {"repository": "owner/tiny"}}
+    waits = Patience(0.0)
+    assert waits.over(nothing, 300.0) is None
+    assert waits.over(nothing, 301.0) == "nothing more has arrived for 5 minutes"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "86401", "soon"])
+def test_a_time_limit_is_at_most_a_day(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["model", "pull", "owner/tiny", "--timeout", text])
+    assert "--timeout" in capsys.readouterr().err
+
+
+class Caches:
+    """An API server with one ModelCache, or without one."""
+
+    def __init__(self, found: view.Json | None) -> None:
+        self.found = found
+
+    async def get_or_none(self, path: str) -> view.Json | None:
+        return self.found
+
+
+async def followed(found: view.Json | None) -> int:
+    return await command._follow(cast(Kube, Caches(found)), "/apis/x/namespaces/ns/modelcaches/tiny", 3600.0, fetch=True)
+
+
+async def test_pull_says_why_it_stops(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(patience, "TRIED_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
+    assert await followed(waiting("WrongBytes")) == command.NOT_FETCHED
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first == "  … WrongBytes: text"
+    assert second == "not fetched, nothing more has arrived for 0 minutes: WrongBytes: text"
+    assert last.startswith("the ModelCache still exists and the operator tries again")
+
+
+async def test_pull_of_a_cache_that_is_deleted_meanwhile() -> None:
+    with pytest.raises(LocalClusterError, match="ModelCache tiny has been deleted"):
+        await followed(None)

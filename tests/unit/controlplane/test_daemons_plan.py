@@ -71,6 +71,14 @@ def test_a_control_plane_alone_opens_no_port_of_etcd_and_elects_nobody() -> None
         assert flags(jobs()[name])["leader-elect"] == "false"
 
 
+def test_an_etcd_alone_serves_within_half_a_second_after_a_boot() -> None:
+    """It elects itself after a random part of the time in which other members would have to be silent."""
+    alone = flags(jobs()["etcd"])
+    assert (alone["heartbeat-interval"], alone["election-timeout"]) == ("100", "500")
+    shared = flags(jobs(replace(CONFIG, shared=True))["etcd"])
+    assert (shared["heartbeat-interval"], shared["election-timeout"]) == ("500", "2500")
+
+
 def test_control_planes_of_one_cluster_find_each_other_and_elect() -> None:
     shared = replace(CONFIG, shared=True)
     etcd = flags(jobs(shared)["etcd"])

@@ -7,12 +7,11 @@ from typing import Any, cast
 
 import pytest
 from thunderfleet_kubelet.config import Config
-from thunderfleet_kubelet.node import controller
 from thunderfleet_kubelet.node.controller import LEASES, NODES, NodeController
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
 from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_lib.backoff import Backoff
-from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.kube import ApiError, Kube, retries
 
 from tests.support.waiting import until_async
 
@@ -260,7 +259,7 @@ async def test_a_node_without_its_taint_is_reported(world: World, caplog: pytest
 async def test_an_api_server_that_is_away_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(controller, "REGISTER_RETRY", Backoff(0.0, 0.0))
+    monkeypatch.setattr(retries, "UNANSWERED", Backoff(0.0, 0.0))
     world.kube.away = True
     task = asyncio.ensure_future(world.node.run())
     try:

@@ -1,12 +1,14 @@
 """Steps of the node conformance tests of Kubernetes for volumes, with real processes."""
 
 import base64
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from thunderfleet_kubelet.pods import context
 from thunderfleet_kubelet.pods.act import mounter
+from thunderfleet_lib.backoff import Backoff
 
 from tests.support.pods import World, sh, state
 
@@ -169,3 +171,26 @@ async def test_files_in_an_empty_folder_have_the_modes_that_they_are_given(world
     await world.phase("one", "Succeeded")
     *lines, user, owner = (await world.log("one")).splitlines()
     assert lines == ["content", mode] and user == owner
+
+
+async def test_an_adopted_pod_gets_its_volumes_as_soon_as_the_api_server_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the wait that the attempts before have reached: a Mac may boot long before the API server."""
+    add(world, "configMap", "settings", a="1")
+    await world.boot()
+    world.api.add_pod("one", pod_with(source_of("configMap", "settings")))
+    await world.phase("one", "Running")
+    await world.managers[-1].stop(end_pods=False)
+    monkeypatch.setattr(mounter, "REFRESH_SECONDS", 600.0)
+    monkeypatch.setattr(mounter, "RETRY", Backoff(600.0, 600.0))
+    add(world, "configMap", "settings", a="2")
+    world.api.away, now = True, time.time()
+    world.api.on_change = lambda: None
+    manager = await world.boot(listed=False)
+    (worker,) = manager._workers.values()
+    await world.until(lambda: worker._mounter.due >= now + 600)
+    assert seen(world, "one") == {"a": "1"}
+    world.api.away = False
+    manager.sync(world.api.pods())
+    await until_seen(world, "one", {"a": "2"})

@@ -182,3 +182,12 @@ def test_a_copy_for_root_shares_no_file_with_its_source(tmp_path: Path) -> None:
         placed = tmp_path / str(link) / "package" / "module.py"
         assert placed.read_text() == "a = 1\n"
         assert placed.samefile(source / "package" / "module.py") == link
+
+
+def test_a_build_that_another_process_does_not_finish_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "BUILD_SECONDS", 0.0)
+    monkeypatch.setattr(image, "LOCK_SECONDS", 0.001)
+    with (tmp_path / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LocalClusterError, match=f"another process has used {tmp_path}/build.lock"):
+            make_image(tmp_path)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 from thunderfleet_localcluster.recorded import jaccl
 
 from tests.support.ports import claim
@@ -21,6 +22,17 @@ for each in (one, other, *pair):
     each.setblocking(False)
 print(json.dumps([recorded_ring.wait(), recorded_ring.wait()]))
 print(json.dumps([os.get_blocking(each.fileno()) for each in (one, other, *pair)]))
+"""
+# Prints how long MLX takes to read a file for the first and for the second time.
+READS = """
+import json, sys, time
+import mlx.core as mx
+taken = []
+for _ in range(2):
+    began = time.monotonic()
+    assert mx.load(sys.argv[1])["a"].tolist() == [1, 1]
+    taken.append(time.monotonic() - began)
+print(json.dumps(taken))
 """
 # A rank that adds the numbers of two. The second begins a second later; prints the sum and the processor seconds of that time.
 RANK = """
@@ -61,3 +73,24 @@ def test_a_rank_that_waits_for_its_peer_uses_no_processor_and_adds_right(tmp_pat
     (added, used), (added_too, _) = (json.loads(rank.communicate(timeout=60)[0]) for rank in ranks)
     assert (added, added_too) == (300_000, 300_000)
     assert used < 0.5, "a thread that spins uses a second"
+
+
+def test_reading_weights_takes_as_long_as_it_is_told_to_once(tmp_path: Path) -> None:
+    folder, weights = tmp_path / "python", tmp_path / "w.safetensors"
+    folder.mkdir()
+    for path in jaccl.MODULES.glob("*.py"):
+        (folder / path.name).write_text(path.read_text())
+    mx.save_safetensors(str(weights), {"a": mx.ones(2)})
+
+    def seconds() -> list[float]:
+        done = subprocess.run(
+            [sys.executable, "-c", READS, str(weights)],
+            env=environment(PYTHONPATH=str(folder)), capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return list(json.loads(done.stdout))
+
+    jaccl.write_disk(1.0, folder)
+    first, second = seconds()
+    assert first >= 1.0 > second
+    jaccl.write_disk(0, folder)
+    assert max(seconds()) < 1.0

@@ -17,7 +17,7 @@ from thunderfleet_kubelet.pods.decide.podspec import all_containers
 
 log = logging.getLogger(__name__)
 
-RETRY = Backoff(0.5, 10.0)
+RETRY = Backoff(0.2, 10.0)
 """Short at first: an API server that has just started forbids a kubelet to read its pods' objects for a moment."""
 REFRESH_SECONDS = 60.0
 """How often ConfigMaps, Secrets, tokens and the downward API are compared with the mounted files."""
@@ -35,6 +35,11 @@ class Mounter:
     def again(self) -> None:
         """Sets the volumes up again in the next step, because a container's user is known now."""
         self.due = 0.0
+
+    def retry_now(self) -> None:
+        """Tries again in the next step if the volumes could not be set up yet."""
+        if not self.ready:
+            self.due, self._failures = 0.0, 0
 
     async def mount(self) -> None:
         """Sets up the volumes, or updates them if that is due."""

@@ -1,7 +1,8 @@
-"""Fits MLX to a recorded Mac, in every Python that has this folder on PYTHONPATH: how it waits, and a JACCL if the Mac has one.
+"""Fits MLX to a recorded Mac, in every Python that has this folder on PYTHONPATH.
 
-It must cost nothing where MLX is not imported (supervisors), so it only waits for ``mlx.core``; the replacement of ``init`` is
-loaded then. All code above ``mx.distributed.init`` is the shipped code.
+That is how it waits, a JACCL if the Mac has one, and how long it reads weights if that is simulated. It must cost nothing where
+MLX is not imported (supervisors), so it only waits for ``mlx.core``; the replacements are loaded then. All code above
+``mx.distributed.init`` is the shipped code.
 """
 
 import importlib
@@ -13,6 +14,8 @@ from types import ModuleType
 
 JACCL = os.path.join(os.path.dirname(__file__), "jaccl.json")
 """The devices of this Mac, if it has a recorded JACCL."""
+DISK = os.path.join(os.path.dirname(__file__), "disk.json")
+"""How long this Mac takes to read weights, if that is simulated."""
 
 
 class _WhenImported:
@@ -32,6 +35,8 @@ class _WhenImported:
             importlib.import_module("recorded_ring").replace(module)
             if os.path.exists(JACCL):
                 importlib.import_module("recorded_jaccl").replace(module)
+            if os.path.exists(DISK):
+                importlib.import_module("recorded_disk").replace(module, DISK)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
