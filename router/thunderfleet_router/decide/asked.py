@@ -5,7 +5,7 @@ The gateway checks everything else, in a process that may fail. The router limit
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_lib import jsonbounds
@@ -34,7 +34,7 @@ class Asked:
 
     def without_fields(self) -> "Asked":
         """The same without the objects, which can be much larger than the body."""
-        return replace(self, fields={})
+        return Asked(self.model, self.stream, self.prompt, {})
 
     def renamed(self, model: str) -> bytes:
         """The body for a gateway that knows the model under another name."""

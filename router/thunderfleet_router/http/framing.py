@@ -13,12 +13,14 @@ HEAD_BYTES: Final = 64 * 1024
 """Maximum bytes of the headers of a response, and of the trailers after a body in chunks."""
 SIZE_BYTES: Final = 256
 """Maximum bytes of the line with the size of a chunk."""
-_STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: [^\r\n]*)?")
-_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEAD: Final = re.compile(
+    rb"HTTP/1\.([01]) ([1-5]\d\d)(?: [^\r\n\0]*)?((?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)*)"
+)
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\r\n]*)?")
 _LENGTH: Final = re.compile(r"\d{1,15}")
 _FORBIDDEN: Final = re.compile(r"[\r\n\0]")
 _END: Final = b"\r\n\r\n"
+_FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 
 
 class BadResponse(Exception):
@@ -41,18 +43,18 @@ class Head:
     """Status and headers of a response."""
 
     status: int
-    headers: Mapping[str, str]
-    """With their names as sent. Use ``get`` to look one up."""
+    headers: Mapping[str, tuple[str, str]]
+    """Name as it was sent and value, by the name in lower case."""
 
     def get(self, name: str) -> str:
-        """The value of a header; empty if there is none. ``name``: in any case."""
-        name = name.lower()
-        return next((value for key, value in self.headers.items() if key.lower() == name), "")
+        """The value of a header; empty if there is none. ``name``: in lower case."""
+        found = self.headers.get(name)
+        return found[1] if found is not None else ""
 
     @property
     def content_type(self) -> str:
         """The media type, without parameters."""
-        return self.get("Content-Type").partition(";")[0].strip().lower()
+        return self.get("content-type").partition(";")[0].strip().lower()
 
 
 class _Body(Enum):
@@ -125,31 +127,29 @@ class Response:
     # --- headers ---
 
     def _read_head(self, text: bytes) -> None:
-        first, *lines = text.split(b"\r\n")
-        status = _STATUS.fullmatch(first)
-        if status is None:
-            raise BadResponse("the first line is no status of HTTP/1.1")
-        code = int(status[2])
+        found = _HEAD.fullmatch(text)
+        if found is None:
+            raise BadResponse("the status or a header is malformed")
+        code = int(found[2])
         if code == 101:
             raise BadResponse("the gateway switches to another protocol")
         if code < 200:
             # The response follows.
             return
-        headers: dict[str, str] = {}
-        for line in lines:
-            name, colon, value = line.partition(b":")
-            if not colon or not _NAME.fullmatch(name) or b"\r" in value or b"\n" in value or b"\0" in value:
-                raise BadResponse("a header is malformed")
-            key = name.decode()
-            if key.lower() in ("content-length", "transfer-encoding") and key.lower() in map(str.lower, headers):
-                raise BadResponse(f"{key} is sent twice")
-            headers[key] = value.strip(b" \t").decode("utf-8", "surrogateescape")
-        self._frame(head := Head(code, headers), old=status[1] == b"0")
+        headers: dict[str, tuple[str, str]] = {}
+        for line in found[3].decode("utf-8", "surrogateescape").split("\r\n")[1:]:
+            name, _, value = line.partition(":")
+            key = name.lower()
+            if key in headers and key in _FRAMING:
+                raise BadResponse(f"{name} is sent twice")
+            headers[key] = name, value.strip(" \t")
+        head = Head(code, headers)
+        self._frame(head, old=found[1] == b"0")
         self.head = head
 
     def _frame(self, head: Head, *, old: bool) -> None:
-        encoding, length = head.get("Transfer-Encoding"), head.get("Content-Length")
-        self.reusable = not old and "close" not in head.get("Connection").lower()
+        encoding, length = head.get("transfer-encoding"), head.get("content-length")
+        self.reusable = not old and "close" not in head.get("connection").lower()
         if head.status in (204, 304):
             self._body, self.complete = _Body.LENGTH, True
         elif encoding:
@@ -190,8 +190,7 @@ class Response:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _keep(self, rest: bytes) -> None:
-        most = {_Chunk.DATA_END: 1, _Chunk.TRAILERS: HEAD_BYTES}.get(self._chunk, SIZE_BYTES)
-        if len(rest) > most:
+        if len(rest) > (HEAD_BYTES if self._chunk is _Chunk.TRAILERS else SIZE_BYTES):
             raise BadResponse("a line between chunks does not end")
         self._rest = rest
 

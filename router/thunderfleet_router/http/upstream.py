@@ -31,6 +31,7 @@ TAIL_BYTES: Final = 512
 _ELSEWHERE: Final = frozenset({401, 403, 421, 429, 503})
 """Statuses of a gateway that rejects the request."""
 _PASSED: Final = frozenset({"content-type", "retry-after", "cache-control", "x-accel-buffering", "allow"})
+_OF_TOKENS, _OF_GROUP = routed.TOKENS.lower(), routed.GROUP.lower()
 _TOKENS: Final = re.compile(rb": " + routed.TOKENS.encode() + rb": (\d{1,10}),(\d{1,10})\n\n$")
 _TOKENS_OF_WHOLE: Final = re.compile(r"(\d{1,10}),(\d{1,10})")
 _GROUP_FAILED: Final = f": {routed.GROUP}: {routed.FAILED}".encode()
@@ -171,10 +172,10 @@ class _Relay:
 
     async def pass_on(self, answer: Head, content: Connection) -> Outcome:
         headers = {
-            name: value for name, value in answer.headers.items()
-            if name.lower() in _PASSED or (name.startswith("X-Thunderfleet-") and name not in (routed.TOKENS, routed.GROUP))
+            name: value for key, (name, value) in answer.headers.items()
+            if key in _PASSED or (key.startswith("x-thunderfleet-") and key not in (_OF_TOKENS, _OF_GROUP))
         }  # fmt: skip
-        if answer.get(routed.GROUP) == routed.FAILED:
+        if answer.get(_OF_GROUP) == routed.FAILED:
             raise GroupLost("the group failed")
         if answer.status in _ELSEWHERE:
             return Outcome(Verdict.NOT_TAKEN, answer.status, error=await _error_of(answer, content))
@@ -274,7 +275,7 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _tokens_of_whole(answer: Head) -> int:
-    found = _TOKENS_OF_WHOLE.fullmatch(answer.get(routed.TOKENS))
+    found = _TOKENS_OF_WHOLE.fullmatch(answer.get(_OF_TOKENS))
     return int(found[1]) + int(found[2]) if found is not None else 0
 
 
@@ -284,7 +285,7 @@ async def _error_of(answer: Head, content: Connection) -> ApiError:
     # To its end, so that the connection can be used again, unless it is no error as gateways send them.
     while (part := await content.readany()) and read < BUFFER_BYTES:
         read += len(part)
-    retry = {"Retry-After": answer.get("Retry-After") or "5"}
+    retry = {"Retry-After": answer.get("retry-after") or "5"}
     if answer.status == 429:
         return ApiError(
             429, "the group's queue is full; retry later", type="rate_limit_error", code="queue_full", headers=retry
