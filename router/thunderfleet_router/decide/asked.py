@@ -63,8 +63,13 @@ def _prompt(fields: Mapping[str, Any]) -> bytes:
     messages = next((fields[name] for name in _MESSAGES if fields.get(name)), "")
     # Message by message, so that the prompt of one request is a prefix of the next one's.
     parts.extend(messages if isinstance(messages, list) and not _of_numbers(messages) else [messages])
-    text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-    return text[:MAX_PROMPT].encode("utf-8", "surrogatepass")
+    texts, size = [], 0
+    for part in parts:
+        texts.append(part if isinstance(part, str) else json.dumps(part))
+        size += len(texts[-1]) + 1
+        if size > MAX_PROMPT:
+            break
+    return "\n".join(texts)[:MAX_PROMPT].encode("utf-8", "surrogatepass")
 
 
 def _of_numbers(values: list[Any]) -> bool:
