@@ -17,7 +17,7 @@ _HEAD: Final = re.compile(
     rb"HTTP/1\.([01]) ([1-5]\d\d)(?: [^\r\n\0]*)?((?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)*)"
 )
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\r\n]*)?")
-_LENGTH: Final = re.compile(r"\d{1,15}")
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _FORBIDDEN: Final = re.compile(r"[\r\n\0]")
 _END: Final = b"\r\n\r\n"
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
