@@ -16,7 +16,8 @@ CONNECT_SECONDS: Final = 3.0
 KEEP_SECONDS: Final = 30.0
 """How long a connection is kept without a request. Gateways close theirs later, so none is closed under a request."""
 READ_BYTES: Final = 16 * 1024
-"""Bytes that are read ahead of a client; twice as much pauses the gateway. Each slow client uses this much memory."""
+"""Bytes that are read at once. More than these that wait for a client pause the gateway, so each slow client takes up to twice as
+much memory."""
 PIECE_BYTES: Final = 64 * 1024
 """A longer body is written in pieces, so that the transport holds no copy of it."""
 
@@ -29,10 +30,11 @@ class GroupLost(Exception):
     """The connection to the group ended too early."""
 
 
-class Connection(asyncio.Protocol):
-    """One connection. Belongs to one event loop."""
+class Connection(asyncio.BufferedProtocol):
+    """One connection. Belongs to one event loop. ``buffer``: for received bytes; those of a loop can share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: bytearray) -> None:
+        self._buffer = buffer
         self._transport: asyncio.Transport | None = None
         self._response: Response | None = None
         """The response to the current request; None between requests."""
@@ -121,13 +123,19 @@ class Connection(asyncio.Protocol):
             piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
             self._transport.write(piece)
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(bytes(memoryview(self._buffer)[:nbytes]))
+
+    def _received(self, data: bytes) -> None:
         response = self._response
         if response is None:
             # Nothing was asked for, so it cannot be the answer to the next request.
@@ -140,7 +148,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         self._arrived = self._arrived + part if self._arrived else part
-        if len(self._arrived) > 2 * READ_BYTES and not self._paused and self._transport is not None:
+        if len(self._arrived) > READ_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
@@ -169,13 +177,15 @@ class Connections:
     def __init__(self) -> None:
         self._idle: dict[str, deque[tuple[float, Connection]]] = {}
         self._used: set[Connection] = set()
+        # Without it, asyncio allocates 256 KiB for each read, and a client that does not read can hold as much.
+        self._buffer = bytearray(READ_BYTES)
         self._sweep: asyncio.TimerHandle | None = None
 
     async def send(self, url: str, path: str, headers: Mapping[str, str], body: bytes) -> Connection:
         """Sends a POST. ``give_back`` must follow. Raises Unreachable, or ValueError for values that no header may have."""
         parts = urlsplit(url)
         head = request(path, parts.netloc, headers, len(body))
-        connection = self._kept(url) or await _opened(str(parts.hostname), int(parts.port or 80))
+        connection = self._kept(url) or await self._opened(str(parts.hostname), int(parts.port or 80))
         self._used.add(connection)
         connection.send(head, body)
         return connection
@@ -216,14 +226,13 @@ class Connections:
                 del self._idle[url]
         self._sweep = loop.call_later(KEEP_SECONDS, self._close_old) if self._idle else None
 
-
-async def _opened(host: str, port: int) -> Connection:
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            _, connection = await loop.create_connection(Connection, host, port)
-    except TimeoutError as error:
-        raise Unreachable(f"no connection within {CONNECT_SECONDS:g} s") from error
-    except OSError as error:
-        raise Unreachable(str(error)) from error
-    return connection
+    async def _opened(self, host: str, port: int) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await loop.create_connection(lambda: Connection(self._buffer), host, port)
+        except TimeoutError as error:
+            raise Unreachable(f"no connection within {CONNECT_SECONDS:g} s") from error
+        except OSError as error:
+            raise Unreachable(str(error)) from error
+        return connection

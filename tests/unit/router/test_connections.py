@@ -151,12 +151,12 @@ async def test_what_is_read_ahead_is_bounded() -> None:
     async with _server(floods) as (server, used):
         connection = await used.send(server.url, "/v1/x", {}, b"")
         await connection.head()
-        await until_async(lambda: len(connection._arrived) > 2 * connections.READ_BYTES)
+        await until_async(lambda: len(connection._arrived) > connections.READ_BYTES)
         held = len(connection._arrived)
         # The loop runs on, and the buffers of the system fill, but no more is read.
         for _ in range(200):
             await asyncio.sleep(0)
-        assert len(connection._arrived) == held < 2 * connections.READ_BYTES + 256 * 1024 + 1 and written < 100_000_000
+        assert len(connection._arrived) == held <= 2 * connections.READ_BYTES and written < 100_000_000
         read = 0
         while part := await connection.readany():
             read += len(part)
