@@ -15,6 +15,8 @@ from thunderfleet_router.pool import Pool, Seat, Ticket, unavailable
 
 MAX_WAITING = 1024
 """Requests that wait in a router."""
+MAX_STALLED = 512
+"""Requests whose clients do not read."""
 REPORT_IDLE_SECONDS = 3600
 """How long after its last request a ModelDeployment is reported as idle."""
 
@@ -32,6 +34,7 @@ class Dispatcher:
         self._deleted: set[str] = set()
         """UIDs of deleted ModelDeployments that still have requests."""
         self._waiting = Shares(MAX_WAITING, limits.WAITING_PER_CALLER, MAX_WAITING // 2)
+        self._stalled = Shares(MAX_STALLED, limits.STALLED_PER_CALLER, MAX_STALLED // 2)
 
     @property
     def waiting(self) -> int:
@@ -84,6 +87,23 @@ class Dispatcher:
             if pool.idle and pool.deployment.uid in self._deleted:
                 self._deleted.discard(pool.deployment.uid)
                 self.pools.pop(pool.deployment.uid, None)
+
+    def stall(self, pool: Pool, seat: Seat, ticket: Ticket, *, stalled: bool) -> bool:
+        """The client of a request does not read any more, or reads again. Returns whether it may go on.
+
+        It gives up its place at the group, or a few clients of one key could keep out all others. Their number is limited too.
+        """
+        if seat.stalled is stalled:
+            return True
+        if not stalled:
+            self._stalled.give_back(ticket.caller_id, 1, known=ticket.known)
+        else:
+            try:
+                self._stalled.take(ticket.caller_id, 1, known=ticket.known)
+            except Full:
+                return False
+        pool.stall(seat, stalled)
+        return True
 
     async def _wait(self, pool: Pool, ticket: Ticket, seconds: float, waking: bool) -> None:
         if pool.wants_to_wake and not waking:

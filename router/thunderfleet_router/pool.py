@@ -15,6 +15,7 @@ from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi.errors import ApiError
 from thunderfleet_lib.httpapi.fairqueue import FairQueue
 
+from thunderfleet_router.decide import names
 from thunderfleet_router.decide.balance import Candidate, choose
 from thunderfleet_router.decide.catalog import Deployment, Group, Outlook
 from thunderfleet_router.decide.prefixes import Chain, Remembered
@@ -39,6 +40,8 @@ class Ticket:
     may_wake: bool
     known: bool = True
     """Whether the caller has a key."""
+    accepted: Callable[[], bool] = lambda: True
+    """Whether the ModelDeployment still accepts the caller. Asked again after a change of its keys."""
     light: bool = False
     avoid: set[str] = field(default_factory=set)
     """Groups that failed with this request."""
@@ -54,6 +57,8 @@ class Seat:
     leave: Callable[[], None]
     on_lost: Callable[[], None] | None = None
     """Called when the group has failed and does not answer."""
+    stalled: bool = False
+    """Whether its client does not read, so that it does not count: the group may be done with the request."""
 
 
 @dataclass(slots=True)
@@ -61,21 +66,29 @@ class _Load:
     seats: set[Seat] = field(default_factory=set)
     light: int = 0
     """Number of seats of light requests."""
+    stalled: int = 0
+    """Number of other seats whose clients do not read."""
     blocked_until: float = 0.0
     refusals: int = 0
     used: int = 0
     lost: asyncio.TimerHandle | None = None
 
     def count(self, *, light: bool) -> int:
-        return self.light if light else len(self.seats) - self.light
+        return self.light if light else len(self.seats) - self.light - self.stalled
 
     def add(self, seat: Seat) -> None:
         self.seats.add(seat)
         self.light += seat.light
 
     def discard(self, seat: Seat) -> None:
+        self.stall(seat, False)
         self.seats.discard(seat)
         self.light -= seat.light
+
+    def stall(self, seat: Seat, stalled: bool) -> None:
+        if not seat.light and seat.stalled is not stalled:
+            seat.stalled = stalled
+            self.stalled += 1 if stalled else -1
 
 
 class Pool:
@@ -93,6 +106,11 @@ class Pool:
     def in_flight(self) -> int:
         """Number of requests that were sent to groups."""
         return sum(len(load.seats) for load in self._loads.values())
+
+    @property
+    def stalled(self) -> int:
+        """Number of requests whose clients do not read."""
+        return sum(load.stalled for load in self._loads.values())
 
     @property
     def idle(self) -> bool:
@@ -114,7 +132,8 @@ class Pool:
     def ask(self, ticket: Ticket, *, again: bool = False) -> None:
         """Queues the request for a seat; ``again``: it had a seat before. If no seat can come, its future gets an ApiError."""
         self.last_used = time.monotonic()
-        refusal = self._refusal(ticket)
+        # Its key may have been removed while a group had it.
+        refusal = self._refusal(ticket, check_key=again)
         if refusal is not None:
             ticket.seat.set_exception(refusal)
             return
@@ -156,11 +175,20 @@ class Pool:
         if load is not None:
             load.refusals = 0
 
+    def stall(self, seat: Seat, stalled: bool) -> None:
+        """Records whether the client of a seat does not read. Meanwhile, another request can have its place at the group."""
+        load = self._loads.get(seat.group.name)
+        if load is not None and seat in load.seats:
+            load.stall(seat, stalled)
+            if stalled:
+                self._seat_all()
+
     # --- changes ---
 
     def update(self, deployment: Deployment) -> None:
         """Uses a new version of the ModelDeployment."""
-        self.deployment = deployment
+        before, self.deployment = self.deployment, deployment
+        other_keys = (before.requires_key, before.keys) != (deployment.requires_key, deployment.keys)
         groups = {group.name: group for group in deployment.groups}
         for name, load in list(self._loads.items()):
             group = groups.get(name)
@@ -176,7 +204,7 @@ class Pool:
         for name in self._remembered.keys() - groups.keys():
             del self._remembered[name]
         for ticket in list(self.waiting):
-            refusal = self._refusal(ticket)
+            refusal = self._refusal(ticket, check_key=other_keys)
             if refusal is not None:
                 self._refuse(ticket, refusal)
         self._seat_all()
@@ -193,9 +221,11 @@ class Pool:
         if not ticket.seat.done():
             ticket.seat.set_exception(error)
 
-    def _refusal(self, ticket: Ticket) -> ApiError | None:
+    def _refusal(self, ticket: Ticket, *, check_key: bool) -> ApiError | None:
         """Why no seat can come; None if one may."""
         deployment = self.deployment
+        if check_key and not ticket.accepted():
+            return names.unauthorized()
         why = f": {deployment.message}" if deployment.message else ""
         match deployment.outlook:
             case Outlook.OFF:

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -24,8 +25,7 @@ ROUNDS = 5
 SPREAD_SECONDS = 0.5
 """In which the clients of a round send their requests."""
 SHORT = {1: 3, 16: 12}
-"""Tokens of further requests, by number of clients, of which only the first token is measured: it comes with a step, so one
-alone is up to a step early or late by chance. 64 clients are enough."""
+"""Tokens of further requests, by number of clients, of which only the first token is measured. 64 clients are enough."""
 FIRSTS = 96
 """Further requests in each round."""
 SEED = 2026
@@ -34,12 +34,17 @@ KILLED_PLACES = 8
 KILLED_TOKENS = 100
 """More than are generated until the group is killed, also on a busy machine."""
 
+_FIRST = re.compile(rb'data: {"choices".*?(?:, "waited": ([0-9.]+))?}\n')
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one client saw. ``first`` is None if it got no token."""
+    """What one client saw.
+
+    ``first``: seconds to the first token, without those that the gateway says the request waited there for a step: they are up
+    to a step by chance, on any way. None if it got no token.
+    """
 
     first: float | None
     seconds: float
@@ -57,8 +62,8 @@ async def _ask(
         async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
             async for data in answer.content.iter_any():
                 text += data
-                if first is None and b'data: {"choices"' in text:
-                    first = time.monotonic() - began
+                if first is None and (event := _FIRST.search(text)) is not None:
+                    first = time.monotonic() - began - float(event[1] or 0)
                     started()
     except aiohttp.ClientError:
         pass
@@ -111,43 +116,86 @@ async def _short(url: str, clients: int) -> list[Answer]:
     return answers
 
 
+@dataclass
+class _Side:
+    """What is measured of one way to the gateway: through the router, through a forwarder of bytes, or directly."""
+
+    url: str
+    pids: tuple[int, ...]
+    """The processes on the way, the gateway last."""
+    rates: list[float] = field(default_factory=list)
+    firsts: list[Answer] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu: list[float] = field(default_factory=list)
+    """Processor seconds of the client and of each process."""
+    tokens: int = 0
+
+    def measure(self, clients: int, *, counts: bool) -> None:
+        """One round. ``counts``: False for the first one, which only warms up."""
+        before = self._used()
+        answers, seconds = asyncio.run(_clients(self.url, clients, spread=SPREAD_SECONDS))
+        after = self._used()
+        if not counts:
+            return
+        self.rates.append(_rate(answers, seconds))
+        self.firsts += answers
+        self.seconds += seconds
+        self.tokens += sum(answer.tokens for answer in answers)
+        self.cpu = [sum(one) for one in zip(self.cpu or [0.0] * len(after), (b - a for a, b in zip(before, after)))]
+        if clients in SHORT:
+            self.firsts += asyncio.run(_short(self.url, clients))
+
+    def _used(self) -> list[float]:
+        mine = os.times()
+        found = [processes.usage(pid) for pid in self.pids]
+        return [mine.user + mine.system, *(one.cpu_seconds if one is not None else 0.0 for one in found)]
+
+    @property
+    def busy(self) -> float:
+        """Percent of all processors that the client and the processes on the way took."""
+        return 100 * sum(self.cpu) / self.seconds / (os.cpu_count() or 1)
+
+
 def _cost(say: Say) -> list[Figure]:
-    """Throughput and first token through the router, against the gateway itself."""
+    """Throughput and first token through the router, against the gateway itself, and against any way with one more process."""
     figures = []
     slots = str(max(CLIENTS))
     with contextlib.ExitStack() as stack:
-        gateway, _ = stack.enter_context(simulated.running("gateway", slots, str(STEP_SECONDS)))
-        router, pid = stack.enter_context(simulated.running("router", slots, gateway))
+        gateway, behind = stack.enter_context(simulated.running("gateway", slots, str(STEP_SECONDS)))
+        ways = {
+            "router": stack.enter_context(simulated.running("router", slots, gateway)),
+            "forwarder": stack.enter_context(simulated.running("forwarder", gateway)),
+        }
         for clients in CLIENTS:
-            rates: tuple[list[float], list[float]] = ([], [])
-            firsts: tuple[list[Answer], list[Answer]] = ([], [])
-            used = tokens = 0.0
+            sides = {name: _Side(url, (pid, behind)) for name, (url, pid) in ways.items()}
+            sides["gateway"] = _Side(gateway, (behind,))
             for number in range(ROUNDS + 1):
-                for side, url in enumerate((router, gateway)):
-                    before = processes.usage(pid)
-                    answers, seconds = asyncio.run(_clients(url, clients, spread=SPREAD_SECONDS))
-                    after = processes.usage(pid)
-                    if not number:
-                        continue
-                    rates[side].append(_rate(answers, seconds))
-                    firsts[side].extend(answers)
-                    if clients in SHORT:
-                        firsts[side].extend(asyncio.run(_short(url, clients)))
-                    if url == router and before and after:
-                        used += after.cpu_seconds - before.cpu_seconds
-                        tokens += sum(answer.tokens for answer in answers)
-            name = f"router {clients} client{'s' if clients > 1 else ''}"
-            note = (
-                f"median of {ROUNDS}, steps of {1000 * STEP_SECONDS:g} ms, {TOKENS} tokens, starts within {SPREAD_SECONDS:g} s"
-            )
-            say(f"{name}: {statistics.median(rates[0]):.0f} tokens/s, direct {statistics.median(rates[1]):.0f}")
-            figures.append(Figure(name, "tokens/s", tuple(rates[0]), tuple(rates[1]), "gateway", Bound(">=", 0.99), note))
-            added = _first(firsts[0]) - _first(firsts[1])
-            of = f"medians of {len(firsts[0])} requests"
-            figures.append(Figure(f"{name}, first token added", "ms", (added,), bound=Bound("<=", 2.0), note=of))
-            if tokens:
-                figures.append(Figure(f"{name}, CPU", "µs/token", (1e6 * used / tokens,), note="of the router's process"))
+                # Each side is first, second and last in turns.
+                order = list(sides.values())
+                for side in order[number % len(order) :] + order[: number % len(order)]:
+                    side.measure(clients, counts=number > 0)
+            figures += _costs(f"router {clients} client{'s' if clients > 1 else ''}", sides, say)
     return figures
+
+
+def _costs(name: str, sides: dict[str, _Side], say: Say) -> list[Figure]:
+    router, forwarder, gateway = sides["router"], sides["forwarder"], sides["gateway"]
+    note = f"median of {ROUNDS}, steps of {1000 * STEP_SECONDS:g} ms, {TOKENS} tokens, starts within {SPREAD_SECONDS:g} s"
+    added, any_hop = (_first(side.firsts) - _first(gateway.firsts) for side in (router, forwarder))
+    busy = ", ".join(f"{one} {side.busy:.0f} %" for one, side in sides.items())
+    say(
+        f"{name}: {statistics.median(router.rates):.0f} tokens/s, direct {statistics.median(gateway.rates):.0f}; first token "
+        f"{added:+.2f} ms, {any_hop:+.2f} ms with a forwarder of bytes; processors: {busy}"
+    )
+    of = (
+        f"medians of {len(router.firsts)} requests; a process that only forwards bytes adds {any_hop:.2f} ms; the processors of "
+        f"this machine were busy to {router.busy:.0f} % (forwarder {forwarder.busy:.0f} %, direct {gateway.busy:.0f} %)"
+    )
+    return [
+        Figure(name, "tokens/s", tuple(router.rates), tuple(gateway.rates), "gateway", Bound(">=", 0.99), note),
+        Figure(f"{name}, first token added", "ms", (added,), bound=Bound("<=", 2.0), note=of),
+        Figure(f"{name}, CPU", "µs/token", (1e6 * router.cpu[1] / router.tokens,), note="of the router's process"),
+    ]
 
 
 def _two_groups(say: Say) -> list[Figure]:

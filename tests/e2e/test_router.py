@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -44,6 +45,25 @@ def store_keys(deployment: Deployment, **keys: str) -> None:
 def ask(line: Line, url: str, model: str, key: str | None = None) -> Answer:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return line.request(f"{url}/chat/completions", {**chat("Where are you?", 4), "model": model}, headers)
+
+
+class Asked:
+    """A request that waits, in a thread."""
+
+    def __init__(self, line: Line, url: str, deployment: Deployment, key: str, seconds: float = 120.0) -> None:
+        self.answers: list[Answer] = []
+        bearer = {"Authorization": f"Bearer {key}"}
+        body = {**chat("Where are you?", 4), "model": f"{deployment.namespace}/{deployment.name}"}
+        until(lambda: deployment.name in line.request(f"{url}/models", headers=bearer).body, "the router knows the key", 30)
+
+        def wait() -> None:
+            self.answers.append(line.request(f"{url}/chat/completions", body, bearer, seconds))
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    @property
+    def statuses(self) -> list[int]:
+        return [answer.status for answer in self.answers]
 
 
 def accepted(line: Line, url: str, model: str, key: str) -> bool:
@@ -175,3 +195,28 @@ def test_two_deployments_behind_one_url(line: Line) -> None:
     assert refused.status == 503 and "suspend" in refused.body, refused.body
     for deployment in (served, sleeper):
         line.forget(deployment)
+
+
+def waiting(line: Line, url: str) -> float:
+    """Requests that wait in a router, by its metrics."""
+    text = line.request(url.removesuffix("/v1") + "/metrics").body
+    return sum(float(one.split()[1]) for one in text.splitlines() if one.startswith("thunderfleet_router_requests_waiting "))
+
+
+def test_requests_that_wait_end_with_their_key_and_with_their_model(line: Line) -> None:
+    nowhere = {"nodes": {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": "nowhere"}}}
+    never = line.deploy("never", **(ONE_MAC | nowhere), server={"apiKeySecret": "keys"})
+    store_keys(never, ci="sk-removed", people="sk-kept")
+    never.until_condition("Placed", "False", "NoRoom")
+    never.until(lambda: bool(routers(never)), "status has a router")
+    url = routers(never)[0]
+    removed, kept = Asked(line, url, never, "sk-removed"), Asked(line, url, never, "sk-kept")
+    until(lambda: waiting(line, url) == 2, "both wait", 30)
+    store_keys(never, people="sk-kept")
+    until(lambda: removed.answers, "the request of the removed key ends", 20)
+    assert removed.statuses == [401] and "sk-removed" not in removed.answers[0].body
+    assert waiting(line, url) == 1 and not kept.answers
+    line.forget(never)
+    until(lambda: kept.answers, "the request for the deleted model ends", 20)
+    assert kept.statuses == [404] and "was deleted" in kept.answers[0].body
+    assert waiting(line, url) == 0

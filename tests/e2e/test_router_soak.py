@@ -15,7 +15,7 @@ import pytest
 from thunderfleet_lib.net import tls
 
 from tests.chaos.faults import KILL, RANK, hunt
-from tests.e2e.test_router import ROUTERS, SLEEPS, ask, asleep, pods, routers, store_keys, upgrade
+from tests.e2e.test_router import ROUTERS, SLEEPS, Asked, ask, asleep, pods, routers, store_keys, upgrade
 from tests.support.line import SYSTEM, Answer, Deployment, Line, chat, condition, on_fleet
 from tests.support.waiting import until
 
@@ -363,35 +363,39 @@ def test_a_model_is_deleted_under_its_clients(world: World) -> None:
     name = f"{doomed.namespace}/{doomed.name}"
     with world.load.during("a model is deleted under its clients") as seen:
         until(lambda: ask(line, url, name).status == 200, "it serves", 120)
-        stop, statuses = threading.Event(), Counter[int]()
+        stop, statuses, streams, broken = threading.Event(), Counter[int](), list[str](), list[str]()
 
         def go_on() -> None:
             while not stop.is_set():
                 statuses[ask(line, url, name).status] += 1
 
-        client = threading.Thread(target=go_on, daemon=True)
-        client.start()
+        def stream_on() -> None:
+            body = {**chat("Count to ten.", 200, stream=True), "model": name}
+            while not stop.is_set():
+                try:
+                    answer = line.request(f"{url}/chat/completions", body)
+                except OSError as error:
+                    broken.append(str(error))
+                    continue
+                statuses[answer.status] += 1
+                if answer.status == 200:
+                    streams.append(answer.body)
+
+        clients = [threading.Thread(target=one, daemon=True) for one in (go_on, stream_on, stream_on)]
+        for client in clients:
+            client.start()
+        until(lambda: streams, "a stream was whole", 60)
         line.forget(doomed)
         until(lambda: statuses[401] + statuses[404], "it is unknown", 30, describe=lambda: str(statuses))
         stop.set()
-        client.join(150)
+        for client in clients:
+            client.join(150)
+        assert not any(client.is_alive() for client in clients), "no request hangs"
+        assert not broken, broken
         assert set(statuses) <= {200, 401, 404, 503}, statuses
+        # A stream that had started is whole, or says that it is not.
+        assert all(_streamed(body) is not None or '"error"' in body for body in streams), streams[-3:]
     assert not seen.refused and not seen.unreachable
-
-
-class Asked:
-    """A request that waits for a turn, in a thread."""
-
-    def __init__(self, line: Line, url: str, deployment: Deployment, key: str) -> None:
-        self.statuses: list[int] = []
-        bearer = {"Authorization": f"Bearer {key}"}
-        body = {**chat("Where are you?", 4), "model": f"{deployment.namespace}/{deployment.name}"}
-        until(lambda: deployment.name in line.request(f"{url}/models", headers=bearer).body, "the router knows the key", 30)
-
-        def wait() -> None:
-            self.statuses.append(line.request(f"{url}/chat/completions", body, bearer, WAITING_SECONDS).status)
-
-        threading.Thread(target=wait, daemon=True).start()
 
 
 def test_models_without_room_for_both_take_turns(world: World) -> None:
@@ -417,14 +421,15 @@ def test_models_without_room_for_both_take_turns(world: World) -> None:
         two, third = line.deploy("two", **spec, priorityClassName=CLASS), line.deploy("third", **spec)
         full(two)
         full(third)
-        wanted, never = Asked(line, urls[0], two, "sk-turns"), Asked(line, urls[1], third, "sk-turns")
+        wanted = Asked(line, urls[0], two, "sk-turns", WAITING_SECONDS)
+        never = Asked(line, urls[1], third, "sk-turns", WAITING_SECONDS)
         # Requests for the first one, on another router, until its time is over.
         while ready_seconds(one) < 75:
             assert ask(line, urls[2], f"{one.namespace}/{one.name}", "sk-turns").status == 200
         assert not wanted.statuses and one.group()["epoch"] == 1, "a model with requests makes no room"
         until(lambda: wanted.statuses, "the second model answers", TURN_SECONDS, describe=two.conditions)
         assert wanted.statuses == [200] and asleep(one)
-        back = Asked(line, urls[0], one, "sk-turns")
+        back = Asked(line, urls[0], one, "sk-turns", WAITING_SECONDS)
         until(lambda: back.statuses, "the first one has its turn again", TURN_SECONDS, describe=one.conditions)
         assert back.statuses == [200] and asleep(two)
         assert 200 not in never.statuses and condition(third.get(), "Placed")["status"] == "False"

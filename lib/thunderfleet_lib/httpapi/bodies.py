@@ -1,8 +1,8 @@
 """Reads request bodies: bounded in bytes, each and all together, and in time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
@@ -43,25 +43,25 @@ class Bodies:
             raise _too_large()
         share = _Share(self._held, caller, known)
         try:
-            with self._place(caller, known):
+            self._begin(caller, known)
+            try:
                 body = await _received(request, share)
+            finally:
+                self._end(caller, known)
             yield body
         finally:
             share.give_back()
 
-    @contextmanager
-    def _place(self, caller: str, known: bool) -> Iterator[None]:
-        """One of the bodies that are being received. Raises ApiError."""
-        if self._receiving is None:
-            yield
-            return
+    def _begin(self, caller: str, known: bool) -> None:
+        """Counts one of the bodies that are being received. Raises ApiError."""
         try:
-            self._receiving.take(caller, 1, known=known)
+            if self._receiving is not None:
+                self._receiving.take(caller, 1, known=known)
         except Full as error:
             raise _busy(f"{error.held} request bodies {_WHOSE[error.scope]} are being received; retry later") from error
-        try:
-            yield
-        finally:
+
+    def _end(self, caller: str, known: bool) -> None:
+        if self._receiving is not None:
             self._receiving.give_back(caller, 1, known=known)
 
 

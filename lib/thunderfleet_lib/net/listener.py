@@ -18,6 +18,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import chain
 
 from aiohttp import web
 
@@ -136,12 +137,13 @@ class _Connection(asyncio.Protocol):
 
     def _bounded(self) -> bool:
         """Closes connections that hold too much. Returns whether this one may go on."""
-        if self._arrivals.too_many and (self.busy or self._arrivals.unfinished_body is not None):
-            # The client does not wait for the response, or a body has no end.
-            self.abort()
-            return False
-        if self._arrivals.too_many and not self._refused:
-            self._refuse()
+        if self._arrivals.too_many:
+            if self.busy or self._arrivals.unfinished_body is not None:
+                # The client does not wait for the response, or a body has no end.
+                self.abort()
+                return False
+            if not self._refused:
+                self._refuse()
         return self._listener.holds(self, self._arrivals.unclaimed) and not self._refused
 
     def _refuse(self) -> None:
@@ -260,7 +262,8 @@ class Listener:
         """Sets how many unclaimed bytes the connection holds. Returns False if it is closed because of that."""
         if connection not in self._connections:
             return True
-        self._unclaimed.put(connection, connection.peer, unclaimed)
+        if not self._unclaimed.put(connection, connection.peer, unclaimed):
+            return True
         while (chosen := self._unclaimed.excess(connection.peer)) is not None:
             chosen.abort()
             self.remove(chosen)
@@ -366,7 +369,7 @@ class Site(web.BaseSite):
 def _head_bytes(request: web.Request) -> int:
     """The bytes of a request's first line and headers on the connection."""
     first = len(request.method) + len(request.raw_path) + len("  HTTP/1.1\r\n\r\n")
-    return first + sum(len(name) + len(value) + len(": \r\n") for name, value in request.raw_headers)
+    return first + len(": \r\n") * len(request.raw_headers) + sum(map(len, chain.from_iterable(request.raw_headers)))
 
 
 async def _first_byte(sock: socket.socket) -> bytes:

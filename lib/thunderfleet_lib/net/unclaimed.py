@@ -40,11 +40,11 @@ class Unclaimed(Generic[Holder]):
         """Bytes that count, of all."""
         return self._all
 
-    def put(self, holder: Holder, address: str, size: int) -> None:
-        """The connection holds ``size`` bytes now."""
-        counted = max(size - FREE_BYTES, 0)
+    def put(self, holder: Holder, address: str, size: int) -> bool:
+        """The connection holds ``size`` bytes now. Returns whether any of them count."""
+        counted = size - FREE_BYTES if size > FREE_BYTES else 0
         if not counted and holder not in self._held:
-            return
+            return False
         _, before = self._held.get(holder, (address, 0))
         self._all += counted - before
         self._by_address[address] += counted - before
@@ -54,6 +54,7 @@ class Unclaimed(Generic[Holder]):
             self._held[holder] = address, counted
         else:
             self._held.pop(holder, None)
+        return bool(counted)
 
     def excess(self, address: str) -> Holder | None:
         """The connection that must be closed because this address, or all together, hold too much. None if there is none.

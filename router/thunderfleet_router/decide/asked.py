@@ -5,7 +5,7 @@ The gateway checks everything else, in a process that may fail. The router limit
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_lib import jsonbounds
@@ -34,7 +34,7 @@ class Asked:
 
     def without_fields(self) -> "Asked":
         """The same without the objects, which can be much larger than the body."""
-        return replace(self, fields={})
+        return Asked(self.model, self.stream, self.prompt, {})
 
     def renamed(self, model: str) -> bytes:
         """The body for a gateway that knows the model under another name."""
@@ -63,8 +63,13 @@ def _prompt(fields: Mapping[str, Any]) -> bytes:
     messages = next((fields[name] for name in _MESSAGES if fields.get(name)), "")
     # Message by message, so that the prompt of one request is a prefix of the next one's.
     parts.extend(messages if isinstance(messages, list) and not _of_numbers(messages) else [messages])
-    text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-    return text[:MAX_PROMPT].encode("utf-8", "surrogatepass")
+    texts, size = [], 0
+    for part in parts:
+        texts.append(part if isinstance(part, str) else json.dumps(part))
+        size += len(texts[-1]) + 1
+        if size > MAX_PROMPT:
+            break
+    return "\n".join(texts)[:MAX_PROMPT].encode("utf-8", "surrogatepass")
 
 
 def _of_numbers(values: list[Any]) -> bool:

@@ -15,6 +15,8 @@ MAX_CALLERS = 4096
 WAKES_PER_MINUTE = 12
 """Wakes that one key may cause."""
 WAITING_PER_CALLER = 256
+STALLED_PER_CALLER = 64
+"""Requests of one caller whose clients do not read."""
 RECEIVING_PER_CALLER = 256
 """Requests of one caller whose bodies are being received."""
 BODY_BYTES = 256 * 1024 * 1024
@@ -52,20 +54,25 @@ class Bucket:
 class _State:
     in_flight: int = 0
     tokens: Bucket | None = None
-    wakes: Bucket | None = None
 
 
 class CallerLimits:
-    """Current usage of each caller. A caller is a key at one ModelDeployment, or an address."""
+    """Current usage of each caller with limits, which is a key at one ModelDeployment, and wakes of each key or address.
+
+    Callers without limits have no state: a client with many addresses could make the router forget what keys have used.
+    """
 
     def __init__(self) -> None:
         self._states: OrderedDict[str, _State] = OrderedDict()
+        self._wakes: OrderedDict[str, Bucket] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._states)
 
     def enter(self, caller: str, limits: KeyLimits, now: float) -> None:
         """Counts a request; call ``leave`` when it ends. Raises Exceeded."""
+        if not _limited(limits):
+            return
         state = self._state(caller)
         most = limits.requests_in_flight
         if most is not None and state.in_flight >= most:
@@ -78,6 +85,8 @@ class CallerLimits:
 
     def leave(self, caller: str, limits: KeyLimits, tokens: int, now: float) -> None:
         """Records that the request has ended and how many tokens it used."""
+        if not _limited(limits):
+            return
         state = self._state(caller)
         state.in_flight = max(0, state.in_flight - 1)
         bucket = self._tokens(state, limits, now)
@@ -86,14 +95,15 @@ class CallerLimits:
 
     def wake(self, caller: str, now: float) -> None:
         """Counts a wake. Raises Exceeded."""
-        state = self._state(caller)
-        if state.wakes is None:
-            state.wakes = Bucket(WAKES_PER_MINUTE, WAKES_PER_MINUTE, now)
-        state.wakes.refill(now)
-        if state.wakes.level < 1:
+        bucket = self._wakes.setdefault(caller, Bucket(WAKES_PER_MINUTE, WAKES_PER_MINUTE, now))
+        self._wakes.move_to_end(caller)
+        if len(self._wakes) > MAX_CALLERS:
+            self._wakes.popitem(last=False)
+        bucket.refill(now)
+        if bucket.level < 1:
             text = f"this key has woken {WAKES_PER_MINUTE} models in a minute, which is its limit"
-            raise Exceeded(text, "wakes_per_minute", state.wakes.seconds_until(1))
-        state.wakes.level -= 1
+            raise Exceeded(text, "wakes_per_minute", bucket.seconds_until(1))
+        bucket.level -= 1
 
     def _state(self, caller: str) -> _State:
         state = self._states.setdefault(caller, _State())
@@ -113,3 +123,7 @@ class CallerLimits:
             state.tokens = Bucket(most, most, now)
         state.tokens.refill(now)
         return state.tokens
+
+
+def _limited(limits: KeyLimits) -> bool:
+    return limits.requests_in_flight is not None or limits.tokens_per_minute is not None

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from aiohttp import web
 from thunderfleet_crds.routing import KeyLimits
@@ -34,8 +35,10 @@ UNKNOWN = "-"
 LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that need no turn of the model."""
 PARSED_HERE_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread."""
+"""Larger bodies are parsed in a thread, one at a time: each holds the interpreter's lock for up to 0.2 s, and between two of them
+the event loop has its turn."""
 _PASSED = ("Content-Type", "Accept", "anthropic-version", "anthropic-beta", "traceparent", "tracestate")
+T, U = TypeVar("T"), TypeVar("U")
 NO_LIMITS = KeyLimits()
 WORKED_SECONDS = 0.5
 """A gateway that refuses a request answers sooner than this."""
@@ -108,6 +111,7 @@ class Exchanges:
             Shares(MAX_REQUESTS, limits.RECEIVING_PER_CALLER, MAX_REQUESTS // 2),
         )
         self._suspects = suspects.Suspects()
+        self._parsing = asyncio.Lock()
 
     async def answer(self, request: web.Request, reply: Reply, record: Record) -> None:
         """Answers a request. Raises ApiError if nothing but comments was sent to the client."""
@@ -117,13 +121,20 @@ class Exchanges:
         # Before the body is read: a caller who may use no model must not take memory.
         names.admit(catalog, who)
         async with self._bodies.read(request, who.id, known=who.known) as body:
-            parsed = await _parsed(body)
+            parsed = await self._aside(body, asked.parse, body)
             deployment = names.resolve(catalog, who, parsed.model, self._settings.aliases)
             record.model = deployment.full_name
             if parsed.model is not None and parsed.model not in deployment.gateway_names:
-                body = parsed.renamed(deployment.full_name)
+                body = await self._aside(body, parsed.renamed, deployment.full_name)
             with logs.fields(namespace=deployment.namespace, deployment=deployment.name):
                 await self._limited(_Call(request, reply, record, who, deployment, parsed.without_fields(), body))
+
+    async def _aside(self, body: bytes, work: Callable[[T], U], argument: T) -> U:
+        """The result of work on a body: in a thread if it is large."""
+        if len(body) <= PARSED_HERE_BYTES:
+            return work(argument)
+        async with self._parsing:
+            return await asyncio.to_thread(work, argument)
 
     async def _limited(self, call: "_Call") -> None:
         """Counts the request for its key's limits."""
@@ -159,6 +170,7 @@ class Exchanges:
                     blocks=blocks,
                     may_wake=self._settings.anonymous_wake or call.deployment.namespace in call.who.namespaces,
                     known=call.who.known,
+                    accepted=lambda: self._accepted(call),
                     light=call.request.path in LIGHT,
                     avoid=avoid,
                 )
@@ -188,6 +200,7 @@ class Exchanges:
             call.sent_at = seated = time.monotonic()
             call.sent_to = seat.group.name
             call.record.group = str(seat.group.index)
+            call.reply.on_stall = lambda stalled: self._dispatcher.stall(pool, seat, ticket, stalled=stalled)
             call.headers[routed.ANSWERED] = str(seat.group.index)
             with self._tracing.attempt(f"group {seat.group.name}", call.record.span) as span:
                 sent = {**_headers(call, seat, ticket), **span.headers()}
@@ -207,6 +220,12 @@ class Exchanges:
                 pool.block(group, BLOCK_SECONDS)
                 ticket.avoid.add(group)
             return outcome
+
+    def _accepted(self, call: "_Call") -> bool:
+        """Whether the caller may still use the model, by the keys that it accepts now."""
+        catalog = self._catalog()
+        deployment = catalog.deployments.get(call.deployment.full_name)
+        return deployment is None or caller(catalog, call.request.headers, call.request.remote or "").may_use(deployment)
 
     def _suspect(self, call: "_Call") -> None:
         count = self._suspects.failed(call.digest, call.sent_to, call.sent_at, time.monotonic())
@@ -287,12 +306,6 @@ def _failed_silently(outcome: Outcome, seat: Seat, seconds: float) -> bool:
     """Whether a group of an earlier version failed: its gateway does not report failures, and answers 503 after some time."""
     of_before = seat.group.credential is None
     return of_before and outcome.verdict is Verdict.NOT_TAKEN and outcome.status == 503 and seconds >= WORKED_SECONDS
-
-
-async def _parsed(body: bytes) -> Asked:
-    if len(body) > PARSED_HERE_BYTES:
-        return await asyncio.to_thread(asked.parse, body)
-    return asked.parse(body)
 
 
 def _headers(call: _Call, seat: Seat, ticket: Ticket) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -15,6 +15,8 @@ FIRST_COMMENT_SECONDS = 5.0
 COMMENT_SECONDS = 15.0
 READ_SECONDS = 60.0
 """A client that reads nothing for this time, while data waits for it, is disconnected."""
+STALLED_SECONDS = 5.0
+"""A client that reads too little for this time, while data waits for it, gives up its place at the group."""
 UNREAD_BYTES = 32 * 1024
 """Maximum unread bytes of a client before writes wait."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -38,6 +40,9 @@ class Reply:
         self._comments: asyncio.Task[None] | None = None
         self.answered = False
         """Whether a part of the answer was sent. Comments do not count."""
+        self.on_stall: Callable[[bool], bool] = lambda stalled: True
+        """Called with True when the client has not read for STALLED_SECONDS; False disconnects it. Called with False when it reads
+        again."""
         self.events = 0
         """Events of the answer that were sent."""
         self.first_byte: float | None = None
@@ -96,6 +101,7 @@ class Reply:
             self._written = time.monotonic()
             return
         async with self._writing:
+            stalls = asyncio.get_running_loop().call_later(STALLED_SECONDS, self._stall)
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     await self.response.write(data)
@@ -105,7 +111,14 @@ class Reply:
                 if self._request.transport is not None:
                     self._request.transport.abort()
                 raise ClientGone(f"the client read nothing for {READ_SECONDS:g} s") from None
+            finally:
+                stalls.cancel()
+                self.on_stall(False)
             self._written = time.monotonic()
+
+    def _stall(self) -> None:
+        if not self.on_stall(True):
+            self.abort()
 
     async def end(self) -> web.StreamResponse:
         """Ends the response."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
+from itertools import chain
 from typing import Final
 
 from aiohttp import web
@@ -260,7 +261,7 @@ def _unlogged() -> logging.Logger:
 
 def _check_head(request: web.Request) -> None:
     """Raises ApiError if the headers are too large."""
-    size = sum(len(name) + len(value) for name, value in request.raw_headers)
+    size = sum(map(len, chain.from_iterable(request.raw_headers)))
     if size > HEAD_BYTES:
         raise ApiError(431, f"the headers have {size} bytes; at most {HEAD_BYTES} are allowed")
 

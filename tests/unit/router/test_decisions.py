@@ -387,6 +387,31 @@ def test_the_table_of_callers_is_bounded_and_keeps_those_with_requests() -> None
         held.enter("busy", limited, 0.0)
 
 
+def test_callers_without_limits_make_nobody_forget_what_a_key_has_used() -> None:
+    held, limited = limits.CallerLimits(), KeyLimits(tokens_per_minute=60)
+    held.enter("key", limited, 0.0)
+    held.leave("key", limited, 600, 0.0)
+    for number in range(limits.MAX_CALLERS + 1):
+        held.enter(f"address {number}", KeyLimits(), 0.0)
+        held.leave(f"address {number}", KeyLimits(), 10, 0.0)
+        held.wake(f"address {number}", 0.0)
+    with pytest.raises(limits.Exceeded):
+        held.enter("key", limited, 1.0)
+
+
+def test_the_table_of_wakes_is_bounded() -> None:
+    held = limits.CallerLimits()
+    for _ in range(limits.WAKES_PER_MINUTE):
+        held.wake("key", 0.0)
+    for number in range(limits.MAX_CALLERS - 1):
+        held.wake(f"address {number}", 0.0)
+    with pytest.raises(limits.Exceeded):
+        held.wake("key", 0.0)
+    for number in range(limits.MAX_CALLERS):
+        held.wake(f"other {number}", 0.0)
+    held.wake("key", 0.0)
+
+
 # --- suspects ---
 
 

@@ -3,16 +3,20 @@
 import asyncio
 import contextlib
 import json
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from thunderfleet_lib.httpapi import bodies, routed
 from thunderfleet_lib.net import listener
-from thunderfleet_router.decide import limits
-from thunderfleet_router.http import exchange, server
+from thunderfleet_router.decide import asked, limits
+from thunderfleet_router.decide.asked import Asked
+from thunderfleet_router.http import exchange, reply, server
 from thunderfleet_router.http.exchange import Settings
 
 from tests.support.router import Kit, bearer, serving
@@ -430,3 +434,165 @@ async def test_strangers_who_wait_leave_room_for_holders_of_keys(monkeypatch: py
         await until_async(lambda: kit.dispatcher.waiting == 4)
         kit.set()
         assert {status for status, _ in await asyncio.gather(*waiting)} == {404}
+
+
+# --- bodies that take long to read ---
+
+
+async def test_large_bodies_are_parsed_one_after_the_other_and_never_by_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PARSED_HERE_BYTES", 1000)
+    both, here, met, parse, renamed = threading.Barrier(2), threading.get_ident(), list[str](), asked.parse, Asked.renamed
+
+    def watched(what: str) -> None:
+        if threading.get_ident() == here:
+            met.append(f"{what} by the event loop")
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+            met.append(f"{what} beside another one")
+
+    def watched_parse(body: bytes) -> Asked:
+        watched("parsed")
+        return parse(body)
+
+    def watched_renamed(self: Asked, model: str) -> bytes:
+        watched("renamed")
+        return renamed(self, model)
+
+    monkeypatch.setattr(asked, "parse", watched_parse)
+    monkeypatch.setattr(Asked, "renamed", watched_renamed)
+    async with gateways("a") as (a,), serving(Kit(Model(urls=[a.url], aliases=["gpt"]))) as port, _session(port) as session:
+        found = await asyncio.gather(*(_chat(session, model="gpt", user="x" * 2000) for _ in range(2)))
+        assert [status for status, _ in found] == [200, 200] and not met
+
+
+# --- clients that read slowly ---
+
+
+@asynccontextmanager
+async def _unread(port: int, key: str) -> AsyncIterator[Raw]:
+    """A client that reads nothing of its stream, with small buffers."""
+    end = socket.socket()
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    end.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=end, limit=4096)
+    writer.write(_request(json.dumps({"model": "tiny", **CHAT, "stream": True}).encode(), key=key))
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def _floods(gateway: Gateway) -> None:
+    """Streams of the gateway have more than buffers hold; other answers are as usual."""
+
+    async def behaves(request: web.Request, body: bytes) -> web.StreamResponse:
+        if not json.loads(body).get("stream"):
+            return await gateway.answer(request, body)
+        response = await gateway.begin(request)
+        while True:
+            await response.write(gateway.token(0) * 1000)
+
+    gateway.behaves = behaves
+
+
+async def test_clients_that_do_not_read_keep_no_place_at_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "STALLED_SECONDS", 0.05)
+    async with gateways("a") as (a,):
+        _floods(a)
+        kit = Kit(Model(urls=[a.url], slots=1, keys=KEYS))
+        async with serving(kit) as port, _session(port) as session, contextlib.AsyncExitStack() as stack:
+            # A group of one place gets two requests.
+            slow = [await stack.enter_async_context(_unread(port, "sk-a")) for _ in range(2)]
+            await until_async(lambda: kit.dispatcher.in_flight == 2)
+            async with asyncio.timeout(20):
+                assert (await _chat(session, "sk-b"))[0] == 200
+            assert kit.dispatcher.in_flight == 2, "their clients may go on"
+            # Whoever reads again has a place again, and gives it up at the end.
+            reading = [asyncio.create_task(one.end()) for one in slow]
+            pool = next(iter(kit.dispatcher.pools.values()))
+            await until_async(lambda: not pool.stalled)
+        await asyncio.gather(*reading)
+        await until_async(lambda: kit.dispatcher.in_flight == 0 and not pool.stalled)
+
+
+async def test_a_key_has_few_clients_that_do_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "STALLED_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "STALLED_PER_CALLER", 2)
+    async with gateways("a") as (a,):
+        _floods(a)
+        kit = Kit(Model(urls=[a.url], slots=1, keys=KEYS))
+        async with serving(kit) as port, _session(port) as session, contextlib.AsyncExitStack() as stack:
+            for _ in range(4):
+                await stack.enter_async_context(_unread(port, "sk-a"))
+            # The others are disconnected.
+            await until_async(lambda: kit.server.inside == 2 and len(a.requests) == 4)
+            await stack.enter_async_context(_unread(port, "sk-b"))
+            async with asyncio.timeout(20):
+                assert (await _chat(session, "sk-b"))[0] == 200
+            assert kit.server.inside == 3
+
+
+# --- keys that are removed ---
+
+
+async def test_a_key_that_is_removed_ends_the_wait_of_its_requests() -> None:
+    async with gateways("a") as (a,):
+        kit = Kit(Model(urls=[a.url], states=["Loading"], keys=KEYS))
+        async with serving(kit) as port, _session(port) as session:
+            removed = asyncio.create_task(_chat(session, "sk-a"))
+            kept = asyncio.create_task(_chat(session, "sk-b"))
+            await until_async(lambda: kit.dispatcher.waiting == 2)
+            kit.set(Model(urls=[a.url], states=["Loading"], keys={"bob": "sk-b"}))
+            status, body = await removed
+            assert status == 401 and body["error"]["code"] == "invalid_api_key"
+            kit.set(Model(urls=[a.url], keys={"bob": "sk-b"}))
+            assert (await kept)[0] == 200
+        assert len(a.requests) == 1
+
+
+async def test_a_model_that_gets_keys_ends_the_wait_of_strangers() -> None:
+    async with gateways("a") as (a,):
+        kit = Kit(Model(urls=[a.url], states=["Loading"]))
+        async with serving(kit) as port, _session(port) as session:
+            stranger = asyncio.create_task(_chat(session))
+            holder = asyncio.create_task(_chat(session, "sk-a"))
+            await until_async(lambda: kit.dispatcher.waiting == 2)
+            kit.set(Model(urls=[a.url], states=["Loading"], keys=KEYS))
+            assert (await stranger)[0] == 401
+            kit.set(Model(urls=[a.url], keys=KEYS))
+            assert (await holder)[0] == 200
+
+
+async def test_a_request_whose_key_was_removed_is_not_sent_to_another_group() -> None:
+    async with gateways("a", "b") as (a, b):
+        kit = Kit(Model(urls=[a.url, b.url], keys=KEYS))
+        for gateway in (a, b):
+
+            async def fails(request: web.Request, body: bytes) -> web.StreamResponse:
+                kit.set(Model(urls=[a.url, b.url], keys={"bob": "sk-b"}))
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+
+            gateway.behaves = fails
+        async with serving(kit) as port, _session(port) as session:
+            assert (await _chat(session, "sk-a"))[0] == 401
+        assert len(a.requests) + len(b.requests) == 1
+
+
+# --- bytes in headers ---
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"traceparent: \xff\xfe", b"Accept: \xe9", b"anthropic-beta: a\tb", b"anthropic-beta: " + b"x" * 8000,
+     b"tracestate: \xf0\x9f\x98\x80", b"X-Request-Id: \xff", b"X-Request-Id: a\tb"],
+)  # fmt: skip
+async def test_odd_bytes_in_headers_are_passed_on_or_refused_and_fail_nothing(line: bytes) -> None:
+    async with gateways("a") as (a,):
+        kit = Kit(Model(urls=[a.url], keys=KEYS))
+        async with serving(kit) as port, _raw(port, _request(more=line + b"\r\n")) as odd:
+            status, body = await odd.response()
+            assert status in (200, 400), body
+        assert kit.value("group_failures_total") == 0
