@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from thunderfleet_crds.quantization import BITS, GROUP_SIZES, listed
+from thunderfleet_crds.vocabulary import BITS, GROUP_SIZES, listed
 
-from thunderfleet_cli.model.command import list_models, pull, remove
 from thunderfleet_cli.parsers import Parsers
 
 
@@ -18,7 +17,7 @@ def add(commands: Parsers) -> None:
         "fetch a model from the hub or from a URI, and keep it on Macs",
         "Create a ModelCache and show its progress until the Macs have the model. "
         "Example: `thunderfleet model pull mlx-community/Qwen3-30B-A3B-4bit --copies 2`",
-        call=pull,
+        call=_pull,
     )
     fetch.add_argument("model", metavar="MODEL", help="repository on the hub, as organization/name, or https://host/folder/")
     fetch.add_argument(
@@ -55,7 +54,7 @@ def add(commands: Parsers) -> None:
         "List ModelCaches, and models on Macs that no ModelCache keeps: what uses each, and how long ago each Mac last "
         "used it. "
         "Models with the status Unreferenced are removed when disk space is needed. Example: `thunderfleet model list -A`",
-        call=list_models,
+        call=_list,
     )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="list all namespaces")
     shown.add_argument("-o", "--output", choices=("table", "json"), default="table", help="output format")
@@ -64,7 +63,7 @@ def add(commands: Parsers) -> None:
         "delete a ModelCache, so that Macs may delete its files",
         "Delete a ModelCache. Macs remove the files when they need the disk space for other models. "
         "Example: `thunderfleet model remove mlx-community/Qwen3-30B-A3B-4bit`",
-        call=remove,
+        call=_remove,
     )
     gone.add_argument("model", metavar="MODEL", help="repository, URI, or name of the ModelCache")
     for parser in (fetch, shown, gone):
@@ -79,3 +78,21 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
         help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+
+
+def _pull(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.model.command import pull
+
+    return pull(arguments)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.model.command import list_models
+
+    return list_models(arguments)
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.model.command import remove
+
+    return remove(arguments)

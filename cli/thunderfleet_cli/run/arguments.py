@@ -1,9 +1,9 @@
 """The command line of ``thunderfleet run``."""
 
+import argparse
 from pathlib import Path
 
 from thunderfleet_cli.parsers import Parsers
-from thunderfleet_cli.run.command import run
 
 
 def add(commands: Parsers) -> None:
@@ -16,7 +16,7 @@ def add(commands: Parsers) -> None:
         "the Hugging Face Hub, unless the chart's value hub.enabled is false. If the model requires an API key, set "
         "$THUNDERFLEET_API_KEY. Exit code 3: the model cannot be placed now, or a group has failed and is not restarted any "
         "more. Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
-        call=run,
+        call=_run,
     )
     parser.add_argument(
         "model",
@@ -51,3 +51,9 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 86400:
         raise ValueError(text)
     return seconds
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.run.command import run
+
+    return run(arguments)

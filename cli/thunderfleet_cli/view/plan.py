@@ -31,7 +31,6 @@ NEEDED: Mapping[str, str] = {
 HELPFUL: Mapping[str, str] = {"plans": "ConfigMap"}
 """Without these, cables and connections of other groups are estimated."""
 PLAN_SECONDS = 300.0
-FORMATS = ("text", "json", "yaml")
 
 
 def show_plan(arguments: argparse.Namespace) -> int:
