@@ -633,7 +633,7 @@ def test_values_have_no_colors_on_a_terminal(everything: str, command: str, monk
     assert terminal.startswith(("{", "[")) and "\x1b" not in terminal
 
 
-def test_reading_leaves_the_collector_as_it_was(everything: str) -> None:
+def test_a_command_leaves_the_collector_as_it_was(everything: str) -> None:
     assert gc.isenabled()
     main(["status", "--kubeconfig", everything])
     assert gc.isenabled()
