@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -86,8 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     parsed = parser(PLUGIN if Path(sys.argv[0]).name == "kubectl-thunderfleet" else "thunderfleet").parse_args(given)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupted(_: int, frame: FrameType | None) -> None:
+        # That of asyncio.run cancels its task. An exception that is raised anywhere in its loop may leave a task without end.
+        handle = signal.getsignal(signal.SIGINT)
+        if not callable(handle):
+            raise KeyboardInterrupt
+        handle(signal.SIGINT, frame)
 
     # A closed terminal or SIGTERM ends `local up` like Ctrl-C, so that no process remains.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -112,3 +112,40 @@ def test_the_names_of_commands_are_those_of_their_implementations() -> None:
     named = {words[1] for words, _ in commands(parser()) if words[0] == "local"}
     assert named == set(local.COMMANDS) == set(LOCAL_COMMANDS)
     assert set(INSTALL_COMMANDS) <= {words[0] for words, _ in commands(parser())}
+
+
+# --- interrupts --------------------------------------------------------------------------------------------------------------
+
+SWALLOWING = """
+import argparse, asyncio, os, signal, sys
+from thunderfleet_cli import cli
+from thunderfleet_cli.view import ui
+
+async def work(*_):
+    try:
+        os.kill(os.getpid(), signal.{name})
+        sum(range(10))
+    except BaseException:
+        print("swallowed")
+    await asyncio.Event().wait()
+
+ui.connect, ui._serve = (lambda *_: None), work
+given = argparse.Namespace(kubeconfig=None, context=None, namespace=None)
+calls = {{"any": lambda _: asyncio.run(work()), "ui": lambda _: ui.show_page(given)}}
+cli.parser = lambda _: argparse.Namespace(parse_args=lambda _: argparse.Namespace(call=calls["{command}"]))
+if {ignored}:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.exit(cli.main(["x"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(("command", "ignored"), [("any", False), ("ui", False), ("ui", True)])
+def test_a_signal_ends_a_command_wherever_it_is(name: str, command: str, ignored: bool) -> None:
+    """An exception in the loop of asyncio may end nothing, or leave a task that `asyncio.run` waits for without end.
+
+    A shell's job in the background may ignore SIGINT.
+    """
+    program = SWALLOWING.format(name=name, command=command, ignored=ignored)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "thunderfleet: interrupted\n")
