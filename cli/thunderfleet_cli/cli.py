@@ -7,15 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.paths import checked_name
 
-from thunderfleet_cli import install
 from thunderfleet_cli.doctor import arguments as doctor
+from thunderfleet_cli.install import arguments as install
 from thunderfleet_cli.local import arguments as local
-from thunderfleet_cli.local.commands import LOCAL_COMMANDS
 from thunderfleet_cli.model import arguments as model
 from thunderfleet_cli.parsers import Parsers
 from thunderfleet_cli.run import arguments as run
@@ -38,7 +38,7 @@ def _add_demo(commands: Parsers) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    # The demo handles signals and errors itself, and no other command needs its modules.
+    # The demo handles signals and errors itself.
     from thunderfleet_localcluster.demo import demo
 
     return demo.main(keep=arguments.keep)
@@ -72,7 +72,7 @@ def parser(program: str = "thunderfleet") -> argparse.ArgumentParser:
 
 def moved(arguments: Sequence[str]) -> str | None:
     """The current form of a command line of an earlier version, in which the commands of ``local`` had no such prefix."""
-    if not arguments or arguments[0] not in LOCAL_COMMANDS or tuple(arguments[:2]) in NOT_MOVED:
+    if not arguments or arguments[0] not in local.COMMANDS or tuple(arguments[:2]) in NOT_MOVED:
         return None
     if arguments[0] == STATUS and not any(one.partition("=")[0] in LOCAL_OPTIONS for one in arguments):
         return None
@@ -87,8 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     parsed = parser(PLUGIN if Path(sys.argv[0]).name == "kubectl-thunderfleet" else "thunderfleet").parse_args(given)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupted(_: int, frame: FrameType | None) -> None:
+        # That of asyncio.run cancels its task. An exception that is raised anywhere in its loop may leave a task without end.
+        handle = signal.getsignal(signal.SIGINT)
+        if not callable(handle):
+            raise KeyboardInterrupt
+        handle(signal.SIGINT, frame)
 
     # A closed terminal or SIGTERM ends `local up` like Ctrl-C, so that no process remains.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -10,7 +10,6 @@ from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.kube_config import list_kube_config_contexts
 from thunderfleet_lib.host.privilege import ROOT, distrust
 from thunderfleet_lib.kube import Kube
-from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.paths import users_kubeconfig
 from yaml import YAMLError
@@ -62,6 +61,9 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str | None)
 
 
 def _local() -> Path:
+    # Most commands have a kubeconfig.
+    from thunderfleet_localcluster.client.cluster import Cluster
+
     try:
         return Cluster.attach().kubeconfig
     except LocalClusterError as error:

@@ -48,7 +48,7 @@ class Parsers:
         """A command: ``text`` for the list of commands, and a longer ``description``.
 
         ``call`` gets the parsed arguments, returns the exit code and may raise LocalClusterError; None if a parent command
-        has it. ``local``: with the options that name a local cluster.
+        has it. It imports the implementation. ``local``: with the options that name a local cluster.
         """
         parser = self._commands.add_parser(
             name,

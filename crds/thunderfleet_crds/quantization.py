@@ -11,17 +11,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.vocabulary import BITS, GROUP_SIZES, listed
 
-BITS: Final = (2, 3, 4, 5, 6, 8)
-GROUP_SIZES: Final = (32, 64, 128)
-"""Group sizes that MLX supports for affine quantization."""
 MAX_NAME: Final = 96
 """Characters of the last part of a repository's name."""
-
-
-def listed(values: tuple[int, ...]) -> str:
-    """The values as text: ``2, 3 or 4``."""
-    return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
 
 
 class Quantize(ApiModel):

@@ -5,7 +5,7 @@ value that the operator reports are the same object, and nothing is converted be
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 
 class ConditionType(StrEnum):
@@ -82,6 +82,17 @@ class RuntimeVariable(StrEnum):
     MAX_OPS_PER_BUFFER = "MLX_MAX_OPS_PER_BUFFER"
     METAL_GPU_ARCH = "MLX_METAL_GPU_ARCH"
     SDPA_BLOCKS = "MLX_SDPA_BLOCKS"
+
+
+BITS: Final = (2, 3, 4, 5, 6, 8)
+"""Bits of a quantized weight."""
+GROUP_SIZES: Final = (32, 64, 128)
+"""Group sizes that MLX supports for affine quantization."""
+
+
+def listed(values: tuple[int, ...]) -> str:
+    """The values as text: ``2, 3 or 4``."""
+    return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
 
 
 class PlacementPolicy(StrEnum):

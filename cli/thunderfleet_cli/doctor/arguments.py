@@ -1,9 +1,8 @@
 """The command line of ``thunderfleet doctor``."""
 
+import argparse
 from pathlib import Path
 
-from thunderfleet_cli.doctor.command import doctor
-from thunderfleet_cli.doctor.limit import megabytes
 from thunderfleet_cli.parsers import Parsers
 
 
@@ -15,7 +14,7 @@ def add(commands: Parsers) -> None:
         "Check this Mac and, if there is a kubeconfig, all Macs and cables of the cluster. Each check is ok, a warning (it "
         "works now, but may not later), a failure, or unknown, and shows the command that repairs it, if there is one. Exit "
         "code 0: no check failed; 1: a check failed. Example: `sudo thunderfleet doctor --fix`",
-        call=doctor,
+        call=_doctor,
     )
     parser.add_argument(
         "--fix",
@@ -44,3 +43,16 @@ def add(commands: Parsers) -> None:
         "that `thunderfleet init` wrote)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.doctor.command import doctor
+
+    return doctor(arguments)
+
+
+def megabytes(text: str) -> str:
+    """A value of ``--gpu-memory``. Raises ValueError."""
+    from thunderfleet_cli.doctor import limit
+
+    return limit.megabytes(text)

@@ -3,13 +3,17 @@
 import argparse
 from pathlib import Path
 
-from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
-from thunderfleet_localcluster.fleet.fault_state import COMMANDS as MAC_COMMANDS
+from thunderfleet_localcluster.fleet.actions import CABLE_ACTIONS, DAMAGES, LAN_ACTIONS, RDMA_ACTIONS, SPEEDS
+from thunderfleet_localcluster.fleet.actions import COMMANDS as MAC_COMMANDS
 from thunderfleet_localcluster.recorded.jaccl_faults import POINTS
 
-from thunderfleet_cli.local.commands import LOCAL_COMMANDS
 from thunderfleet_cli.parsers import Parsers
 
+COMMANDS = (
+    *("up", "programs", "down", "status", "kubeconfig", "token", "node", "component"),
+    *("machine", "mac", "cable", "lan", "jaccl", "rdma", "command"),
+)
+"""The commands of ``local``."""
 MACHINE_ACTIONS = ("kill-kubelet", "stop-kubelet", "start-kubelet", "freeze-kubelet", "thaw-kubelet", "off", "on")
 
 
@@ -28,6 +32,8 @@ def add(commands: Parsers) -> None:
 
 
 def _call(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.local.commands import LOCAL_COMMANDS
+
     return LOCAL_COMMANDS[arguments.local_command](arguments)
 
 

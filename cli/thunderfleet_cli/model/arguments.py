@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from thunderfleet_crds.quantization import BITS, GROUP_SIZES, listed
+from thunderfleet_crds.vocabulary import BITS, GROUP_SIZES, listed
 
-from thunderfleet_cli.model.command import list_models, pull, remove
 from thunderfleet_cli.parsers import Parsers, seconds
 
 
@@ -20,7 +19,7 @@ def add(commands: Parsers) -> None:
         "because of a fault that only a person can remove, or because nothing more has arrived for 5 minutes after another "
         "fault and for 30 minutes without one. The operator tries again in any case. "
         "Example: `thunderfleet model pull mlx-community/Qwen3-30B-A3B-4bit --copies 2`",
-        call=pull,
+        call=_pull,
     )
     fetch.add_argument("model", metavar="MODEL", help="repository on the hub, as organization/name, or https://host/folder/")
     fetch.add_argument(
@@ -57,7 +56,7 @@ def add(commands: Parsers) -> None:
         "List ModelCaches, and models on Macs that no ModelCache keeps: what uses each, and how long ago each Mac last "
         "used it. "
         "Models with the status Unreferenced are removed when disk space is needed. Example: `thunderfleet model list -A`",
-        call=list_models,
+        call=_list,
     )
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="list all namespaces")
     shown.add_argument("-o", "--output", choices=("table", "json"), default="table", help="output format")
@@ -66,7 +65,7 @@ def add(commands: Parsers) -> None:
         "delete a ModelCache, so that Macs may delete its files",
         "Delete a ModelCache. Macs remove the files when they need the disk space for other models. "
         "Example: `thunderfleet model remove mlx-community/Qwen3-30B-A3B-4bit`",
-        call=remove,
+        call=_remove,
     )
     gone.add_argument("model", metavar="MODEL", help="repository, URI, or name of the ModelCache")
     for parser in (fetch, shown, gone):
@@ -81,3 +80,21 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
         help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+
+
+def _pull(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.model.command import pull
+
+    return pull(arguments)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.model.command import list_models
+
+    return list_models(arguments)
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.model.command import remove
+
+    return remove(arguments)

@@ -1,9 +1,9 @@
 """The command line of ``thunderfleet run``."""
 
+import argparse
 from pathlib import Path
 
 from thunderfleet_cli.parsers import Parsers, seconds
-from thunderfleet_cli.run.command import run
 
 
 def add(commands: Parsers) -> None:
@@ -16,7 +16,7 @@ def add(commands: Parsers) -> None:
         "the Hugging Face Hub, unless the chart's value hub.enabled is false. If the model requires an API key, set "
         "$THUNDERFLEET_API_KEY. Exit code 3: the model cannot be placed now, or a group has failed and is not restarted any "
         "more. Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
-        call=run,
+        call=_run,
     )
     parser.add_argument(
         "model",
@@ -44,3 +44,9 @@ def add(commands: Parsers) -> None:
         help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.run.command import run
+
+    return run(arguments)

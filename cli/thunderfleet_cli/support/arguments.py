@@ -3,11 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rich.markup import escape
-from thunderfleet_localcluster.progress import Progress
-
 from thunderfleet_cli.parsers import Parsers
-from thunderfleet_cli.support.command import write_archive
 
 
 def add(commands: Parsers) -> None:
@@ -31,11 +27,6 @@ def add(commands: Parsers) -> None:
 
 
 def _support(arguments: argparse.Namespace) -> int:
-    with Progress() as progress:
-        path, problems = write_archive(
-            arguments.output, arguments.kubeconfig, arguments.context, arguments.name, arguments.dir, progress.running
-        )
-        for problem in problems:
-            progress.line(escape(f"not collected: {problem}"))
-    print(path)
-    return 0
+    from thunderfleet_cli.support.command import support
+
+    return support(arguments)

@@ -1,5 +1,6 @@
 """Collecting the archive of ``thunderfleet support`` from a cluster."""
 
+import argparse
 import asyncio
 import json
 import platform
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes.aio.config.config_exception import ConfigException
+from rich.markup import escape
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.image import version
 from thunderfleet_localcluster.paths import DEFAULT_NAME, users_kubeconfig
+from thunderfleet_localcluster.progress import Progress
 
 from thunderfleet_cli.support.archive import Archive
 from thunderfleet_cli.support.redact import redact_object, redact_text
@@ -46,6 +49,18 @@ problems.txt     what could not be collected
 Tokens, keys and passwords are replaced by [redacted]. Logs and objects still contain names and addresses of machines: read
 them before you publish the archive.
 """
+
+
+def support(arguments: argparse.Namespace) -> int:
+    """``thunderfleet support``. Raises LocalClusterError."""
+    with Progress() as progress:
+        path, problems = write_archive(
+            arguments.output, arguments.kubeconfig, arguments.context, arguments.name, arguments.dir, progress.running
+        )
+        for problem in problems:
+            progress.line(escape(f"not collected: {problem}"))
+    print(path)
+    return 0
 
 
 def write_archive(

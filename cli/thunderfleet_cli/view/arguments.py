@@ -1,12 +1,11 @@
 """The command lines of the commands that show a fleet."""
 
 import argparse
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
 from thunderfleet_cli.parsers import Parsers
-from thunderfleet_cli.view import command, ui
-from thunderfleet_cli.view import plan as planning
 
 MAX_TAIL = 100_000
 NAME = "name of a ModelDeployment; with -A, NAMESPACE/NAME"
@@ -19,7 +18,7 @@ def add(commands: Parsers) -> None:
         "status",
         "show models, Macs and cables, and what is wrong with each",
         "Show ModelDeployments, Macs and cables, and what is wrong with each. Example: `thunderfleet status -A`",
-        command.show_status,
+        _status,
     )
     _view(
         commands,
@@ -27,7 +26,7 @@ def add(commands: Parsers) -> None:
         "draw Macs, the ranks on them and the cables between them",
         "Draw Macs, the ranks on them and the cables between them. Double lines are cables with RDMA. Example: "
         "`thunderfleet topology -o svg > fleet.svg`",
-        command.show_topology,
+        _topology,
         formats=("text", "json", "svg"),
     )
     why = _view(
@@ -36,7 +35,7 @@ def add(commands: Parsers) -> None:
         "explain the state of a ModelDeployment, down to the first cause",
         "Explain the state of a ModelDeployment: its conditions, groups, ranks, pods, Macs and cables, and which of them is "
         "the cause. Exit code 0: it serves as it should; 1: it does not. Example: `thunderfleet why qwen`",
-        command.show_why,
+        _why,
     )
     why.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
     _view(
@@ -45,7 +44,7 @@ def add(commands: Parsers) -> None:
         "list the cables that groups need and those that Macs detect",
         "List the cables: which Macs detect them, their speed and RDMA, and which groups need them. Faulty cables that "
         "groups need come first. Example: `thunderfleet cables`",
-        command.show_cables,
+        _cables,
     )
     _view(
         commands,
@@ -53,7 +52,7 @@ def add(commands: Parsers) -> None:
         "show the CPU and memory that Macs and ModelDeployments use",
         "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments reserve on it: in all "
         "namespaces, or in one if you may not list all. CPU and memory need metrics-server. Example: `thunderfleet top`",
-        command.show_top,
+        _top,
         namespace="namespace to count if you may not list all (default: that of the context)",
         every="count all namespaces; fail if you may not list them",
     )
@@ -63,7 +62,7 @@ def add(commands: Parsers) -> None:
         "list what happened to models, Macs and cables, in order",
         "List events of a ModelDeployment, its pods, Macs and cables by time; without DEPLOYMENT, of all. Example: "
         "`thunderfleet events qwen`",
-        command.show_events,
+        _events,
     )
     events.add_argument("deployment", metavar="DEPLOYMENT", nargs="?", help=f"{NAME} (default: all)")
     logs = _view(
@@ -72,21 +71,21 @@ def add(commands: Parsers) -> None:
         "show the logs of all ranks of a ModelDeployment by time",
         "Show the logs of all ranks of a ModelDeployment as one log by time. The first cause of the last failure is marked "
         "with >>>. Example: `thunderfleet logs qwen --tail 50`",
-        command.show_logs,
+        _logs,
     )
     logs.add_argument("deployment", metavar="DEPLOYMENT", help=NAME)
     logs.add_argument(
         "--tail", type=_lines, default=200, metavar="LINES", help=f"number of last lines of each rank, at most {MAX_TAIL}"
     )
     logs.add_argument("-f", "--follow", action="store_true", help="continue until the ranks end, or Ctrl-C")
-    _plan(commands)
+    _add_plan(commands)
     page = _view(
         commands,
         "ui",
         "open a live page of Macs, cables and models",
         "Serve a live page of Macs, cables, models and their progress, for browsers on this machine, until Ctrl-C. It needs "
         "only a kubeconfig. The address that it prints works once. Example: `thunderfleet ui --open`",
-        ui.show_page,
+        _ui,
         formats=(),
         namespace="namespace of the ModelDeployments to show (default: all)",
         every="ModelDeployments of all namespaces, which is the default",
@@ -97,7 +96,7 @@ def add(commands: Parsers) -> None:
     page.add_argument("--while-running", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
 
 
-def _plan(commands: Parsers) -> None:
+def _add_plan(commands: Parsers) -> None:
     plan = _view(
         commands,
         "plan",
@@ -105,8 +104,8 @@ def _plan(commands: Parsers) -> None:
         "Plan a ModelDeployment as the operator would, on the cluster as it is; nothing is changed. Needs the right to list "
         "Nodes, pods and all kinds of Thunderfleet in all namespaces. Exit code 0: every group has a placement; 3: one has "
         "none. Example: `thunderfleet plan -f qwen.yaml --without studio-2`",
-        planning.show_plan,
-        formats=planning.FORMATS,
+        _plan,
+        formats=("text", "json", "yaml"),
         namespace="namespace of DEPLOYMENT (default: that of the context)",
         every=None,
     )
@@ -162,3 +161,84 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise ValueError(text)
     return port
+
+
+def _uncollected(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A command that ends soon, without the collector of garbage.
+
+    It would look through all modules and all objects of the fleet again and again, which is a third of the command's time.
+    """
+
+    def brief(arguments: argparse.Namespace) -> int:
+        before = gc.isenabled()
+        gc.disable()
+        try:
+            return call(arguments)
+        finally:
+            if before:
+                # What is left lives until the process ends, and is not looked through then either.
+                gc.freeze()
+                gc.enable()
+
+    return brief
+
+
+@_uncollected
+def _status(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.command import show_status
+
+    return show_status(arguments)
+
+
+@_uncollected
+def _topology(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.command import show_topology
+
+    return show_topology(arguments)
+
+
+@_uncollected
+def _why(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.command import show_why
+
+    return show_why(arguments)
+
+
+@_uncollected
+def _cables(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.command import show_cables
+
+    return show_cables(arguments)
+
+
+@_uncollected
+def _top(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.command import show_top
+
+    return show_top(arguments)
+
+
+@_uncollected
+def _events(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.command import show_events
+
+    return show_events(arguments)
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.command import show_logs
+
+    return (show_logs if arguments.follow else _uncollected(show_logs))(arguments)
+
+
+@_uncollected
+def _plan(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.plan import show_plan
+
+    return show_plan(arguments)
+
+
+def _ui(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.view.ui import show_page
+
+    return show_page(arguments)

@@ -1,9 +1,7 @@
 """Reads the objects of a cluster. Names the objects that the user may not read, with the missing right."""
 
 import asyncio
-import contextlib
-import gc
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from thunderfleet_crds import names
@@ -97,25 +95,12 @@ async def read_lists(
         return await _lists(kube, kinds, namespace)
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """For reading many objects: the collector would look through all of them again and again meanwhile."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
 async def _lists(
     kube: Kube, kinds: Sequence[str], namespace: str | None
 ) -> tuple[Mapping[str, Sequence[Json]], Mapping[str, str]]:
     try:
         async with asyncio.timeout(SECONDS):
-            with _uncollected():
-                answers = await _unless_silent(kube, asyncio.gather(*(_read(kube, kind, namespace) for kind in kinds)))
+            answers = await _unless_silent(kube, asyncio.gather(*(_read(kube, kind, namespace) for kind in kinds)))
     except TimeoutError:
         said = await trouble(kube) or f"the API server {kube.host} did not answer within {SECONDS:g} s"
         raise LocalClusterError(said) from None

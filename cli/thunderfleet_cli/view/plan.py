@@ -6,6 +6,7 @@ The planner is that of ``thunderfleet-operator plan``; here the objects are read
 import argparse
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from thunderfleet_lib.kube import Json
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from thunderfleet_cli.connection import connect
+from thunderfleet_cli.view.page import BAD, GOOD, Page
 from thunderfleet_cli.view.picture import read_lists
 
 NEEDED: Mapping[str, str] = {
@@ -31,7 +33,7 @@ NEEDED: Mapping[str, str] = {
 HELPFUL: Mapping[str, str] = {"plans": "ConfigMap"}
 """Without these, cables and connections of other groups are estimated."""
 PLAN_SECONDS = 300.0
-FORMATS = ("text", "json", "yaml")
+GROUP = re.compile(r"group \d+: (?P<none>no placement \()?")
 
 
 def show_plan(arguments: argparse.Namespace) -> int:
@@ -51,7 +53,21 @@ def show_plan(arguments: argparse.Namespace) -> int:
         if arguments.deployment is not None:
             deployment = Path(folder) / arguments.deployment.rpartition("/")[2]
             deployment.write_text(json.dumps(_known(found["deployments"], arguments.deployment, connection.namespace)))
-        return _run([*operator_command(), "plan", "--fleet", str(fleet), "--deployment", str(deployment), *_passed(arguments)])
+        command = [*operator_command(), "plan", "--fleet", str(fleet), "--deployment", str(deployment), *_passed(arguments)]
+        code, said = _run(command)
+    if arguments.output == "text":
+        page = Page()
+        for line in said.splitlines():
+            page.line(line, _style(line))
+    else:
+        print(said, end="")
+    return code
+
+
+def _style(line: str) -> str:
+    """Of a group: whether it has a placement."""
+    heading = GROUP.match(line)
+    return "" if heading is None else BAD if heading["none"] else GOOD
 
 
 def operator_command() -> list[str]:
@@ -62,9 +78,11 @@ def operator_command() -> list[str]:
     return [sys.executable, "-c", "import sys; from thunderfleet_operator.cli import main; sys.exit(main())"]
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Exit code and output; errors are shown."""
     try:
-        return subprocess.run(command, check=False, timeout=PLAN_SECONDS).returncode
+        done = subprocess.run(command, check=False, timeout=PLAN_SECONDS, stdout=subprocess.PIPE, text=True)
+        return done.returncode, done.stdout
     except subprocess.TimeoutExpired:
         raise LocalClusterError(
             f"the plan was not finished within {PLAN_SECONDS:g} s; plan for fewer Macs with --without"

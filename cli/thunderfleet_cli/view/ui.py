@@ -4,11 +4,12 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
 
 from aiohttp import web
 from thunderfleet_localcluster.client.control import running
@@ -35,8 +36,20 @@ def show_page(arguments: argparse.Namespace) -> int:
     connection = connect(arguments.kubeconfig, arguments.context, arguments.namespace)
     # The page shows problems with the API server.
     logging.getLogger("thunderfleet_lib.kube").setLevel(logging.ERROR)
-    asyncio.run(_serve(connection, arguments))
+    try:
+        asyncio.run(_until_interrupted(_serve(connection, arguments)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     return 0
+
+
+async def _until_interrupted(serving: Coroutine[Any, Any, None]) -> None:
+    """Ends ``serving`` on SIGTERM and SIGHUP as on Ctrl-C, also where Ctrl-C is ignored: in the background of a script."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    await serving
 
 
 async def _serve(connection: Connection, arguments: argparse.Namespace) -> None:

@@ -349,7 +349,7 @@ class Cluster:
         self.command(do="change", what="rdma", action=action, name=machine)
 
     def damage(self, action: str, machine: str, command: str) -> None:
-        """Make one command of a Mac fail (``fault_state.DAMAGES``), or repair it."""
+        """Make one command of a Mac fail (``actions.DAMAGES``), or repair it."""
         self.command(do="change", what="command", action=action, name=machine, command=command)
 
     def tool(self, name: Literal["kubectl", "helm"]) -> Path:

@@ -11,48 +11,23 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from thunderfleet_localcluster.errors import LocalClusterError
+from thunderfleet_localcluster.fleet.actions import (
+    CABLE_ACTIONS,
+    COMMANDS,
+    DAMAGES,
+    LAN_ACTIONS,
+    NO_ADDRESS,
+    RDMA_ACTIONS,
+    SPEEDS,
+)
 from thunderfleet_localcluster.fleet.catalogue import TB4_GBPS
 from thunderfleet_localcluster.fleet.layout import Address, CableEnd, Layout, MachineLayout, cable_end
 from thunderfleet_localcluster.fleet.network_settings import NetworkSettings
 from thunderfleet_localcluster.fleet.own_settings import effective
 from thunderfleet_localcluster.fleet.spec import End
 
-CABLE_ACTIONS = ("pull", "plug", "slow", "cut", "move")
-LAN_ACTIONS = ("pull", "plug", "address")
-NO_ADDRESS = "none"
-RDMA_ACTIONS = ("on", "off", "hang")
-COMMANDS = (
-    "system_profiler",
-    "networksetup",
-    "ifconfig",
-    "netstat",
-    "route",
-    "vm_stat",
-    "ibv_devices",
-    "ibv_devinfo",
-    "rdma_ctl",
-    "sysctl",
-    "sw_vers",
-    "caffeinate",
-    "pmset",
-    "fdesetup",
-    "socketfilterfw",
-    "sntp",
-    "df",
-)
-DAMAGES = {
-    "hang": "never exits",
-    "fail": "prints an error, exit code 5",
-    "garble": "prints 300 bytes of its output, then garbage",
-    "half": "prints the first half of its output",
-    "empty": "prints nothing, exit code 0",
-    "flood": "prints 50 MB",
-    "absent": "does not exist",
-    "mend": "works again",
-}
 # With a hung RDMA stack these never exit; rdma_ctl only reads the setting.
 HUNG_COMMANDS = ("ibv_devices", "ibv_devinfo")
-SPEEDS = ("20", "40", "80", "120/40")
 MAX_RATE_MBPS = 100_000
 
 

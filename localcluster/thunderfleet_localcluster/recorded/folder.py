@@ -20,7 +20,7 @@ from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: Mapping[str, str] | None = None) -> None:
     """Write the commands of one Mac into ``folder``, and their texts beside it.
 
-    ``damage``: the damaged commands and how (``fault_state.DAMAGES``).
+    ``damage``: the damaged commands and how (``actions.DAMAGES``).
     """
     texts_folder = folder.parent / "recorded"
     folder.mkdir(parents=True, exist_ok=True)

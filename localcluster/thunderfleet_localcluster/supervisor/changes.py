@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.fleet.fault_state import CABLE_ACTIONS, FaultState, find_cable
+from thunderfleet_localcluster.fleet.actions import CABLE_ACTIONS
+from thunderfleet_localcluster.fleet.fault_state import FaultState, find_cable
 from thunderfleet_localcluster.fleet.layout import Layout, MachineLayout
 from thunderfleet_localcluster.network.plan import NetworkPlan, lan_address, lan_port, plug_in, unplug_cable, update_cable
 from thunderfleet_localcluster.recorded.jaccl_faults import checked_points

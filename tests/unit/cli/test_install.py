@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_cli import install
 from thunderfleet_cli.cli import parser
+from thunderfleet_cli.install import command as install
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import LIMIT, JoinLine
 

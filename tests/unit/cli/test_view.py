@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -593,6 +594,17 @@ def shown_on_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
+def terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable but that of the terminal says something about colors."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def uncolored(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
 RED = "\x1b[31m"
 # The part that must be red.
 COLORED = {
@@ -609,16 +621,14 @@ COLORED = {
 def test_a_terminal_gets_colors_and_a_pipe_the_same_text_without(
     everything: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
-        monkeypatch.delenv(name, raising=False)
+    terminal_alone(monkeypatch)
     arguments = [*command.split(), "--kubeconfig", everything]
     main(arguments)
     piped = capsys.readouterr().out
     terminal = shown_on_a_terminal(arguments, monkeypatch)
     assert piped and "\x1b" not in piped
     ages = r"\b\d+[smhd]\b"
-    assert re.sub(ages, "", re.sub(r"\x1b\[[0-9;]*m", "", terminal)) == re.sub(ages, "", piped)
+    assert re.sub(ages, "", uncolored(terminal)) == re.sub(ages, "", piped)
     assert "\x1b[" in terminal
     if command in COLORED:
         assert f"{RED}{COLORED[command]}" in terminal
@@ -633,7 +643,96 @@ def test_values_have_no_colors_on_a_terminal(everything: str, command: str, monk
     assert terminal.startswith(("{", "[")) and "\x1b" not in terminal
 
 
-def test_reading_leaves_the_collector_as_it_was(everything: str) -> None:
+class Unprofiled(Server):
+    """An API server with a Mac that no agent has reported, and nothing else."""
+
+    def do_GET(self) -> None:
+        self.say(200, {"items": [node("studio-1")] if self.path.partition("?")[0].endswith("/nodes") else []})
+
+
+PLACED = """\
+default/chat: nobody/tiny
+
+group 0: single Mac, None
+  ranks:
+group 1: no placement (x)
+  Macs: group 2: no placement (
+"""
+
+
+def test_a_plan_is_colored_on_a_terminal_and_plain_in_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal_alone(monkeypatch)
+    file = tmp_path / "chat.yaml"
+    spec = {"model": {"repository": "nobody/tiny"}}
+    kind = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment"}
+    file.write_text(yaml.safe_dump({**kind, "metadata": {"name": "chat", "namespace": "default"}, "spec": spec}))
+    with served(Unprofiled, tmp_path) as kubeconfig:
+        arguments = ["plan", "-f", str(file), "--kubeconfig", kubeconfig]
+        assert main(arguments) == 3
+        piped = capsys.readouterr().out
+        terminal = shown_on_a_terminal(arguments, monkeypatch)
+        assert "\x1b" not in shown_on_a_terminal([*arguments, "-o", "json"], monkeypatch)
+    line = next(line for line in piped.splitlines() if line.startswith("group 0: no placement ("))
+    assert "\x1b" not in piped and uncolored(terminal) == piped
+    assert f"{RED}{line}\x1b[0m\n" in terminal
+
+
+def test_groups_of_a_plan_with_and_without_a_placement_have_different_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(*_: object) -> tuple[dict[str, list[Json]], dict[str, str]]:
+        return {kind: [] for kind in planning.NEEDED}, {}
+
+    terminal_alone(monkeypatch)
+    monkeypatch.setattr(planning, "connect", lambda *_: SimpleNamespace(namespace="ns"))
+    monkeypatch.setattr(planning, "read_lists", read)
+    monkeypatch.setattr(planning, "_run", lambda _: (3, PLACED))
+    terminal = shown_on_a_terminal(["plan", "-f", "chat.yaml"], monkeypatch)
+    assert uncolored(terminal) == PLACED
+    assert terminal.count("\x1b[") == 4
+    assert "\x1b[32mgroup 0: single Mac, None\x1b[0m\n" in terminal and f"{RED}group 1: no placement (x)\x1b[0m\n" in terminal
+
+
+@pytest.mark.parametrize("color", [True, False])
+def test_the_hint_of_the_page_is_dim_on_a_terminal_and_its_address_is_plain(
+    everything: str, color: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal_alone(monkeypatch)
+    if not color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    master, slave = pty.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", everything],
+        stdin=slave, stdout=slave, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    os.close(slave)
+    said = b""
+    while said.count(b"\n") < 2:
+        said += os.read(master, 65536)
+    program.send_signal(signal.SIGINT)
+    assert program.communicate(timeout=60)[1].endswith(b"thunderfleet: interrupted\n")
+    os.close(master)
+    address, hint = said.decode().replace("\r\n", "\n").splitlines()
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#[\w-]+", address)
+    text = "open it within 10 minutes; it works once. Enter prints another address, Ctrl-C ends the page"
+    assert hint == f"\x1b[2m{text}\x1b[0m"
+
+
+def test_a_pipe_gets_the_address_of_the_page_alone(everything: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", everything],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )  # fmt: skip
+    assert program.stdout is not None
+    address = program.stdout.readline()
+    program.send_signal(signal.SIGTERM)
+    rest, complaint = program.communicate(timeout=60)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#[\w-]+\n", address)
+    assert (program.returncode, rest, complaint) == (130, "", "thunderfleet: interrupted\n")
+
+
+def test_a_command_leaves_the_collector_as_it_was(everything: str) -> None:
     assert gc.isenabled()
     main(["status", "--kubeconfig", everything])
     assert gc.isenabled()
@@ -704,10 +803,10 @@ def test_a_plan_gets_the_fleet_and_the_model_whatever_its_name(monkeypatch: pyte
     async def read(*_: object) -> tuple[dict[str, list[Json]], dict[str, str]]:
         return lists, {}
 
-    def run(command: list[str]) -> int:
+    def run(command: list[str]) -> tuple[int, str]:
         for option in ("--fleet", "--deployment"):
             found[option] = json.loads(Path(command[command.index(option) + 1]).read_text())
-        return 0
+        return 0, ""
 
     monkeypatch.setattr(planning, "connect", lambda *_: SimpleNamespace(namespace="ns"))
     monkeypatch.setattr(planning, "read_lists", read)

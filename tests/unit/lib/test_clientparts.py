@@ -14,8 +14,10 @@ import pytest
 from thunderfleet_lib import clientparts
 
 LOADED = """
-import json, sys
-import thunderfleet_cli.cli
+import importlib, json, pkgutil, sys
+import thunderfleet_cli
+for one in pkgutil.walk_packages(thunderfleet_cli.__path__, "thunderfleet_cli."):
+    importlib.import_module(one.name)
 before = sorted(sys.modules)
 import kubernetes
 works = {

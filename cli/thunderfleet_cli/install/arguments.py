@@ -1,22 +1,8 @@
-"""The commands of ``thunderfleet`` that install on this Mac: their arguments and functions."""
+"""The command lines of the commands that install on this Mac."""
 
 import argparse
-import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
-
-from thunderfleet_controlplane.assets import ETCDUTL
-from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.joinline import LIMIT, decode
-from thunderfleet_controlplane.install.machine import Mac, Shipped
-from thunderfleet_lib.host.privilege import take_own_environment
-from thunderfleet_lib.kube import ApiError
-from thunderfleet_localcluster import image
-from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.programs import find_programs
-from thunderfleet_localcluster.progress import Progress
-from thunderfleet_localcluster.shipped import shipped_in
 
 from thunderfleet_cli.parsers import Parsers
 
@@ -25,7 +11,7 @@ def add(commands: Parsers) -> None:
     """Adds ``init``, ``join``, ``token``, ``upgrade``, ``backup``, ``restore`` and ``reset``."""
 
     def one(name: str, text: str, description: str) -> argparse.ArgumentParser:
-        return commands.add(name, text, description, call=COMMANDS[name])
+        return commands.add(name, text, description, call=_call)
 
     init = one(
         "init",
@@ -110,7 +96,7 @@ def add(commands: Parsers) -> None:
 
 
 def _add_token(commands: Parsers) -> None:
-    token = commands.add("token", "create the line with which another Mac joins", call=COMMANDS["token"])
+    token = commands.add("token", "create the line with which another Mac joins", call=_call)
     create = Parsers(token, "token_command").add(
         "create",
         "print a line for another Mac",
@@ -149,123 +135,7 @@ def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     )
 
 
-def _mac(progress: Progress) -> Mac:
-    return Mac(
-        Shipped(
-            image.version(),
-            lambda: find_programs(progress.event),
-            lambda: find_programs(progress.event, ETCDUTL),
-            image.digest,
-            image.copy,
-            lambda python: shipped_in(python, "charts/thunderfleet"),
-        ),
-        lambda text: print(text, flush=True),
-    )
+def _call(arguments: argparse.Namespace) -> int:
+    from thunderfleet_cli.install.command import COMMANDS
 
-
-def _init(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.init import Wanted, init
-
-    init(
-        mac,
-        Wanted(
-            name=arguments.node_name,
-            address=arguments.advertise_address,
-            kubelet_config=arguments.config,
-            thunderbolt_ports=arguments.thunderbolt_ports,
-            chart=not arguments.no_chart,
-            dry_run=arguments.dry_run,
-        ),
-    )
-
-
-def _join(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.join import Wanted, join
-    from thunderfleet_controlplane.install.sharing import join as sharing
-
-    try:
-        line = decode(_line(arguments.line, arguments.token_file))
-    except ValueError as error:
-        raise InstallError(str(error), usage=True) from None
-    ports = arguments.thunderbolt_ports
-    if arguments.control_plane:
-        sharing.join(mac, sharing.Wanted(line, arguments.node_name, arguments.advertise_address, arguments.config, ports))
-        return
-    if arguments.advertise_address is not None:
-        raise InstallError("--advertise-address is for --control-plane", usage=True)
-    join(mac, Wanted(line, arguments.node_name, arguments.config, ports))
-
-
-def _token(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.sharing.token import create
-
-    create(mac, control_plane=arguments.control_plane)
-
-
-def _line(given: str | None, file: Path | None) -> str:
-    """The line that contains the token, wherever it is. Raises InstallError."""
-    if (given is None) == (file is None):
-        raise InstallError(
-            "give the line that `thunderfleet init` or `token create` printed: on standard input (`-`), in a file "
-            "(--token-file), or as argument",
-            usage=True,
-        )
-    if given not in (None, "-"):
-        return str(given)
-    try:
-        # One byte more than the limit of a line, to detect longer lines and refuse them.
-        with nullcontext(sys.stdin) if file is None else file.open(encoding="utf-8") as source:
-            return source.readline(LIMIT + 1).strip()
-    except (OSError, ValueError) as error:
-        raise InstallError(f"cannot read the line from {file or 'standard input'}: {error}", usage=True) from None
-
-
-def _backup(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.backup.save import Wanted, backup
-
-    backup(mac, Wanted(arguments.file.absolute(), arguments.force))
-
-
-def _restore(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.backup.restore import Wanted, restore
-
-    restore(mac, Wanted(None if arguments.undo else arguments.file.absolute(), arguments.advertise_address))
-
-
-def _upgrade(_: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.upgrade import upgrade
-
-    upgrade(mac)
-
-
-def _reset(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.reset import Wanted, reset
-
-    reset(mac, Wanted(arguments.force, arguments.member))
-
-
-def _command(act: Callable[[argparse.Namespace, Mac], None]) -> Callable[[argparse.Namespace], int]:
-    def run(arguments: argparse.Namespace) -> int:
-        take_own_environment()
-        try:
-            with Progress() as progress:
-                act(arguments, _mac(progress))
-        except InstallError as error:
-            raise LocalClusterError(str(error), usage=error.usage) from error
-        except (ApiError, OSError) as error:
-            raise LocalClusterError(f"{error}; run the same command again to continue") from error
-        return 0
-
-    return run
-
-
-COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "init": _command(_init),
-    "join": _command(_join),
-    "token": _command(_token),
-    "upgrade": _command(_upgrade),
-    "backup": _command(_backup),
-    "restore": _command(_restore),
-    "reset": _command(_reset),
-}
-"""Implementations of the commands, by name; each raises LocalClusterError."""
+    return COMMANDS[arguments.command](arguments)
