@@ -267,14 +267,7 @@ def _unread(profile: NodeProfile | None) -> Verdict | None:
 def _stack(status: NodeProfileStatus | None) -> rules.Stack:
     """The RDMA stack of a Mac as its agent reports it."""
     rdma = status.rdma if status else None
-    if rdma is None:
-        return rules.Stack()
-    return rules.Stack(
-        supported=rdma.state != Reason.RDMA_UNSUPPORTED,
-        hung=rdma.state == Reason.STACK_HUNG,
-        enabled=rdma.enabled,
-        has_devices=False if rdma.state == Reason.NO_DEVICES else None,
-    )
+    return rules.Stack(enabled=rdma.enabled, reported=rdma.state) if rdma else rules.Stack()
 
 
 def _rdma_port(end: Endpoint, status: NodeProfileStatus | None) -> rules.Port:
