@@ -9,9 +9,9 @@ To add a rule:
 1. Add a reason to ``thunderfleet_crds.reasons``, and a rule with it to one of the two tables here.
 2. Show in ``SHOWN`` of ``tests/unit/lib/test_rdma_one_reason.py`` how the output of a Mac's commands changes. That test
    compares all programs. If the rule needs a new fact, add it to ``Stack`` or ``Port``; the test then names each program that
-   does not set it: the agent (``derive/rdma_ready``; ``inspection/problems`` for ``inspect``), the operator (``decide/link_status``) or
-   the runner (``host/rdma``). What the operator needs to know about a port has to be in the NodeProfile
-   (``derive/thunderbolt`` of the agent); a fault of the stack it knows by the reason that the agent published.
+   does not set it: the agent (``derive/rdma_ready``; ``inspection/problems`` for ``inspect``), the operator
+   (``decide/link_status``) or the runner (``host/rdma``). What the operator needs to know about a port has to be in the
+   NodeProfile (``derive/thunderbolt`` of the agent); a fault of the stack it knows by the reason that the agent published.
 3. Run ``make crds docs``.
 
 For a whole Mac the agent has messages of its own for BridgeMember and PortDown (``derive/rdma_ready``).
