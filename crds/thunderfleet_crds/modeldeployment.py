@@ -39,7 +39,15 @@ from thunderfleet_crds.fields import (
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
 from thunderfleet_crds.podmetadata import PodMetadata
 from thunderfleet_crds.quantization import Quantize, kept_name
-from thunderfleet_crds.routing import MAX_ALIASES, MAX_KEYS, Alias, ApiKey
+from thunderfleet_crds.routing import (
+    DEFAULT_CONCURRENT_REQUESTS,
+    DEFAULT_CONTEXT_TOKENS,
+    MAX_ALIASES,
+    MAX_KEYS,
+    Alias,
+    ApiKey,
+    cache_capacity,
+)
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
     ConditionType,
@@ -221,18 +229,15 @@ class Nodes(ApiModel):
     )
 
 
-LEAST_CACHED_TOKENS = 65536
-"""Capacity of the prompt cache, unless spec.memory says otherwise. Earlier versions wrote it into every ModelDeployment."""
-
-
 class Memory(ApiModel):
     """Memory reserved in addition to the weights. The gateway admits requests within these limits."""
 
     context_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
-        default=32768, description="Maximum length of one request, prompt and completion, in tokens."
+        default=DEFAULT_CONTEXT_TOKENS, description="Maximum length of one request, prompt and completion, in tokens."
     )
     concurrent_requests: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=4, description="Maximum number of requests that run at the same time; further requests wait."
+        default=DEFAULT_CONCURRENT_REQUESTS,
+        description="Maximum number of requests that run at the same time; further requests wait.",
     )
     cached_tokens: Count | None = Field(
         default=None,
@@ -247,7 +252,7 @@ class Memory(ApiModel):
     @property
     def cache_capacity(self) -> int:
         """Capacity of the prompt cache in tokens: the longest conversation has room, unless the spec says otherwise."""
-        return max(LEAST_CACHED_TOKENS, self.context_tokens) if self.cached_tokens is None else self.cached_tokens
+        return cache_capacity(self.cached_tokens, self.context_tokens)
 
 
 class Server(ApiModel):

@@ -87,3 +87,11 @@ def served_name(repository: str | None, path: str | None, uri: str | None = None
     if uri is not None:
         return uris.served_name(uri)
     return repository or "/".join((path or "").rstrip("/").split("/")[-2:])
+
+
+def client_names(namespace: str, deployment: str, model: str) -> tuple[str, ...]:
+    """The names under which gateways serve a model, which routers let take precedence over each other in this order.
+
+    ``model``: its ``served_name``. Aliases are only for routers, so that a change restarts no group.
+    """
+    return (f"{namespace}/{deployment}", deployment, model, model.rpartition("/")[2])

@@ -67,6 +67,12 @@ MAX_KEY_BYTES: Final = 4096
 """Maximum length of an API key."""
 MAX_ALIASES: Final = 16
 
+# Defaults of spec.memory, for the model of the spec and for routers, which read the spec without it.
+DEFAULT_CONTEXT_TOKENS: Final = 32768
+DEFAULT_CONCURRENT_REQUESTS: Final = 4
+LEAST_CACHED_TOKENS: Final = 65536
+"""Least capacity of the prompt cache if spec.memory sets none. Earlier versions wrote it into every ModelDeployment."""
+
 DEMAND_PATH: Final = "/v1/demand"
 DEMAND_BYTES: Final = 128 * 1024
 """Maximum size of the body of a request or response."""
@@ -74,6 +80,12 @@ MAX_DEMANDS: Final = 256
 DEMAND_SECONDS: Final = 5.0
 """A router reports this often while something is in flight or waits, and at once when a request must wake a ModelDeployment,
 but at most once a second. The operator answers 429 with Retry-After to a router that reports more often."""
+
+
+def cache_capacity(cached_tokens: int | None, context_tokens: int) -> int:
+    """Capacity of the prompt cache in tokens. ``cached_tokens``: of spec.memory; None if unset."""
+    return max(LEAST_CACHED_TOKENS, context_tokens) if cached_tokens is None else cached_tokens
+
 
 Id = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -120,6 +120,15 @@ class ThunderboltLinkStatus(ApiModel):
     )
 
 
+SUMMARY_FIELDS: Final = tuple(
+    field.serialization_alias or name
+    for name, field in ThunderboltLinkStatus.model_fields.items()
+    if name not in ("endpoints", "measurements", "conditions")
+)
+"""Fields of the status, as in the API, that the operator derives from the others for display. The chart's
+``templates/admission.yaml`` lists them too, so that no agent writes them."""
+
+
 class ThunderboltLink(ApiModel):
     """ThunderboltLink describes a Thunderbolt cable between two Macs. Agents create it; the operator deletes it."""
 

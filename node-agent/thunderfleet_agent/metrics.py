@@ -12,6 +12,7 @@ from thunderfleet_lib.metrics import ProcessMetrics
 
 from thunderfleet_agent.copies.paths import Path
 from thunderfleet_agent.measure.prober import Prober
+from thunderfleet_agent.measure.schedule.probes import ProbeKind
 from thunderfleet_agent.observe.facts import Source
 from thunderfleet_agent.observe.sensors import Reading
 from thunderfleet_agent.peers.reachability import DialOutcome
@@ -50,7 +51,7 @@ class Metrics:
         )
         self._probes = Counter(
             f"{prefix}_probes",
-            "Finished benchmarks, by kind (label probe: gpu, memory, socket or rdma) and result.",
+            f"Finished benchmarks, by kind (label probe: {', '.join(ProbeKind)}) and result.",
             ["probe", "result"],
             registry=self.registry,
         )

@@ -1,5 +1,6 @@
 """Code that the servers of the models' HTTP API share: the gateway of a runner and the router.
 
+paths      the paths of the API; pure
 errors     errors in the formats of OpenAI and Anthropic; pure
 bodies     reads request bodies, bounded
 refusals   what the HTTP server refuses by itself, as errors of the API

@@ -4,11 +4,17 @@ The agent applies it to its Mac (condition RDMAReady), the operator to both ends
 devices of its plan before it starts a rank. So one fault has one reason in all three. A cause comes before its effects: with
 RDMA disabled, the device is also missing, and at the other end of the cable the port is also down.
 
-To add a rule, add a reason to ``thunderfleet_crds.reasons``, then a line each to one of the two tables of rules, to
-``FAULT_CLASS`` and to ``_EXPLANATIONS``. If the rule needs a new fact, add it to ``Stack`` or ``Port`` and set it wherever one
-is made: ``derive/rdma_ready`` and ``inspection/problems`` of the agent, ``decide/link_status`` of the operator (which reads the
-reason that the agent published) and ``host/rdma`` of the runner. Otherwise they report different reasons for one fault. For a
-whole Mac the agent has messages of its own for BridgeMember and PortDown (``derive/rdma_ready``).
+To add a rule:
+
+1. Add a reason to ``thunderfleet_crds.reasons``, and a rule with it to one of the two tables here.
+2. Show in ``SHOWN`` of ``tests/unit/lib/test_rdma_one_reason.py`` how the output of a Mac's commands changes. That test
+   compares all programs. If the rule needs a new fact, add it to ``Stack`` or ``Port``; the test then names each program that
+   does not set it: the agent (``derive/rdma_ready``; ``inspection/problems`` for ``inspect``), the operator
+   (``decide/link_status``) or the runner (``host/rdma``). What the operator needs to know about a port has to be in the
+   NodeProfile (``derive/thunderbolt`` of the agent); a fault of the stack it knows by the reason that the agent published.
+3. Run ``make crds docs``.
+
+For a whole Mac the agent has messages of its own for BridgeMember and PortDown (``derive/rdma_ready``).
 """
 
 from collections.abc import Callable, Iterable
@@ -49,6 +55,8 @@ class Stack:
     """A command of the stack did not return in time."""
     enabled: bool | None = None
     has_devices: bool | None = None
+    reported: str | None = None
+    """The reason of RDMAReady that the agent of the Mac has published. Where it is known, the other facts need not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,63 +73,6 @@ class Port:
     """Whether the device has a GID of an IPv4 address."""
     address: str | None = None
     """The IPv4 address of the interface, if known; only for the message."""
-
-
-_STACK_RULES: Final[tuple[tuple[Reason, Callable[[Stack], bool]], ...]] = (
-    (Reason.STACK_HUNG, lambda stack: stack.hung),
-    (Reason.RDMA_UNSUPPORTED, lambda stack: not stack.supported),
-    (Reason.RDMA_DISABLED, lambda stack: stack.enabled is False),
-    (Reason.NO_DEVICES, lambda stack: stack.has_devices is False),
-)
-_PORT_RULES: Final[tuple[tuple[Reason, Callable[[Port], bool]], ...]] = (
-    (Reason.DEVICE_MISSING, lambda port: port.device is None or port.state is None),
-    (Reason.BRIDGE_MEMBER, lambda port: port.bridge is not None),
-    (Reason.PORT_DOWN, lambda port: port.state is not RDMADeviceState.ACTIVE),
-    (Reason.NO_IPV4_ADDRESS, lambda port: not port.mapped),
-)
-
-FAULT_CLASS: Final = {
-    Reason.STACK_HUNG: FaultClass.REBOOT,
-    Reason.RDMA_UNSUPPORTED: FaultClass.CONFIGURE,
-    Reason.RDMA_DISABLED: FaultClass.CONFIGURE,
-    Reason.NO_DEVICES: FaultClass.REPLAN,
-    Reason.DEVICE_MISSING: FaultClass.REPLAN,
-    Reason.BRIDGE_MEMBER: FaultClass.CONFIGURE,
-    Reason.PORT_DOWN: FaultClass.REPLAN,
-    Reason.NO_IPV4_ADDRESS: FaultClass.CONFIGURE,
-    Reason.COMMAND_FAILED: FaultClass.RETRY,
-}
-"""The fault class of an RDMA fault that stops a rank."""
-
-
-def stack_fault(stack: Stack) -> Reason | None:
-    """Why RDMA works on no port of the Mac; None if the stack has no fault."""
-    return next((reason for reason, applies in _STACK_RULES if applies(stack)), None)
-
-
-def port_fault(port: Port) -> Reason | None:
-    """Why RDMA does not work on a port of a Mac whose stack works; None when it does."""
-    return next((reason for reason, applies in _PORT_RULES if applies(port)), None)
-
-
-def first_fault(ends: Iterable[tuple[Stack, Port]]) -> tuple[Reason, int] | None:
-    """The fault of several ports that comes first in the tables, and the index of its port; None when all of them work."""
-    faults = ((stack_fault(stack) or port_fault(port), index) for index, (stack, port) in enumerate(ends))
-    found = [(reason, index) for reason, index in faults if reason is not None]
-    return min(found, key=lambda fault: _rank(fault[0]), default=None)
-
-
-_ORDER: Final = [reason for reason, _ in (*_STACK_RULES, *_PORT_RULES)]
-
-
-def _rank(reason: Reason) -> int:
-    return _ORDER.index(reason)
-
-
-def explain(reason: Reason, mac: str, port: Port | None = None, evidence: str = "") -> str:
-    """The fault in words, and what to do. ``mac`` names the Mac; ``evidence`` is what a command said."""
-    text = _EXPLANATIONS[reason](mac, port or Port(None, None, None))
-    return f"{evidence}; {text}" if evidence else text
 
 
 def _bridge(mac: str, port: Port) -> str:
@@ -145,20 +96,100 @@ def _no_address(mac: str, port: Port) -> str:
     return f"{found}: {advice.set_address(mac)}"
 
 
-_EXPLANATIONS: Final[dict[Reason, Callable[[str, Port], str]]] = {
-    Reason.STACK_HUNG: lambda mac, _: f"the RDMA stack of {mac} does not answer: reboot {mac} (`sudo shutdown -r now`)",
-    Reason.RDMA_UNSUPPORTED: lambda mac, _: (
-        f"{mac} cannot use RDMA over Thunderbolt, which needs {LEAST_MACOS_TEXT}: update {mac}"
+@dataclass(frozen=True, slots=True)
+class StackRule:
+    """A fault of the RDMA stack of a Mac. ``words``: the fault and what to do, from the name of the Mac."""
+
+    reason: Reason
+    fault_class: FaultClass
+    """If it stops a rank."""
+    applies: Callable[[Stack], bool]
+    words: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class PortRule:
+    """A fault of one port. ``words``: the fault and what to do, from the name of the Mac and the port."""
+
+    reason: Reason
+    fault_class: FaultClass
+    """If it stops a rank."""
+    applies: Callable[[Port], bool]
+    words: Callable[[str, Port], str]
+
+
+STACK_RULES: Final = (
+    StackRule(
+        Reason.STACK_HUNG,
+        FaultClass.REBOOT,
+        lambda stack: stack.hung,
+        lambda mac: f"the RDMA stack of {mac} does not answer: reboot {mac} (`sudo shutdown -r now`)",
     ),
-    Reason.RDMA_DISABLED: lambda mac, _: (
-        f"RDMA is disabled on {mac}: start {mac} in Recovery, run `rdma_ctl enable` in Terminal, and restart"
+    StackRule(
+        Reason.RDMA_UNSUPPORTED,
+        FaultClass.CONFIGURE,
+        lambda stack: not stack.supported,
+        lambda mac: f"{mac} cannot use RDMA over Thunderbolt, which needs {LEAST_MACOS_TEXT}: update {mac}",
     ),
-    Reason.NO_DEVICES: lambda mac, _: f"`ibv_devices` lists no device on {mac}: RDMA needs a Mac with Thunderbolt 5",
-    Reason.DEVICE_MISSING: lambda mac, port: (
-        f"{mac} does not list {port.device or 'an RDMA device for the port'}: replug the cable, then run "
-        f"`ibv_devices` on {mac}; if it does not list the device either, reboot {mac}"
+    StackRule(
+        Reason.RDMA_DISABLED,
+        FaultClass.CONFIGURE,
+        lambda stack: stack.enabled is False,
+        lambda mac: f"RDMA is disabled on {mac}: start {mac} in Recovery, run `rdma_ctl enable` in Terminal, and restart",
     ),
-    Reason.BRIDGE_MEMBER: _bridge,
-    Reason.PORT_DOWN: _down,
-    Reason.NO_IPV4_ADDRESS: _no_address,
+    StackRule(
+        Reason.NO_DEVICES,
+        FaultClass.REPLAN,
+        lambda stack: stack.has_devices is False,
+        lambda mac: f"`ibv_devices` lists no device on {mac}: RDMA needs a Mac with Thunderbolt 5",
+    ),
+)
+PORT_RULES: Final = (
+    PortRule(
+        Reason.DEVICE_MISSING,
+        FaultClass.REPLAN,
+        lambda port: port.device is None or port.state is None,
+        lambda mac, port: (
+            f"{mac} does not list {port.device or 'an RDMA device for the port'}: replug the cable, then run "
+            f"`ibv_devices` on {mac}; if it does not list the device either, reboot {mac}"
+        ),
+    ),
+    PortRule(Reason.BRIDGE_MEMBER, FaultClass.CONFIGURE, lambda port: port.bridge is not None, _bridge),
+    PortRule(Reason.PORT_DOWN, FaultClass.REPLAN, lambda port: port.state is not RDMADeviceState.ACTIVE, _down),
+    PortRule(Reason.NO_IPV4_ADDRESS, FaultClass.CONFIGURE, lambda port: not port.mapped, _no_address),
+)
+
+FAULT_CLASS: Final = {
+    **{rule.reason: rule.fault_class for rule in (*STACK_RULES, *PORT_RULES)},
+    Reason.COMMAND_FAILED: FaultClass.RETRY,
 }
+"""The fault class of an RDMA fault that stops a rank."""
+
+
+def stack_fault(stack: Stack) -> Reason | None:
+    """Why RDMA works on no port of the Mac; None if the stack has no fault."""
+    return next((rule.reason for rule in STACK_RULES if stack.reported == rule.reason or rule.applies(stack)), None)
+
+
+def port_fault(port: Port) -> Reason | None:
+    """Why RDMA does not work on a port of a Mac whose stack works; None when it does."""
+    return next((rule.reason for rule in PORT_RULES if rule.applies(port)), None)
+
+
+def first_fault(ends: Iterable[tuple[Stack, Port]]) -> tuple[Reason, int] | None:
+    """The fault of several ports that comes first in the tables, and the index of its port; None when all of them work."""
+    faults = ((stack_fault(stack) or port_fault(port), index) for index, (stack, port) in enumerate(ends))
+    found = [(reason, index) for reason, index in faults if reason is not None]
+    return min(found, key=lambda fault: _ORDER.index(fault[0]), default=None)
+
+
+_ORDER: Final = [rule.reason for rule in (*STACK_RULES, *PORT_RULES)]
+_STACK_WORDS: Final = {rule.reason: rule.words for rule in STACK_RULES}
+_PORT_WORDS: Final = {rule.reason: rule.words for rule in PORT_RULES}
+
+
+def explain(reason: Reason, mac: str, port: Port | None = None, evidence: str = "") -> str:
+    """The fault in words, and what to do. ``mac`` names the Mac; ``evidence`` is what a command said."""
+    of_stack = _STACK_WORDS.get(reason)
+    text = of_stack(mac) if of_stack else _PORT_WORDS[reason](mac, port or Port(None, None, None))
+    return f"{evidence}; {text}" if evidence else text

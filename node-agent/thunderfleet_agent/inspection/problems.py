@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thunderfleet_crds.nodeprofile import NodeProfileStatus, ThunderboltPort
+from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.thunderboltlink import generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 from thunderfleet_lib.rdma import rules
@@ -70,9 +71,10 @@ def port_problems(port: ThunderboltPort, status: NodeProfileStatus) -> Iterator[
             f"`networksetup -listallhardwareports` lists no port named `Thunderbolt {port.receptacle}`: "
             "run the command on this Mac and check its output"
         )
-    fault = _rdma_fault(port, status)
+    fault = rdma_fault(port, status)
     if fault is not None:
-        yield fault
+        _, text = fault
+        yield text
     for peer in port.peers:
         slowest = peer.speed_mbps or port.speed_mbps
         if slowest and generation(slowest) != "TB5":
@@ -82,10 +84,11 @@ def port_problems(port: ThunderboltPort, status: NodeProfileStatus) -> Iterator[
             yield f"the connection to {peer_name}{way} runs at {speed_text(slowest)}: {needs}"
 
 
-def _rdma_fault(port: ThunderboltPort, status: NodeProfileStatus) -> str | None:
+def rdma_fault(port: ThunderboltPort, status: NodeProfileStatus) -> tuple[Reason, str] | None:
+    """Why RDMA does not work on this port, by the rules that agent, operator and runner share: the reason, and in words."""
     device = next((d for d in (status.rdma.devices if status.rdma else ()) if d.name == port.rdma_device), None)
     interface = next((i for i in (status.network.interfaces if status.network else ()) if i.name == port.interface), None)
-    stack = rules.Stack(enabled=status.rdma.enabled if status.rdma else None)
+    stack = rules.Stack(enabled=status.rdma.enabled, reported=status.rdma.state) if status.rdma else rules.Stack()
     rdma_port = rules.Port(
         device=port.rdma_device,
         interface=port.interface,
@@ -95,7 +98,7 @@ def _rdma_fault(port: ThunderboltPort, status: NodeProfileStatus) -> str | None:
         address=next((a.address for a in (interface.addresses if interface else ()) if ":" not in a.address), None),
     )
     reason = rules.stack_fault(stack) or rules.port_fault(rdma_port)
-    return rules.explain(reason, THIS_MAC, rdma_port) if reason else None
+    return (reason, rules.explain(reason, THIS_MAC, rdma_port)) if reason else None
 
 
 def speed_text(mbps: int | None) -> str:

@@ -24,7 +24,7 @@ from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.prober import Preempted, Prober
 from thunderfleet_agent.measure.schedule.figures import Figures
-from thunderfleet_agent.measure.schedule.probes import Probe, ProbeKind
+from thunderfleet_agent.measure.schedule.probes import LOCAL, Probe, ProbeKind, local_settings
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, Rdma, Sockets
 from thunderfleet_agent.measure.schedule.view import View, notes, view, wanted
 from thunderfleet_agent.measure.session import channel
@@ -43,7 +43,8 @@ TICK_SECONDS = 0.5
 # A busy Mac is asked again for this time, if it may be free within SOON_SECONDS.
 PATIENCE_SECONDS = 60.0
 SOON_SECONDS = 5.0
-
+UNITS = {ProbeKind.GPU: "GFLOPS", ProbeKind.MEMORY: "MB/s"}
+"""The unit of what a probe of this Mac alone reports as its progress."""
 
 # A test of a cable moves as little as the settings allow.
 TEST_BYTES = 2**20
@@ -136,8 +137,8 @@ class Progress:
 
 
 async def device(what: ProbeKind, settings: MeasureSettings, progress: Progress) -> Figures:
-    """Measures GPU compute or memory bandwidth. Raises CannotMeasure."""
-    chosen, unit = {ProbeKind.GPU: (settings.gpu, "GFLOPS"), ProbeKind.MEMORY: (settings.memory, "MB/s")}[what]
+    """Measures this Mac alone, such as GPU compute or memory bandwidth. Raises CannotMeasure."""
+    unit = UNITS[what]
     best = 0.0
 
     async def heard(message: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ async def device(what: ProbeKind, settings: MeasureSettings, progress: Progress)
 
     progress.show(f"{what}: starting MLX")
     try:
-        found = await parent.run({"what": what.value, "seconds": chosen.seconds}, heard)
+        found = await parent.run({"what": what.value, "seconds": local_settings(settings, what).seconds}, heard)
     except parent.WorkerFailed as error:
         raise CannotMeasure(f"{what}: {error}") from None
     finally:
@@ -298,7 +299,7 @@ async def run(
         if what == "link":
             answers = await link(peer or "", own, settings, progress, only_cables=only_cables)
         else:
-            kinds = [ProbeKind.GPU, ProbeKind.MEMORY] if what == "all" else [ProbeKind(what)]
+            kinds = LOCAL if what == "all" else (ProbeKind(what),)
             answers = [Answer(kind.value, await device(kind, settings, progress), kind=kind.value) for kind in kinds]
     except CannotMeasure as error:
         progress.end()

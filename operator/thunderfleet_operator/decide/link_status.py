@@ -11,7 +11,7 @@ from thunderfleet_crds.conditions import Condition, find_condition, set_conditio
 from thunderfleet_crds.fields import quantity
 from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus, ThunderboltPort
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, Endpoint, ThunderboltLink, generation
+from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, SUMMARY_FIELDS, Endpoint, ThunderboltLink, generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport
 from thunderfleet_lib.rdma import rules
 
@@ -23,7 +23,6 @@ DEGRADED_PERCENT = 50
 TCP_MBPS = 2_000
 """The rate expected of TCP on any Thunderbolt cable, or the negotiated speed if that is lower. The Macs' processors limit TCP,
 not the cable; half of this is what Gigabit Ethernet gives. RDMA is expected to reach the negotiated speed."""
-COLUMNS = ("rdma", "speed", "generation", "gbps", "rtt")
 
 
 class Verdict(NamedTuple):
@@ -267,14 +266,7 @@ def _unread(profile: NodeProfile | None) -> Verdict | None:
 def _stack(status: NodeProfileStatus | None) -> rules.Stack:
     """The RDMA stack of a Mac as its agent reports it."""
     rdma = status.rdma if status else None
-    if rdma is None:
-        return rules.Stack()
-    return rules.Stack(
-        supported=rdma.state != Reason.RDMA_UNSUPPORTED,
-        hung=rdma.state == Reason.STACK_HUNG,
-        enabled=rdma.enabled,
-        has_devices=False if rdma.state == Reason.NO_DEVICES else None,
-    )
+    return rules.Stack(enabled=rdma.enabled, reported=rdma.state) if rdma else rules.Stack()
 
 
 def _rdma_port(end: Endpoint, status: NodeProfileStatus | None) -> rules.Port:
@@ -329,6 +321,6 @@ def summary(
 def current(link: ThunderboltLink) -> Json:
     """The operator's part of the status as it is."""
     dumped = link.status.dump()
-    status = {key: dumped[key] for key in COLUMNS if key in dumped}
+    status = {key: dumped[key] for key in SUMMARY_FIELDS if key in dumped}
     status["conditions"] = [c.dump() for c in link.status.conditions if c.type in CONDITION_TYPES]
     return status

@@ -2,13 +2,20 @@
 
 A Mac must be Ready, schedulable and profiled, match the selector, have only tolerated taints, and hold the complete model.
 
-To add a rule, add its fact to ``fleet.Mac``, which ``observe.fleet`` makes from Node and NodeProfile, and its message here.
-Then add how hard it is to change to ``explain.obstacles``, which orders the near misses, and the fact of a Mac that follows the
-rule to ``explain.changed.fixed``: without it, no near miss names such a Mac. A rule about several Macs belongs to ``cohorts``,
-one about links to ``graph.hops``, a preference to ``score``.
+To add a rule:
+
+1. Add its fact to ``fleet.Mac``, which ``observe.fleet`` makes from Node and NodeProfile.
+2. Add its message to ``_node_reasons``, and the fact of a Mac that follows the rule to ``mended`` below it. Near misses and
+   simulated failures use that; ``test_a_mended_mac_may_take_a_rank`` fails without it.
+3. If the rule takes more than a setting to follow, say so in ``_cost`` of ``explain.obstacles``, which orders near misses.
+4. If the fact changes often, and a change cannot affect groups on other Macs, leave it out in ``_for_all`` of
+   ``observe.concerns``: otherwise each change queues every ModelDeployment.
+
+A rule about several Macs belongs to ``cohorts``, one about links to ``graph.hops``, a preference to ``score``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from thunderfleet_operator.placement.fleet import Mac, Taint
@@ -112,6 +119,12 @@ def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:
     for taint in untolerated(mac.taints, request.tolerations) if mac.taints else ():
         value = f"={taint.value}" if taint.value else ""
         yield f"has the taint {taint.key}{value}:{taint.effect}, which spec.nodes.tolerations does not tolerate"
+
+
+def mended(mac: Mac, request: Request) -> Mac:
+    """The Mac once nothing of ``_node_reasons`` keeps it away, except what only ``request`` says (``avoid``)."""
+    labels = {**mac.labels, **request.selector}
+    return replace(mac, ready=True, schedulable=True, quarantine=None, labels=labels, taints=())
 
 
 def ineligible_reasons(mac: Mac, request: Request) -> Iterator[str]:

@@ -24,6 +24,7 @@ from thunderfleet_operator.observe.proofs import TRUSTING
 from thunderfleet_operator.observe.reader import groups_of
 from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Cable, Fleet, Mac, Placement, RankPlacement, Request, Speed, Unplaceable, present
+from thunderfleet_operator.placement.eligibility import mended
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.planner import KEPT
 from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS
@@ -126,17 +127,8 @@ def _lenient(fleet: Fleet, asked: Request, used: Mapping[str, int]) -> Fleet:
 
     ``used``: its bytes on each.
     """
-    labels = dict(asked.selector)
     macs = [
-        replace(
-            mac,
-            free_bytes=max(used[name], mac.free_bytes),
-            ready=True,
-            schedulable=True,
-            quarantine=None,
-            taints=(),
-            labels={**mac.labels, **labels},
-        )
+        replace(mended(mac, asked), free_bytes=max(used[name], mac.free_bytes))
         for name, mac in fleet.macs.items()
         if name in used
     ]

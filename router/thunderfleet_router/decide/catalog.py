@@ -13,13 +13,10 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from thunderfleet_crds import routing
-from thunderfleet_crds.names import served_name
+from thunderfleet_crds.names import client_names, served_name
 from thunderfleet_crds.routing import AcceptedKey, Routes
 from thunderfleet_crds.vocabulary import GroupPhase
 
-DEFAULT_SLOTS = 4
-DEFAULT_CONTEXT = 32768
-DEFAULT_CACHED = 65536
 _COMING = frozenset(
     {
         GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.WAITING, GroupPhase.PREPARING, GroupPhase.FORMING,
@@ -96,8 +93,8 @@ class Deployment:
 
     @property
     def gateway_names(self) -> tuple[str, ...]:
-        """The names that its gateways accept."""
-        return (self.name, self.full_name, self.model, self.model.rpartition("/")[2])
+        """The names that its gateways accept, by precedence."""
+        return client_names(self.namespace, self.name, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +156,8 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
     groups = tuple(_groups(namespace, name, uid, status, document, keys))
     requires_key = bool(server.get("apiKeySecret"))
     autoscaling = spec.get("autoscaling")
+    context_tokens = int(memory.get("contextTokens") or routing.DEFAULT_CONTEXT_TOKENS)
+    cached_tokens = memory.get("cachedTokens")
     return Deployment(
         namespace=namespace,
         name=name,
@@ -167,9 +166,9 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
         aliases=tuple(str(alias) for alias in (server.get("aliases") or ())[: routing.MAX_ALIASES]),
         created=_seconds(metadata.get("creationTimestamp")),
         requires_key=requires_key,
-        slots=int(memory.get("concurrentRequests") or DEFAULT_SLOTS),
-        context_tokens=int(memory.get("contextTokens") or DEFAULT_CONTEXT),
-        cached_tokens=int(memory.get("cachedTokens", DEFAULT_CACHED)),
+        slots=int(memory.get("concurrentRequests") or routing.DEFAULT_CONCURRENT_REQUESTS),
+        context_tokens=context_tokens,
+        cached_tokens=routing.cache_capacity(None if cached_tokens is None else int(cached_tokens), context_tokens),
         groups=groups,
         outlook=_outlook(metadata, spec, status, groups),
         autoscales=isinstance(autoscaling, Mapping),

@@ -21,12 +21,13 @@ Lookup = Callable[[int, str], list[Deployment]]
 """The ModelDeployments that have a name in one of the steps."""
 
 _STEPS: tuple[Keys, ...] = (
-    lambda deployment: (deployment.full_name,),
-    lambda deployment: (deployment.name,),
-    lambda deployment: (deployment.model,),
-    lambda deployment: (deployment.model.rpartition("/")[2],),
+    lambda deployment: deployment.gateway_names[:1],
+    lambda deployment: deployment.gateway_names[1:2],
+    lambda deployment: deployment.gateway_names[2:3],
+    lambda deployment: deployment.gateway_names[3:],
     lambda deployment: deployment.aliases,
 )
+"""The names of each step, in the order of ``names.client_names`` of the API."""
 _MODEL_STEP = 2
 """From this step on, several ModelDeployments of one namespace may have the name."""
 _ALIASES = len(_STEPS) - 1

@@ -13,6 +13,7 @@ from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies
 from thunderfleet_lib.httpapi.errors import ApiError
+from thunderfleet_lib.httpapi.paths import LIGHT
 from thunderfleet_lib.httpapi.shares import Shares
 
 from thunderfleet_router.decide import asked, limits, names, prefixes, suspects
@@ -32,8 +33,6 @@ MAX_REQUESTS = 1280
 """Requests that are read, wait or run; others get 429 before their body is read."""
 UNKNOWN = "-"
 """Placeholder for an unknown value of a request."""
-LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-"""Paths that need no turn of the model."""
 PARSED_HERE_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, one at a time: each holds the interpreter's lock for up to 0.2 s, and between two of them
 the event loop has its turn."""

@@ -10,6 +10,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 from thunderfleet_lib import logs
+from thunderfleet_lib.httpapi import paths
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.errors import ApiError, of_path
 from thunderfleet_lib.httpapi.refusals import refusal
@@ -37,17 +38,6 @@ START_SECONDS: Final = 5.0
 """How long a request waits for a router that has just started."""
 POLL_SECONDS: Final = 0.05
 CLIENT_GONE: Final = 499
-POSTS: Final = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
-)
-PATHS: Final = "/v1/models, " + ", ".join(POSTS[:-1]) + " or " + POSTS[-1]
 _CORS_HEADERS: Final = "Authorization, Content-Type, x-api-key, anthropic-version, anthropic-beta, X-Request-Id, traceparent"
 _EXPOSED: Final = "X-Request-Id, Retry-After, X-Thunderfleet-Ignored, X-Thunderfleet-Clamped"
 
@@ -97,7 +87,7 @@ class Server:
         app.on_response_prepare.append(self._last)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{name:.+}", self.model)
-        for path in POSTS:
+        for path in paths.POSTS:
             app.router.add_post(path, self.ask)
         app.router.add_get("/health", self.health)
         app.router.add_get("/healthz", self.healthz)
@@ -118,7 +108,7 @@ class Server:
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not _of_api(request):
+        if not paths.of_api(request.path):
             return await handler(request)
         started = time.monotonic()
         name = f"{request.method} {_endpoint(request)}"
@@ -145,7 +135,7 @@ class Server:
             return _error(error, request)
         except web.HTTPException as error:
             code = error.status
-            return _error(refusal(error, request, PATHS), request)
+            return _error(refusal(error, request, paths.FOR_CLIENTS), request)
         except (ClientGone, asyncio.CancelledError, ConnectionError):
             code = CLIENT_GONE
             raise
@@ -264,10 +254,6 @@ def _check_head(request: web.Request) -> None:
     size = sum(map(len, chain.from_iterable(request.raw_headers)))
     if size > HEAD_BYTES:
         raise ApiError(431, f"the headers have {size} bytes; at most {HEAD_BYTES} are allowed")
-
-
-def _of_api(request: web.Request) -> bool:
-    return request.path.startswith("/v1/") or request.path in ("/tokenize", "/detokenize")
 
 
 def _endpoint(request: web.Request) -> str:

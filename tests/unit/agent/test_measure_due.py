@@ -14,7 +14,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thunderfleet_agent.cli import _parser
 from thunderfleet_agent.measure.ledger import FILE, Ledger
+from thunderfleet_agent.measure.measure_cli import UNITS
 from thunderfleet_agent.measure.schedule import gates, view
 from thunderfleet_agent.measure.schedule.due import (
     BACKOFF,
@@ -31,6 +33,7 @@ from thunderfleet_agent.measure.schedule.due import (
 from thunderfleet_agent.measure.schedule.figures import Figures, moved, result
 from thunderfleet_agent.measure.schedule.freshness import benchmarks_fresh
 from thunderfleet_agent.measure.schedule.probes import (
+    LOCAL,
     NEEDS,
     Key,
     Need,
@@ -45,7 +48,9 @@ from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
 from thunderfleet_agent.measure.session.probe_lock import MacBusy, ProbeLock
 from thunderfleet_agent.measure.session.rates import rate_mbps, trips
 from thunderfleet_agent.measure.worker import gpu
+from thunderfleet_agent.measure.worker.child import local_measurements
 from thunderfleet_agent.measure.worker.warm_up import best, is_steady
+from thunderfleet_agent.metrics import _FIGURES
 from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
 from thunderfleet_crds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
 from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState
@@ -56,6 +61,11 @@ CABLE = Probe(Key(ProbeKind.SOCKET, Target("b", "10.0.0.2", "a.tb1--b.tb1")), 30
 LAN = Probe(Key(ProbeKind.SOCKET, Target("b", "192.168.0.2")), 300, 13, 10)
 RDMA = Probe(Key(ProbeKind.RDMA, Target("b", "", "a.tb1--b.tb1")), 21600, 80, 100)
 ALL = (GPU, CABLE, LAN, RDMA)
+LOCAL_FIGURES = {
+    ProbeKind.GPU: Figures(flops=27 * 10**12, mlx_version="0.32.4"),
+    ProbeKind.MEMORY: Figures(megabytes_per_second=702_000),
+}
+"""For each probe of this Mac alone, figures that it may have."""
 
 
 def plan(history: dict[Key, History], now: float, closed: dict[Key, str] | None = None, **more: object) -> Plan:
@@ -66,7 +76,9 @@ def plan(history: dict[Key, History], now: float, closed: dict[Key, str] | None 
 
 def test_defaults_are_those_of_the_chart() -> None:
     values = yaml.safe_load((Path(__file__).parents[3] / "charts/thunderfleet/values.yaml").read_text())
-    assert parse(json.dumps(values["agent"]["measure"])) == MeasureSettings()
+    chart = values["agent"]["measure"]
+    assert chart == MeasureSettings().model_dump(mode="json", by_alias=True), "agent.measure of values.yaml lacks a setting"
+    assert parse(json.dumps(chart)) == MeasureSettings()
 
 
 def test_what_is_missing_runs_and_what_is_fresh_does_not() -> None:
@@ -186,6 +198,22 @@ def test_a_group_closes_the_gpu_its_cables_and_the_way_to_its_members() -> None:
     assert "network" in (gates.blocked_by(far, (group(),)) or "")
     assert RDMA.needs == {Need.PEER, Need.LINK, Need.GPU}
     assert CABLE.needs == {Need.PEER, Need.LINK} and LAN.needs == {Need.PEER}
+
+
+def test_a_probe_of_this_mac_alone_is_known_wherever_it_is_run_shown_or_kept() -> None:
+    how = "see on how to add a probe: measure/schedule/probes.py"
+    assert set(LOCAL_FIGURES) == set(LOCAL), f"LOCAL_FIGURES of this file; {how}"
+    assert set(local_measurements()) == set(LOCAL), f"measure/worker/child.py; {how}"
+    assert set(UNITS) == set(LOCAL), f"measure/measure_cli.py; {how}"
+    for kind in LOCAL:
+        assert _parser().parse_args(["measure", kind.value]).what == kind, how
+    shown = {figure for _, _, figure, _ in _FIGURES}
+    for kind, figures_of in LOCAL_FIGURES.items():
+        names = figures_of.model_dump(exclude_none=True).keys() - {"mlx_version"}
+        assert names and names <= shown, f"{kind}: _FIGURES of metrics.py; {how}"
+        assert figures_of.words() != "no figures", f"{kind}: Figures.words; {how}"
+        without_version = figures_of.model_copy(update={"mlx_version": None})
+        assert moved(Figures(), without_version), f"{kind}: moved of measure/schedule/figures.py; {how}"
 
 
 def test_every_kind_of_probe_says_what_it_needs() -> None:
@@ -348,8 +376,8 @@ def test_two_addresses_of_one_pair_are_two_results() -> None:
 
 def test_what_status_says_is_read_back() -> None:
     ledger = Ledger("a")
-    ledger.record(GPU.key, Figures(flops=27 * 10**12, mlx_version="0.32.4"), WALL, 0.0)
-    ledger.record(Key(ProbeKind.MEMORY), Figures(megabytes_per_second=702_000), WALL, 0.0)
+    for kind, measured in LOCAL_FIGURES.items():
+        ledger.record(Key(kind), measured, WALL, 0.0)
     ledger.record(LAN.key, figures(900), WALL, 0.0)
     ledger.record(CABLE.key, figures(38_000), WALL, 0.0)
     ledger.record(RDMA.key, figures(70_000).model_copy(update={"transport": MeasurementTransport.RDMA}), WALL, 0.0)
@@ -371,7 +399,8 @@ def test_what_status_says_is_read_back() -> None:
     )
     again = Ledger("a")
     again.load(profile, [link], WALL + timedelta(seconds=5), 100.0)
-    assert set(again.history) == {GPU.key, Key(ProbeKind.MEMORY), LAN.key, CABLE.key, RDMA.key}
+    assert set(again.history) == {*(Key(kind) for kind in LOCAL_FIGURES), LAN.key, CABLE.key, RDMA.key}
+    assert {GPU.key, Key(ProbeKind.MEMORY)} <= set(again.history)
     assert plan(again.history, 101.0).probe is None
     assert again.measurements(CABLE.target.link) == ledger.measurements(CABLE.target.link)
 

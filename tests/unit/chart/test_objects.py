@@ -25,6 +25,7 @@ from thunderfleet_crds.names import (
     MANAGED_BY,
     RUNNER_NAME,
 )
+from thunderfleet_crds.thunderboltlink import SUMMARY_FIELDS
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.act.certificate_controller import ENDPOINTS, SERVICE
@@ -148,6 +149,16 @@ def test_the_operators_names_are_reserved_for_it(render: Render) -> None:
     assert not [item for item in off if item["metadata"]["name"].startswith("thunderfleet-operator-objects")]
     older = render("--set", "operator.reserveObjects=null")
     assert find(older, "ValidatingAdmissionPolicy", "thunderfleet-operator-status"), "values of an older release have none"
+
+
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_no_agent_writes_what_the_operator_derives_for_a_link(render: Render, side: str) -> None:
+    policy = find(render(), "ValidatingAdmissionPolicy", "thunderfleet-agent-thunderboltlinks")
+    (compared,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == f"{side}Summary")
+    message = next(one["message"] for one in policy["spec"]["validations"] if "Summary" in one["expression"])
+    for field in SUMMARY_FIELDS:
+        missing = f"add {field} to $summary in templates/admission.yaml: otherwise every agent may write it"
+        assert f".status.{field})" in compared and field in message, missing
 
 
 def test_the_agent_deletes_nothing_and_touches_only_its_kinds(render: Render) -> None:

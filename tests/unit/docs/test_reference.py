@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thunderfleet_lib.httpapi.paths import POSTS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "runner/README.md"))
@@ -29,10 +30,17 @@ def test_every_reason_has_a_row_and_every_program_a_section() -> None:
     from thunderfleet_crds.reasons import Reason
 
     reasons = (ROOT / "docs/reference/reasons.md").read_text(encoding="utf-8")
-    assert all(f"| `{reason}` |" in reasons for reason in Reason)
+    assert [reason for reason in Reason if f"| `{reason}` |" not in reasons] == [], "run: make docs"
     commands = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
     programs = ("thunderfleet", *(f"thunderfleet-{name}" for name in ("operator", "agent", "kubelet", "runner")))
     assert all(f"\n## {program}\n" in commands for program in programs)
+
+
+def test_the_pages_name_every_path_of_the_models_api() -> None:
+    clients, security = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("clients.md", "security.md"))
+    for path in POSTS:
+        assert f"`{path}`" in clients, f"add {path} to the table of paths in docs/clients.md"
+        assert path.startswith("/v1/") or f"`{path}`" in security, f"add {path} to the ports in docs/security.md"
 
 
 PROGRAM = "(thunderfleet(?:-(?:operator|agent|kubelet|runner))?)"

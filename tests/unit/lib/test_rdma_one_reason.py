@@ -1,15 +1,21 @@
-"""One fault of RDMA has one reason in the agent, the operator and the runner: each looks at the same recorded Macs."""
+"""One fault of RDMA has one reason in the agent, the operator and the runner: each looks at the same recorded Macs.
+
+For a new rule, add to ``SHOWN`` how a Mac's commands show its fault.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from thunderfleet_agent.derive.links import PeerPort, link_reports
 from thunderfleet_agent.derive.profile import profile
+from thunderfleet_agent.inspection.problems import rdma_fault
 from thunderfleet_agent.observe.collector import Collector
 from thunderfleet_crds.apimodel import ObjectMeta
 from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
@@ -64,6 +70,24 @@ class RunnerHost(BlockingHost):
         return super().run(argv, self._limits.seconds(argv), stop, given)
 
 
+class Reasons(NamedTuple):
+    """The reason that each program reports for the first Mac or its port; None: RDMA works."""
+
+    node_profile: Reason | None
+    """The agent, ``derive/rdma_ready``."""
+    inspect: Reason | None
+    """The agent, ``inspection/problems``."""
+    thunderbolt_link: Reason | None
+    """The operator, ``decide/link_status``."""
+    preflight: Reason | None
+    """The runner, ``host/rdma``."""
+
+    @classmethod
+    def all(cls, reason: Reason | None) -> Reasons:
+        """The same in every program."""
+        return cls(*(reason for _ in cls._fields))
+
+
 class Pair:
     """Two recorded Macs with one cable; the first is called a. ``hangs``: a command that gets a short limit."""
 
@@ -91,8 +115,8 @@ class Pair:
         await asyncio.gather(collector.fast(), collector.slow())
         return profile(collector.facts, NOW).status
 
-    async def reasons(self) -> tuple[Reason | None, Reason | None, Reason | None]:
-        """Of the first Mac: what NodeProfile, ThunderboltLink and a rank's preflight say; None: RDMA works."""
+    async def reasons(self) -> Reasons:
+        """What each program reports."""
         statuses = {name: await self._status(name) for name in "ab"}
         (link,) = self._links(statuses)
         profiles = {name: NodeProfile(metadata=ObjectMeta(name=name), status=status) for name, status in statuses.items()}
@@ -102,10 +126,15 @@ class Pair:
         fault = await asyncio.to_thread(rdma.check, RunnerHost(self.folders["a"], self._limits), "a", (DEVICE,))
         if fault is not None:
             assert fault.fault is rules.FAULT_CLASS[Reason(fault.reason)]
-        return (
-            None if found.state == Reason.READY else Reason(found.state),
-            None if usable is Reason.USABLE else usable,
-            None if fault is None else Reason(fault.reason),
+        thunderbolt = statuses["a"].thunderbolt
+        assert thunderbolt is not None
+        port = next(port for port in thunderbolt.ports if port.peers)
+        inspected = rdma_fault(port, statuses["a"])
+        return Reasons(
+            node_profile=None if found.state == Reason.READY else Reason(found.state),
+            inspect=None if inspected is None else inspected[0],
+            thunderbolt_link=None if usable is Reason.USABLE else usable,
+            preflight=None if fault is None else Reason(fault.reason),
         )
 
     def _links(self, statuses: dict[str, NodeProfileStatus]) -> list[ThunderboltLink]:
@@ -126,54 +155,58 @@ class Pair:
         ]
 
 
+@dataclass(frozen=True)
+class Shown:
+    """How a fault shows on the first Mac of a pair: its settings in the fleet file, or what its commands print instead."""
+
+    settings: str = "rdma: true"
+    change: Callable[[Pair], None] = lambda pair: None
+    hangs: str = ""
+    """A command that gets a short limit, because ``change`` makes it hang."""
+
+
+def _without_lines(word: str, *commands: str) -> Callable[[Pair], None]:
+    """The commands print no line with this word."""
+
+    def edited(text: str) -> str:
+        return "".join(line for line in text.splitlines(keepends=True) if word not in line)
+
+    return lambda pair: pair.edit(edited, *commands)
+
+
+def _absent(*commands: str) -> Callable[[Pair], None]:
+    """The Mac has no such commands."""
+
+    def change(pair: Pair) -> None:
+        for command in commands:
+            (pair.folders["a"] / command).unlink()
+
+    return change
+
+
+SHOWN = {
+    Reason.STACK_HUNG: Shown(change=lambda pair: pair.commands.script("ibv_devinfo", "exec sleep 600"), hangs="ibv_devinfo"),
+    Reason.RDMA_UNSUPPORTED: Shown(change=_absent("rdma_ctl", "ibv_devices", "ibv_devinfo")),
+    Reason.RDMA_DISABLED: Shown("rdma: false"),
+    Reason.NO_DEVICES: Shown(change=_without_lines("rdma_", "ibv_devices")),
+    # The Mac has other ports, on which nothing is plugged in; the cable and the rank need this one.
+    Reason.DEVICE_MISSING: Shown(change=_without_lines(DEVICE, "ibv_devices")),
+    Reason.BRIDGE_MEMBER: Shown("rdma: true, bridge: [1]"),
+    Reason.PORT_DOWN: Shown(
+        change=lambda pair: pair.edit(lambda text: text.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"), "ibv_devinfo")
+    ),
+    Reason.NO_IPV4_ADDRESS: Shown(change=_without_lines("::ffff:", "ibv_devinfo")),
+}
+
+
 async def test_a_sound_cable_works_for_all(tmp_path: Path) -> None:
-    assert await Pair(tmp_path).reasons() == (None, None, None)
+    assert await Pair(tmp_path).reasons() == Reasons.all(None)
 
 
-@pytest.mark.parametrize(
-    ("one", "reason"), [("rdma: false", Reason.RDMA_DISABLED), ("rdma: true, bridge: [1]", Reason.BRIDGE_MEMBER)]
-)
-async def test_settings_of_the_mac(tmp_path: Path, one: str, reason: Reason) -> None:
-    assert await Pair(tmp_path, one).reasons() == (reason, reason, reason)
-
-
-async def test_no_ipv4_address(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-
-    def without_address(text: str) -> str:
-        return "".join(line for line in text.splitlines(keepends=True) if "::ffff:" not in line)
-
-    pair.edit(without_address, "ibv_devinfo")
-    assert await pair.reasons() == (Reason.NO_IPV4_ADDRESS,) * 3
-
-
-async def test_port_down(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.edit(lambda text: text.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"), "ibv_devinfo")
-    assert await pair.reasons() == (Reason.PORT_DOWN,) * 3
-
-
-async def test_no_device_at_all(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.edit(lambda text: "".join(line for line in text.splitlines(keepends=True) if "rdma_" not in line), "ibv_devices")
-    assert await pair.reasons() == (Reason.NO_DEVICES,) * 3
-
-
-async def test_the_device_of_one_port_is_missing(tmp_path: Path) -> None:
-    """The Mac has other ports, on which nothing is plugged in; the cable and the rank need this one."""
-    pair = Pair(tmp_path)
-    pair.edit(lambda text: "".join(line for line in text.splitlines(keepends=True) if DEVICE not in line), "ibv_devices")
-    assert await pair.reasons() == (Reason.DEVICE_MISSING,) * 3
-
-
-async def test_macos_without_rdma(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    for command in ("rdma_ctl", "ibv_devices", "ibv_devinfo"):
-        (pair.folders["a"] / command).unlink()
-    assert await pair.reasons() == (Reason.RDMA_UNSUPPORTED,) * 3
-
-
-async def test_a_stuck_stack(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, hangs="ibv_devinfo")
-    pair.commands.script("ibv_devinfo", "exec sleep 600")
-    assert await pair.reasons() == (Reason.STACK_HUNG,) * 3
+@pytest.mark.parametrize("reason", [rule.reason for rule in (*rules.STACK_RULES, *rules.PORT_RULES)])
+async def test_all_programs_report_the_reason_of_the_rule(tmp_path: Path, reason: Reason) -> None:
+    assert reason in SHOWN, f"add to SHOWN how a Mac's commands show {reason}"
+    shown = SHOWN[reason]
+    pair = Pair(tmp_path, shown.settings, shown.hangs)
+    shown.change(pair)
+    assert await pair.reasons() == Reasons.all(reason), "see lib/thunderfleet_lib/rdma/rules.py on how to add a rule"

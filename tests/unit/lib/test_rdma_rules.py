@@ -62,7 +62,7 @@ def test_the_first_cause_of_several_ports_is_named_with_its_port() -> None:
     assert rules.first_fault([(off, DOWN), (off, DOWN)]) == (Reason.RDMA_DISABLED, 0)
 
 
-@pytest.mark.parametrize("reason", [reason for reason, _ in (*rules._STACK_RULES, *rules._PORT_RULES)])
+@pytest.mark.parametrize("reason", [rule.reason for rule in (*rules.STACK_RULES, *rules.PORT_RULES)])
 def test_every_rule_has_a_class_and_a_message(reason: Reason) -> None:
     assert reason in rules.FAULT_CLASS
     assert "studio-1" in rules.explain(reason, "studio-1", DOWN)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from thunderfleet_crds.nodeprofile import NodeProfile
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.thunderboltlink import SUMMARY_FIELDS, ThunderboltLink
 from thunderfleet_lib.kube import Json
 from thunderfleet_operator.act import events
 from thunderfleet_operator.decide.link import LINGER_SECONDS, LinkDecision, change, decide, lingers
-from thunderfleet_operator.decide.link_status import summary
+from thunderfleet_operator.decide.link_status import current, summary
 from thunderfleet_operator.decide.status.events import Occurrence
 from thunderfleet_operator.observe.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedLink
@@ -220,6 +220,15 @@ def measured(link: ThunderboltLink, *rates: tuple[str, str, str, int, int]) -> T
     ]
     body = link.dump()
     return ThunderboltLink.load({**body, "status": {**body["status"], "measurements": told}})
+
+
+def test_a_status_that_was_written_is_up_to_date() -> None:
+    before = measured(link(end("a"), end("b")), ("a", "b", "RDMA", 60_000, 5), ("b", "a", "RDMA", 41_000, 6))
+    made = summary(before, {"a": profile("a"), "b": profile("b")}, NOW, BOTH)
+    assert set(made) == {*SUMMARY_FIELDS, "conditions"}
+    written = before.dump()
+    written["status"] |= made
+    assert current(ThunderboltLink.load(written)) == made
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 """Which Macs may take a rank, and the sentence about each that may not."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
+from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_operator.observe.nodes import taints
+from thunderfleet_operator.placement.cohorts import cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason, tolerates, untolerated, wanted_model
+from thunderfleet_operator.placement.explain.changed import fixed
 from thunderfleet_operator.placement.fleet import Mac, Taint
 from thunderfleet_operator.placement.model import ModelFacts
 from thunderfleet_operator.placement.request import Request, Toleration
@@ -105,6 +110,39 @@ def unsized(path: str, problem: str) -> ModelFacts:
 )
 def test_a_mac_that_may_not(mac: Mac, request_: Request, reason: str) -> None:
     assert ineligible_reason(mac, request_) == reason
+
+
+def others(value: object) -> list[Any]:
+    """Values of a field of a Mac that differ from ``value``."""
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [0, value + 10**15]
+        case str() | None:
+            return [None, "", "x"]
+        case Mapping():
+            return [{}]
+        case tuple():
+            return [(), (Taint("key", "value", "NoSchedule"),)]
+        case _:
+            return []
+
+
+def test_a_mended_mac_may_take_a_rank() -> None:
+    asked = replace(REQUEST, selector={"zone": "x"})
+    (cohort,) = cohorts({"a": MAC}, asked)
+    kept_away = set()
+    for field in fields(Mac):
+        for value in others(getattr(MAC, field.name)):
+            if field.name == "models" and value:
+                continue
+            mac = replace(MAC, **{field.name: value})
+            if ineligible_reason(mac, asked) is not None:
+                kept_away.add(field.name)
+                made = fixed(mac, asked, cohort, Transport.NONE)
+                assert ineligible_reason(made, asked) is None, f"add {field.name} to placement.eligibility.mended"
+    assert kept_away >= {"address", "ready", "schedulable", "labels", "taints", "profiled", "models", "quarantine"}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds import routing
+from thunderfleet_crds.modeldeployment import Memory
 from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi.errors import ApiError
@@ -184,6 +185,28 @@ def test_keys_need_the_routing_key_of_their_document() -> None:
     group = Model(urls=["http://127.0.0.1:1"], keys={"x": "1"})
     (deployment,) = build([group.object()], [group.document()], {}).deployments.values()
     assert deployment.groups[0].credential is None
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {},
+        {"contextTokens": 131072},
+        {"contextTokens": 131072, "cachedTokens": 0},
+        {"cachedTokens": 9},
+        {"concurrentRequests": 7},
+    ],
+)
+def test_the_router_reads_the_memory_of_a_spec_as_the_operator_does(memory: dict[str, int]) -> None:
+    item = A.object()
+    item["spec"]["memory"] = memory
+    (read,) = build([item], [], KEYS).deployments.values()
+    spec = Memory.model_validate(memory)
+    assert (read.context_tokens, read.slots, read.cached_tokens) == (
+        spec.context_tokens,
+        spec.concurrent_requests,
+        spec.cache_capacity,
+    )
 
 
 def test_both_headers_are_tried() -> None:

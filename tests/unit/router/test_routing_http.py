@@ -17,13 +17,13 @@ from thunderfleet_crds.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
+from thunderfleet_lib.httpapi.paths import POSTS
 from thunderfleet_lib.net.listener import Listener
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance, suspects
 from thunderfleet_router.decide.catalog import build
 from thunderfleet_router.http import exchange, metrics, reply, server, upstream
 from thunderfleet_router.http.exchange import Settings
-from thunderfleet_router.http.server import POSTS
 from thunderfleet_runner.api.http.admission import Admission
 from thunderfleet_runner.api.http.gateway import Gateway as GroupGateway
 from thunderfleet_runner.api.http.turns import place_of
@@ -57,8 +57,8 @@ def test_the_router_passes_on_every_path_of_a_gateway_that_takes_a_body() -> Non
     # Without a group: only its paths are needed.
     bare = GroupGateway.__new__(GroupGateway)
     bare.listener = Listener(1)
-    paths = {route.resource.canonical for route in bare.app().router.routes() if route.method == "POST" and route.resource}
-    assert paths == set(POSTS)
+    found = {route.resource.canonical for route in bare.app().router.routes() if route.method == "POST" and route.resource}
+    assert found == set(POSTS)
 
 
 async def _abort(request: web.Request, body: bytes) -> web.StreamResponse:

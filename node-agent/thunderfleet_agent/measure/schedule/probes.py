@@ -1,9 +1,17 @@
 """The probes: what is measured, on what, how long a result is valid, and the limits. Pure.
 
-To add a probe of this Mac alone, change ``ProbeKind``, ``NEEDS`` and ``local_probes`` here; ``settings``, and the chart's
-values with their schema; ``figures`` (a figure of its own: metrics are named after figures); ``worker.child`` with a module for
-the measurement, which ``prober`` starts; the NodeProfile's field, which ``ledger`` writes and reads back; the agent's
-``metrics``; and ``measure_cli`` with the choices of ``cli``.
+To add a probe of this Mac alone:
+
+1. Add its kind to ``ProbeKind`` and ``NEEDS``, and a field with the name of the kind to ``settings``, to ``agent.measure`` of
+   the chart's ``values.yaml`` and to ``values.schema.json``.
+2. Add its figure to ``figures`` (not one of another probe: metrics are named after figures; ``moved`` decides when a new value
+   is published) and to the agent's ``metrics``.
+3. Add a module for the measurement to ``worker``, and list it in ``worker.child``. ``prober`` needs no change.
+4. Add a field to ``Benchmarks`` of the NodeProfile, which ``ledger`` writes and reads back.
+5. Add the kind to the choices of ``measure`` in ``cli``, and its unit to ``measure_cli``.
+
+``tests/unit/agent/test_measure_due.py`` and ``tests/unit/chart`` fail while one of these is missing. A probe of
+two Macs also needs a module in ``session``, and is started in ``prober`` and admitted in ``admission``.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from thunderfleet_agent.measure.schedule.settings import MeasureSettings
+from thunderfleet_agent.measure.schedule.settings import Device, MeasureSettings
 
 ECHO_SECONDS = 1.0
 SETUP_SECONDS = 5.0
@@ -45,6 +53,9 @@ NEEDS: Final[Mapping[ProbeKind, frozenset[Need]]] = {
     # A rank keeps a core busy and wires memory.
     ProbeKind.RDMA: frozenset({Need.PEER, Need.GPU}),
 }
+
+LOCAL: Final = tuple(kind for kind in ProbeKind if Need.PEER not in NEEDS[kind])
+"""The probes of this Mac alone."""
 
 
 @dataclass(frozen=True, order=True)
@@ -108,9 +119,16 @@ class Probe:
         return NEEDS[self.kind] | ({Need.LINK} if self.target.link else set())
 
 
+def local_settings(settings: MeasureSettings, kind: ProbeKind) -> Device:
+    """The settings of a probe of this Mac alone: the field with the name of the kind."""
+    found = getattr(settings, kind.value)
+    assert isinstance(found, Device)
+    return found
+
+
 def local_probes(settings: MeasureSettings) -> tuple[Probe, ...]:
-    """The probes of this Mac alone."""
-    devices = ((ProbeKind.GPU, settings.gpu), (ProbeKind.MEMORY, settings.memory))
+    """The probes of this Mac alone that are enabled."""
+    devices = ((kind, local_settings(settings, kind)) for kind in LOCAL)
     return tuple(Probe(Key(kind), each.every_seconds, each.seconds) for kind, each in devices if each.enabled)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from thunderfleet_agent.measure.worker import gpu
 from thunderfleet_agent.measure.worker.guard import guard
 from thunderfleet_agent.measure.worker.pipe import Pipe
 
@@ -48,12 +50,17 @@ def main(order: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
+def local_measurements() -> dict[str, Callable[[float, gpu.Progress], dict[str, Any]]]:
+    """By the kind of probe, the measurement of this Mac alone: from the seconds of its warm-up to the fields of ``Figures``."""
+    return {"gpu": gpu.compute, "memory": gpu.memory}
+
+
 def _measure(order: dict[str, Any], pipe: Pipe) -> dict[str, Any]:
-    from thunderfleet_agent.measure.worker import gpu, pair
+    from thunderfleet_agent.measure.worker import pair
 
     if order["what"] == "pair":
         return pair.measure(order, pipe)
-    probes = {"gpu": gpu.compute, "memory": gpu.memory}
+    probes = local_measurements()
     if order["what"] not in probes:
         raise ValueError(f"unknown measurement {order['what']!r}; known: pair, {', '.join(probes)}")
     return probes[order["what"]](float(order["seconds"]) * WARM_UP_SHARE, pipe.progress)

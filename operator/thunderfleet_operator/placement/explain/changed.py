@@ -6,6 +6,7 @@ from dataclasses import replace
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
+from thunderfleet_operator.placement.eligibility import mended
 from thunderfleet_operator.placement.fleet import Cable, Dials, End, Fleet, Mac
 from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, backend
 from thunderfleet_operator.placement.request import Request
@@ -21,14 +22,9 @@ def fixed(mac: Mac, request: Request, cohort: Cohort, transport: PlacedTransport
     """A Mac that can join those of ``cohort``."""
     others = tuple(model for model in mac.models if model.path != cohort.model.path and model != cohort.model)
     return replace(
-        mac,
+        mended(mac, request),
         address=mac.address or mac.name,
-        ready=True,
-        schedulable=True,
-        quarantine=None,
         profiled=True,
-        labels={**mac.labels, **request.selector},
-        taints=(),
         models=(cohort.model, *others),
         mlx_version=cohort.mlx[0] or None,
         mlx_lm_version=cohort.mlx[1] or None,

@@ -17,7 +17,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from thunderfleet_lib import logs
-from thunderfleet_lib.httpapi import errors
+from thunderfleet_lib.httpapi import errors, paths
 from thunderfleet_lib.httpapi.bodies import MAX_BODY
 from thunderfleet_lib.httpapi.refusals import refusal
 from thunderfleet_lib.httpapi.requestid import request_id
@@ -47,9 +47,6 @@ SPARE_CONNECTIONS = 128
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-PATHS = (
-    "/v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /tokenize or /detokenize"
-)
 CLIENT_GONE = 499
 """Metric label for a client that closed its connection, as in nginx."""
 
@@ -86,23 +83,27 @@ class Gateway:
         self._created = int(time.time())
 
     def app(self) -> web.Application:
-        """The application with all paths. The error for an unknown path (``refusal``) lists those below ``/v1/``.
+        """The application with all paths.
 
-        The router passes a new path on only if it is in ``POSTS`` of its ``http/server``. A path that generates text also needs
-        an ``Endpoint`` (``intakeprotocol``), a parser (``api/prepare``) and a writer of its response (``api/http/generation``);
-        a question about tokens needs a ``Subject`` and an answer (``api/examine``).
+        A new path that takes a body begins in ``httpapi.paths`` of the library. A path that generates text also needs an
+        ``Endpoint`` (``intakeprotocol``), a parser (``api/prepare``) and a writer of its response (``api/http/generation``); a
+        question about tokens needs a ``Subject`` and an answer (``api/examine``). Its handler goes through ``_bounded``.
         """
+        handlers: dict[str, Handler] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/completions": self.completions,
+            "/v1/responses": self.responses,
+            "/v1/messages": self.messages,
+            "/v1/messages/count_tokens": self.count_tokens,
+            "/v1/embeddings": self.embeddings,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self.listener.track, self._middleware])
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{name:.+}", self.model)
-        app.router.add_post("/v1/chat/completions", self.chat)
-        app.router.add_post("/v1/completions", self.completions)
-        app.router.add_post("/v1/messages", self.messages)
-        app.router.add_post("/v1/messages/count_tokens", self.count_tokens)
-        app.router.add_post("/v1/responses", self.responses)
-        app.router.add_post("/v1/embeddings", self.embeddings)
-        app.router.add_post("/tokenize", self.tokenize)
-        app.router.add_post("/detokenize", self.detokenize)
+        for path in paths.POSTS:
+            app.router.add_post(path, handlers[path])
         app.router.add_get("/health", self.health)
         app.router.add_get("/healthz", self.healthz)
         app.router.add_get("/readyz", self.readyz)
@@ -119,7 +120,7 @@ class Gateway:
     async def _handled(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         code = 500
         try:
-            if _of_api(request):
+            if paths.of_api(request.path):
                 self._authorize(request)
                 self._lead()
             response = await handler(request)
@@ -130,9 +131,9 @@ class Gateway:
             return _error(error, request)
         except web.HTTPException as error:
             code = error.status
-            if error.status < 400 or not _of_api(request):
+            if error.status < 400 or not paths.of_api(request.path):
                 raise
-            return _error(refusal(error, request, PATHS), request)
+            return _error(refusal(error, request, paths.FOR_CLIENTS), request)
         except ClientGone as error:
             code = CLIENT_GONE
             log.warning("%s: %s", request.remote, error)
@@ -145,7 +146,7 @@ class Gateway:
             sentence = "the gateway failed to handle this request; see the log of the rank 0 pod"
             return _error(ApiError(500, sentence, type="server_error"), request)
         finally:
-            if _of_api(request):
+            if paths.of_api(request.path):
                 route = request.match_info.route.resource
                 self._metrics.requests.labels(route.canonical if route is not None else "unknown", str(code)).inc()
 
@@ -261,11 +262,6 @@ class Gateway:
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encoder(self._exposed), headers={"Content-Type": content_type})
-
-
-def _of_api(request: web.Request) -> bool:
-    """Whether a path is for clients, with a key if there is one; the others are for probes and Prometheus."""
-    return request.path.startswith("/v1/") or request.path in ("/tokenize", "/detokenize")
 
 
 def _error(error: ApiError, request: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from aiohttp import web
+from thunderfleet_crds.names import client_names
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies
 
@@ -65,7 +66,7 @@ class Generation:
         plan = service.plan
         return ModelLimits(
             model=service.model_name,
-            names=(plan.deployment, f"{plan.namespace}/{plan.deployment}", service.model_name.rpartition("/")[2]),
+            names=client_names(plan.namespace, plan.deployment, service.model_name),
             vocabulary=service.vocabulary.size,
             context_tokens=service.memory.context_tokens,
             chat_template=service.vocabulary.chat_template,
