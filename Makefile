@@ -8,7 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make bench JSON=FILE` also writes its results to FILE.
 JSON ?=
 # `make chaos`: SEED repeats a run, FAULTS is the number of faults, LOOK how many seconds longer they may last until they are
-# seen. With RESULTS=FILE, the same SEED and FAULTS go on where the last run stopped; a run begins no deployment after MINUTES.
+# noticed. With RESULTS=FILE, the same SEED and FAULTS continue where the last run stopped; a run begins no deployment after
+# MINUTES.
 SEED ?=
 FAULTS ?= 30
 RESULTS ?=
