@@ -154,7 +154,7 @@ def test_one_cable_is_named_once_and_no_near_miss_twice() -> None:
             {"a": End("a")},
             Transport.RING,
             "a ↔ b: a has no address at its end of the cable: a kubelet that runs as root sets one, and `kubectl describe "
-            "node a` says why it has not",
+            "node a` shows why it has not",
         ),
     ],
 )
