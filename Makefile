@@ -8,7 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make bench JSON=FILE` also writes its results to FILE.
 JSON ?=
 # `make chaos`: SEED repeats a run, FAULTS is the number of faults, LOOK how many seconds longer they may last until they are
-# seen. With RESULTS=FILE, the same SEED and FAULTS go on where the last run stopped; a run begins no deployment after MINUTES.
+# noticed. With RESULTS=FILE, the same SEED and FAULTS continue where the last run stopped; a run begins no deployment after
+# MINUTES.
 SEED ?=
 FAULTS ?= 30
 RESULTS ?=
@@ -131,7 +132,7 @@ soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
 runc: ## Install runc from the packages of Debian, if it is missing (Linux, as root)
 	@command -v runc >/dev/null || test "$$(uname)" = Darwin || { apt-get update -qq && apt-get install -y -qq --no-install-recommends runc; }
 
-# The tests of the page in a browser, its pictures and its figures in `make bench`. Chromium needs a font, which Debian does not say.
+# The tests of the page in a browser, its pictures and its figures in `make bench`. Chromium needs a font, which Debian does not declare.
 .PHONY: chromium
 chromium: ## Install Chromium and its driver from the packages of Debian, if they are missing (Linux, as root)
 	@{ command -v chromium && command -v chromedriver; } >/dev/null || test "$$(uname)" = Darwin || \

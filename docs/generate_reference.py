@@ -98,7 +98,7 @@ def _cell(text: object) -> str:
 def reasons() -> str:
     """Every reason of conditions, failures and Events."""
     parts = [
-        "# Reasons\n\nWhat the reasons in conditions, `lastFailure` and Events mean, and what to do.\n\n",
+        "# Reasons\n\nWhat the reasons in conditions, `lastFailure` and Events mean, and how to resolve them.\n\n",
         "Each pod of a group runs a supervisor, its main process, which starts the process of the pod's rank. Rank 0 leads the "
         "",
         "group.\n\n",
@@ -107,7 +107,7 @@ def reasons() -> str:
         "followed by a back-off also sets the condition `Degraded` and makes an Event, with the same reason. A `refusal` ",
         "means that rank 0 does not let another rank join; the reason is in the logs of both pods and in the message of the ",
         "group.\n\n",
-        "The condition `Stalled` has the reason of the failure or condition that needs a person to fix it.\n\n",
+        "The condition `Stalled` has the reason of the failure or condition that a user must fix.\n\n",
     ]
     parts.append("| reason | appears in | meaning | what to do |\n|---|---|---|---|\n")
     for reason in sorted(Reason, key=str.lower):
@@ -235,7 +235,7 @@ def chart_readme() -> str:
         "$ helm install thunderfleet CHART --namespace thunderfleet-system\n"
         "$ helm test thunderfleet --namespace thunderfleet-system\n```\n\n"
         "`helm uninstall` keeps the custom resource definitions and your objects.\n\n"
-        f"## Values\n\nValues that cannot work are refused with a message that says what is allowed.\n\n{values}"
+        f"## Values\n\nValues that cannot work are rejected with a message that lists what is allowed.\n\n{values}"
     )
 
 

@@ -37,7 +37,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Changes",
-                    "How often an end of a cable lost or got its carrier in the last hour.",
+                    "Number of times that an end of a cable lost or gained its carrier in the last hour.",
                     (
                         Query(
                             f"max by (cluster, name, node) (increase({LINK}_changes_total{{{NODE}}}[1h]))",

@@ -77,7 +77,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Groups",
-                    "Groups that the ModelDeployment asks for, and those that serve.",
+                    "Groups that the ModelDeployment requires, and those that serve.",
                     (
                         Query(latest("thunderfleet_modeldeployment_replicas", OBJECT, *OF), f"{NAME} wanted"),
                         Query(latest("thunderfleet_modeldeployment_ready_replicas", OBJECT, *OF), f"{NAME} serve"),
@@ -97,7 +97,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Asleep",
-                    "For how long a model has had no group because nobody asked for it; a request to a router starts one. "
+                    "How long a model has had no group because there was no request for it; a request to a router starts one. "
                     "Empty if none sleeps.",
                     (Query(f"{since(latest(f'{AUTOSCALING}_last_scale_timestamp_seconds', OBJECT, *OF))} and {ASLEEP}", NAME),),
                     kind="table",

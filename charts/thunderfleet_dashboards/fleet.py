@@ -35,7 +35,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "Groups missing",
-                    "Groups that ModelDeployments ask for and that do not serve.",
+                    "Groups that ModelDeployments require and that do not serve.",
                     (Query(f"sum({WANTED} - {READY})", ""),),
                     kind="number",
                     width=4,
@@ -183,7 +183,7 @@ PAGE = Page(
                 ),
                 Shown(
                     "GPU use",
-                    "Share of the time in which the GPU works. Needs macmon, ioreg or powermetrics.",
+                    "Fraction of the time in which the GPU is busy. Needs macmon, ioreg or powermetrics.",
                     (Query(latest("thunderfleet_mac_gpu_utilization_ratio", NODE, "node"), "{{node}}"),),
                     unit="percentunit",
                 ),

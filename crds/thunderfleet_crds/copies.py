@@ -26,7 +26,7 @@ class CopyState(ApiModel):
     bytes: Int64 = Field(default=0, description="Size of the model's files that the Mac needs, in bytes.")
     bytes_done: Int64 = Field(default=0, description="Bytes of these files that have arrived.")
     bytes_per_second: Int64 | None = Field(
-        default=None, description="Rate of arrival over the last seconds, in bytes per second."
+        default=None, description="Transfer rate over the last few seconds, in bytes per second."
     )
     seconds_left: Int64 | None = Field(default=None, description="Estimated time until all bytes have arrived, in seconds.")
     source: CopySource | None = Field(

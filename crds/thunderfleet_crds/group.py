@@ -132,7 +132,7 @@ class GroupState(_Value):
     epoch: int
     phase: ReportedGroupPhase
     message: str = ""
-    """One sentence: what the group waits for, or what a person must do."""
+    """One sentence: what the group waits for, or what a user must do."""
     attempt: int = 0
     """Number of attempts in this epoch. A rank that leaves during the checks starts no new attempt."""
     recoveries: int = 0

@@ -97,12 +97,13 @@ class ModelCacheSpec(ApiModel):
     )
     token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
-        "repositories. Only the pods that read from the hub mount it.",
+        description="Name of a Secret in the same namespace, with a token of the hub under the key token, for gated and "
+        "private repositories. Only the pods that read from the hub mount it.",
     )
     quantize: Quantize | None = Field(
         default=None,
-        description="Quantizes the weights, once, with mlx-lm in a pod on one Mac; other Macs copy the result. The repository "
+        description="If set, the weights are quantized once, with mlx-lm in a pod on one Mac; other Macs copy the result. "
+        "The repository "
         "must have weights in safetensors that are not quantized.",
     )
     copies: Annotated[int, Field(ge=0, le=MAX_MACS)] | None = Field(
@@ -111,7 +112,7 @@ class ModelCacheSpec(ApiModel):
         "that nodeSelector selects, or one Mac if that is empty.",
     )
     node_selector: Annotated[Mapping[str, LabelValue], Field(max_length=32)] = Field(
-        default={}, description="Labels of the Nodes that keep the model."
+        default={}, description="Labels that a Node must have to keep the model."
     )
 
 
@@ -126,7 +127,8 @@ class QuantizedFrom(ApiModel):
     mlx_lm: Word | None = Field(default=None, description="Version of mlx-lm that quantized it.")
     lost_since: Time | None = Field(
         default=None,
-        description="Time from which no Ready Mac had the quantized files. If that lasts, the repository is quantized again.",
+        description="Time since which no Ready Mac has had the quantized files. If that persists, the repository is quantized "
+        "again.",
     )
 
 
@@ -139,7 +141,7 @@ class Assignment(ApiModel):
     )
     no_source_since: Time | None = Field(
         default=None,
-        description="Time from which the Mac could not connect to any Mac that has the model, although at least one has it.",
+        description="Time since which the Mac cannot connect to any Mac that has the model, although at least one has it.",
     )
     layers: Ranges | None = Field(
         default=None, description="Layers whose files the Mac needs, such as 0-13; unset if it needs no part of the model."
@@ -214,14 +216,15 @@ class ModelCacheStatus(ApiModel):
     progress: Message | None = Field(default=None, description="Progress of the copies, for display.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
-        description="Conditions: Resolved and Fetched. Reconciling is True while files are missing, Stalled when a person must "
+        description="Conditions: Resolved and Fetched. Reconciling is True while files are missing, Stalled is True when a "
+        "user must "
         "change something.",
         json_schema_extra={"x-list-keys": ["type"]},
     )
 
 
 class ModelCache(ApiModel):
-    """ModelCache keeps a model of the Hugging Face Hub, or of another server, on the disks of Macs."""
+    """ModelCache keeps a model from the Hugging Face Hub, or from another server, on the disks of Macs."""
 
     model_config = ConfigDict(
         json_schema_extra={

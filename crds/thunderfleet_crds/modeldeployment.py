@@ -166,12 +166,13 @@ class ModelSource(ApiModel):
     )
     token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Name of a Secret in the namespace whose key token has a token of the hub, for gated and private "
-        "repositories. Only the pods that read from the hub mount it.",
+        description="Name of a Secret in the same namespace, with a token of the hub under the key token, for gated and "
+        "private repositories. Only the pods that read from the hub mount it.",
     )
     quantize: Quantize | None = Field(
         default=None,
-        description="Quantizes the weights of the repository, once, with mlx-lm in a pod on one Mac; the other Macs copy the "
+        description="If set, the weights of the repository are quantized once, with mlx-lm in a pod on one Mac; other Macs "
+        "copy the "
         "result. The repository must have weights in safetensors that are not quantized.",
     )
     copies: Copies = Field(
@@ -461,7 +462,8 @@ class ModelDeploymentSpec(ApiModel):
     )
     autoscaling: Autoscaling | None = Field(
         default=None,
-        description="How the number of groups follows the number of requests. If unset, replicas sets the number of groups. "
+        description="How the number of groups is adapted to the number of requests. If unset, replicas sets the number of "
+        "groups. "
         "A change restarts no group.",
     )
     suspend: bool = Field(
@@ -554,7 +556,7 @@ class Failure(ApiModel):
     """A failure of a group, described by its first cause."""
 
     class_: FaultClass = Field(
-        description="Response to the failure: Retry (on the same Nodes), Replan (a new placement), Configure (a person must "
+        description="Response to the failure: Retry (on the same Nodes), Replan (a new placement), Configure (a user must "
         "change something), Reboot (of the Mac) or Bug (a defect to report)."
     )
     reason: ReasonText = Field(description="Machine-readable reason in CamelCase.")
@@ -674,7 +676,8 @@ class Group(ApiModel):
     epoch: Count = Field(default=0, description="Number of the group's placement, which increases with every new placement.")
     plan_digest: Word | None = Field(
         default=None,
-        description="SHA-256 of the group's plan, the ConfigMap that tells the group's pods what to run and how to connect. If "
+        description="SHA-256 of the group's plan, the ConfigMap from which the group's pods read what to run and how to "
+        "connect. If "
         "the key that signed the plan is lost, the operator recognizes the plan by this digest.",
     )
     state: GroupPhase = Field(
@@ -703,8 +706,9 @@ class Group(ApiModel):
     )
     intake: Message | None = Field(
         default=None,
-        description="What is wrong with the intake, rank 0's process that tokenizes requests. While it does not work, requests "
-        "wait or fail. Unset if nothing is wrong.",
+        description="Description of a problem of the intake, rank 0's process that tokenizes requests. While it does not "
+        "work, requests "
+        "wait or fail. Unset if there is no problem.",
     )
     ranks: Annotated[tuple[Rank, ...], Field(max_length=MAX_RANKS)] = Field(
         default=(), description="Ranks of the group.", json_schema_extra={"x-list-keys": ["rank"]}
@@ -728,7 +732,7 @@ class Group(ApiModel):
     recorded_answers: Annotated[tuple[RecordedAnswer, ...], Field(max_length=MAX_RECORDED_ANSWERS)] = Field(
         default=(),
         description="Answers to the test prompt, one for each combination of weights, split, chips and versions. A different "
-        "answer, where one token was clearly likelier than others, is a failure.",
+        "answer, where one token was clearly more likely than others, is a failure.",
         json_schema_extra={"x-list-keys": ["key"]},
     )
     predicted: Predicted | None = Field(
@@ -813,7 +817,7 @@ class AutoscalingStatus(ApiModel):
     replicas: Annotated[int, Field(ge=0, le=MAX_GROUPS)] = Field(description="Number of groups.")
     draining_to: Annotated[int, Field(ge=0, le=MAX_GROUPS)] | None = Field(
         default=None,
-        description="Number of groups that stay. Routers send no more requests to the others, which are stopped when their "
+        description="Number of groups that remain. Routers send no more requests to the others, which are stopped when their "
         "requests have ended. Unset if no group is about to be stopped.",
     )
     last_scale_time: Time | None = Field(default=None, description="Time at which the number of groups last changed.")
@@ -880,14 +884,15 @@ class ModelDeploymentStatus(ApiModel):
     )
     terminating_pods: Annotated[tuple[TerminatingPod, ...], Field(max_length=256)] = Field(
         default=(),
-        description="Pods that terminate: of earlier epochs, or of groups that no longer exist. If one stays here for more "
+        description="Pods that are terminating: those of earlier epochs, or of groups that no longer exist. If one remains "
+        "here for more "
         "than a minute, its Node probably does not respond.",
     )
     benchmark: BenchmarkResult | None = Field(default=None, description="Result of the most recent benchmark.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),
         description="Conditions: ModelResolved, Placed, Bootstrapped, Verified, Ready, Benchmarked and Degraded. Reconciling "
-        "is True while the operator works on the spec, Stalled when a person must change something.",
+        "is True while the operator works on the spec, Stalled is True when a user must change something.",
         json_schema_extra={"x-list-keys": ["type"]},
     )
 

@@ -39,9 +39,9 @@ LABEL_OS: Final = "kubernetes.io/os"
 RESOURCE_GPU_MEMORY: Final = f"{GROUP}/gpu-memory"
 """The extended resource of Macs, in bytes: what their Nodes have for models, and what runner pods request."""
 RUNTIME_GPU_MEMORY: Final = "+gpu-memory"
-"""How ``nodeInfo.containerRuntimeVersion`` ends if the Node's kubelet knows ``RESOURCE_GPU_MEMORY``.
+"""How ``nodeInfo.containerRuntimeVersion`` ends if the Node's kubelet supports ``RESOURCE_GPU_MEMORY``.
 
-A kubelet that does not know the resource leaves it in ``capacity`` and ``allocatable``, which it merges. It overwrites this
+A kubelet that does not support the resource leaves it in ``capacity`` and ``allocatable``, which it merges. It overwrites this
 text, in the same write as ``kubeletVersion``.
 """
 

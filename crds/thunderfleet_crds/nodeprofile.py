@@ -179,7 +179,7 @@ class RDMA(ApiModel):
     """RDMA over Thunderbolt."""
 
     enabled: bool | None = Field(
-        default=None, description="Whether RDMA is enabled (with `rdma_ctl enable` in Recovery); unset if unknown."
+        default=None, description="Whether RDMA is enabled (with `rdma_ctl enable` in macOS Recovery); unset if unknown."
     )
     state: ReasonText | None = Field(
         default=None, description="Reason of the condition RDMAReady, such as Ready or RDMADisabled, for display."
@@ -248,7 +248,8 @@ class TensorSize(ApiModel):
 
     world_size: Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE)] = Field(description="Number of ranks.")
     tensor_bytes_per_rank: Annotated[tuple[Int64, ...], Field(max_length=MAX_WORLD_SIZE)] = Field(
-        default=(), description="Weights of each rank in bytes, by rank; empty if refusal says why they are not known."
+        default=(),
+        description="Weights of each rank in bytes, by rank; empty if refusal gives the reason why they are not known.",
     )
     refusal: Message | None = Field(default=None, description=REFUSAL)
 
@@ -405,7 +406,7 @@ class NodeProfileStatus(ApiModel):
         description="Set while the Mac is quarantined: no group is placed on it, because of a fault that only a reboot clears.",
     )
     last_panic: Panic | None = Field(
-        default=None, description="Last kernel panic of the Mac of which macOS has a report. Unset if there is none."
+        default=None, description="Most recent kernel panic of the Mac for which macOS has a report. Unset if there is none."
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(
         default=(),

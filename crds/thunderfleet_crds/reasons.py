@@ -13,7 +13,7 @@ from thunderfleet_crds.vocabulary import ConditionType as On
 
 FAILURE: Final = "lastFailure"
 """The reason appears in ``ModelDeployment.status.groups[].lastFailure`` and, while it lasts, in the condition Degraded. If the
-group does not start again by itself, it appears in the condition Stalled too."""
+group does not restart automatically, it appears in the condition Stalled too."""
 EVENT: Final = "Event"
 """The reason appears in Events only."""
 REFUSAL: Final = "refusal"
@@ -76,15 +76,15 @@ class Reason(StrEnum):
     BRIDGE_MEMBER = (
         "BridgeMember",
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
-        "A kubelet that runs as root removes the port from the bridge; if it has not, `kubectl describe node` says why. "
-        "Without such a kubelet, run `sudo thunderfleet doctor --fix` on the Mac: it gives the port a network service of its "
-        "own, which persists after a restart.",
+        "A kubelet that runs as root removes the port from the bridge; if it has not, `kubectl describe node` shows why. "
+        "Without such a kubelet, run `sudo thunderfleet doctor --fix` on the Mac: it gives the port a network service of "
+        "its own, which persists across restarts.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.READY, FAILURE),
     )
     NO_IPV4_ADDRESS = (
         "NoIPv4Address",
         "The RDMA device is Active, but has no GID for an IPv4 address; or a port that a TCP ring uses has no address.",
-        "A kubelet that runs as root gives each end of a cable an address; if it has not, `kubectl describe node` says why. "
+        "A kubelet that runs as root gives each end of a cable an address; if it has not, `kubectl describe node` shows why. "
         "Without such a kubelet, set addresses of one network for the network services of both ports, such as `sudo "
         "networksetup -setmanual SERVICE 10.0.0.1 255.255.255.252 ''` on one Mac and 10.0.0.2 on the other.",
         (On.RDMA_READY, On.RDMA_USABLE, On.READY, FAILURE),
@@ -92,13 +92,13 @@ class Reason(StrEnum):
     COMMAND_FAILED = (
         "CommandFailed",
         "A command that Thunderfleet runs on the Mac failed, its output cannot be parsed, or a model folder cannot be read.",
-        "Do what the message says. If it names a command, run it on the Mac to see the error.",
+        "Follow the instructions in the message. If it names a command, run it on the Mac to see the error.",
         (On.INVENTORY_COMPLETE, On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, FAILURE),
     )
     NOT_OBSERVED = (
         "NotObserved",
         "The agent has not finished its first observation.",
-        "Wait a minute; if the reason stays, read the log of the agent's pod on that Mac.",
+        "Wait a minute; if the reason persists, read the log of the agent's pod on that Mac.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.CLOCK_SYNCHRONIZED),
     )
     USABLE = ("Usable", "Both ends of the cable are ready for RDMA.", "", (On.RDMA_USABLE,))
@@ -200,8 +200,8 @@ class Reason(StrEnum):
     )
     NO_CARRIER = (
         "NoCarrier",
-        "One end sees no Mac behind the hub or display at its port, and its network interface has no carrier: the other Mac is "
-        "off, or the cable, hub or display was unplugged at the other end. The other Mac has not reported it.",
+        "One end detects no Mac behind the hub or display at its port, and its network interface has no carrier: the other "
+        "Mac is off, or the cable, hub or display was unplugged at the other end. The other Mac has not reported it.",
         "Plug the cable in; if the other Mac is on, check that its agent runs.",
         (On.CONNECTED,),
     )
@@ -228,9 +228,9 @@ class Reason(StrEnum):
     ONE_END = (
         "OneEnd",
         "Only one end reports that it detects the other: a display or hub is in between and the link works, or the other Mac "
-        "does not report its end. The message says which.",
-        "None for a display or hub; connect the Macs directly to detect the link at both ends. Otherwise do what the message "
-        "says.",
+        "does not report its end. The message states which.",
+        "None for a display or hub; connect the Macs directly to detect the link at both ends. Otherwise follow the "
+        "instructions in the message.",
         (On.SYMMETRIC,),
     )
     NO_END = (
@@ -259,7 +259,7 @@ class Reason(StrEnum):
         "ModelUnreadable",
         "A runner pod cannot read a file of the model.",
         "Let all users of the Mac read the folder in the message: `sudo chmod -R a+rX FOLDER`. Every folder above it needs "
-        "`a+x` too, so keep models outside of home folders.",
+        "`a+x` too, so keep models outside home folders.",
         (FAILURE,),
     )
     MODEL_UNSUPPORTED = (
@@ -291,7 +291,7 @@ class Reason(StrEnum):
     RESOLVING = (
         "Resolving",
         "A pod reads the repository's metadata from the hub.",
-        "Wait a minute; if the reason stays, `kubectl describe` the pod that the message names.",
+        "Wait a minute; if the reason persists, `kubectl describe` the pod that the message names.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
     QUANTIZING = (
@@ -312,7 +312,7 @@ class Reason(StrEnum):
         "Remove quantize from the spec, use another repository, or an image with a newer mlx-lm.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
-    FETCHED = ("Fetched", "Every Mac that is to have the model has all files that it needs.", "", (On.FETCHED,))
+    FETCHED = ("Fetched", "Every Mac to which the model is assigned has all files that it needs.", "", (On.FETCHED,))
     FETCHING = (
         "Fetching",
         "Macs fetch the model's files from the hub or from other Macs.",
@@ -334,7 +334,7 @@ class Reason(StrEnum):
     NO_MAC_TO_FETCH = (
         "NoMacToFetch",
         "No Mac can fetch the model: none is Ready, has an agent with a model store, and has enough free disk.",
-        "Do what the message says; the chart's value agent.modelStore names the folder.",
+        "Follow the instructions in the message; the chart's value agent.modelStore names the folder.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     GATED = (
@@ -358,7 +358,7 @@ class Reason(StrEnum):
     )
     REPOSITORY_MOVED = (
         "RepositoryMoved",
-        "The repository has another name now.",
+        "The repository has been renamed.",
         "Use the name in the message.",
         (On.RESOLVED, On.MODEL_RESOLVED),
     )
@@ -417,7 +417,7 @@ class Reason(StrEnum):
     COPY_FAILED = (
         "CopyFailed",
         "A Mac cannot save the files that it copies from other Macs.",
-        "Do what the message says; the agent tries again every minute.",
+        "Follow the instructions in the message; the agent tries again every minute.",
         (On.FETCHED,),
     )
     NO_SOURCE = (
@@ -432,7 +432,7 @@ class Reason(StrEnum):
     WRONG_BYTES = (
         "WrongBytes",
         "A file that arrived does not have the hash that the hub lists for it. It is not used.",
-        "None: the file is fetched again. If the reason stays, check proxy and mirror, and the Mac's disk.",
+        "None: the file is fetched again. If the reason persists, check proxy and mirror, and the Mac's disk.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
     DISK_FULL = (
@@ -450,7 +450,7 @@ class Reason(StrEnum):
     DOWNLOAD_FAILED = (
         "DownloadFailed",
         "A pod that reads from the hub failed for another reason.",
-        "Do what the message says; the pod's log has more. The operator tries again.",
+        "Follow the instructions in the message; the pod's log has details. The operator tries again.",
         (On.RESOLVED, On.FETCHED, On.MODEL_RESOLVED),
     )
 
@@ -459,7 +459,7 @@ class Reason(StrEnum):
     FAILBACK_PENDING = (
         "FailbackPending",
         "Every group has a placement. A group that was moved because a cable failed, or because a Mac got another address or "
-        "name, goes back to a better placement; the message says when.",
+        "name, goes back to a better placement; the message states when.",
         "None, or set `spec.recovery.failback: Never` to keep the group where it is.",
         (On.PLACED,),
     )
@@ -467,7 +467,7 @@ class Reason(StrEnum):
     PENDING = (
         "Pending",
         "The operator has not placed all groups yet.",
-        "Wait a few seconds; if the reason stays, read the log of the operator.",
+        "Wait a few seconds; if the reason persists, read the log of the operator.",
         (On.PLACED,),
     )
     SCALED_TO_ZERO = (
@@ -489,11 +489,11 @@ class Reason(StrEnum):
         "",
         (On.PLACED, On.BOOTSTRAPPED, On.VERIFIED, On.READY, On.RECONCILING),
     )
-    SCALED = ("Scaled", "Autoscaling has changed the number of groups; the message says why.", "", (EVENT,))
+    SCALED = ("Scaled", "Autoscaling has changed the number of groups; the message gives the reason.", "", (EVENT,))
     MODEL_NOT_RESOLVED = (
         "ModelNotResolved",
         "No Mac has a complete copy of the model that spec.model names.",
-        "Fix the condition ModelResolved first: its message says what was found.",
+        "Fix the condition ModelResolved first: its message lists what was found.",
         (On.PLACED,),
     )
     NO_MACS = (
@@ -519,14 +519,14 @@ class Reason(StrEnum):
         "NoRoom",
         "The model does not fit into the free memory of the usable Macs, cannot be split over them, or needs a Mac that "
         "cannot be used now.",
-        "Do what the message lists for one set of Macs; otherwise lower spec.memory.contextTokens, concurrentRequests "
-        "or cachedTokens, delete another ModelDeployment, or join a Mac.",
+        "Make the changes that the message lists for one set of Macs; otherwise lower spec.memory.contextTokens, "
+        "concurrentRequests or cachedTokens, delete another ModelDeployment, or join a Mac.",
         (On.PLACED, On.READY),
     )
     PLANNING_FAILED = (
         "PlanningFailed",
         "The planner failed, or reached its limit of time or memory.",
-        "Limit the Macs with spec.nodes.selector and spec.nodes.max; the operator retries. The operator's log says more.",
+        "Limit the Macs with spec.nodes.selector and spec.nodes.max; the operator retries. The operator's log has details.",
         (On.PLACED, On.READY),
     )
     NO_PORTS_LEFT = (
@@ -551,7 +551,7 @@ class Reason(StrEnum):
     NOT_YET_OBSERVED = (
         "NotYetObserved",
         "No Mac is known to be reachable from all others: the agents have not reported yet, or their connections fail.",
-        "Wait a minute; if the reason stays, check that the agent's pods run: `kubectl get pods -A -l "
+        "Wait a minute; if the reason persists, check that the agent's pods run: `kubectl get pods -A -l "
         "app.kubernetes.io/component=agent`, and status.reachability of the NodeProfiles.",
         (On.PLACED, On.READY),
     )
@@ -578,7 +578,8 @@ class Reason(StrEnum):
     SCHEDULING_GATED = (
         "SchedulingGated",
         "The pods of a group have scheduling gates, such as those of a queue that has not admitted them.",
-        "None if a queue admits them when it has room; otherwise ask who runs the program that sets the gates in the message.",
+        "None if a queue admits them when it has room; otherwise contact the owner of the program that sets the gates in the "
+        "message.",
         (On.READY,),
     )
     POD_REFUSED = (
@@ -600,27 +601,27 @@ class Reason(StrEnum):
     NOT_FORMED = (
         "NotFormed",
         "The ranks of at least one group have not connected to each other yet.",
-        "The message says for each group what it waits for; if a rank is missing, run `kubectl describe pod` for the pod "
+        "The message lists what each group waits for; if a rank is missing, run `kubectl describe pod` for the pod "
         "of that rank.",
         (On.BOOTSTRAPPED,),
     )
     PARTLY_READY = (
         "PartlyReady",
         "Some groups serve, others do not.",
-        "None for the groups that serve; the message says for each other group what it waits for.",
+        "None for the groups that serve; the message lists what each of the other groups waits for.",
         (On.READY,),
     )
     VERIFIED = (
         "Verified",
-        "Every group has passed the checks of spec.verify since its ranks connected; the message says what was checked.",
+        "Every group has passed the checks of spec.verify since its ranks connected; the message lists what was checked.",
         "",
         (On.VERIFIED,),
     )
     NOT_VERIFIED = (
         "NotVerified",
         "A group has not finished the checks of spec.verify.",
-        'None: the message says when the next check runs. If it is "not checked yet" although the group is Ready, the image of '
-        "a pod is too old to check: use the same image on every Mac.",
+        'None: the message states when the next check runs. If it is "not checked yet" although the group is Ready, the image '
+        "of a pod is too old to check: use the same image on every Mac.",
         (On.VERIFIED,),
     )
     LENGTH_NOT_PROVED = (
@@ -645,26 +646,26 @@ class Reason(StrEnum):
     )
     PROGRESSING = (
         "Progressing",
-        "The operator works on what the spec asks for, and has not reached it yet.",
+        "The operator works towards the state that the spec describes, and has not reached it yet.",
         "None: wait, or read the conditions that the message names.",
         (On.RECONCILING,),
     )
     ROLLING_OUT = (
         "RollingOut",
-        "A changed spec replaces the groups one after the other.",
+        "The groups are replaced one after the other, because the spec has changed.",
         "None: wait. A group is replaced when its requests have ended.",
         (On.RECONCILING,),
     )
     STOPPING = (
         "Stopping",
-        "Groups that the spec no longer asks for finish their requests and stop.",
+        "Groups that the spec no longer requires finish their requests and stop.",
         "None: wait.",
         (On.RECONCILING,),
     )
     NEEDS_A_PERSON = (
         "NeedsAPerson",
-        "The operator has stopped working on the spec, because a person must change something.",
-        "Do what the message of the condition Stalled says.",
+        "The operator has stopped working on the spec, because a user must change something.",
+        "Follow the instructions in the message of the condition Stalled.",
         (On.RECONCILING,),
     )
     FAILED = (
@@ -678,14 +679,14 @@ class Reason(StrEnum):
         "IntakeFailed",
         "The intake of a serving group, rank 0's process that tokenizes requests, does not answer, has ended by itself or does "
         "not start. Meanwhile requests wait or get status 503.",
-        "None if it passes: the intake starts again by itself. Otherwise check whether the Mac of rank 0 is short of memory or "
+        "None if it passes: the intake restarts automatically. Otherwise check whether the Mac of rank 0 is short of memory or "
         "overloaded, and read `kubectl thunderfleet logs NAME`.",
         (On.DEGRADED,),
     )
     OPERATOR_KEY_LOST = (
         "OperatorKeyLost",
-        "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot ask it "
-        "for its state, so it reads the state from the pods. The next placement uses the new key.",
+        "A group was placed with a key that the operator no longer has. The group keeps serving; the operator cannot query "
+        "its state, so it reads the state from the pods. The next placement uses the new key.",
         "Add the lost key from a backup to the Secret `thunderfleet-operator-key` (docs/operate.md), or run `kubectl delete "
         "pod` for a pod of the group, which places it again.",
         (On.DEGRADED,),
@@ -709,7 +710,7 @@ class Reason(StrEnum):
     )
     POD_DELETED = (
         "PodDeleted",
-        "Somebody deleted a pod of the group.",
+        "A pod of the group was deleted, and not by the operator.",
         "None: the group restarts after a back-off.",
         (FAILURE,),
     )
@@ -762,26 +763,26 @@ class Reason(StrEnum):
     ADDRESS_LOST = (
         "AddressLost",
         "The Mac no longer has an address that the plan uses.",
-        "None: the group is placed again with the present addresses. If it repeats, give the Mac a static address or a "
+        "None: the group is placed again with the present addresses. If it recurs, give the Mac a static address or a "
         "DHCP reservation.",
         (On.READY, FAILURE),
     )
     NO_API_KEYS = (
         "NoAPIKeys",
         "The Secret that spec.server.apiKeySecret names has no value, so no client could be authenticated.",
-        "Add a value for each client to the Secret, or remove spec.server.apiKeySecret to serve everybody.",
+        "Add a value for each client to the Secret, or remove spec.server.apiKeySecret to serve all clients.",
         (FAILURE,),
     )
     DEVICE_MATRIX = (
         "DeviceMatrix",
         "The plan's RDMA devices do not form a mesh or a ring.",
-        "None: the group is placed again. If it repeats, report a bug.",
+        "None: the group is placed again. If it recurs, report a bug.",
         (FAILURE,),
     )
     PORT_TAKEN = (
         "PortTaken",
         "Another program uses a port of the group.",
-        "None: the next attempt or placement uses other ports. If it repeats, move `operator.ports` and "
+        "None: the next attempt or placement uses other ports. If it recurs, move `operator.ports` and "
         "`operator.ringPorts` to a range that no other program uses.",
         (FAILURE,),
     )
@@ -814,7 +815,7 @@ class Reason(StrEnum):
     PREFLIGHT_DEADLINE = (
         "PreflightDeadline",
         "The preflight checks of a rank did not finish within a minute.",
-        "None: they are repeated. If it repeats, check that the model's disk on that Mac responds.",
+        "None: they are repeated. If it recurs, check that the model's disk on that Mac responds.",
         (FAILURE,),
     )
 
@@ -822,13 +823,13 @@ class Reason(StrEnum):
     INIT_DEADLINE = (
         "InitDeadline",
         "MLX did not connect the ranks within spec.bootstrap.attemptTimeoutSeconds.",
-        "None: the next attempt follows. If it repeats, check the cables of the Macs in the message with `kubectl get tbl`.",
+        "None: the next attempt follows. If it recurs, check the cables of the Macs in the message with `kubectl get tbl`.",
         (FAILURE,),
     )
     CHECK_DEADLINE = (
         "CheckDeadline",
         "The test prompt, which every rank of a loaded group must answer alike, did not finish within two minutes.",
-        "None: the next attempt follows. If it repeats, end programs that use the GPU of the Macs in the message.",
+        "None: the next attempt follows. If it recurs, stop programs that use the GPU of the Macs in the message.",
         (FAILURE,),
     )
     EXCHANGE_FAILED = (
@@ -840,7 +841,7 @@ class Reason(StrEnum):
     PEER_REFUSED = (
         "PeerRefused",
         "A peer did not listen in time.",
-        "None: the next attempt follows. If it repeats, read the log of the peer's pod.",
+        "None: the next attempt follows. If it recurs, read the log of the peer's pod.",
         (FAILURE,),
     )
     PEER_UNREACHABLE = (
@@ -876,7 +877,7 @@ class Reason(StrEnum):
     )
     BACKEND_NOT_AVAILABLE = (
         "BackendNotAvailable",
-        "The MLX of the image has no JACCL on this Mac.",
+        "The MLX in the image does not support JACCL on this Mac.",
         "Update macOS to 26.3 or newer, or set spec.transport to Ring.",
         (FAILURE,),
     )
@@ -884,7 +885,7 @@ class Reason(StrEnum):
     WRONG_GROUP = ("WrongGroup", "The group that formed is not the planned one.", "Report a bug.", (FAILURE,))
     LINK_CORRUPTS = (
         "LinkCorrupts",
-        "In the check before the model is loaded, a rank received another value than was sent to it.",
+        "In the check before the model is loaded, a rank received a value that differs from the one sent to it.",
         "Replace the cable in the message, or unplug it, wait ten seconds and plug it in again. Until then the group is placed "
         "without it, if that is possible. If the message names no cable, the Mac that received the value is avoided: check "
         "its other cables, or the LAN.",
@@ -895,20 +896,20 @@ class Reason(StrEnum):
         "A group did not continue a passage correctly in the check of its answers, although a group with the same weights "
         "has done so for that length before; or its answer to the test prompt differs from an earlier answer with the same "
         "weights.",
-        "Check the files of the model and the cables of the group; the message says which token was wrong. Then delete the "
+        "Check the files of the model and the cables of the group; the message names the wrong token. Then delete the "
         "pods of the group. spec.verify: Quick leaves out this check.",
         (On.VERIFIED, FAILURE),
     )
     KERNEL_WRONG = (
         "KernelWrong",
         "A Mac computes wrong results for products with a matrix of the model.",
-        "None at first: other Macs are used, if possible. Reboot the Mac in the message and update macOS; if this repeats, "
+        "None at first: other Macs are used, if possible. Reboot the Mac in the message and update macOS; if this recurs, "
         "report a bug.",
         (On.VERIFIED, FAILURE),
     )
     SPLIT_WRONG = (
         "SplitWrong",
-        "Macs that share a layer of the model compute other values than one Mac with the whole layer.",
+        "Macs that share a layer of the model compute different values than one Mac with the whole layer.",
         "Set spec.parallelism to Pipeline, or change spec.nodes.min and spec.nodes.max. Report a bug.",
         (On.VERIFIED, FAILURE),
     )
@@ -934,13 +935,13 @@ class Reason(StrEnum):
     QUEUE_PAIRS_SPENT = (
         "QueuePairsSpent",
         "The RDMA device has no free queue pair.",
-        "End other programs that use RDMA on the Mac.",
+        "Stop other programs that use RDMA on the Mac.",
         (FAILURE,),
     )
     QUEUE_PAIR_INIT = (
         "QueuePairInit",
         "The RDMA device could not initialize a queue pair.",
-        "None: the next attempt follows. If it repeats, reboot the Mac.",
+        "None: the next attempt follows. If it recurs, reboot the Mac.",
         (FAILURE,),
     )
     QUEUE_PAIR_UNANSWERED = (
@@ -952,13 +953,13 @@ class Reason(StrEnum):
     QUEUE_PAIR_REFUSED = (
         "QueuePairRefused",
         "An RDMA device does not connect a queue pair, although its port is active and has an IPv4 address.",
-        "Unplug the cable and plug it in again; if it repeats, reboot both Macs.",
+        "Unplug the cable and plug it in again; if it recurs, reboot both Macs.",
         (FAILURE,),
     )
     MEMORY_REGIONS_SPENT = (
         "MemoryRegionsSpent",
         "The RDMA device has no free memory region.",
-        "End other programs that use RDMA on the Mac.",
+        "Stop other programs that use RDMA on the Mac.",
         (FAILURE,),
     )
 
@@ -966,7 +967,7 @@ class Reason(StrEnum):
     RDMA_FAILED = (
         "RDMAFailed",
         "The RDMA device aborted a transfer, or the rank crashed during one, as happens when a cable is unplugged.",
-        "Check the cable with `kubectl get tbl`; if it repeats, replace the cable.",
+        "Check the cable with `kubectl get tbl`; if it recurs, replace the cable.",
         (FAILURE,),
     )
     PEER_LOST = (
@@ -978,68 +979,68 @@ class Reason(StrEnum):
     RELAY_LOST = (
         "RelayLost",
         "The connection over which two runner pods relay the traffic of a ring across the LAN broke.",
-        "None: the group forms again. If it repeats, check the LAN between the Macs in the message.",
+        "None: the group forms again. If it recurs, check the LAN between the Macs in the message.",
         (FAILURE,),
     )
     SUPERVISOR_LOST = (
         "SupervisorLost",
         "The connection between the pod of rank 0 and the pod of another rank broke.",
-        "None: the group forms again. If it repeats, check that the Mac is on and that `kubectl get node NODE` shows Ready.",
+        "None: the group forms again. If it recurs, check that the Mac is on and that `kubectl get node NODE` shows Ready.",
         (FAILURE,),
     )
     RANK_EXITED = (
         "RankExited",
-        "The process of a rank exited with an error that Thunderfleet does not know.",
+        "The process of a rank exited with an error that Thunderfleet does not recognize.",
         "Read the log of the pod on that Mac, and report a bug with the message.",
         (FAILURE,),
     )
     RANK_KILLED = (
         "RankKilled",
         "A signal ended the process of a rank; SIGKILL often means that the Mac ran out of memory.",
-        "None: the group forms again. If it repeats, end other programs on the Mac or raise spec.memory.headroomPercent.",
+        "None: the group forms again. If it recurs, stop other programs on the Mac or raise spec.memory.headroomPercent.",
         (FAILURE,),
     )
     RANK_FROZEN = (
         "RankFrozen",
         "The process of a rank runs, but its heartbeat stopped.",
-        "None: the rank is restarted. If it repeats, check the load of that Mac.",
+        "None: the rank is restarted. If it recurs, check the load of that Mac.",
         (FAILURE,),
     )
     STALLED = (
         "Stalled",
         "All ranks send heartbeats, but none makes progress.",
-        "None: the ranks are restarted. If it repeats, check the cables with `kubectl get tbl`.",
+        "None: the ranks are restarted. If it recurs, check the cables with `kubectl get tbl`.",
         (FAILURE,),
     )
     GPU_FAILED = (
         "GpuFailed",
-        "macOS ended a command of the GPU; the message says why.",
-        "None: the group forms again. If it repeats, end other programs that use the GPU on that Mac.",
+        "macOS aborted a GPU command; the message gives the reason.",
+        "None: the group forms again. If it recurs, stop other programs that use the GPU on that Mac.",
         (FAILURE,),
     )
     GPU_BUFFERS_SPENT = (
         "GPUBuffersSpent",
-        "MLX reached a limit of GPU buffers, of their number or size, as happens with many or very long requests.",
+        "MLX reached its limit for the number or size of GPU buffers, as happens with many or very long requests.",
         "Lower spec.memory.concurrentRequests or spec.memory.contextTokens.",
         (FAILURE,),
     )
     OUT_OF_MEMORY = (
         "OutOfMemory",
         "The Mac ran out of memory.",
-        "End other programs on the Mac, or raise spec.memory.headroomPercent so that placements leave more room.",
+        "Stop other programs on the Mac, or raise spec.memory.headroomPercent so that placements leave more room.",
         (FAILURE,),
     )
     DIVERGED = (
         "Diverged",
         "The ranks computed different tokens or logits while the group served. No wrong token was sent.",
         "None at first: the next attempt makes the checks of spec.verify again, and fails with another reason if they find the "
-        "fault. If the message says that they have found nothing, report a bug.",
+        "fault. If the message states that they have found nothing, report a bug.",
         (FAILURE,),
     )
     TOKENS_DIFFER = ("TokensDiffer", "The ranks computed different tokens.", "Report a bug.", (FAILURE,))
     UNKNOWN = (
         "Unknown",
-        "A rank failed with an error that Thunderfleet does not know.",
+        "A rank failed with an error that Thunderfleet does not recognize.",
         "Report a bug with the message and the archive of `thunderfleet support --kubeconfig FILE`.",
         (FAILURE,),
     )
@@ -1094,6 +1095,6 @@ class Reason(StrEnum):
     NOT_LEADER = (
         "NotLeader",
         "The pod is not that of rank 0.",
-        "None: only rank 0 accepts other ranks; it tells the caller its address.",
+        "None: only rank 0 accepts other ranks; the response contains the address of rank 0.",
         (REFUSAL,),
     )

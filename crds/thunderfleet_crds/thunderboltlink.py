@@ -68,7 +68,9 @@ class Endpoint(ApiModel):
     through: Annotated[tuple[Token, ...], Field(max_length=8)] = Field(
         default=(), description="Names of the hubs and displays on the path to the other end, nearest first."
     )
-    sees_peer: bool = Field(default=False, description="Whether this end sees the other end. A display in between can hide it.")
+    sees_peer: bool = Field(
+        default=False, description="Whether this end detects the other end. A display in between can hide it."
+    )
     flapping: bool | None = Field(
         default=None,
         description="Whether the cable connects and disconnects so often that the agent no longer reports each change.",

@@ -56,7 +56,7 @@ def not_allowed(host: str, hosts: Iterable[str]) -> str | None:
     if is_listed(host, hosts):
         return None
     known = ", ".join(sorted(hosts)) or "none"
-    return f"Macs may not fetch models from {host}: add it to the chart's value uris.hosts (allowed now: {known})"
+    return f"Macs are not allowed to fetch models from {host}: add it to the chart's value uris.hosts (allowed now: {known})"
 
 
 def served_name(uri: str) -> str:

@@ -151,7 +151,7 @@ class FaultClass(StrEnum):
     REPLAN = "Replan"
     """The operator makes another placement and avoids the Mac if it can."""
     CONFIGURE = "Configure"
-    """A person must change something first; retries are slow."""
+    """A user must change something first; retries are slow."""
     REBOOT = "Reboot"
     """Only a reboot of the Mac helps; it is quarantined until then."""
     BUG = "Bug"
@@ -183,7 +183,7 @@ class GroupPhase(StrEnum):
     READY = "Ready"
     DRAINING = "Draining"
     GAVE_UP = "GaveUp"
-    """The runner has used its attempts, or the failure needs another placement or a person."""
+    """The runner has used its attempts, or the failure needs another placement or a change by a user."""
     BACKING_OFF = "BackingOff"
     """The operator waits before the next placement."""
 

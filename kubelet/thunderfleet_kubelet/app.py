@@ -225,7 +225,7 @@ class Kubelet:
             elif self.config.shutdown_grace_period_seconds:
                 await self._shut_down()
         finally:
-            log.info("stopping; containers that run keep running")
+            log.info("stopping; running containers continue to run")
             for task in (stopped, work):
                 task.cancel()
             await asyncio.gather(stopped, work, return_exceptions=True)
@@ -240,7 +240,7 @@ class Kubelet:
         if not await self.shutting_down():
             return
         seconds = self.config.shutdown_grace_period_seconds
-        log.warning("the machine shuts down; ending all pods within %d s", seconds)
+        log.warning("the machine is shutting down; stopping all pods within %d s", seconds)
         # The first problem is the reason.
         self.node.problems = {"NodeShutdown": "node is shutting down", **self.node.problems}
         self.node.nudge()

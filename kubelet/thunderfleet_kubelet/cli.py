@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     token.add_argument(
         "--token",
         help="bootstrap token, as `thunderfleet local token` or `kubeadm token create` prints it; every user of the machine "
-        "can read it in the list of processes",
+        "can read it in the process list",
     )
     token.add_argument("--token-file", type=Path, metavar="FILE", help="file that has only the bootstrap token")
     join.add_argument(

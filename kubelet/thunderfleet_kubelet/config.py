@@ -80,7 +80,7 @@ class Config:
     """The folder with the certificates of the control plane on this Mac. The kubelet exports when they expire.
     `thunderfleet init` and `join` set it."""
     control_plane_components: bool = False
-    """Whether the scheduler and the controller manager of a control plane run on this Mac. The kubelet then asks them whether
+    """Whether the scheduler and the controller manager of a control plane run on this Mac. The kubelet then checks whether
     they work. `thunderfleet init` and `join` set it."""
     operating_system: Literal["darwin", "linux"] | None = None
     """The operating system that the Node reports. Default: ``darwin`` if the machine has ``sw_vers``. A local

@@ -61,7 +61,7 @@ class Metrics:
         )
         self._changes = Counter(
             "thunderfleet_thunderboltlink_changes",
-            "Number of times that this Mac's end of a cable lost or got its carrier.",
+            "Number of times that this Mac's end of a cable lost or gained its carrier.",
             ["name", "node"],
             registry=self.registry,
         )
@@ -223,7 +223,7 @@ class _Sensed:
         if reading.at is not None:
             read.add_metric([self._node], reading.at)
         yield read
-        yield self._gauge("gpu_utilization_ratio", "Share of the time in which the GPU works.", sensors.gpu)
+        yield self._gauge("gpu_utilization_ratio", "Fraction of the time in which the GPU is busy.", sensors.gpu)
         yield self._parts("power_watts", "Power of a part of the Mac.", "part", sensors.watts)
         yield self._parts("temperature_celsius", "Mean temperature of a part of the Mac.", "part", sensors.celsius)
         levels = {sensors.pressure: 1.0} if sensors.pressure else {}

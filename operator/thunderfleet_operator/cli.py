@@ -65,11 +65,9 @@ def parser() -> argparse.ArgumentParser:
         default="21000-29999",
         help="ports of each Mac for the connections that MLX opens among ranks, FIRST-LAST",
     )
-    run.add_argument(
-        "--router-port", type=_port, default=None, help="port of the routers on their nodes (default: there are no routers)"
-    )
+    run.add_argument("--router-port", type=_port, default=None, help="port of the routers on their nodes (default: no routers)")
     run.add_argument("--router-tls", action="store_true", help="routers serve HTTPS")
-    run.add_argument("--router-url", default=None, help="URL under which clients outside of the cluster reach the routers")
+    run.add_argument("--router-url", default=None, help="URL at which clients outside the cluster reach the routers")
     run.add_argument(
         "--demand-port",
         type=_port,
@@ -107,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
         "--uri-certificate-authorities",
         default="",
         metavar="PEM",
-        help="certificates of authorities that the hosts of --uri-host may use in addition to those that Macs trust",
+        help="CA certificates that are accepted for the hosts of --uri-host in addition to those that Macs trust",
     )
     run.add_argument(
         "--namespace",
@@ -122,7 +120,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--pod-uid",
         default=os.environ.get("POD_UID", ""),
-        help="UID of this replica's pod ($POD_UID): a replica takes the Lease of an earlier process of its pod at once",
+        help="UID of this replica's pod ($POD_UID): a replica immediately takes over the Lease of an earlier process of its "
+        "pod",
     )
     run.add_argument(
         "--kubeconfig",

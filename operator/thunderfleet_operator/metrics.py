@@ -44,7 +44,8 @@ class Metrics:
         )
         self.silent = Gauge(
             "thunderfleet_operator_control_plane_silent",
-            "1 if this replica does not know which one leads, because this part of the control plane does not answer; else 0.",
+            "1 if this replica cannot determine which one leads, because this part of the control plane does not answer; "
+            "else 0.",
             ["part"],
             registry=self.registry,
         )
@@ -56,8 +57,8 @@ class Metrics:
         )
         self._unrenewed = Gauge(
             "thunderfleet_operator_component_unrenewed_seconds",
-            "Seconds since kube-scheduler or kube-controller-manager last renewed its Lease, as the leader sees it; absent for "
-            "one without a Lease.",
+            "Seconds since kube-scheduler or kube-controller-manager last renewed its Lease, as the leader observes it; "
+            "absent for one without a Lease.",
             ["component"],
             registry=self.registry,
         )

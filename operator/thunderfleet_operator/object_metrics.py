@@ -38,7 +38,7 @@ class _Family(NamedTuple):
 
 FAMILIES: Mapping[str, _Family] = {
     "modeldeployment_condition": _Family(f"{CONDITION}.", (*OF, "type", "reason")),
-    "modeldeployment_replicas": _Family("Groups that the ModelDeployment asks for.", OF),
+    "modeldeployment_replicas": _Family("Groups that the ModelDeployment requires.", OF),
     "modeldeployment_ready_replicas": _Family("Groups that serve.", OF),
     "modeldeployment_not_ready_timestamp_seconds": _Family(
         "Time at which the ModelDeployment stopped being Ready, in seconds since the Unix epoch; absent while it is Ready, and "
@@ -77,7 +77,7 @@ FAMILIES: Mapping[str, _Family] = {
     "mac_condition": _Family(f"{CONDITION}.", ("node", "type", "reason")),
     "mac_ready": _Family("1 if the Node is Ready, else 0.", ("node",)),
     "mac_pressure": _Family(
-        "1 while a condition of the Node says that a resource runs out, such as DiskPressure, else 0.",
+        "1 while a condition of the Node reports that a resource runs out, such as DiskPressure, else 0.",
         ("node", "type"),
     ),
     "mac_gpu_memory_limit_bytes": _Family("Memory that the GPU of the Mac may use.", ("node",)),

@@ -152,7 +152,7 @@ class Viewers:
         missing = [f"{name}.{group}".rstrip(".") for (group, name), may in zip(RESOURCES, allowed, strict=True) if not may]
         if missing:
             who = str(user.get("username"))[:200]
-            return Verdict(403, f"{who} may not list {', '.join(missing)} (ClusterRole thunderfleet-page-viewer)")
+            return Verdict(403, f"{who} is not allowed to list {', '.join(missing)} (ClusterRole thunderfleet-page-viewer)")
         return Verdict()
 
     async def _may(self, user: Mapping[str, Any], group: str, resource: str) -> bool:

@@ -77,9 +77,9 @@ def _rule(
 
 _CANNOT_SPLIT = "this model cannot be split this way; change spec.parallelism or the number of Macs"
 _MODEL_FILES = "files of the model are missing or inconsistent: download it again"
-_NO_QUEUE_PAIR = "the RDMA device has no free queue pair (it supports about ten): end other programs on this Mac that use RDMA"
+_NO_QUEUE_PAIR = "the RDMA device has no free queue pair (it supports about ten): stop other programs on this Mac that use RDMA"
 _KILLED = (
-    " (out of memory, or killed manually); if this repeats, end other programs on this Mac or raise spec.memory.headroomPercent"
+    " (out of memory, or killed manually); if this recurs, stop other programs on this Mac or raise spec.memory.headroomPercent"
 )
 _STACK_STUCK = "this Mac's RDMA stack does not work until the next boot: reboot the Mac"
 _CONNECTED = frozenset({Stage.INIT, Stage.PROVE, Stage.LOAD, Stage.CHECK, Stage.SERVE})
@@ -96,7 +96,7 @@ _RULES: tuple[_Rule, ...] = (
           "the peer's address cannot be reached: check that the peer is on and the cable is plugged in; if so, macOS denies "
           "access: allow the runner on this Mac in System Settings > Privacy & Security > Local Network"),
     _rule(r"connect.*error: (111|61)\)|connection refused", FaultClass.RETRY, Reason.PEER_REFUSED,
-          "the peer did not listen in time; if this repeats, read the log of its pod", echo=True),
+          "the peer did not listen in time; if this recurs, read the log of its pod", echo=True),
     _rule(r"connect.*error: (110|60|113|101|51|64)\)|timed out while connecting|network is unreachable", FaultClass.RETRY,
           Reason.PEER_UNREACHABLE, "the peer's address did not answer: check that its Mac is on, and the cables with "
           "`kubectl get tbl`", echo=True),
@@ -125,19 +125,19 @@ _RULES: tuple[_Rule, ...] = (
           _STACK_STUCK),
     _rule(r"create queue pair", FaultClass.RETRY, Reason.QUEUE_PAIRS_SPENT, _NO_QUEUE_PAIR),
     _rule(r"register memory region failed", FaultClass.RETRY, Reason.MEMORY_REGIONS_SPENT,
-          "the RDMA device has no free memory region (it supports about a hundred): end other programs on this Mac that "
+          "the RDMA device has no free memory region (it supports about a hundred): stop other programs on this Mac that "
           "use RDMA"),
     _rule(r"queue pair to INIT", FaultClass.RETRY, Reason.QUEUE_PAIR_INIT,
-          "the RDMA device could not initialize a queue pair; if this repeats, reboot this Mac"),
+          "the RDMA device could not initialize a queue pair; if this recurs, reboot this Mac"),
     _rule(r"queue pair to RT[RS].*(errno|error:?) ?(110|60)\b", FaultClass.REPLAN, Reason.QUEUE_PAIR_UNANSWERED,
           "no answer over the cable of the RDMA device: check that it leads to the Mac that `kubectl get tbl` shows, and that "
           "it is a Thunderbolt 5 cable"),
     _rule(r"queue pair to RT[RS]", FaultClass.CONFIGURE, Reason.QUEUE_PAIR_REFUSED,
           "the RDMA device refused the connection, although its address and port are in order: unplug the cable and plug it in "
-          "again; if this repeats, reboot both Macs"),
+          "again; if this recurs, reboot both Macs"),
     _rule(r"no IPv4-mapped GID|gid index", FaultClass.CONFIGURE, Reason.NO_IPV4_ADDRESS,
-          "the RDMA device has no IPv4 address: a kubelet that runs as root sets one, and `kubectl describe node` says why it "
-          "has not; the condition BridgeFree of the NodeProfile says whether the interface is in a bridge"),
+          "the RDMA device has no IPv4 address: a kubelet that runs as root sets one, and `kubectl describe node` shows why it "
+          "has not; the condition BridgeFree of the NodeProfile shows whether the interface is in a bridge"),
     _rule(r"(send|recv) failed with error code|wc\.status", FaultClass.RETRY, Reason.RDMA_FAILED,
           "the RDMA device rejected a request: check the cable"),
     _rule(r"mesh supports up to", FaultClass.REPLAN, Reason.MESH_TOO_LARGE,
@@ -154,19 +154,19 @@ _RULES: tuple[_Rule, ...] = (
     _rule(r"planned rank|was planned, MLX reports|NotFormed|all-sum", FaultClass.BUG, Reason.WRONG_GROUP,
           "MLX formed a group that differs from the plan: report a bug"),
     _rule(r"impacting ?interactivity", FaultClass.RETRY, Reason.GPU_FAILED,
-          "macOS ended a GPU command to keep the display responsive; if this repeats, log out on this Mac, or use it without a "
-          "display"),
+          "macOS aborted a GPU command to keep the display responsive; if this recurs, log out on this Mac, or use it "
+          "without a display"),
     _rule(r"GPU (timeout|hang)|CallbackError(Timeout|Hang)", FaultClass.RETRY, Reason.GPU_FAILED,
-          "macOS ended a GPU command that took longer than about 5 s: the GPU is busy with another program, or it waited for "
+          "macOS aborted a GPU command that took longer than about 5 s: the GPU is busy with another program, or it waited for "
           "another rank; look for an earlier failure of a rank"),
     _rule(r"GPU address fault|CallbackErrorPageFault", FaultClass.RETRY, Reason.GPU_FAILED,
-          "the GPU accessed memory that is not mapped, a defect of MLX or macOS; if this repeats, update both"),
+          "the GPU accessed memory that is not mapped, a defect of MLX or macOS; if this recurs, update both"),
     _rule(r"innocent ?victim|victim of GPU error", FaultClass.RETRY, Reason.GPU_FAILED,
-          "macOS reset the GPU because of another command, maybe of another program on this Mac; if this repeats, end other "
+          "macOS reset the GPU because of another command, possibly of another program on this Mac; if this recurs, stop other "
           "programs that use the GPU"),
     _rule(r"prior/excessive GPU errors|Submissions ?Ignored", FaultClass.RETRY, Reason.GPU_FAILED,
           "macOS ignores GPU commands of a process of which earlier ones failed: look for those in the log of the rank; if "
-          "this repeats, reboot this Mac"),
+          "this recurs, reboot this Mac"),
     _rule(r"resource limit \(\d+\) exceeded", FaultClass.RETRY, Reason.GPU_BUFFERS_SPENT,
           "MLX reached its limit of GPU buffers: lower spec.memory.concurrentRequests or spec.memory.contextTokens"),
     _rule(r"maximum allowed buffer size", FaultClass.RETRY, Reason.GPU_BUFFERS_SPENT,
@@ -174,14 +174,14 @@ _RULES: tuple[_Rule, ...] = (
           "spec.memory.contextTokens"),
     _rule(r"out ?of ?memory|insufficient memory|cannot allocate memory|std::bad_alloc|malloc\] unable to allocate",
           FaultClass.RETRY, Reason.OUT_OF_MEMORY,
-          "this Mac ran out of memory: end other programs on it, or raise spec.memory.headroomPercent"),
+          "this Mac ran out of memory: stop other programs on it, or raise spec.memory.headroomPercent"),
     _rule(r"model type .* not supported|trust_remote_code", FaultClass.CONFIGURE, Reason.MODEL_UNSUPPORTED,
           "mlx-lm does not support this model; choose another model or another version of mlx-lm"),
     _rule(r"^KernelWrong\b", FaultClass.REPLAN, Reason.KERNEL_WRONG,
-          "the GPU of this Mac or its version of MLX computes wrong: "
-          "reboot this Mac and update macOS; if this repeats, report a bug", stages=_LOADING),
+          "the GPU of this Mac or its version of MLX computes wrong results: "
+          "reboot this Mac and update macOS; if this recurs, report a bug", stages=_LOADING),
     _rule(r"^LayerWrong\b", FaultClass.CONFIGURE, Reason.SPLIT_WRONG,
-          "the model is split wrong: set spec.parallelism to Pipeline, "
+          "the model is split incorrectly: set spec.parallelism to Pipeline, "
           "or change the number of Macs, and report a bug", stages=_LOADING),
     _rule(r"^CannotSplit\b", FaultClass.CONFIGURE, Reason.MODEL_CANNOT_SPLIT,
           _CANNOT_SPLIT, stages=_LOADING),
@@ -240,20 +240,20 @@ def _ending(returncode: int) -> str:
 
 def init_deadline(seconds: int, missing: str) -> Fault:
     """The group did not form in time; ``missing`` names the ranks that did not report. MLX's init itself has no limit."""
-    check = "if this repeats, check the cables of these Macs with `kubectl get tbl`"
+    check = "if this recurs, check the cables of these Macs with `kubectl get tbl`"
     text = f"the group did not form within {seconds} s: no answer from {missing}; {check}"
     return Fault(FaultClass.RETRY, Reason.INIT_DEADLINE, text)
 
 
 def frozen(seconds: float) -> Fault:
     """The rank's process runs but sends no heartbeats."""
-    text = f"the rank has not sent a heartbeat for {seconds:g} s; if this repeats, check the load of its Mac"
+    text = f"the rank has not sent a heartbeat for {seconds:g} s; if this recurs, check the load of its Mac"
     return Fault(FaultClass.RETRY, Reason.RANK_FROZEN, text)
 
 
 def stalled(seconds: float, stage: Stage) -> Fault:
     """All ranks send heartbeats but none makes progress."""
-    check = "if this repeats, check the cables with `kubectl get tbl`"
+    check = "if this recurs, check the cables with `kubectl get tbl`"
     return Fault(FaultClass.RETRY, Reason.STALLED, f"no rank has completed a step for {seconds:g} s {stage.during}; {check}")
 
 

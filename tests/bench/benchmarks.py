@@ -124,7 +124,7 @@ def _decode(line: Line, split: Split, repeats: int, say: Say) -> Figure:
 
     def rate(answer: dict[str, float]) -> float:
         if answer["chunks"] < DECODE_TOKENS // 2:
-            raise BenchFailed(f"{name}: only {answer['chunks']} tokens came, no rate can be said")
+            raise BenchFailed(f"{name}: only {answer['chunks']} tokens arrived, too few to compute a rate")
         return (answer["chunks"] - 1) / (answer["last"] - answer["first"])
 
     with line.deployed(name, models.SMALL, split) as (_, ready, _), ByHand(model, split) as started:
@@ -160,7 +160,7 @@ def recovery(line: Line, repeats: int, say: Say) -> list[Figure]:
             back = watch.until(lambda seen: seen.ready, "Ready again")
             again.append(back.at - killed)
         say(f"recovery {number + 1}/{repeats}: {again[-1]:.2f} s, fresh start {fresh[-1]:.2f} s")
-    note = f"median of {repeats}; SIGKILL to rank 1 until status says Ready"
+    note = f"median of {repeats}; SIGKILL to rank 1 until status shows Ready"
     return [Figure("recovery", "s", tuple(again), tuple(fresh), "fresh start", Bound("<=", 2.0), note)]
 
 
@@ -368,7 +368,7 @@ ALL = (
     Benchmark("metering", "what the metrics of a request cost at the gateway and at the router", counting),
     Benchmark(
         "discovery",
-        "a pulled cable to its condition; what agents ask of the API server, their Mac, the operator",
+        "a pulled cable to its condition; the load of agents on the API server, their Mac, the operator",
         discovery.discovery,
     ),
     Benchmark("measure", "probes against loops and iperf3 by hand; what measuring costs a Mac a day", measure.measure),

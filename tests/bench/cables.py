@@ -84,7 +84,7 @@ def cables(line: Line, repeats: int, say: Callable[[str], None]) -> list[Figure]
         say(f"frozen supervisor {number + 1}/{repeats}: {frozen[-1]:.1f} s")
     moved = f"a fresh start takes {loading:.1f} s"
     steady = f"idle; the cable must work for 30 s first; {moved}"
-    again = f"median of {repeats}; SIGSTOP to rank 0's supervisor until status says Ready"
+    again = f"median of {repeats}; SIGSTOP to rank 0's supervisor until status shows Ready"
     return [
         Figure("cable-pulled-named", "s", (named,), bound=Bound("<=", 5), note="until Ready is False and names the cable"),
         Figure("cable-pulled-elsewhere", "s", (elsewhere,), bound=Bound("<=", 15 + loading), note=moved),

@@ -25,7 +25,7 @@ class NotYet(Exception):
 def ask(url: str, body: dict[str, Any], began: float | None = None) -> dict[str, Any]:
     """Sends one streamed request. ``began``: the monotonic time of the first try, None for now.
 
-    Raises NotYet when the server does not listen, asks to retry or does not know the model; ValueError for any other bad
+    Raises NotYet when the server does not listen, asks to retry or does not serve the model; ValueError for any other bad
     response.
     """
     at = urlsplit(url)

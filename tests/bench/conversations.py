@@ -126,7 +126,7 @@ def least_loaded() -> Policy:
 
 
 def oracle() -> Policy:
-    """Knows each cache and when each group can read: the group with the earliest first token."""
+    """Has exact data of each cache and of when each group can read: the group with the earliest first token."""
 
     def first_token(group: Group, turn: Turn, now: float) -> float:
         reading = sum(group.read_seconds(waiting) for waiting in group.waiting)

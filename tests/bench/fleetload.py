@@ -1,8 +1,8 @@
 """What the kubelets and ranks of a simulated fleet do while it runs: Leases, pods that start, leaders that serve.
 
 ``python -m tests.bench.fleetload KUBECONFIG MACS LEASE_SECONDS`` prints a line when it begins and runs until it is ended. The
-renewals are spread evenly; every pod of a group that has a Node runs at once; rank 0 of each placement says that its group is
-Ready. No other process of the Macs runs.
+renewals are spread evenly; every pod of a group that has a Node runs at once; rank 0 of each placement reports that its group
+is Ready. No other process of the Macs runs.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def _now() -> str:
 
 
 class Leader:
-    """Rank 0 of one placement: answers that its group is Ready, or drains when it is asked to."""
+    """Rank 0 of one placement: answers that its group is Ready, or drains on request."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

@@ -72,7 +72,7 @@ def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[F
         Figure(
             *("failed requests during the upgrade", "", tuple(failed)),
             bound=Bound("<=", 0),
-            note="of a client that asks the group all the time",
+            note="of a client that sends requests to the group all the time",
         ),
     ]
 
@@ -131,7 +131,7 @@ def _upgraded(cluster: Cluster, first: Machine, second: Machine) -> tuple[float,
     _until(result.exists, "the client has ended")
     asked, failed = json.loads(result.read_text())
     if not asked:
-        raise BenchFailed("the client has asked nothing")
+        raise BenchFailed("the client has sent no request")
     return seconds, float(len(failed))
 
 

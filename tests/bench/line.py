@@ -129,7 +129,7 @@ class Line:
             line = cls(cluster)
             say(f"cluster up in {cluster.start_seconds:.1f} s; installing the chart")
             line._install()
-            say("chart installed; waiting until every Mac knows its models")
+            say("chart installed; waiting until every Mac has reported its models")
             line._discovered()
             yield line
         finally:

@@ -1,6 +1,6 @@
 """What forced formats cost on a rank: compiling them, and the masks of a step, over 150,000 tokens.
 
-The tokenizer is made up: a real one is not to be had here. ``python -m tests.bench.masks`` measures these alone.
+The tokenizer is generated, because no real one is available. ``python -m tests.bench.masks`` measures these alone.
 """
 
 import gc

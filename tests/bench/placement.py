@@ -291,7 +291,7 @@ def _in_folders(count: int, model: ModelFacts) -> Fleet:
 
 
 def unusual(repeats: int, say: Say) -> list[Figure]:
-    """10,000 Macs in shapes that leave a search the most to look at; where it ends at its limit of steps, it says so."""
+    """10,000 Macs in shapes that leave a search the most to look at; where it ends at its limit of steps, it reports this."""
     uneven = large_model(900 * GIB)
     layers = tuple(size * (50 + i * 37 % 100) // 100 for i, size in enumerate(uneven.layer_bytes))
     uneven = replace(uneven, layer_bytes=layers, active_bytes=sum(layers), bits=4)

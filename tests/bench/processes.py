@@ -1,6 +1,6 @@
 """Memory and processor time of a cluster's processes, from Linux's ``/proc``.
 
-On a machine without ``/proc`` nothing is measured and the benchmark says so.
+On a machine without ``/proc`` nothing is measured and the benchmark reports this.
 """
 
 import os
@@ -80,7 +80,7 @@ def parse_cpu_seconds(stat: str, ticks_per_second: int) -> float:
 
 
 def parse_memory(rollup: str) -> tuple[int, int, int]:
-    """Resident, proportional and private bytes from ``/proc/PID/smaps_rollup``. Raises ValueError when it does not say."""
+    """Resident, proportional and private bytes from ``/proc/PID/smaps_rollup``. Raises ValueError when it has no values."""
     found: dict[str, int] = {}
     for line in rollup.splitlines():
         name, _, rest = line.partition(":")

@@ -78,7 +78,7 @@ def alarms(starts: int, say: Say) -> Figure:
 
 
 async def _start(model: Path) -> str:
-    """What a group without a fault complains about; "" if it passes."""
+    """The failure that a group without a fault reports; "" if it passes."""
     with tempfile.TemporaryDirectory(prefix="proofs-group-") as name:
         group = formation.Group(Path(name), 2, model)
         group.plan = _asked(group.plan)
@@ -98,7 +98,7 @@ async def _start(model: Path) -> str:
 
 
 def _asked(plan: Plan) -> Plan:
-    """The plan of a group that is asked for the shortest passage before it serves."""
+    """The plan of a group that must continue the shortest passage before it serves."""
     proven = ProvenLengths(digest=preflight.digest(plan), lengths=(PASSAGE,))
     memory = MemoryPlan(context_tokens=2048, concurrent_requests=4, cached_tokens=2048)
     return plan.model_copy(update={"proven_lengths": proven, "memory": memory})

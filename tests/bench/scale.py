@@ -1,8 +1,8 @@
 """One operator before the API server of 1,000 and of 5,000 Macs: start, memory, changes, quiet, 200 groups at once.
 
 API server, etcd, scheduler and operator are real; the Macs are simulated (``written``, ``fleetload``). The controller manager
-is off: it would call Nodes lost whose Leases are renewed as seldom as two cores allow for 5,000. So this removes what belonged
-to a deleted ModelDeployment itself.
+is off: it would mark Nodes as lost whose Leases are renewed as seldom as two cores allow for 5,000. So this removes what
+belonged to a deleted ModelDeployment itself.
 """
 
 import asyncio
@@ -420,7 +420,7 @@ class Fleet:
         return figures
 
     async def _changed(self, number: int, turn: int) -> float:
-        """Milliseconds from an agent's write (its end has another speed) to the status that says so."""
+        """Milliseconds from an agent's write (its end has another speed) to the status that shows it."""
         spec = cable(number, self._size.macs)
         name, mac = link_name(spec), int(spec.a.node.rpartition("-")[2])
         slow = self._links.items[name]["status"]["rdma"] == "Usable"

@@ -1,9 +1,9 @@
 """Speculative decoding with mlx-lm's own generator: how many drafted tokens are accepted, and what it gains.
 
-``python -m tests.bench.speculation``. The models are made up: real ones are not to be had here. The large one has the small
+``python -m tests.bench.speculation``. The models are generated, because no real ones are available. The large one has the small
 one's two layers, which continue what they have read before, and LAYERS more, so it takes about ten times as long. On easy text,
-which repeats itself, both agree. On hard text the small one is replaced by one that always says another token: the worst case.
-Real text is between the two. mlx-lm drafts for one sequence at a time, so four answers are drafted one after the other,
+which repeats itself, both agree. On hard text the small one is replaced by one that always predicts another token: the worst
+case. Real text is between the two. mlx-lm drafts for one sequence at a time, so four answers are drafted one after the other,
 against a batch of four.
 """
 

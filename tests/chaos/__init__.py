@@ -6,8 +6,8 @@ run      carries a plan out, and checks the cluster after each fault
 stages   brings a deployment to a stage of its life
 faults   injects faults and undoes them
 clients  send requests throughout a fault, and judge the responses
-culprit  whether what a person sees names what was hit; pure
-person   what a person sees of a fault: commands, conditions and alerts
+culprit  whether what a user sees names what was hit; pure
+person   what a user sees of a fault: commands, conditions and alerts
 looks    reads the cluster's state during faults
 checks   what must hold after a fault; pure
 judge    what clients may get, and what may be written; pure

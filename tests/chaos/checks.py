@@ -143,7 +143,7 @@ def accounts(censuses: Mapping[str, Census], pods: Sequence[Json]) -> list[str]:
 
 
 def strays(managed: Sequence[Json], namespaces: Collection[str]) -> list[str]:
-    """``managed``: the operator's objects of the whole cluster. None may be outside of the namespaces of its deployments."""
+    """``managed``: the operator's objects of the whole cluster. None may be outside the namespaces of its deployments."""
     return [
         f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} belongs to no deployment"
         for item in managed
@@ -170,9 +170,9 @@ NOT_READY = {**TROUBLE, "Bootstrapped": "False", "Ready": "False"}
 
 
 def explains(status: Mapping[str, Any], kinds: Mapping[str, str] = NOT_READY) -> str:
-    """The condition in which a deployment says why it does not serve and what to do; empty when there is none.
+    """The condition in which a deployment reports why it does not serve and what to do; empty when there is none.
 
-    ``kinds``: the conditions that can say so, with the status that they then have.
+    ``kinds``: the conditions that can report this, with the status that they then have.
     """
     by_kind = {entry["type"]: entry for entry in status.get("conditions", [])}
     found = []

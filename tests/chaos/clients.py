@@ -110,7 +110,7 @@ class Reading:
         return ""
 
     def end(self, cleanly: bool, why: str) -> Result:
-        """The connection has ended: cleanly, as HTTP says it, or not."""
+        """The connection has ended: cleanly, as HTTP defines it, or not."""
         got = len(self.ids)
         if self.done:
             if tuple(self.ids) != self.question.answer:

@@ -1,4 +1,4 @@
-"""Whether what a person sees of a fault names its culprit: the Mac, cable, program or pod that was hit. Pure."""
+"""Whether what a user sees of a fault names its culprit: the Mac, cable, program or pod that was hit. Pure."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Channel(StrEnum):
-    """Where a person looks."""
+    """Where a user looks."""
 
     WHY = "why"
     """The cause that ``kubectl thunderfleet why`` prints, or its error."""
@@ -26,12 +26,12 @@ class Channel(StrEnum):
     ALERT = "alert"
     """Alerts that fire, without the time that a problem must last."""
     AFTERWARDS = "afterwards"
-    """All steps of ``why`` once the deployment serves again: what a person sees who comes late."""
+    """All steps of ``why`` once the deployment serves again: what a user sees who looks late."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a person saw, ``after`` so many seconds. ``texts``: by channel."""
+    """What a user saw, ``after`` so many seconds. ``texts``: by channel."""
 
     after: float
     texts: Mapping[Channel, tuple[str, ...]]
@@ -61,7 +61,7 @@ class Culprit:
         return any(all(re.search(word, text, re.IGNORECASE) for word in words) for words in self.alternatives)
 
     def first(self, looks: Iterable[Look], channel: Channel) -> float | None:
-        """After how many seconds a person could first read in this channel what was hit; None: never."""
+        """After how many seconds a user could first read in this channel what was hit; None: never."""
         found = (look.after for look in looks if any(self.named(text) for text in look.texts.get(channel, ())))
         return next(found, None)
 
@@ -112,7 +112,7 @@ def culprit(fault: Fault, node: str, neighbor: str, rank: int, pod: str = "") ->
 
 @dataclass
 class Names:
-    """For one culprit: whether a person had something to look at, and after how many seconds each channel named it."""
+    """For one culprit: whether a user had something to look at, and after how many seconds each channel named it."""
 
     fault: str
     symptom: bool
@@ -129,7 +129,7 @@ def names(found: Sequence[Culprit], looks: Sequence[Look], noticed: bool) -> lis
 
 
 def table(found: Iterable[Names]) -> str:
-    """Fault kinds and channels: how often each named the culprit when a person had something to look at."""
+    """Fault kinds and channels: how often each named the culprit when a user had something to look at."""
     counts: dict[str, Counter[str]] = {}
     for one in found:
         count = counts.setdefault(one.fault, Counter())

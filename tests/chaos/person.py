@@ -1,4 +1,4 @@
-"""A person who looks at a deployment throughout a fault: ``why``, ``status``, the live page, conditions, and alerts."""
+"""A user who looks at a deployment throughout a fault: ``why``, ``status``, the live page, conditions, and alerts."""
 
 import asyncio
 import contextlib

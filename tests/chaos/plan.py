@@ -56,7 +56,7 @@ class Action(StrEnum):
     MOVE = "move"
     """The Mac gets another address in the LAN, and keeps it."""
     LOSE = "lose"
-    """What is lost stays away until the deployment serves without it, or its status says what is lost and what to do."""
+    """What is lost stays away until the deployment serves without it, or its status shows what is lost and what to do."""
     UPDATE = "update"
     """Every instance is replaced, one after the other, as an upgrade does. Clients must not notice."""
 

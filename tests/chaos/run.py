@@ -71,7 +71,7 @@ def references(model: Path, prompts: Sequence[tuple[str, int]]) -> list[Question
 class Runner:
     """Runs episodes on one fleet. ``say`` is called with a line per step.
 
-    ``prometheus``: has the alerts that a person sees. ``look``: a fault that is undone lasts until ``why``, the live page and
+    ``prometheus``: has the alerts that a user sees. ``look``: a fault that is undone lasts until ``why``, the live page and
     an alert have named what was hit, but at most this many seconds longer than planned.
     """
 
@@ -200,7 +200,7 @@ class Runner:
         return hits, culprits
 
     def _looked(self, person: Person, culprits: Sequence[Culprit]) -> None:
-        """Lets a fault last until a person has read everywhere what was hit."""
+        """Lets a fault last until a user could read everywhere what was hit."""
         deadline = time.monotonic() + self.look
         while time.monotonic() < deadline and not person.knows(culprits, (Channel.WHY, Channel.PAGE, Channel.ALERT)):
             threading.Event().wait(WATCH_SECONDS)
@@ -252,7 +252,7 @@ class Runner:
         clients: Clients,
         looked: Callable[[], None],
     ) -> None:
-        """What is lost comes back only when the deployment serves without it, or says in status what is missing."""
+        """What is lost comes back only when the deployment serves without it, or shows in status what is missing."""
         began = time.monotonic()
         try:
             stages.release(subject)
@@ -286,7 +286,7 @@ class Runner:
             return bool(record.explained)
 
         try:
-            wait_for(over, "it serves elsewhere, or status says what is lost", RECOVER_SECONDS)
+            wait_for(over, "it serves elsewhere, or status shows what is lost", RECOVER_SECONDS)
         except NotInTimeError:
             conditions = json.dumps(subject.eye.status.get("conditions", []))
             record.violations.append(f"neither serves nor names one of {sorted(names)} and what to do: {conditions}")
@@ -333,7 +333,8 @@ class Runner:
             if not record.explained:
                 conditions = json.dumps(subject.eye.status.get("conditions", []))
                 record.violations.append(
-                    f"the deployment does not serve within {RECOVER_SECONDS:.0f} s, and status does not say why: {conditions}"
+                    f"the deployment does not serve within {RECOVER_SECONDS:.0f} s, and status does not give the reason: "
+                    f"{conditions}"
                 )
             return
         record.recovered = True

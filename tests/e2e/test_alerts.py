@@ -557,7 +557,7 @@ def test_a_program_without_descriptors_is_named(rules: Path, tmp_path: Path, lab
     name = "ThunderfleetDescriptorsExhausted"
     alert = of(rules)[name]
     series = {f"thunderfleet_process_free_descriptors{{{labels}}}": "3x60", INFO.format(program="agent", port=9440): "1x60"}
-    said = {**alert["annotations"], "summary": f"{what} has almost as many files and connections open as it may"}
+    said = {**alert["annotations"], "summary": f"{what} is close to its limit of open files and connections"}
     fires = {"exp_labels": {**dict(re.findall(r'(\w+)="([^"]*)"', labels)), **alert["labels"]}, "exp_annotations": said}
     test = {
         "interval": "1m",

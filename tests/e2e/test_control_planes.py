@@ -205,7 +205,7 @@ def test_the_address_of_one_changes(cluster: Cluster, planes: Planes) -> None:
     first, second, third = planes.macs
     cluster.lan_address("studio-3", "192.168.64.73")
     said = third.run(third.program, "init", "--no-chart", "--advertise-address", "192.168.64.73")
-    assert "telling the other members the address 192.168.64.73" in said
+    assert "sending the other members the new address 192.168.64.73" in said
     for mac in (first, second):
         until(lambda mac=mac: "192.168.64.73" in known_servers(mac), "its balancer knows the address")  # type: ignore[misc]
     second.machine.off()

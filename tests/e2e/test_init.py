@@ -508,7 +508,7 @@ def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: 
     (values,) = broken.glob("lib/python3*/site-packages/thunderfleet_localcluster/shipped/charts/thunderfleet/values.yaml")
     values.unlink()
     said = first.run(f"{broken}/bin/thunderfleet", "upgrade", code=1)
-    assert "helm upgrade failed" in said and "The former version was put back, and runs" in said
+    assert "helm upgrade failed" in said and "The previous version was restored, and runs" in said
     (first.machine.folder / "asked.stop").touch()
     until(lambda: (first.machine.folder / "asked").exists(), "the client has ended")
     asked, failed = json.loads((first.machine.folder / "asked").read_text())

@@ -99,7 +99,7 @@ def test_port_forward_reaches_the_pods_own_ports_only(fleet: Fleet) -> None:
     with forwarding(fleet, "talks", FORWARD_PORT) as local:
         with pytest.raises((urllib.error.URLError, ConnectionError, http.client.HTTPException)):
             urllib.request.urlopen(f"http://127.0.0.1:{local}/", timeout=20)
-        why = "a process outside of this pod listens there"
+        why = "a process outside this pod listens there"
         refused = f"pod default/talks does not listen on TCP port {FORWARD_PORT} of node {MAC}: {why}"
         until(lambda: refused in (fleet.scratch / "forward.err").read_text(), "kubectl shows the reason")
 

@@ -116,18 +116,18 @@ ASKS = {
     "a gate": {**MAC, "schedulingGates": [{"name": "example.com/later"}]},
 }
 REFUSED: dict[str, tuple[Json, str]] = {
-    "root": (ROOT, "may not run as user 0"),
-    "root container": ({"inner": ROOT}, "may not run as user 0"),
-    "root init container": ({"initContainers": [{"name": "i", "image": "i", **ROOT}]}, "may not run as user 0"),
-    "a person of the Mac": ({"securityContext": {"runAsUser": 501}}, "may not run as user 501"),
-    "another pod's user": ({"securityContext": {"runAsUser": 1_900_000_001}}, "may not run as user 1900000001"),
-    "group wheel": ({"securityContext": {"runAsUser": 2000, "runAsGroup": 0}}, "may not have group 0"),
-    "group of a container": ({"inner": {"securityContext": {"runAsGroup": 80}}}, "may not have group 80"),
-    "supplementary group admin": ({"securityContext": {"supplementalGroups": [3000, 80]}}, "may not have group 80"),
-    "fsGroup staff": ({"securityContext": {"fsGroup": 20}}, "may not have group 20"),
+    "root": (ROOT, "must not run as user 0"),
+    "root container": ({"inner": ROOT}, "must not run as user 0"),
+    "root init container": ({"initContainers": [{"name": "i", "image": "i", **ROOT}]}, "must not run as user 0"),
+    "a person of the Mac": ({"securityContext": {"runAsUser": 501}}, "must not run as user 501"),
+    "another pod's user": ({"securityContext": {"runAsUser": 1_900_000_001}}, "must not run as user 1900000001"),
+    "group wheel": ({"securityContext": {"runAsUser": 2000, "runAsGroup": 0}}, "must not have group 0"),
+    "group of a container": ({"inner": {"securityContext": {"runAsGroup": 80}}}, "must not have group 80"),
+    "supplementary group admin": ({"securityContext": {"supplementalGroups": [3000, 80]}}, "must not have group 80"),
+    "fsGroup staff": ({"securityContext": {"fsGroup": 20}}, "must not have group 20"),
     "privileged": ({"inner": {"securityContext": {"privileged": True}}}, "remove privileged from container main"),
     "priority of the system": ({"priorityClassName": "system-node-critical"}, "priority class system-node-critical"),
-    "hostPath": (HOST, "may not have hostPath volumes, except those of the operator: remove volume host"),
+    "hostPath": (HOST, "must not have hostPath volumes, except those of the operator: remove volume host"),
 }
 
 
@@ -161,14 +161,14 @@ async def test_ordinary_pods_run_on_macs(tenant: Kube, spec: Json) -> None:
 
 async def test_the_operators_pods_have_host_folders_and_are_not_root(operator: Kube) -> None:
     assert await verdict(operator, pod(**MAC, **HOST)) == ""
-    assert "may not run as user 0" in await verdict(operator, pod(**MAC, **DIRTY))
+    assert "must not run as user 0" in await verdict(operator, pod(**MAC, **DIRTY))
 
 
 async def test_the_operators_name_in_a_pod_is_not_the_operator(tenant: Kube) -> None:
     forged = pod(**MAC, **HOST)
     # The label of the operator's objects is another policy's matter.
     forged["metadata"]["labels"] = {"app.kubernetes.io/name": "thunderfleet-runner"}
-    assert "may not have hostPath volumes" in await verdict(tenant, forged)
+    assert "must not have hostPath volumes" in await verdict(tenant, forged)
     forged["spec"]["serviceAccountName"] = "thunderfleet-operator"
     assert "thunderfleet-operator" in await verdict(tenant, forged), "there is no such account in the tenant's namespace"
 

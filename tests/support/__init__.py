@@ -33,7 +33,7 @@ kubelets     a cluster of kubelets with many pods
 line         a fleet with the chart and the model installed
 logfiles     all logs of a local cluster, and whether a Secret is in one of them
 installed    a recorded Mac on which `thunderfleet` installs
-upgrading    a newer version to upgrade to, and a client that asks meanwhile
+upgrading    a newer version to upgrade to, and a client that sends requests meanwhile
 trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
@@ -46,7 +46,7 @@ gomodules    builds these programs, and has files of Go modules
 runbooks     the commands that pages and alerts name
 prometheusserver  a real Prometheus in a fleet, and its API
 prometheusoperator  the kinds of prometheus-operator, and the configuration that it generates
-registry     an OCI registry that can lie, cut and slow down
+registry     an OCI registry that can send wrong content, break off and slow down
 oci          an OCI image layout, read as a container runtime reads it
 audit        who wrote what to the API server, from its audit log
 api          reads from the API server without a kubectl process for each

@@ -58,7 +58,7 @@ def _close(idle: Idle) -> None:
 
 
 def path_of(*words: str) -> str | None:
-    """The path that ``kubectl get`` with these words reads; None for kinds and options that this function does not know."""
+    """The path that ``kubectl get`` with these words reads; None for kinds and options that this function does not support."""
     plain: list[str] = []
     query: dict[str, str] = {}
     namespace = "namespaces/default/"

@@ -27,7 +27,7 @@ def installed() -> bool:
 
 
 class BrowserError(AssertionError):
-    """The driver refused a command; the text says why."""
+    """The driver refused a command; the text gives the reason."""
 
 
 class Browser:

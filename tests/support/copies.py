@@ -136,7 +136,7 @@ class Mac:
 
 
 class Fleet:
-    """Macs that know each other's certificates."""
+    """Macs that have each other's certificates."""
 
     def __init__(self, folder: FilePath, made: Identity) -> None:
         self._folder = folder

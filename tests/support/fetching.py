@@ -60,12 +60,12 @@ def stop_server(line: Line, name: str = "hub") -> None:
 
 
 def requests(line: Line, name: str = "hub") -> list[str]:
-    """What a server was asked for, as METHOD PATH."""
+    """The requests to a server, as METHOD PATH."""
     return (line.cluster.machines[HUB_MACHINE].folder / "hub" / f"{name}-log").read_text().splitlines()
 
 
 def downloads(line: Line, name: str = "hub") -> int:
-    """How often the hub was asked for a large file, or a part of one."""
+    """Number of requests to the hub for a large file, or a part of one."""
     return sum(text.startswith("GET /cdn/") for text in requests(line, name))
 
 
@@ -99,7 +99,7 @@ class Copies:
         self.line, self.name, self.spec = line, name, {"repository": repository, **spec}
 
     def keep(self, copies: int | None = None) -> None:
-        """Asks for so many Macs with it; None for all that the spec selects."""
+        """Requests this number of copies; None for all Macs that the spec selects."""
         meta = {"name": self.name, "namespace": "default"}
         spec = self.spec if copies is None else {**self.spec, "copies": copies}
         body = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelCache", "metadata": meta, "spec": spec}
@@ -115,9 +115,9 @@ class Copies:
         return found
 
     def of(self, mac: str) -> Json:
-        """What is said about one Mac."""
+        """The status of one Mac."""
         return next((copy for copy in self.status().get("macs", []) if copy["node"] == mac), {})
 
     def until_on(self, macs: int) -> None:
-        """Waits until so many Macs are to have it, and have it."""
+        """Waits until the model is assigned to this number of Macs, and they have it."""
         until(lambda: self.status().get("copies") == f"{macs}/{macs}", f"{macs} copies", describe=lambda: str(self.status()))

@@ -25,7 +25,7 @@ def valid() -> tls.Validity:
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority that no machine knows."""
+    """A certificate authority that no machine trusts."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate

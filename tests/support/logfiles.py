@@ -1,4 +1,4 @@
-"""All logs of a local cluster, read from the disk: what they say, and whether a Secret is in one of them."""
+"""All logs of a local cluster, read from the disk: their contents, and whether a Secret is in one of them."""
 
 import base64
 import re

@@ -23,7 +23,7 @@ class Killed(Exception):
 class Mac:
     """A Mac whose commands are those of a recorded one. ``route``: the interface of the route to the API server.
 
-    ``shown``: what ``route get`` says of it. ``kill_at``: the number of the command before which this program is killed.
+    ``shown``: the output of ``route get`` for it. ``kill_at``: the number of the command before which this program is killed.
     """
 
     def __init__(self, bridged: str, cables: int = 1, route: str = "en0", shown: str | None = None) -> None:
@@ -80,5 +80,5 @@ class Mac:
 
 
 def persistent(found: NetworkSettings) -> object:
-    """What is compared with before: an order of members has no meaning."""
+    """The state to compare: the order of members has no meaning."""
     return replace(found, members=tuple(sorted(found.members)), bridged=tuple(sorted(found.bridged)))

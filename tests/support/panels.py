@@ -1,4 +1,4 @@
-"""The dashboards' queries, as Grafana sends them to Prometheus, and the configuration that scrapes what they ask for."""
+"""The dashboards' queries, as Grafana sends them to Prometheus, and the configuration that scrapes what they query."""
 
 import json
 import re

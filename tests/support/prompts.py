@@ -1,4 +1,4 @@
-"""The demo's chat in tokens, for groups that are asked without a gateway."""
+"""The demo's chat in tokens, for groups that get requests without a gateway."""
 
 from pathlib import Path
 

@@ -90,7 +90,7 @@ class Layer:
 
 @dataclass
 class Registry:
-    """What the registry has, how it misbehaves, and what it was asked.
+    """What the registry has, its faults, and the requests that it got.
 
     ``users``: names and passwords; empty: everyone may read. ``bearer``: asks for tokens. ``cut``: each answer with a blob
     breaks off after so many bytes. ``shift``: how much later than it was asked for a rest begins. ``hold``: blobs wait until

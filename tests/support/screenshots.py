@@ -74,7 +74,7 @@ def deploy(line: Line, name: str, macs: range) -> Deployment:
 
 @contextlib.contextmanager
 def busy(deployment: Deployment) -> Iterator[None]:
-    """Asks a model again and again, so that its cables have traffic."""
+    """Sends requests to a model repeatedly, so that its cables have traffic."""
     ended = threading.Event()
 
     def work() -> None:

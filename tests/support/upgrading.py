@@ -1,4 +1,4 @@
-"""A newer version of Thunderfleet to upgrade to, an earlier one to upgrade from, and a client that asks a model meanwhile."""
+"""Versions of Thunderfleet to upgrade to and from, and a client that sends requests to a model meanwhile."""
 
 import io
 import os

@@ -41,7 +41,7 @@ HARMLESS: Final = frozenset((CLOCK, *WORKS))
 
 
 NONE: Final = (
-    "`kubectl describe deployment -A -l app.kubernetes.io/component=operator` says whether it is scaled to 0 or its pods "
+    "`kubectl describe deployment -A -l app.kubernetes.io/component=operator` shows whether it is scaled to 0 or its pods "
     "are refused; if there is none, install the chart"
 )
 """What to do if the operator has no pods. A list of its pods would only be empty."""
@@ -66,7 +66,7 @@ def operator_problem(operators: Sequence[Json] | None) -> str:
 
 
 def _unready(pod: Json) -> str:
-    return f"{_pod(pod)} is not ready; another replica works: {_describe(pod)} says why"
+    return f"{_pod(pod)} is not ready; another replica works: {_describe(pod)} shows why"
 
 
 def _pod(pod: Json) -> str:
@@ -106,7 +106,7 @@ def _restarted(pod: Json, now: datetime | None) -> str:
             continue
         return (
             f"{_pod(pod)} ended {max(0, seconds):.0f} s ago (exit code {ended.get('exitCode')}) and was started again; "
-            f"{_describe(pod)} says why"
+            f"{_describe(pod)} shows why"
         )
     return ""
 

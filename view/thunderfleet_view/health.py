@@ -37,7 +37,7 @@ _FOLLOWING: Final = frozenset(
 _WORK: Final = frozenset(phase for phase in GroupPhase if phase not in FAILED)
 _BY_THEMSELVES: Final = frozenset(reason for reason in Reason if reason.remedy.startswith(("None:", "Wait")))
 _PASSING: Final = (frozenset[str]() | _FOLLOWING | _WORK | _BY_THEMSELVES) - FAILED
-"""Reasons of work in progress, and of problems that end without a change by a person."""
+"""Reasons of work in progress, and of problems that end without a change by a user."""
 _MEASURED: Final = frozenset((ConditionType.BENCHMARKED, ConditionType.BENCHMARKS_FRESH))
 _LOST_WHEN_UNKNOWN: Final = frozenset((ConditionType.READY, ConditionType.CONNECTED))
 

@@ -21,8 +21,8 @@ OVERDUE_SECONDS: Final = 10.0
 """How long a pod may take to end beyond its grace period."""
 RELIEF: Final[Mapping[str, str]] = {
     "DiskPressure": "delete models or other files from its disk",
-    "MemoryPressure": "end programs that use its memory",
-    "PIDPressure": "end programs that start many processes",
+    "MemoryPressure": "stop programs that use its memory",
+    "PIDPressure": "stop programs that start many processes",
 }
 """Conditions of Nodes under which the kubelet ends pods and starts none, and what helps."""
 
@@ -80,7 +80,7 @@ def silent_macs(picture: Picture) -> Mapping[str, str]:
     agents = {
         facts.plain((pod.get("spec") or {}).get("nodeName") or ""): (
             f"{AGENT_FAILS} (Pod {facts.name(pod)}): "
-            f"`kubectl describe pod -n {facts.plain(pod['metadata'].get('namespace') or '')} {facts.name(pod)}` says why"
+            f"`kubectl describe pod -n {facts.plain(pod['metadata'].get('namespace') or '')} {facts.name(pod)}` shows why"
         )
         for pod in picture.agents
         if _stuck(pod)
@@ -158,7 +158,7 @@ def cable_problem(link: Json) -> str:
     found = facts.conditions(link)
     connected = found.get(ConditionType.CONNECTED)
     if connected is None:
-        return "the operator has not reported on it yet: if that lasts, check with `kubectl get pods -A` that it runs"
+        return "the operator has not reported on it yet: if that persists, check with `kubectl get pods -A` that it runs"
     for kind in (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE):
         condition = found.get(kind, {})
         if condition.get("status") == "False" and condition.get("reason") not in WITHOUT_RDMA:

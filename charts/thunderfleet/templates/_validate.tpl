@@ -1,5 +1,5 @@
 {{/*
-Checks that values.schema.json cannot express, or not with a message that says what is allowed. The operator's template calls
+Checks that values.schema.json cannot express, or not with a message that lists what is allowed. The operator's template calls
 this once; all problems are reported together.
 */}}
 {{- define "thunderfleet.validate" -}}

@@ -18,13 +18,13 @@ def api_servers(found: Look) -> Check:
         return Check(name, State.UNKNOWN, finding)
     if not found.known:
         finding = (
-            "the balancer of this Mac knows no API server: run `sudo thunderfleet join` with a new line, which `sudo "
+            "the balancer of this Mac has no API server in its list: run `sudo thunderfleet join` with a new line, which `sudo "
             "thunderfleet init` prints on a Mac with a control plane"
         )
         return Check(name, State.FAILURE, finding)
     if not found.reached:
         finding = (
-            f"this Mac reaches none of the API servers that it knows ({', '.join(found.lost)}): check that a Mac with "
+            f"this Mac reaches none of the API servers in its list ({', '.join(found.lost)}): check that a Mac with "
             "a control plane is on, and the network to it; if its address has changed, run `sudo thunderfleet init` there and "
             "`sudo thunderfleet join` with the new line here"
         )
@@ -35,5 +35,5 @@ def api_servers(found: Look) -> Check:
             "it does not come back, run `sudo thunderfleet reset --member NODE` on another Mac with a control plane"
         )
         return Check(name, State.WARNING, finding)
-    finding = f"the balancer of this Mac reaches every API server that it knows: {', '.join(found.reached)}"
+    finding = f"the balancer of this Mac reaches every API server in its list: {', '.join(found.reached)}"
     return Check(name, State.OK, finding)

@@ -32,8 +32,9 @@ def add(commands: Parsers) -> None:
     parser.add_argument(
         "--no-test",
         action="store_true",
-        help="do not test the cables now (connect over each, form a group of two, add numbers), but show the last results "
-        "of the agents",
+        help="show the most recent results of the agents instead of testing the cables now (a test connects over a cable, "
+        "forms a group of two "
+        "Macs and adds numbers)",
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
     parser.add_argument(

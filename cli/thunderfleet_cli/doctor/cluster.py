@@ -117,7 +117,8 @@ def _link(link: Json, profiles: Mapping[str, Json], tried: Tried | None) -> Iter
             yield Check(
                 kind,
                 State.UNKNOWN,
-                "the operator has not reported on this cable yet: if that lasts, check with `kubectl get pods -A` that it runs",
+                "the operator has not reported on this cable yet: if that persists, check with `kubectl get pods -A` that it "
+                "runs",
                 subject=_name(link),
             )
             return

@@ -77,7 +77,7 @@ def _for_root() -> Path | None:
 
 def _announce(cables: int) -> None:
     """Report slow steps on standard error; standard output has only the result."""
-    print(f"testing {cables} cable{'s' if cables != 1 else ''}, some seconds for each …", file=sys.stderr, flush=True)
+    print(f"testing {cables} cable{'s' if cables != 1 else ''}, a few seconds each …", file=sys.stderr, flush=True)
 
 
 async def _cluster(arguments: argparse.Namespace) -> list[Check]:

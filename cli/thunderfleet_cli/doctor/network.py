@@ -128,7 +128,7 @@ def bridge(answers: Answers, managed: bool) -> Check:
     return Check("thunderbolt-bridge", State.WARNING, found, shown(commands, {}), repair=repair)
 
 
-_KUBELET = "the kubelet repairs this when it can; `kubectl describe node` says why it has not"
+_KUBELET = "the kubelet repairs this when it can; `kubectl describe node` shows why it has not"
 
 
 def _members(answers: Answers, now: Network, managed: bool) -> Check:

@@ -65,7 +65,7 @@ def sleep(answers: Answers) -> Check:
         return Check("sleep", State.OK, "sleep is disabled")
     minutes = _number(_charger(answers), "sleep")
     if minutes == 0:
-        return Check("sleep", State.OK, "on wall power, this Mac does not sleep by itself")
+        return Check("sleep", State.OK, "on AC power, this Mac does not sleep automatically")
     fix, repair = _set("sleep", 0, minutes)
     text = f"this Mac sleeps after {minutes} min when it runs no pods; its Node then becomes NotReady"
     return Check("sleep", State.WARNING, text, fix, repair=repair)

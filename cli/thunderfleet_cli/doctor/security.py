@@ -86,6 +86,6 @@ def local_network(_: Answers) -> Check:
     return Check(
         "local-network",
         State.UNKNOWN,
-        "macOS has no command that says whether Local Network privacy blocks connections to other Macs; if connections fail "
+        "macOS has no command that shows whether Local Network privacy blocks connections to other Macs; if connections fail "
         "with `No route to host`, allow them in System Settings > Privacy & Security > Local Network",
     )

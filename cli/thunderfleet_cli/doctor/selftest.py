@@ -128,7 +128,7 @@ def _dial(name: str, source: str, target: str, end: Json, profiles: Mapping[str,
     facts = ((profiles.get(source) or {}).get("status") or {}).get("reachability") or ()
     fact = next((one for one in facts if one.get("node") == target and one.get("address") == address), None)
     if fact is None:
-        finding = f"{source} has not tried to connect to {address} of {target} yet: if that lasts, see the log of its agent"
+        finding = f"{source} has not tried to connect to {address} of {target} yet: if that persists, see the log of its agent"
         return Check("dial", State.UNKNOWN, finding, subject=name)
     if fact.get("state") == ReachabilityState.REACHABLE:
         return Check("dial", State.OK, "both agents connect to each other over this cable", subject=name)
@@ -149,7 +149,7 @@ def _all_reduce(
         since = f" since it changed at {changed:%Y-%m-%d %H:%M:%S} UTC" if found else ""
         finding = (
             f"the agents have not tested an all-reduce over {over} on this cable{since}: they do so when no group uses it "
-            "(agent.measure of the chart); the condition BenchmarksFresh of both NodeProfiles says when, or why not; to test "
+            "(agent.measure of the chart); the condition BenchmarksFresh of both NodeProfiles shows when, or why not; to test "
             f"it now, run `thunderfleet-agent measure link {ends[1]}` in the agent's pod on {ends[0]} (kubectl exec)"
         )
         return Check("all-reduce", State.UNKNOWN, finding, subject=name)

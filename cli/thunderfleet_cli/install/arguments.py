@@ -17,7 +17,7 @@ def add(commands: Parsers) -> None:
         "init",
         "make this Mac a control plane that survives reboots, and its first node",
         "Install a Kubernetes control plane on this Mac as LaunchDaemons, make the Mac a node, install the chart, and print "
-        "the line with which other Macs join. Running it again completes an interrupted run, renews certificates, adopts a "
+        "the line that other Macs need to join. Running it again completes an interrupted run, renews certificates, adopts a "
         "new address of this Mac and prints a new line. Example: `sudo thunderfleet init`",
     )
     init.add_argument(
@@ -27,7 +27,9 @@ def add(commands: Parsers) -> None:
     )
     init.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
     init.add_argument("--no-chart", action="store_true", help="do not install the chart")
-    init.add_argument("--dry-run", action="store_true", help="check this Mac, say what would be installed, and change nothing")
+    init.add_argument(
+        "--dry-run", action="store_true", help="check this Mac and print what would be installed, but change nothing"
+    )
     join = one(
         "join",
         "make this Mac a node of a control plane on another Mac",
@@ -38,8 +40,9 @@ def add(commands: Parsers) -> None:
         "line",
         nargs="?",
         metavar="LINE",
-        help="what `thunderfleet init` or `token create` printed after `echo`, which begins with tf1-; `-` reads it from "
-        "standard input. As an argument, all users of this Mac can read it in the list of processes while `join` runs",
+        help="the line that `thunderfleet init` or `token create` printed, without `echo`; it begins with tf1-; `-` reads it "
+        "from "
+        "standard input. If it is an argument, all users of this Mac can read it in the process list while `join` runs",
     )
     join.add_argument("--token-file", type=Path, metavar="FILE", help="read the line from a file")
     join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
@@ -70,18 +73,18 @@ def add(commands: Parsers) -> None:
         "upgrade",
         "replace the installed version on this Mac with the one that runs this command",
         "Restart the LaunchDaemons of this Mac with the version that runs this command and, on the last Mac with a control "
-        "plane, upgrade the chart. If the new version is not healthy in time, the former one is put back. Running groups keep "
-        "the version that they have. Upgrade Macs with a control plane last. "
-        "Example: `sudo /usr/local/thunderfleet-NEW/bin/thunderfleet upgrade`",
+        "plane, upgrade the chart. If the new version is not healthy in time, the previous one is restored. Running groups "
+        "keep the version that they have. Upgrade Macs with a control plane last. Example: `sudo "
+        "/usr/local/thunderfleet-NEW/bin/thunderfleet upgrade`",
     )
     _add_backup(one)
     _add_token(commands)
     reset = one(
         "reset",
         "remove what init or join installed on this Mac",
-        "End this Mac's pods and LaunchDaemons, and remove what init or join installed, with etcd's data and the certificates. "
-        "It prints what it does not remove. If other Macs have a control plane too, this Mac is removed from their etcd first; "
-        "`reset` is refused if they would not work without this Mac. Example: `sudo thunderfleet reset`",
+        "Stop this Mac's pods and LaunchDaemons, and remove what init or join installed, with etcd's data and the "
+        "certificates. It prints what it does not remove. If other Macs have a control plane too, this Mac is removed from "
+        "their etcd first; `reset` is refused if they would not work without this Mac. Example: `sudo thunderfleet reset`",
     )
     reset.add_argument(
         "--force",
@@ -91,12 +94,13 @@ def add(commands: Parsers) -> None:
     reset.add_argument(
         "--member",
         metavar="NODE",
-        help="for another Mac that does not come back: remove its control plane from etcd, and its Node; change nothing here",
+        help="for another Mac that will not come back: remove its control plane from etcd, and delete its Node; change "
+        "nothing on this Mac",
     )
 
 
 def _add_token(commands: Parsers) -> None:
-    token = commands.add("token", "create the line with which another Mac joins", call=_call)
+    token = commands.add("token", "create the line that another Mac needs to join", call=_call)
     create = Parsers(token, "token_command").add(
         "create",
         "print a line for another Mac",

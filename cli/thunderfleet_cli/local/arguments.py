@@ -117,7 +117,7 @@ def _fault_commands(commands: Parsers) -> None:
     cable.add_argument(
         "action",
         choices=CABLE_ACTIONS,
-        help="pull: unplug; plug: plug in again and remove all limits; slow: limit as --rate and --speed say; cut: block "
+        help="pull: unplug; plug: plug in again and remove all limits; slow: apply the limits --rate and --speed; cut: block "
         "connections that the machine at END opens; move: replug END at TO",
     )
     cable.add_argument("end", metavar="END", help="one end, as machine:port")

@@ -14,8 +14,8 @@ def add(commands: Parsers) -> None:
         "Create a ModelDeployment, wait until it serves, and chat with it, or answer one prompt. The model keeps serving "
         "afterwards. A MODEL that is in no model folder of the Macs (the chart's value agent.modelFolders) is fetched from "
         "the Hugging Face Hub, unless the chart's value hub.enabled is false. If the model requires an API key, set "
-        "$THUNDERFLEET_API_KEY. Exit code 3: the model cannot be placed now, or a group has failed and is not restarted any "
-        "more. Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
+        "$THUNDERFLEET_API_KEY. Exit code 3: the model cannot be placed now, or a group has failed and is no longer "
+        "restarted. Example: `thunderfleet run mlx-community/Qwen3-30B-A3B-4bit --prompt 'Hello'`",
         call=_run,
     )
     parser.add_argument(
@@ -32,7 +32,7 @@ def add(commands: Parsers) -> None:
         "--prompt", metavar="TEXT", help="answer this prompt and exit (default: standard input, or a chat at a terminal)"
     )
     parser.add_argument(
-        "--name", dest="deployment", metavar="NAME", help="name of the ModelDeployment (default: made from MODEL)"
+        "--name", dest="deployment", metavar="NAME", help="name of the ModelDeployment (default: derived from MODEL)"
     )
     parser.add_argument("-n", "--namespace", help="namespace of the ModelDeployment (default: that of the context)")
     parser.add_argument(

@@ -108,8 +108,8 @@ class Service:
     @property
     def _what_stays(self) -> str:
         return (
-            f"the ModelDeployment stays: kubectl describe {self.kubectl} shows its state, kubectl delete {self.kubectl} "
-            "removes it"
+            f"the ModelDeployment was not deleted: kubectl describe {self.kubectl} shows its state, kubectl delete "
+            f"{self.kubectl} removes it"
         )
 
     async def _read(self, kube: Kube) -> Json:

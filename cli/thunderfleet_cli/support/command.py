@@ -42,7 +42,7 @@ objects/         Kubernetes objects; no Secrets
 logs/pods/       logs of Thunderfleet's pods, at most {megabytes} MiB each
 logs/local/      logs of the local cluster's programs, if it is one
 local/           state of the local cluster, if it is one
-mac/             on a Mac of a cluster: the API servers that its balancer knows and reaches
+mac/             on a Mac of a cluster: the API servers in its balancer's list, and those that it reaches
 logs/mac/        logs of its LaunchDaemons
 problems.txt     what could not be collected
 

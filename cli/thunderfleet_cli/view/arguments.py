@@ -51,10 +51,10 @@ def add(commands: Parsers) -> None:
         "top",
         "show the CPU and memory that Macs and ModelDeployments use",
         "Show the CPU and memory that each Mac uses, and the GPU memory that ModelDeployments reserve on it: in all "
-        "namespaces, or in one if you may not list all. CPU and memory need metrics-server. Example: `thunderfleet top`",
+        "namespaces, or in one if you cannot list all. CPU and memory need metrics-server. Example: `thunderfleet top`",
         _top,
-        namespace="namespace to count if you may not list all (default: that of the context)",
-        every="count all namespaces; fail if you may not list them",
+        namespace="namespace to count if you cannot list all (default: that of the context)",
+        every="count all namespaces; fail if you cannot list them",
     )
     events = _view(
         commands,
@@ -84,7 +84,7 @@ def add(commands: Parsers) -> None:
         "ui",
         "open a live page of Macs, cables and models",
         "Serve a live page of Macs, cables, models and their progress, for browsers on this machine, until Ctrl-C. It needs "
-        "only a kubeconfig. The address that it prints works once. Example: `thunderfleet ui --open`",
+        "only a kubeconfig. The printed address works only once. Example: `thunderfleet ui --open`",
         _ui,
         formats=(),
         namespace="namespace of the ModelDeployments to show (default: all)",
@@ -101,9 +101,9 @@ def _add_plan(commands: Parsers) -> None:
         commands,
         "plan",
         "show where a ModelDeployment would be placed",
-        "Plan a ModelDeployment as the operator would, on the cluster as it is; nothing is changed. Needs the right to list "
-        "Nodes, pods and all kinds of Thunderfleet in all namespaces. Exit code 0: every group has a placement; 3: one has "
-        "none. Example: `thunderfleet plan -f qwen.yaml --without studio-2`",
+        "Plan a ModelDeployment as the operator would, on the cluster as it is; nothing is changed. Requires permission to "
+        "list Nodes, pods and all kinds of Thunderfleet in all namespaces. Exit code 0: every group has a placement; 3: one "
+        "has none. Example: `thunderfleet plan -f qwen.yaml --without studio-2`",
         _plan,
         formats=("text", "json", "yaml"),
         namespace="namespace of DEPLOYMENT (default: that of the context)",

@@ -73,7 +73,7 @@ def show(picture: Picture, page: Page) -> None:
     if rows or missing:
         page.table(COLUMNS, [*missing, *rows])
     elif "links" not in picture.unread:
-        page.line("no Mac sees a cable to another Mac")
+        page.line("no Mac detects a cable to another Mac")
     unread(picture, page)
 
 

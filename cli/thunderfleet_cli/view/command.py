@@ -142,7 +142,7 @@ def show_logs(arguments: argparse.Namespace) -> int:
     wanted = logs.sources(facts.pods_of(found, deployment))
     if not wanted:
         raise LocalClusterError(
-            f"no pod of ModelDeployment {arguments.deployment} has started: `thunderfleet why {arguments.deployment}` says why"
+            f"no pod of ModelDeployment {arguments.deployment} has started: `thunderfleet why {arguments.deployment}` shows why"
         )
     page = Page()
     show: Callable[[logs.Line], None] = _print_line if arguments.output == "json" else partial(_show_line, page)

@@ -73,7 +73,7 @@ def why_unread(kind: str, namespace: str | None, error: ApiError) -> str:
         if kind in ("nodes", "profiles", "links", "usage"):
             where = "in the cluster"
         scope = f"-n {namespace}" if namespace and kind in NAMESPACED else "-A"
-        return f"you may not list {resource} {where}: check with `kubectl auth can-i list {resource} {scope}`"
+        return f"you are not allowed to list {resource} {where}: check with `kubectl auth can-i list {resource} {scope}`"
     if kind == "usage" and error.status == 503:
         return "metrics-server does not answer: check its pods with `kubectl get pods -n kube-system`"
     return f"cannot list {resource}: {error}"

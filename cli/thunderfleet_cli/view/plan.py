@@ -42,7 +42,7 @@ def show_plan(arguments: argparse.Namespace) -> int:
     found, unread = asyncio.run(read_lists(connection, (*NEEDED, *HELPFUL), None))
     missing = [unread[kind] for kind in NEEDED if kind in unread]
     if missing:
-        raise LocalClusterError(f"cannot plan without all objects that take room on Macs: {'; '.join(missing)}")
+        raise LocalClusterError(f"cannot plan without all objects that use resources of Macs: {'; '.join(missing)}")
     for kind in HELPFUL:
         if kind in unread:
             print(f"thunderfleet: cables of other groups are estimated: {unread[kind]}", file=sys.stderr)

@@ -75,7 +75,7 @@ def find_ca(servers: Iterable[ApiServer], wanted: str) -> bytes:
             return tls.certificate_pem(found)
         hashes = ", ".join(map(ca_hash, seen)) or "none"
         refusals.append(
-            f"{server}: no CA with hash {wanted}, found {hashes}; the token was not sent: this is another cluster, or a man in "
-            "the middle; use a new line, which a Mac with a control plane prints"
+            f"{server}: no CA with hash {wanted}, found {hashes}; the token was not sent: this is another cluster, or the "
+            "connection is intercepted; use a new line, which a Mac with a control plane prints"
         )
     raise InstallError("no API server of the cluster answers:\n" + "\n".join(refusals))

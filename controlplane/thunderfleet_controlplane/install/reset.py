@@ -166,7 +166,7 @@ def _owned(layout: HostLayout) -> list[Path]:
 def _end_pods(mac: Mac, name: str) -> None:
     """Delete this Mac's Node, so that its kubelet ends all pods as they ask for, if the control plane answers."""
     layout = mac.layout
-    mac.step("reset", f"ending the pods of Node {name}")
+    mac.step("reset", f"stopping the pods of Node {name}")
 
     async def end() -> None:
         async with cluster.connect(layout, server_url(LOCAL, API_PORT)) as kube:
@@ -195,7 +195,7 @@ def _end_containers(host: BlockingHost, root: Path) -> None:
     while left := _containers(host, root):
         if time.monotonic() > deadline:
             pids = ", ".join(map(str, left))
-            raise InstallError(f"processes of containers do not end: {pids}; restart this Mac, and run this again")
+            raise InstallError(f"processes of containers do not exit: {pids}; restart this Mac, and run this again")
         for pid, folder in left.items():
             # The file that a kubelet writes to end a container without a grace period.
             with contextlib.suppress(OSError):

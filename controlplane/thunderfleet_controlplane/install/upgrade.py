@@ -147,7 +147,7 @@ def _serve_both(layout: HostLayout, version: str | None, prefix: Path, new: str)
 def _rolled_back(mac: Mac, steps: Steps, error: BaseException) -> InstallError:
     """The error of an upgrade, after the former version was put back."""
     why = f"the upgrade to version {mac.shipped.version} failed: {error}" if str(error) else "the upgrade was interrupted"
-    mac.step("upgrade", "going back to the former version")
+    mac.step("upgrade", "going back to the previous version")
     try:
         put_back(mac)
         steps.healthy(mac)
@@ -156,10 +156,10 @@ def _rolled_back(mac: Mac, steps: Steps, error: BaseException) -> InstallError:
             steps.back(mac, revision.read_text())
     except (Exception, KeyboardInterrupt) as second:
         return InstallError(
-            f"{why}\nGoing back failed too: {second}\nRun this again, or `thunderfleet upgrade` of the former version"
+            f"{why}\nGoing back failed too: {second}\nRun this again, or `thunderfleet upgrade` of the previous version"
         )
     remove(mac.layout.former_version)
-    return InstallError(f"{why}\nThe former version was put back, and runs")
+    return InstallError(f"{why}\nThe previous version was restored, and runs")
 
 
 def put_back(mac: Mac) -> None:
@@ -285,6 +285,6 @@ def unavailable(deployment: dict[str, Any] | None) -> str:
         return "there is no Deployment thunderfleet-operator"
     status, wanted = deployment.get("status") or {}, deployment["spec"].get("replicas", 1)
     if status.get("observedGeneration", 0) < deployment["metadata"]["generation"]:
-        return "the controller manager has not seen the change"
+        return "the controller manager has not observed the change"
     counts = [int(status.get(name) or 0) for name in ("replicas", "updatedReplicas", "availableReplicas")]
     return "" if counts == [wanted] * 3 else f"{counts[1]} of {wanted} replicas are new, {counts[2]} are available"

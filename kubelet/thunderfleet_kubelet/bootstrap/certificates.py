@@ -97,7 +97,7 @@ async def obtain(
     *,
     addresses: Sequence[str] = (),
     limit: float,
-    again: str = "the kubelet sends a new request by itself",
+    again: str = "the kubelet sends a new request automatically",
 ) -> Pair:
     """Requests a certificate for a new key from ``signer`` and waits up to ``limit`` seconds.
 

@@ -68,7 +68,7 @@ async def fetch_ca(server: Server, wanted: str) -> bytes:
             hashes = ", ".join(ca_hash(one) for one in (*published, *seen)) or "none"
             raise JoinError(
                 f"{server.url}: no CA with hash {wanted}, found {hashes}; the token was not sent. Use --server and --ca-hash "
-                "from one output of `thunderfleet local token` or kubeadm; a wrong hash means another cluster or a man in the "
-                "middle"
+                "from one output of `thunderfleet local token` or kubeadm; a wrong hash means another cluster or an "
+                "intercepted connection"
             )
     return found.public_bytes(serialization.Encoding.PEM)

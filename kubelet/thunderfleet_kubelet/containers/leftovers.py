@@ -91,7 +91,7 @@ def delete_outside(user: int, folders: Iterable[str], seconds: float = DELETE_SE
         _run((*owned, "-delete"), limit)
         _run((*owned, "-type", "d", "-execdir", "chown", "-h", "0:0", "{}", ";"), limit)
         if left := _first(owned, limit):
-            raise OSError(errno.EBUSY, f"the pod's user {user} still owns files outside of the pod's folder", left)
+            raise OSError(errno.EBUSY, f"the pod's user {user} still owns files outside the pod's folder", left)
     _remove_ipc(user)
 
 

@@ -133,10 +133,10 @@ class Requests:
     async def _authorize(self, asked: Challenge | None) -> str:
         """The value of the Authorization header that the registry asks for. Raises PullError."""
         if asked is None:
-            raise Refused(f"{self.origin.host} refuses access and does not say how to authenticate")
+            raise Refused(f"{self.origin.host} refuses access and does not offer a way to authenticate")
         if asked.scheme == "basic":
             if self._credential is None:
-                raise Refused(f"{self.origin.host} asks for a user name and a password; name a Secret in imagePullSecrets")
+                raise Refused(f"{self.origin.host} requires a user name and a password; name a Secret in imagePullSecrets")
             return self._credential.basic
         return f"Bearer {await self._token(asked)}"
 

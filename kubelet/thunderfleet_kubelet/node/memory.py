@@ -74,5 +74,5 @@ class GpuMemory:
         except ParseError as error:
             problem = error
         self._estimated = self._clock()
-        log.warning("MLX does not say how much memory the GPU may use, so it is estimated: %s", problem)
+        log.warning("MLX does not report how much memory the GPU may use, so it is estimated: %s", problem)
         return None

@@ -136,7 +136,7 @@ class ThunderboltPorts:
         except Unreadable as error:
             self._failures += 1
             delay = WORK_SECONDS if self._keeper.record.trial else RETRY.seconds(self._failures)
-            log.warning("cannot read the network settings: %s; looking again in %.0f s", error, delay)
+            log.warning("cannot read the network settings: %s; retrying in %.0f s", error, delay)
         except OSError as error:
             self._failures += 1
             delay = RETRY.seconds(self._failures)

@@ -271,7 +271,7 @@ class PodQueries:
         chosen = listeners.choose(found)
         if chosen is None:
             alone = " alone" if any(socket.pids for socket in found) else ""
-            who = "a process outside of this pod listens there" if found else "no process listens there"
+            who = "a process outside this pod listens there" if found else "no process listens there"
             where = f"TCP port {port} of node {self._node_name}"
             raise PortRefused(f"pod {namespace}/{pod} does not listen{alone} on {where}: {who}")
         async with asyncio.timeout(DIAL_SECONDS):

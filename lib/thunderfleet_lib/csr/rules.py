@@ -18,7 +18,7 @@ WAIT_SECONDS = 60.0
 certificate and updates its Node at the same time."""
 ADDRESSES = 64
 """How many addresses of one Node count. A kubelet writes them itself, and could write a megabyte of them."""
-AGAIN = "the kubelet asks again within five minutes; if that is denied too, see its log"
+AGAIN = "the kubelet sends a new request within five minutes; if that is denied too, see its log"
 CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
 """On Nodes that run an API server. The admission plugin NodeRestriction keeps kubelets from setting it themselves."""
 _LOCALHOST = frozenset({"127.0.0.1", "::1"})

@@ -47,7 +47,7 @@ def main() -> int:
 
         found = mx.device_info().get(KEY) or 0
     except (ImportError, RuntimeError, ValueError) as error:
-        print(f"cannot ask MLX: {error}", file=sys.stderr)
+        print(f"cannot query MLX: {error}", file=sys.stderr)
         return 1
     print(found)
     return 0

@@ -14,7 +14,7 @@ from thunderfleet_lib.macnet.values import Bridge, Port
 
 REPAIR: Final = "sudo thunderfleet doctor --fix"
 _KUBELET: Final = (
-    "a kubelet that runs as root changes that, and `kubectl describe node` says why it has not; without such a kubelet, "
+    "a kubelet that runs as root changes that, and `kubectl describe node` shows why it has not; without such a kubelet, "
 )
 
 
@@ -25,7 +25,7 @@ def leave_bridge(mac: str) -> str:
 
 def why_no_address(node: str) -> str:
     """Where to see why a kubelet has not given an end of a cable its address, in a few words."""
-    return f"a kubelet that runs as root sets one, and `kubectl describe node {node}` says why it has not"
+    return f"a kubelet that runs as root sets one, and `kubectl describe node {node}` shows why it has not"
 
 
 def set_address(mac: str) -> str:

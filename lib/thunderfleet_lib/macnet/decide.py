@@ -138,4 +138,4 @@ def _disable(network: Network, record: Record) -> Decision | None:
     names = [str(bridge.service) for bridge in empty]
     commands = tuple(("networksetup", "-setnetworkserviceenabled", name, "off") for name in names)
     changed = replace(record, disabled=tuple(dict.fromkeys((*record.disabled, *names))))
-    return Decision(changed, commands, f"disabling the network service {', '.join(names)}, which has no member any more")
+    return Decision(changed, commands, f"disabling the network service {', '.join(names)}, which has no member left")

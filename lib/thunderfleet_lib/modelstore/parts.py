@@ -48,7 +48,7 @@ def read(folder: Path) -> Part | None:
         whole = jsonbounds.loads(raw, values=4 * MAX_FILES, depth=3)
         digest, files, layers = str(whole["manifest"]), frozenset(whole["files"]), frozenset(whole["layers"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not say which part of a model is there: {error}") from error
+        raise ValueError(f"{path} does not list which part of a model is there: {error}") from error
     if not is_blob(digest) or not all(type(number) is int and 0 <= number < MAX_FILES for number in files | layers):
-        raise ValueError(f"{path} does not say which part of a model is there")
+        raise ValueError(f"{path} does not list which part of a model is there")
     return Part(digest, files, layers)

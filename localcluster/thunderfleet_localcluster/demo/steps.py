@@ -80,7 +80,7 @@ def play(session: Session, keep: bool) -> None:
         ask(session)
     with session.step("Observe: status, logs, benchmark, metrics"):
         observe(session)
-    with session.step("Kill a rank with SIGKILL; the group recovers by itself"):
+    with session.step("Kill a rank with SIGKILL; the group recovers automatically"):
         kill_rank(session)
         session.until_ready(lambda found: not is_ready(found), "reported as failed")
         session.until_ready(is_ready, "Ready again")

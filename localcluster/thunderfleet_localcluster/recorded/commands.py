@@ -249,7 +249,7 @@ exit 1
 
 
 _MACMON = """\
-[ "$1" = pipe ] || { echo "macmon: this recorded Mac knows only pipe" >&2; exit 1; }
+[ "$1" = pipe ] || { echo "macmon: this recorded Mac supports only pipe" >&2; exit 1; }
 cat <<'END'
 {"all_power":0.65,"ane_power":0.0,"cpu_power":0.64,"ecpu_usage":[2061,0.17],"gpu_power":0.01,"gpu_usage":[503,0.0136],\
 "ram_power":0.15,"sys_power":10.5,"temp":{"cpu_temp_avg":23.04,"gpu_temp_avg":29.45},"timestamp":"2026-02-17T19:34:27.942556+00:00"}

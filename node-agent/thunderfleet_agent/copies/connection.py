@@ -64,7 +64,7 @@ class Connection:
         self.send(request)
         answer = self.receive()
         if answer.size > most:
-            raise self._failed(f"wants to send {answer.size} bytes; at most {most} are allowed")
+            raise self._failed(f"announced {answer.size} bytes; at most {most} are allowed")
         body = bytearray(answer.size)
         self.read_into(memoryview(body))
         return bytes(body), answer

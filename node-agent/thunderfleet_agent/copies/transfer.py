@@ -430,7 +430,7 @@ class Transfer:
             if listed:
                 self._shelf.end(chunk.blob)
         if node:
-            what = "gave a wrong list of chunks" if listed else f"sent wrong bytes for chunk {chunk.index}"
+            what = "sent a wrong list of chunks" if listed else f"sent wrong bytes for chunk {chunk.index}"
             self._drop(node, f"{node} {what} of {path}")
 
     def _drop(self, node: str, why: str) -> None:

@@ -18,6 +18,6 @@ def clock_synchronized(known: bool, ahead: int | None) -> ConditionValue:
     differs = f"the clock of this Mac is {abs(ahead):,} s {'ahead of' if ahead > 0 else 'behind'} the API server's"
     remedy = (
         "run `sudo sntp -sS time.apple.com` on this Mac, and let it set its time automatically (System Settings, General, Date "
-        "& Time). If all Macs say this, the clock of the API server's machine is wrong"
+        "& Time). If all Macs have this condition, the clock of the API server's machine is wrong"
     )
     return ConditionValue(False, Reason.CLOCK_WRONG, f"{differs}: {remedy}")

@@ -50,7 +50,7 @@ async def operator_keys(kube: Kube, namespace: str, known: Keyring) -> Keyring:
 
 def _parse(name: str, data: Json) -> list[bytes]:
     """The keys, the newest first."""
-    again = "Then restart the operator; docs/operate.md says how to write the Secret"
+    again = "Then restart the operator; docs/operate.md describes how to write the Secret"
     lost = f"groups whose key is missing get OperatorKeyLost. {again}"
     if KEY_FIELD not in data:
         raise ValueError(

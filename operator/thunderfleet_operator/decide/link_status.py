@@ -179,7 +179,7 @@ def _connected(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str],
     node = _end_without_carrier(link, profiles, ready)
     if node is not None:
         (other,) = set(link_ends(link)) - {node} or {node}
-        where = f"{node} sees no Mac behind the hub or display at its port {_port(link, node)}, which has no carrier"
+        where = f"{node} detects no Mac behind the hub or display at its port {_port(link, node)}, which has no carrier"
         cause = f"{other} is off, or the cable, hub or display was unplugged at its port {_port(link, other)}"
         remedy = f"plug it in; if {other} is on, check that its agent runs: {_agent(other)}"
         return Verdict(False, Reason.NO_CARRIER, f"{where}: {cause}; {remedy}")
@@ -199,17 +199,17 @@ def _disconnected(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
     if silent:
         return Verdict(False, Reason.NODE_NOT_READY, f"{silent[0]} is not Ready: switch it on, or check its kubelet")
     where = f"port {link.spec.a.port} of {a} and port {link.spec.b.port} of {b}"
-    return Verdict(False, Reason.UNPLUGGED, f"neither {a} nor {b} sees the other: plug the cable into {where}")
+    return Verdict(False, Reason.UNPLUGGED, f"neither {a} nor {b} detects the other: plug the cable into {where}")
 
 
 def _symmetric(link: ThunderboltLink, ready: frozenset[str], connected: Verdict) -> Verdict:
     endpoints = _current_endpoints(link, ready)
     blind = [node for node in link_ends(link) if node not in endpoints or not endpoints[node].sees_peer]
     if not blind:
-        return Verdict(True, Reason.BOTH_ENDS, "both ends see each other")
+        return Verdict(True, Reason.BOTH_ENDS, "both ends detect each other")
     if len(blind) == 2 and connected.status:
         a, b = link_ends(link)
-        text = f"{a} and {b} see each other, but do not report their ends of this link: check that their agents run:"
+        text = f"{a} and {b} detect each other, but do not report their ends of this link: check that their agents run:"
         return Verdict(False, Reason.NO_END, f"{text} {_agent(a)}, {_agent(b)}")
     if len(blind) == 2:
         return Verdict(False, Reason.NO_END, _disconnected(link, ready).message)
@@ -217,8 +217,8 @@ def _symmetric(link: ThunderboltLink, ready: frozenset[str], connected: Verdict)
     if node not in endpoints:
         return Verdict(False, Reason.ONE_END, f"{node} has not reported its end: check that its agent runs: {_agent(node)}")
     text = (
-        f"{node} does not see the other end through port {_port(link, node)}; a display or hub in between can cause "
-        "this. The link works; to see it at both ends, connect the Macs directly"
+        f"{node} does not detect the other end through port {_port(link, node)}; a display or hub in between can cause "
+        "this. The link works; to detect it at both ends, connect the Macs directly"
     )
     return Verdict(False, Reason.ONE_END, text)
 

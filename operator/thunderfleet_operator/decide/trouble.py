@@ -191,7 +191,7 @@ def _stopped(report: Report, now: datetime) -> Failure | None:
     state = report.state
     if state is None or state.phase is not GroupPhase.DRAINING or report.phase_seconds < STOPPED_SECONDS:
         return None
-    text = "the group finished its requests and stopped, although it is still needed; it restarts by itself"
+    text = "the group finished its requests and stopped, although it is still needed; it restarts automatically"
     return _failure(now, Reason.STOPPED, text, None, None, FaultClass.RETRY)
 
 

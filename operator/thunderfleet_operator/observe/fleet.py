@@ -56,8 +56,8 @@ is not known then."""
 RDMA_FAULTS = frozenset({*rules.FAULT_CLASS, Reason.BELOW_THUNDERBOLT5}) - {Reason.COMMAND_FAILED}
 """Reasons of RDMAUsable that say what is wrong, not what is unknown."""
 NOT_SIZED = (
-    "the agent has not computed the sizes of the model's layers yet; if this lasts for more than a few minutes, see the log of "
-    "the agent"
+    "the agent has not computed the sizes of the model's layers yet; if this persists for more than a few minutes, see the "
+    "log of the agent"
 )
 SHARED_LIMIT = 65_536
 """Values that are kept to be shared between Macs."""

@@ -80,7 +80,7 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
     found = wanted_model(mac, request)
     if not found and (others := other_revisions(mac, request)):
         commits = " and ".join(str(model.revision) for model in others[:2])
-        return f"has commit {commits} of {request.model}, not {request.revision}, which spec.model.revision asks for"
+        return f"has commit {commits} of {request.model}, not {request.revision}, which spec.model.revision requires"
     if not found and request.uri is not None:
         return f"does not have {request.model} on disk, and no model store to fetch it to (chart value agent.modelStore)"
     if not found:
@@ -100,8 +100,8 @@ def _model_reason(mac: Mac, request: Request) -> str | None:
         )
     path, problem = found[0].path, found[0].problem
     if problem:
-        return f"does not know how much memory {path} needs (its agent tries again every 5 minutes): {problem}"
-    return f"computes how much memory {path} needs; if this lasts for more than a few minutes, see the log of its agent"
+        return f"has not determined how much memory {path} needs (its agent tries again every 5 minutes): {problem}"
+    return f"computes how much memory {path} needs; if this persists for more than a few minutes, see the log of its agent"
 
 
 def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:

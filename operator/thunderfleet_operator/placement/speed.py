@@ -109,8 +109,8 @@ def unknown(model: ModelFacts, macs: Sequence[Mac]) -> str:
     mac = min(lacking, key=lambda mac: mac.name)
     chip_name = f"its chip {mac.chip}" if mac.chip else "its chip, which its agent has not published"
     return (
-        f"{mac.name} has no benchmark yet (the condition BenchmarksFresh of its NodeProfile says why), and Thunderfleet does "
-        f"not know the speed of {chip_name}"
+        f"{mac.name} has no benchmark yet (the condition BenchmarksFresh of its NodeProfile shows why), and Thunderfleet has "
+        f"no speed on record for {chip_name}"
     )
 
 

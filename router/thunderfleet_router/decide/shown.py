@@ -58,7 +58,7 @@ def host_refused(host: str, names: Collection[str]) -> bool:
 def token_problem(token: str, now: float) -> str:
     """Why a token is refused without a review, judged by its own claims; "" if it must be reviewed."""
     parts = token.split(".")
-    wrong = "this is neither an API key that a model accepts nor a token of a viewer (docs/page.md)"
+    wrong = "the credential is neither an API key that a model accepts nor a token of a viewer (docs/page.md)"
     if len(token) > MAX_TOKEN or len(parts) != 3:
         return wrong
     try:

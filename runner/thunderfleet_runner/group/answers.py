@@ -44,7 +44,7 @@ def differs(before: RecordedAnswer, now: RecordedAnswer) -> str | None:
         if now.tokens[place] != token and margin > CLEAR_THOUSANDTHS:
             return (
                 f"token {place + 1} of the answer to the test prompt is {now.tokens[place]}; {_SAME} it was {token}, "
-                "which was clearly the likeliest"
+                "which was clearly the most likely"
             )
         if abs(now.costs[place] - cost) > CLEAR_THOUSANDTHS:
             return (

@@ -101,7 +101,7 @@ class Limits:
     stop_seconds: float = 6.0
     backoff: Backoff = BACKOFF
     slow_retry_seconds: float = 60.0
-    """Between attempts while a person must change something."""
+    """Between attempts while a user must change something."""
     steady_seconds: float = 60.0
     """After this long in Ready, the back-off is reset."""
     trusted_seconds: float = 7200.0
@@ -466,7 +466,7 @@ class StateMachine:
             case Phase.CHECKING:
                 text = (
                     f"the preflight checks did not complete within {self.limits.check_seconds:g} s on {missing}; if this "
-                    "repeats, check that the model's disk there responds"
+                    "recurs, check that the model's disk there responds"
                 )
                 fault = Fault(FaultClass.RETRY, Reason.PREFLIGHT_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.PREFLIGHT, fault))
@@ -475,8 +475,8 @@ class StateMachine:
                 return self._failed(Cause(slow, self.attempt, faults.Stage.INIT, fault))
             case Phase.COMPARING:
                 text = (
-                    f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}; if this repeats, "
-                    "end other programs that use the GPU there"
+                    f"the test prompt did not complete within {self.limits.compare_seconds:g} s on {missing}; if this recurs, "
+                    "stop other programs that use the GPU there"
                 )
                 fault = Fault(FaultClass.RETRY, Reason.CHECK_DEADLINE, text)
                 return self._failed(Cause(slow, self.attempt, faults.Stage.CHECK, fault))

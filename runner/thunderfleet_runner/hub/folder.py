@@ -138,7 +138,7 @@ class Folder:
         with self.network.open(self._url(name), "HEAD") as reply:
             self._check(reply, name, (200,))
             if reply.size is None:
-                raise HubFault(Reason.HUB_FAILED, f"{self.endpoint} does not say the size of {name} (Content-Length)")
+                raise HubFault(Reason.HUB_FAILED, f"{self.endpoint} does not send the size of {name} (Content-Length)")
             return reply.size
 
     def _url(self, name: str) -> str:

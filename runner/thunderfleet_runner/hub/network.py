@@ -132,7 +132,7 @@ class Network:
                     return
                 location = response.headers.get("Location") or ""
                 if not location or len(location) > MAX_LOCATION or not location.isprintable():
-                    raise HubFault(Reason.HUB_FAILED, f"{_plain(url)} redirects without saying where to")
+                    raise HubFault(Reason.HUB_FAILED, f"{_plain(url)} redirects without a target")
                 url = urljoin(url, location)
             finally:
                 connection.close()

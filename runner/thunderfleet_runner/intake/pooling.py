@@ -26,5 +26,5 @@ def vector_size(config: Mapping[str, Any], pooling: Mapping[str, Any] | None, na
     modes = sorted(key for key, value in pooling.items() if key.startswith(_MODE) and value)
     if modes != [_LAST]:
         wanted = ", ".join(modes) or "nothing"
-        return f"{name} cannot compute embeddings: {POOLING_FILE} asks for {wanted}, only {_LAST} is supported"
+        return f"{name} cannot compute embeddings: {POOLING_FILE} requires {wanted}, only {_LAST} is supported"
     return size

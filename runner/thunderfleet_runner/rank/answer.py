@@ -122,7 +122,7 @@ class Answer:
                 # The loop continues this answer until it is ended.
                 self._stop()
                 self.over = self.ending = True
-                text = f"the answer cannot follow the requested format any further: {error}"
+                text = f"the answer can no longer follow the requested format: {error}"
                 self._send(protocol.RequestError(id=self.request.id, text=text, refused=True))
             case Broken(error):
                 self.over = True

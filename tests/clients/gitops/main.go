@@ -1,4 +1,4 @@
-// gitops prints the state of objects as Flux and Argo CD see it: one JSON object a line in, one a line out.
+// gitops prints the state of objects as Flux and Argo CD evaluate it: one JSON object a line in, one a line out.
 //
 // Usage: gitops HEALTH.lua < objects. Flux uses kstatus, Argo CD runs its health scripts with gopher-lua.
 package main

@@ -139,8 +139,8 @@ def test_a_cable_without_rdma_has_no_group() -> None:
     [
         (Look(False), "failure", "does not listen on 127.0.0.1:6444"),
         (Look(True, unreadable="x: Permission denied"), "unknown", "run this with sudo"),
-        (Look(True), "failure", "knows no API server"),
-        (Look(True, (), ("10.0.0.1:6443",)), "failure", "reaches none of the API servers that it knows (10.0.0.1:6443)"),
+        (Look(True), "failure", "has no API server in its list"),
+        (Look(True, (), ("10.0.0.1:6443",)), "failure", "reaches none of the API servers in its list (10.0.0.1:6443)"),
         (Look(True, ("10.0.0.2:6443",), ("10.0.0.1:6443",)), "warning", "does not reach 10.0.0.1:6443"),
         (Look(True, ("10.0.0.2:6443",)), "ok", "reaches every API server"),
     ],

@@ -409,7 +409,7 @@ def test_a_bridge_is_repaired_so_that_it_lasts_and_only_where_nothing_else_does_
     assert over_it.repair is None and over_it.fix and "connect this Mac to a LAN first" in over_it.finding
     managed = next(check for check in mac.checks(answers(bridged), PYTHON, managed=True) if check.name == "thunderbolt-bridge")
     assert managed.state is State.FAILURE and not managed.fix and managed.repair is None
-    assert "`kubectl describe node` says why" in managed.finding
+    assert "`kubectl describe node` shows why" in managed.finding
 
 
 READY = ("Ready", "True", "KubeletReady", "kubelet is posting ready status")

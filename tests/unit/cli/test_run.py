@@ -329,7 +329,7 @@ def test_a_model_that_cannot_be_placed_ends_with_three(
     assert run(Server(deployment(*conditions)), "--prompt", "Hi") == 3
     said = capsys.readouterr().err
     reason = conditions[-1][2]
-    assert f"{reason}: because of {reason}; the ModelDeployment stays" in said
+    assert f"{reason}: because of {reason}; the ModelDeployment was not deleted" in said
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def profile(name: str, links: tuple[str, ...] = (), quarantined: str = "False") 
     return {"metadata": {"name": name}, "status": {"hardware": hardware, "groups": groups, "conditions": found}}
 
 
-def link(connected: str = "True", message: str = "both ends see each other", rdma: str = "True") -> Json:
+def link(connected: str = "True", message: str = "both ends detect each other", rdma: str = "True") -> Json:
     reason = "Connected" if connected == "True" else "PortDown"
     found = conditions(Connected=(connected, reason, message), RDMAUsable=(rdma, "Usable", ""))
     ends = [{"node": one, "port": 1, "seesPeer": connected == "True"} for one in ("studio-1", "studio-2")]
@@ -506,7 +506,7 @@ def kubeconfig(tmp_path: Path) -> Iterator[str]:
 def test_a_tenant_sees_what_is_theirs_and_which_rights_are_missing(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--kubeconfig", kubeconfig]) == 0
     said = capsys.readouterr().out
-    assert "nobody/tiny" in said and "not shown: you may not list nodes in the cluster" in said
+    assert "nobody/tiny" in said and "not shown: you are not allowed to list nodes in the cluster" in said
     assert main(["why", "chat", "--kubeconfig", kubeconfig, "-o", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["cause"]["text"] == "PeerLost: rank 1 ended"
@@ -864,7 +864,7 @@ def test_a_pod_of_the_operator_that_is_not_ready_is_named_and_is_no_cause() -> N
     for operators, said in (([OPERATOR, unready], "Pod operator-2"), ([unready], "no pod"), ([], "no pod"), ([OPERATOR], None)):
         values = status.as_values(picture(operators=operators))["controlPlane"]
         assert [one["problem"].startswith(said) for one in values] == ([True] if said else [])
-    unread = picture(operators=[], unread={"operators": "you may not list pods"})
+    unread = picture(operators=[], unread={"operators": "you are not allowed to list pods"})
     assert status.as_values(unread)["controlPlane"] == []
 
 

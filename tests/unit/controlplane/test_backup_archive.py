@@ -143,7 +143,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
 
 def test_a_newer_version_is_named(saved: Path, tmp_path: Path) -> None:
     first, *rest = lines_of(saved)
-    with pytest.raises(InstallError, match=r"version 0\.9\.0, whose format this version does not know"):
+    with pytest.raises(InstallError, match=r"version 0\.9\.0, whose format this version does not support"):
         check(sealed(tmp_path / "newer", [first | {"formatVersion": 2, "thunderfleet": "0.9.0"}, *rest]))
     assert newer("0.10.0", "0.9.1") and not newer("0.9.1", "0.9.1") and not newer("0.9.0.dev1", "0.9.0")
 

@@ -140,7 +140,7 @@ def test_etcd_learns_that_a_member_has_moved(etcds: Etcds, monkeypatch: pytest.M
     moved = replace(first, address=f"{NET}.9")
     settling.settle(mac(said), moved, etcd)
     assert [one.hosts for one in etcd.members()] == [(f"{NET}.9",)]
-    assert f"telling the other members the address {NET}.9" in said
+    assert f"sending the other members the new address {NET}.9" in said
 
 
 def test_a_member_that_has_lost_its_data_does_not_begin_another_cluster(etcds: Etcds) -> None:
@@ -151,7 +151,7 @@ def test_a_member_that_has_lost_its_data_does_not_begin_another_cluster(etcds: E
     argv = [word.replace("0.0.0.0", first.address) for word in program.argv]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0 and not settling.has_data(first.layout)
-    with pytest.raises(InstallError, match=r"are gone.*reset --member mac-0"):
+    with pytest.raises(InstallError, match=r"are missing.*reset --member mac-0"):
         settling.check_data(first)
     first.layout.joining.parent.mkdir(parents=True, exist_ok=True)
     first.layout.joining.touch()

@@ -117,11 +117,15 @@ def test_other_macs_join_again_if_the_address_changes(mac: RecordedMac, monkeypa
 
 def test_what_is_not_ready_is_replaced_by_the_former(mac: RecordedMac) -> None:
     mac.broken.add("new")
-    with pytest.raises(InstallError, match=r"is not Ready: the API server is not ready\nThe former one was put back, and runs"):
+    with pytest.raises(
+        InstallError,
+        match=r"is not Ready: the API server is not ready\nThe previous one was restored, and "
+        r"runs",
+    ):
         mac.restore(mac.file)
     assert mac.running == "old" and "control-plane.former" not in mac.left()
     mac.broken.add("old")
-    failed = r"was put back, and does not start: the API server is not ready\nRun `sudo thunderfleet init`"
+    failed = r"was restored, and does not start: the API server is not ready\nRun `sudo thunderfleet init`"
     with pytest.raises(InstallError, match=failed):
         mac.restore(mac.file)
     assert (mac.layout.control_plane / "ca").read_text() == "old"

@@ -121,7 +121,7 @@ def test_an_upgrade_serves_the_images_of_both_versions(mac: RecordedMac) -> None
 @pytest.mark.parametrize("part", ["daemons", "chart"])
 def test_what_is_not_healthy_is_replaced_by_the_former_version(mac: RecordedMac, part: str) -> None:
     mac.broken = {part}
-    failed = r"the upgrade to version 0\.2\.0 failed: (.|\n)*The former version was put back, and runs"
+    failed = r"the upgrade to version 0\.2\.0 failed: (.|\n)*The previous version was restored, and runs"
     with pytest.raises(InstallError, match=failed):
         mac.upgrade()
     assert mac.versions() == {"0.1.0"} and mac.chart_version == "0.1.0" and mac.images() == {}
@@ -147,7 +147,7 @@ def test_an_upgrade_that_is_killed_at_any_step_is_completed_or_rolled_back(tmp_p
             mac.kill_at, mac.broken = 10_000, {broken}
             complete = mac.versions() == {"0.2.0"} and not mac.layout.former_version.exists()
             if broken and not complete:
-                with pytest.raises(InstallError, match="was put back, and runs"):
+                with pytest.raises(InstallError, match="was restored, and runs"):
                     mac.upgrade()
                 assert mac.versions() == {"0.1.0"} and mac.images() == {}, step
             elif not broken:
@@ -198,5 +198,5 @@ def test_a_deployment_that_is_not_rolled_out_says_why() -> None:
     assert "1 of 1 replicas are new, 0 are available" in unavailable(
         deployment | {"status": deployment["status"] | {"availableReplicas": 0}}
     )
-    assert "has not seen" in unavailable(deployment | {"metadata": {"generation": 3}})
+    assert "has not observed" in unavailable(deployment | {"metadata": {"generation": 3}})
     assert "no Deployment" in unavailable(None)

@@ -86,4 +86,4 @@ def test_a_host_is_listed_with_its_port() -> None:
     assert is_listed("h.example.com", ["h.example.com:443"]) and is_listed("h.example.com", ["h.example.com"])
     for host in ("h.example.com:8443", "example.com", "a.h.example.com", ""):
         assert not is_listed(host, ["h.example.com"])
-        assert f"may not fetch models from {host}" in (not_allowed(host, ["h.example.com"]) or "")
+        assert f"are not allowed to fetch models from {host}" in (not_allowed(host, ["h.example.com"]) or "")

@@ -63,7 +63,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "The files belong to the kubelet's user; all users of": (
         "unit/kubelet/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
     ),
-    "`imagePulls.registries` says which": (f"{PULLED}::test_only_allowed_registries_are_asked",),
+    "`imagePulls.registries` lists the registries": (f"{PULLED}::test_only_allowed_registries_are_asked",),
     "A pull secret is sent to its registry only": (
         f"{PULLED}::test_credentials_are_sent_to_the_registry_and_to_nobody_else",
         "unit/kubelet/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
@@ -85,7 +85,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "They create TokenReviews": (
         "unit/chart/test_router_objects.py::test_the_page_adds_the_rights_to_read_the_fleet_and_to_review_tokens",
     ),
-    "They ask only about tokens": ("unit/router/test_page.py::test_tokens_that_cannot_be_right_are_not_reviewed",),
+    "They review only tokens": ("unit/router/test_page.py::test_tokens_that_cannot_be_right_are_not_reviewed",),
     "They read no Secret with API keys": (
         f"{ROUTER}::test_it_reads_what_it_needs_and_writes_nothing",
         f"{ROUTES}::test_keys_need_the_routing_key_of_their_document",
@@ -152,22 +152,22 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "memory and GPUs of the Macs |": ("md-create", "pod-create"),
     # Trust levels
     "cluster administrator |": ("policy-delete", "bind-admin", "operator-key"),
-    "somebody with `edit` in the namespace of the release |": (
+    "a user with `edit` in the namespace of the release |": (
         "operator-key",
         "token-operator",
         "token-agent",
         "be-operator",
         "pod-agent",
     ),
-    "somebody who may create ConfigMaps": (
+    "a user who may create ConfigMaps": (
         *("plan-delete", "pod-delete", "pod-image", "key-read", "pod-exec", "pod-create"),
         *("secret-read-b", "plan-create-b", "pod-create-b", "pod-delete-b", "pod-evict-b"),
         f"{FORGERY}::test_a_pending_pod_of_others_claims_nothing",
         "unit/operator/test_usage.py::test_pods_of_others_take_memory_and_ports_and_are_no_group",
         "unit/operator/test_macs.py::test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted",
     ),
-    "somebody who may read a namespace": ("plan-read", "pod-log", "key-read"),
-    "somebody who may create ModelDeployments |": (
+    "a user who may read a namespace": ("plan-read", "pod-log", "key-read"),
+    "a user who may create ModelDeployments |": (
         "md-create",
         "md-create-b",
         "key-read",
@@ -192,7 +192,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",
         "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
-    "somebody who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-priority"),
+    "a user who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-priority"),
     "anyone else on the LAN |": (
         "kubelet-pods",
         "agent-peers",
@@ -488,7 +488,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{MODEL}::test_a_template_reaches_no_internals",
     ),
     "Weights are read from safetensors": (f"{MODEL}::test_pickled_weights_are_not_read",),
-    "For a model at a URI, Macs ask only": (
+    "For a model at a URI, Macs contact only": (
         f"{URIS}::test_a_host_that_is_not_listed_is_not_even_resolved",
         f"{URIS}::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_refused",
         "unit/operator/test_uris.py::test_no_pod_asks_a_host_that_is_not_allowed",
@@ -499,7 +499,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{URIS}::test_one_address_that_may_not_be_asked_is_enough",
         f"{URIS}::test_a_name_that_changes_after_the_check_leads_nowhere_else",
     ),
-    "Loopback and link-local addresses are never asked": (
+    "Loopback and link-local addresses are never contacted": (
         f"{URIS}::test_which_addresses_may_be_asked",
         f"{URIS}::test_private_addresses_only_of_hosts_that_may_have_them",
     ),
@@ -518,7 +518,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Put a TLS proxy": ADVICE,
     "Data on a Thunderbolt cable": UNPROTECTED,
     "On a LAN the supervisors relay": ("e2e/test_relay.py::test_a_rings_ports_are_not_to_be_reached_from_the_lan",),
-    "Somebody who may create pods can give": UNPROTECTED,
+    "A user who may create pods can give": UNPROTECTED,
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,
     "What a container that sets `runAsUser` leaves behind": UNPROTECTED,

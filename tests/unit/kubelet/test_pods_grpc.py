@@ -170,7 +170,7 @@ def error(code: str, message: str) -> Answer:
         (answers(b"\0\0\0\0\2\x08\7"), 'service unhealthy (responded with "7")'),
         (answers(b"\0\0\0\0\3\x08\1\x08"), "the server answered with a message that is not a HealthCheckResponse"),
         (answers(b"\0\0\0\0\3\x12\x7fa"), "the server answered with a message that is not a HealthCheckResponse"),
-        (answers(b"\1\0\0\0\2\x08\1"), "the server answered with a compressed message, which was not asked for"),
+        (answers(b"\1\0\0\0\2\x08\1"), "the server answered with a compressed message, which was not requested"),
         (answers(SERVING, SERVING), "the server answered with 14 bytes, which are not one message"),
         (answers(), "the server answered with 0 bytes, which are not one message"),
         (answers(SERVING, end=[("x-other", "0")]), "the server does not speak gRPC: its answer has no grpc-status"),

@@ -459,7 +459,7 @@ def test_mounts_are_links_and_lead_nowhere_else(tmp_path: Path) -> None:
     assert (sandbox / "c").resolve() == place / "of-p"
     (place / "out").symlink_to("/etc")
     for inner in ("../x", "out"):
-        with pytest.raises(ContainerConfigError, match="subPath points outside of volume 'v'"):
+        with pytest.raises(ContainerConfigError, match="subPath points outside volume 'v'"):
             link({"name": "v", "mountPath": "/d", "subPath": inner})
     with pytest.raises(ContainerConfigError, match="mount /m/n is inside mount /m;"):
         link({"name": "v", "mountPath": "/m"}, {"name": "v", "mountPath": "/m/n"})

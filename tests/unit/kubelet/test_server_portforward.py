@@ -369,7 +369,7 @@ async def test_only_the_pods_own_sockets_are_reached(world: World) -> None:
         _, writer = await manager.queries.open_port("default", "one", port)
         assert writer.get_extra_info("peername")[:2] == ("127.0.0.1", port)
         writer.close()
-    with pytest.raises(PortRefused, match=r"a process outside of this pod listens there"):
+    with pytest.raises(PortRefused, match=r"a process outside this pod listens there"):
         await manager.queries.open_port("default", "one", two["127.0.0.1"])
     (mine,) = claim(1)
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", mine)

@@ -285,7 +285,7 @@ def test_a_hub_that_was_pulled_from_a_mac_without_an_agent(blind: tuple[Json, ..
     made = summary(link(end("a"), *blind), {"b": behind_a_hub(False)}, NOW, BOTH)
     status, reason, message = verdicts(made)["Connected"]
     assert (status, reason) == ("False", "NoCarrier")
-    assert "b sees no Mac behind the hub or display at its port 2" in message and "port 1" in message
+    assert "b detects no Mac behind the hub or display at its port 2" in message and "port 1" in message
     assert "spec.nodeName=a" in message, "who should have said so"
     assert verdicts(made)["RDMAUsable"][:2] == ("False", "PortDown")
     assert verdicts(made)["Symmetric"] == ("False", "OneEnd", message)

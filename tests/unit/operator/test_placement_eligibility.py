@@ -63,12 +63,12 @@ def unsized(path: str, problem: str) -> ModelFacts:
         (
             MAC,
             replace(REQUEST, revision="def"),
-            "has commit abc of org/m, not def, which spec.model.revision asks for",
+            "has commit abc of org/m, not def, which spec.model.revision requires",
         ),
         (
             replace(MAC, models=(replace(MODEL, path="/n", revision="ab"), MODEL)),
             replace(REQUEST, revision="def"),
-            "has commit ab and abc of org/m, not def, which spec.model.revision asks for",
+            "has commit ab and abc of org/m, not def, which spec.model.revision requires",
         ),
         (
             replace(MAC, models=(replace(MODEL, repository="org/other"),)),
@@ -99,12 +99,12 @@ def unsized(path: str, problem: str) -> ModelFacts:
         (
             replace(MAC, models=(unsized("/m", "one"), unsized("/n", "two"))),
             REQUEST,
-            "does not know how much memory /m needs (its agent tries again every 5 minutes): one",
+            "has not determined how much memory /m needs (its agent tries again every 5 minutes): one",
         ),
         (
             replace(MAC, models=(unsized("/m", ""),)),
             REQUEST,
-            "computes how much memory /m needs; if this lasts for more than a few minutes, see the log of its agent",
+            "computes how much memory /m needs; if this persists for more than a few minutes, see the log of its agent",
         ),
     ],
 )

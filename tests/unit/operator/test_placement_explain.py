@@ -154,7 +154,7 @@ def test_one_cable_is_named_once_and_no_near_miss_twice() -> None:
             {"a": End("a")},
             Transport.RING,
             "a ↔ b: a has no address at its end of the cable: a kubelet that runs as root sets one, and `kubectl describe "
-            "node a` says why it has not",
+            "node a` shows why it has not",
         ),
     ],
 )
@@ -197,7 +197,7 @@ def test_why_each_eligible_mac_takes_no_rank() -> None:
     reasons = {entry.node: entry.message for entry in refused(silent, request(min_nodes=2)).macs}
     assert reasons["b"] == (
         "cannot join a group: its agent has not published the version and backends of its MLX (the condition "
-        "InventoryComplete of its NodeProfile says why)"
+        "InventoryComplete of its NodeProfile shows why)"
     )
 
 
@@ -288,7 +288,9 @@ def test_a_rank_0_that_is_not_reached_yet_is_waited_for() -> None:
     macs = [mac("a", 6, facts, dials=Dials()), mac("b", 6, facts, dials=Dials())]
     found = refused(Fleet(macs, [cable("a", "b", **ends)]), request(transport=Transport.JACCL))
     assert found.reason == "NotYetObserved"
-    assert found.near_misses[0].message.startswith("JACCL mesh of a, b: no Mac is reachable from all others yet; if this lasts")
+    assert found.near_misses[0].message.startswith(
+        "JACCL mesh of a, b: no Mac is reachable from all others yet; if this persists"
+    )
 
 
 # --- many cohorts ---

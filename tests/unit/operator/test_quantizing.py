@@ -235,7 +235,7 @@ def test_a_mac_that_is_away_is_waited_for_as_long_as_quantizing_again_takes() ->
         "waiting for a, which has the only copy and cannot be reached",
         "the repository is quantized again at 05:50:45 UTC",
     )
-    assert waits == f"{only}; if that lasts, {then}"
+    assert waits == f"{only}; if that persists, {then}"
     assert later(after(one, first), 9999, nodes, **macs).status.manifest == DIGEST
     assert later(after(one, first), 10_000, nodes, **macs).status.manifest is None
     # Nothing comes back from a Node that was deleted, or from a Mac that has lost the files.

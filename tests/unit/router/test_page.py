@@ -232,7 +232,7 @@ async def test_a_right_that_is_taken_away_ends_the_page(cluster: Cluster, monkey
         cluster.remove(DEPLOYMENTS, "two/open")
         await asyncio.wait_for(answer.content.read(), 60)
         status, _, refusal = await browser.get("/api/feed", token("ann"))
-        assert status == 403 and "may not list nodes" in refusal["message"]
+        assert status == 403 and "is not allowed to list nodes" in refusal["message"]
 
 
 async def _until(answer: aiohttp.ClientResponse, field: str, ids: set[str]) -> None:

@@ -417,7 +417,7 @@ def test_a_group_that_does_not_form_in_time_names_the_macs_that_did_not_answer()
     machine, _ = run(machine, Timer(machine.timer))
     assert machine.cause is not None
     assert machine.cause.fault.message == (
-        "the group did not form within 60 s: no answer from rank 1 (mac-1); if this repeats, check the cables of these Macs "
+        "the group did not form within 60 s: no answer from rank 1 (mac-1); if this recurs, check the cables of these Macs "
         "with `kubectl get tbl`"
     )
 

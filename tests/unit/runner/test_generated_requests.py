@@ -24,7 +24,7 @@ EXAMPLES = (2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 51) // A
 ANSWER_SECONDS = 60.0
 """Time limit of an answer."""
 ENDS = ("data: [DONE]\n\n", "event: message_stop", "event: response.completed", "event: response.incomplete",
-        "cannot follow the requested format")  # fmt: skip
+        "can no longer follow the requested format")  # fmt: skip
 """What a stream ends with. A format may become too complex on the way."""
 FIXED: dict[str, Any] = {
     "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),

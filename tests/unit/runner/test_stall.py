@@ -7,7 +7,7 @@ from thunderfleet_runner.group.attempts import Phase
 from thunderfleet_runner.group.stall import STILL_SECONDS, TICK_SECONDS, StallDetector
 from thunderfleet_runner.net import peers
 
-CHECK = "if this repeats, check the cables with `kubectl get tbl`"
+CHECK = "if this recurs, check the cables with `kubectl get tbl`"
 
 
 def ticks_until_stalled(

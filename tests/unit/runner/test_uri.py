@@ -305,7 +305,7 @@ def redirect(to: str, path: str = LIST, times: int = 1) -> Fault:
         ("file:///etc/passwd", Reason.HOST_NOT_ALLOWED, "only https"),
         ("https://cdn.example.com/x", Reason.HOST_NOT_ALLOWED, "from cdn.example.com: add it"),
         (f"https://{HOST}:x/", Reason.HUB_FAILED, "is not a URL"),
-        ("", Reason.HUB_FAILED, "without saying where to"),
+        ("", Reason.HUB_FAILED, "redirects without a target"),
     ],
 )
 def test_redirects_that_are_not_followed(server: Server, location: str, reason: Reason, says: str) -> None:

@@ -156,5 +156,7 @@ def _agent(pod: Json) -> list[tuple[str, str]]:
 
 def _refused(error: ApiError) -> str:
     if error.status in (401, 403):
-        return "you may not read the agents' metrics: check with `kubectl auth can-i get pods --subresource=proxy -A`"
+        return (
+            "you are not allowed to read the agents' metrics: check with `kubectl auth can-i get pods --subresource=proxy -A`"
+        )
     return f"the agents' metrics cannot be read: {error}"

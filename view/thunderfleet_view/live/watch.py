@@ -173,5 +173,5 @@ def _refused(resource: str, error: ApiError) -> str:
     if error.status == 404:
         return f"the cluster has no {resource}: install the chart (docs/install.md)"
     if error.status in (401, 403):
-        return f"you may not list {resource}: check with `kubectl auth can-i list {resource}`"
+        return f"you are not allowed to list {resource}: check with `kubectl auth can-i list {resource}`"
     return f"cannot list {resource}: {error}"

@@ -203,7 +203,7 @@ def _about(source: Path, lines: _Lines) -> About:
         raise ValueError("it has no version of its format")
     if number > VERSION:
         raise InstallError(
-            f"{source} was written by version {version}, whose format this version does not know: install that version"
+            f"{source} was written by version {version}, whose format this version does not support: install that version"
         )
     return About(version, created)
 

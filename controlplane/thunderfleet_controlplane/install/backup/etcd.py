@@ -20,7 +20,7 @@ LINE_BYTES = 16 << 20
 ALIGNED, HASH_BYTES = 512, 32
 """A database has whole blocks; a snapshot has its SHA-256 after it."""
 MEMBER = "thunderfleet"
-SEE_LOG = "run this again; if it repeats, see /Library/Logs/Thunderfleet/etcd.log"
+SEE_LOG = "run this again; if it recurs, see /Library/Logs/Thunderfleet/etcd.log"
 BUMP = 1_000_000_000
 """Larger than the number of changes since any backup, so that no revision that a client has seen is used again."""
 

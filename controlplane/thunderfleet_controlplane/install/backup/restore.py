@@ -112,7 +112,7 @@ def _others(mac: Mac) -> list[str]:
         if any(state.shared for state in states):
             mac.step(
                 "preflight",
-                "WARNING: other control planes of this cluster that do not answer now would go on with the old data: "
+                "WARNING: other control planes of this cluster that do not answer now would continue with the old data: "
                 "disconnect them from the network, and run `sudo thunderfleet reset --force` on each before it is connected "
                 "again",
             )
@@ -241,5 +241,5 @@ def _failed(mac: Mac, steps: Steps, error: BaseException, replaced: bool) -> Ins
     try:
         steps.start(mac, config)
     except (Exception, KeyboardInterrupt) as second:
-        return InstallError(f"{why}\nThe former one was put back, and does not start: {second}\nRun `sudo thunderfleet init`")
-    return InstallError(f"{why}\nThe former one was put back, and runs")
+        return InstallError(f"{why}\nThe previous one was restored, and does not start: {second}\nRun `sudo thunderfleet init`")
+    return InstallError(f"{why}\nThe previous one was restored, and runs")

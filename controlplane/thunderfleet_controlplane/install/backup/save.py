@@ -42,12 +42,12 @@ def backup(mac: Mac, wanted: Wanted) -> None:
         if layout.former.exists():
             raise InstallError(RESTORE_FIRST)
         about = archive.About(mac.shipped.version, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-        mac.step("backup", "asking etcd for a snapshot")
+        mac.step("backup", "requesting a snapshot from etcd")
         size = archive.write(wanted.file, about, contents(layout), force=wanted.force)
         archive.check(wanted.file)
     mac.step("backup", f"{wanted.file}: {size} bytes; only root can read it")
     _note(mac, about.created)
-    mac.step("backup", "it contains all keys of the cluster: keep it secret, and keep a copy outside of this Mac")
+    mac.step("backup", "it contains all keys of the cluster: keep it secret, and keep a copy outside this Mac")
 
 
 def _note(mac: Mac, when: str) -> None:

@@ -45,7 +45,7 @@ class Launchctl:
             return said.text
         if said.code == NOT_FOUND:
             return None
-        raise InstallError(f"cannot ask launchd about {label}: {said}")
+        raise InstallError(f"cannot get the state of {label} from launchd: {said}")
 
     def state(self, label: str) -> str:
         """The state of a daemon in a few words."""
@@ -67,7 +67,7 @@ class Launchctl:
             if self._clock() > deadline:
                 raise InstallError(
                     f"launchd does not load {plist} ({said if isinstance(said, Failure) else 'no error'}); "
-                    f"`log show --last 5m --predicate 'process == \"launchd\"'` may say why"
+                    f"`log show --last 5m --predicate 'process == \"launchd\"'` may show why"
                 )
             self._pause(PAUSE_SECONDS)
 
@@ -81,7 +81,7 @@ class Launchctl:
             if self._clock() > deadline:
                 reason = f": {said}" if isinstance(said, Failure) else ""
                 waited = f"did not end within {exit_seconds + GONE_SECONDS:.0f} s{reason}"
-                raise InstallError(f"{label} {waited}; run the same command again, and if this repeats, restart this Mac")
+                raise InstallError(f"{label} {waited}; run the same command again, and if this recurs, restart this Mac")
             self._pause(PAUSE_SECONDS)
         return True
 

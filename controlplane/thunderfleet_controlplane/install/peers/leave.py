@@ -19,9 +19,9 @@ from thunderfleet_controlplane.install.peers.settle import until
 
 LOST = (
     "Switch them on, and run this again. If they do not come back, make this Mac the only control plane: `sudo thunderfleet "
-    "backup FILE`, then `sudo thunderfleet restore FILE`, which keeps everything that this Mac knows"
+    "backup FILE`, then `sudo thunderfleet restore FILE`, which keeps all data of this Mac"
 )
-FORCE = "`--force` removes what is on this Mac all the same"
+FORCE = "`--force` removes what is on this Mac anyway"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> int:
     except (ApiError, OSError) as error:
         raise InstallError(
             f"the control plane of {node} cannot be removed: the API server of this Mac does not answer: {error}. `sudo "
-            f"launchctl print system/io.thunderfleet.kube-apiserver` and {layout.log('kube-apiserver')} say why"
+            f"launchctl print system/io.thunderfleet.kube-apiserver` and {layout.log('kube-apiserver')} show why"
         ) from None
     # A member that has never started has no name yet.
     hosts = {*known, node}
@@ -119,7 +119,7 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> int:
     _forget(mac, node)
     mac.step(
         "reset",
-        f"{node} has no control plane any more; if that Mac comes back, run `sudo thunderfleet reset --force` on it before it "
+        f"{node} no longer has a control plane; if that Mac comes back, run `sudo thunderfleet reset --force` on it before it "
         "is connected to the network again",
     )
     return voters(members, found)

@@ -26,8 +26,9 @@ def check_data(config: HostConfig) -> None:
     layout = config.layout
     if config.shared and not has_data(layout) and not layout.joining.exists():
         raise InstallError(
-            f"etcd's data in {layout.etcd} are gone. If other Macs have a control plane, run `sudo thunderfleet reset --force` "
-            f"here, `sudo thunderfleet reset --member {config.name}` on one of them, and join again; otherwise restore a backup"
+            f"etcd's data in {layout.etcd} are missing. If other Macs have a control plane, run `sudo thunderfleet reset "
+            f"--force` here, `sudo thunderfleet reset --member {config.name}` on one of them, and join again; otherwise "
+            "restore a backup"
         )
 
 
@@ -45,9 +46,9 @@ def settle(mac: Mac, config: HostConfig, etcd: Etcd | None = None) -> None:
         # Before it has a vote, only other members answer. Without them, etcd cannot change anything.
         mine = _mine(etcd, config)
         if mine is None:
-            return "etcd does not know this Mac; `sudo thunderfleet reset` removes what is left here"
+            return "this Mac is not a member of etcd; `sudo thunderfleet reset` removes what is left here"
         if config.peer_url not in mine.peer_urls:
-            mac.step("etcd", f"telling the other members the address {config.address}")
+            mac.step("etcd", f"sending the other members the new address {config.address}")
             etcd.move(mine, config.peer_url)
         if mine.learner:
             etcd.promote(mine)

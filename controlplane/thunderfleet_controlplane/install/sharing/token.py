@@ -30,7 +30,7 @@ def create(mac: Mac, *, control_plane: bool) -> None:
         raise InstallError("this Mac has no control plane: run this on a Mac that has one")
     config = from_state(facts.initialised, mac.layout, other_names())
     if facts.root and config.address not in facts.addresses:
-        raise InstallError(f"the address of this Mac is not {config.address} any more: run `sudo thunderfleet init` first")
+        raise InstallError(f"the address of this Mac is no longer {config.address}: run `sudo thunderfleet init` first")
     refuse(init_problems(facts, config.name, config.address))
     with only_one(mac.layout.lock):
         if control_plane:
@@ -52,7 +52,7 @@ async def _make(mac: Mac, config: HostConfig, *, control_plane: bool) -> str:
     layout = mac.layout
     ca_hash = own_ca_hash(layout)
     if ca_hash is None:
-        raise InstallError(f"{layout.pki.ca} cannot be read: `sudo thunderfleet init` says what is missing")
+        raise InstallError(f"{layout.pki.ca} cannot be read: `sudo thunderfleet init` shows what is missing")
     async with cluster.connect(layout, config.local_server) as kube:
         if not control_plane:
             token = await cluster.make_token(kube, "for Macs that join", cluster.JOIN_TOKEN_HOURS)

@@ -127,7 +127,7 @@ def _check_other_pods(name: str, uid: int, groups: set[int], own: PodUser) -> No
         if number != own.id and number in own.all_pods:
             raise ContainerConfigError(
                 f"container {name!r} cannot run as {kind} {number}: podUsers in the kubelet's configuration "
-                "reserves it for pods that name no user; use a number outside of podUsers, or leave it out"
+                "reserves it for pods that name no user; use a number outside podUsers, or leave it out"
             )
 
 

@@ -210,7 +210,7 @@ def _link(sandbox: Path, mount_path: Path, target: Path) -> None:
 
 def _check_inside(place: Path, target: Path, mount: Json) -> None:
     if ".." in target.relative_to(place).parts or not target.resolve().is_relative_to(place.resolve()):
-        raise ContainerConfigError(f"mount {mount['mountPath']!r}: subPath points outside of volume {mount['name']!r}")
+        raise ContainerConfigError(f"mount {mount['mountPath']!r}: subPath points outside volume {mount['name']!r}")
 
 
 def _make_inside(place: Path, target: Path, owner: ContainerUser) -> None:

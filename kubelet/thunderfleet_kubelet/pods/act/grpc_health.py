@@ -169,7 +169,7 @@ def _unframed(data: bytes) -> bytes:
     if len(data) < _PREFIX or int.from_bytes(data[1:_PREFIX], "big") != len(data) - _PREFIX:
         raise NoAnswer(f"the server answered with {len(data)} bytes, which are not one message")
     if data[0]:
-        raise NoAnswer("the server answered with a compressed message, which was not asked for")
+        raise NoAnswer("the server answered with a compressed message, which was not requested")
     return data[_PREFIX:]
 
 

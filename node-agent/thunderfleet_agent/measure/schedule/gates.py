@@ -11,7 +11,7 @@ from thunderfleet_crds.nodeprofile import GroupUse
 
 from thunderfleet_agent.measure.schedule.probes import Need, Probe
 
-UNKNOWN = "the agent does not know yet which groups use this Mac"
+UNKNOWN = "the agent has not read yet which groups use this Mac"
 
 
 def blocked_by(probe: Probe, groups: Sequence[GroupUse] | None) -> str | None:

@@ -84,9 +84,9 @@ class DemandServer:
         try:
             report = DemandReport.model_validate_json(await request.read())
         except ValidationError as error:
-            return web.Response(status=400, text=f"not a report: {' '.join(str(error).split())[:500]}\n")
+            return web.Response(status=400, text=f"invalid report: {' '.join(str(error).split())[:500]}\n")
         if self._too_soon(report.router):
-            return web.Response(status=429, text="reports come too often\n", headers=again)
+            return web.Response(status=429, text="reports are too frequent\n", headers=again)
         self._reported(report)
         answer = DemandAnswer(refusals=refusals(report, self._deployments()))
         return web.Response(body=answer.model_dump_json(by_alias=True, exclude_none=True), content_type="application/json")

@@ -18,7 +18,7 @@ SERVICE_PORT, SERVICE_TLS_PORT = 80, 443
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """The chart's values for routers. ``url``: the URL at which clients outside of the cluster reach them, if there is one.
+    """The chart's values for routers. ``url``: the URL at which clients outside the cluster reach them, if there is one.
 
     ``namespace``: of the release.
     """

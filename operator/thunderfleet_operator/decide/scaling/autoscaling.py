@@ -144,7 +144,7 @@ def scale(
     current = deployment.wanted_groups
     target = spec.target_in_flight_requests or deployment.spec.memory.concurrent_requests
     load = signals.load.with_sample(_needed(reports, signals, target), signals.now, DOWN_SECONDS)
-    known = before or AutoscalingStatus(replicas=current, message="as spec.replicas says")
+    known = before or AutoscalingStatus(replicas=current, message="as set by spec.replicas")
     if known.replicas != current:
         known = AutoscalingStatus(
             replicas=current, last_scale_time=now, message="within autoscaling.minReplicas and autoscaling.maxReplicas"

@@ -167,8 +167,8 @@ def _intakes(groups: Sequence[Group]) -> list[tuple[str, str]]:
         (
             Reason.INTAKE_FAILED,
             f"group {group.index}: requests wait or fail, because the intake, the process of rank 0 on {group.ranks[0].node} "
-            f"that tokenizes them, does not work: {group.intake}. It starts again by itself; if this lasts, check whether the "
-            "Mac is short of memory or overloaded",
+            f"that tokenizes them, does not work: {group.intake}. It restarts automatically; if this persists, check whether "
+            "the Mac is short of memory or overloaded",
         )
         for group in groups
         if group.intake and group.ranks

@@ -166,7 +166,7 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
         used = f"{restarts} of {most} restarts used; to retry, raise spec.recovery.maxRestarts"
         return _Stage(GroupPhase.GAVE_UP, used + _because(failure))
     if step.step is Step.BACK_OFF and step.until is not None and by_cable(failure) and failure is not None:
-        return _Stage(GroupPhase.BACKING_OFF, f"{failure.message}; the group is placed elsewhere if this lasts")
+        return _Stage(GroupPhase.BACKING_OFF, f"{failure.message}; the group is placed elsewhere if this persists")
     if step.step is Step.BACK_OFF and step.until is not None:
         count = f"restart {restarts + 1} of {deployment.spec.recovery.max_restarts}"
         return _Stage(GroupPhase.BACKING_OFF, f"{count} at {step.until:%H:%M:%S} UTC" + _because(failure))

@@ -35,7 +35,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.MANIFEST_MISMATCH,
     )
 )
-"""What the hub or a server refuses until a person changes something."""
+"""What the hub or a server refuses until a user changes something."""
 NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nothing has to be changed")
 STARTS = frozenset(GroupPhase) - {GroupPhase.READY, GroupPhase.DRAINING, GroupPhase.GAVE_UP, GroupPhase.BACKING_OFF}
 """Phases of a group before it serves."""

@@ -35,7 +35,7 @@ from thunderfleet_operator.observe.weights import (
 
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
-"""Pause after a refusal that only a person, such as the repository's author, can change."""
+"""Pause after a refusal that only a user, such as the repository's author, can resolve."""
 SLOW = frozenset(
     (
         Reason.GATED,

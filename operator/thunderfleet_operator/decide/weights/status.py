@@ -26,7 +26,7 @@ ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
 LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
-"""A fault that a person may have to fix makes a ModelCache Stalled after this long."""
+"""A fault that a user may have to fix makes a ModelCache Stalled after this long."""
 FAULT_ATTEMPTS = 6
 """Pods that fail within that time. One that fails after hours of work says nothing about the next one."""
 WORKING = frozenset(
@@ -137,7 +137,7 @@ def _copies(
                 and copy.reason == Reason.NO_SOURCE
             ):
                 only = f"waiting for {made_from.node}, which has the only copy and cannot be reached"
-                then = f"if that lasts, the repository is quantized again at {again_at:%H:%M:%S} UTC"
+                then = f"if that persists, the repository is quantized again at {again_at:%H:%M:%S} UTC"
                 copy = copy.model_copy(update={"message": f"{only}; {then}"})
         found.append(copy)
     return tuple(found)
@@ -174,7 +174,7 @@ def _waits(
         what = "downloads the model" if part is None else "first downloads the files that it needs itself"
         return {"reason": None, "message": f"waiting for {hub}, which {what}"}
     if source is CopySource.HUB and download is not None and download.reason is not None and copy.reason is None:
-        when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
+        when = f"; next attempt at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
         return {"reason": download.reason, "message": f"{download.message}{when}"[:MESSAGE_LENGTH]}
     return {}
 
@@ -199,7 +199,7 @@ def _resolved(cache: ModelCache, status: ModelCacheStatus, nodes: Mapping[str, N
         return Verdict(True, Reason.RESOLVED, f"{known}: {status.files} files, {size}")
     download = status.download
     if download is not None and download.reason is not None:
-        when = f"; tried again at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
+        when = f"; next attempt at {download.next_time:%H:%M:%S} UTC" if download.next_time else ""
         return Verdict(False, download.reason, f"{download.message}{when}")
     if not any(node.mac and node.ready and node.schedulable for node in nodes.values()):
         return Verdict(

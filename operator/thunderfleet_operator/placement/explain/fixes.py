@@ -31,7 +31,7 @@ from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import joined_pairs
 
 NO_RANK_0 = (
-    "no Mac is reachable from all others yet; if this lasts for more than a minute, check that the agents run and that the "
+    "no Mac is reachable from all others yet; if this persists for more than a minute, check that the agents run and that the "
     "Macs reach each other over the LAN (status.reachability in `kubectl get np -o yaml`)"
 )
 

@@ -90,7 +90,7 @@ def without_backends(mac: Mac) -> str:
     if not mac.mlx_version:
         return (
             "its agent has not published the version and backends of its MLX (the condition InventoryComplete of its "
-            "NodeProfile says why)"
+            "NodeProfile shows why)"
         )
     backends = f"supports only {', '.join(sorted(mac.backends))}" if mac.backends else "has no backend for groups of Macs"
     return f"its MLX {mac.mlx_version} {backends}"

@@ -105,7 +105,7 @@ func (o *objects) selected(logger *slog.Logger) (map[string]*monitoringv1.PodMon
 	return valid, nil
 }
 
-// read takes each document of a kind that it knows, and refuses fields that the kind does not have.
+// read takes each document of a known kind, and refuses fields that the kind does not have.
 func read(input io.Reader) (*objects, error) {
 	found := &objects{}
 	documents := yaml.NewYAMLReader(bufio.NewReader(input))
