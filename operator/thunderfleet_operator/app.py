@@ -24,6 +24,7 @@ from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.link_controller import LinkController
 from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.operator_key import KEY_SECRET, operator_keys
+from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import Publisher
 from thunderfleet_operator.act.writer import Writer
@@ -124,6 +125,7 @@ class Operator:
             settings.pods,
             lambda: self._keys,
             later=lambda key: self.cables.add_after(f"{SECRETS.name}/{key}", CHECK_SECONDS),
+            pacing=Pacing(),
         )
         self._scaling = ScalingMemory(time.monotonic)
         address = host_port(configuration.host, configuration.demand_port)

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +28,7 @@ Json = dict[str, Any]
 SAMPLE_SECONDS = 0.4
 SHORTEST_SECONDS = 30
 """The shortest time over which a rate of writes is judged: a group starts in a few seconds, and writes in each of them."""
+MOST_FREQUENT = 12
 MANAGED = "app.kubernetes.io%2Fmanaged-by%3Dthunderfleet-operator"
 EPOCH_LABEL = "thunderfleet.io/epoch"
 OURS = (f"system:serviceaccount:{SYSTEM}:", "system:node:mac-")
@@ -151,13 +153,20 @@ class Writes:
         """Forgets what was written before."""
         self._offset = self.log.stat().st_size
 
-    def counts(self) -> list[int]:
-        """Writes since ``begin`` in each second; Leases do not count."""
+    def events(self) -> list[Json]:
+        """The requests of our programs since ``begin`` or the last call."""
         if self.log.stat().st_size < self._offset:
             # The API server has rotated it.
             self._offset = 0
-        events, self._offset = audit.read_from(self.log, self._offset)
-        return per_second(events)
+        found, self._offset = audit.read_from(self.log, self._offset)
+        return found
+
+
+def most_frequent(events: Sequence[Json]) -> str:
+    """What our programs have written most often, by user, verb and resource."""
+    ours = (event for event in events if event["user"].get("username", "").startswith(OURS))
+    written = Counter(said.rpartition(" ")[0] for event in ours if (said := audit.write_of(event)) is not None)
+    return ", ".join(f"{count} x {what.removeprefix('system:')}" for what, count in written.most_common(MOST_FREQUENT))
 
 
 def per_second(events: Sequence[Json]) -> list[int]:

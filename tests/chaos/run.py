@@ -19,7 +19,7 @@ from thunderfleet_localcluster.models import tinymodel
 from tests.chaos import checks, culprit, faults, judge, stages
 from tests.chaos.clients import Clients, Outcome, Question
 from tests.chaos.culprit import Channel, Culprit
-from tests.chaos.looks import Bystander, Eye, Writes
+from tests.chaos.looks import Bystander, Eye, Writes, most_frequent, per_second
 from tests.chaos.person import Person
 from tests.chaos.plan import START, Action, Episode, Stage, Step, Target
 from tests.chaos.report import Record
@@ -110,9 +110,10 @@ class Runner:
                         record = Record(seed, episode.number, number, episode.macs, str(episode.shape), step)
                         self.writes.begin()
                         self._step(subject, step, record)
-                        counts = self.writes.counts()
+                        events = self.writes.events()
+                        counts = per_second(events)
                         record.writes, record.written = median(counts), sum(counts)
-                        record.violations += judge.busy(counts)
+                        record.violations += [f"{text}: {most_frequent(events)}" for text in judge.busy(counts)]
                         self.say(record.line())
                         yield record
                         if record.violations or (record.explained and not record.recovered):

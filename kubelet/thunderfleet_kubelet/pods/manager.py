@@ -23,7 +23,7 @@ from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.pods.context import NodeServices
 from thunderfleet_kubelet.pods.decide import admission
-from thunderfleet_kubelet.pods.decide.podspec import all_containers, grace_of, is_critical
+from thunderfleet_kubelet.pods.decide.podspec import all_containers, is_critical, removed_grace_of
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
 from thunderfleet_kubelet.pods.objects import Objects
@@ -262,7 +262,7 @@ class PodManager:
             self._discard(folder)
         self._unreadable.clear()
         tasks = list(self._tasks.values())
-        grace = max((grace_of(worker.pod) for worker in self._workers.values()), default=0.0)
+        grace = max((removed_grace_of(worker.pod) for worker in self._workers.values()), default=0.0)
         for worker in self._workers.values():
             worker.remove()
         if tasks:

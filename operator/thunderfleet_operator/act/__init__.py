@@ -12,6 +12,7 @@ drains           groups that are draining, and since when
 routers          what routers get to know, and their reports
 writer           server-side apply, deletes and Events
 events           Events, as objects of the API server
+pacing           how often progress is written
 keys             the TLS keys of a group, derived from the operator's key
 operator_key     the operator's own keys
 """

@@ -24,6 +24,7 @@ from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, unsigned_group_keys
 from thunderfleet_operator.act.mac_controller import MacController
+from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide import manifests
 from thunderfleet_operator.decide.cables import connections
@@ -91,8 +92,10 @@ class Executor:
         settings: PodSettings,
         keys: Callable[[], Keyring],
         later: Callable[[str], None],
+        pacing: Pacing,
     ) -> None:
         self._writer = writer
+        self._pacing = pacing
         self._groups = groups
         self._macs = macs
         self._drains = drains
@@ -150,8 +153,8 @@ class Executor:
             raise placed.cache
         views = views_after(decision, results)
         self.listen(key, views, decision.observed.fleet)
-        await self._status(deployment, status_after(decision, results, service))
-        rechecks = [*self._drain(key, decision), decision.recheck_seconds, later]
+        put_off = await self._status(key, deployment, status_after(decision, results, service))
+        rechecks = [*self._drain(key, decision), decision.recheck_seconds, later, put_off]
         await self._macs.settle(decision.nodes.union(*(view.nodes for view in views.values())))
         blocked = any(result.blocked for result in results.values())
         if blocked or service is not None:
@@ -185,6 +188,7 @@ class Executor:
         self._groups.listen(key, {})
         self._pairs.pop(key, None)
         self._unchecked.pop(key, None)
+        self._pacing.forget(key)
         self._drains.keep(key, frozenset())
         self._written = {name: written for name, written in self._written.items() if name[0] != key}
 
@@ -452,20 +456,28 @@ class Executor:
         else:
             await self._writer.apply(CACHES, decision.cache)
 
-    async def _status(self, deployment: ModelDeployment, status: ModelDeploymentStatus) -> None:
-        """Writes the status if it differs, and an Event for each change that is worth one."""
+    async def _status(self, key: str, deployment: ModelDeployment, status: ModelDeploymentStatus) -> float | None:
+        """Writes the status if it differs, and an Event for each change that is worth one.
+
+        Seconds until it can be written, if it was put off.
+        """
         if status == deployment.status:
-            return
+            return None
+        left = self._pacing.left(key, deployment.status, status)
+        if left > 0:
+            return left
         metadata = {"name": deployment.metadata.name, "namespace": deployment.metadata.namespace}
         body: Json = {"apiVersion": API_VERSION, "kind": MODELDEPLOYMENT_KIND, "metadata": metadata, "status": status.dump()}
         try:
             await self._writer.apply_status(DEPLOYMENTS, body)
         except ApiError as error:
             if error.status == 404:
-                return
+                return None
             raise
+        self._pacing.wrote(key)
         for occurrence in occurrences(deployment.status, status):
             await self._writer.emit(deployment, occurrence)
+        return None
 
     def _drain(self, key: str, decision: Decision) -> list[float | None]:
         """Drains after the status has been written, so that readers of ``status.endpoint`` have moved on."""

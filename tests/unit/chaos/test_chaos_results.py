@@ -141,6 +141,12 @@ def test_writes_of_our_programs_are_counted_per_second(events: list[dict[str, An
     assert looks.per_second(events) == counts
 
 
+def test_the_most_frequent_writes_are_named() -> None:
+    events = [event(1), event(2), event(3, AGENT, "create", "nodeprofiles"), event(4, "system:admin"), event(5, verb="get")]
+    agent = AGENT.removeprefix("system:")
+    assert looks.most_frequent(events) == f"2 x node:mac-1 patch pods, 1 x {agent} create nodeprofiles"
+
+
 @pytest.mark.parametrize(
     ("counts", "found"),
     [

@@ -385,6 +385,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{FORGERY}::test_pods_of_somebody_else_with_the_names_of_a_placement_are_avoided",
         f"{FORGERY}::test_a_placement_whose_names_are_all_taken_says_so",
     ),
+    "gives a pod annotations that no program can read": (
+        f"{LIVE_FORGERY}::test_an_odd_annotation_stops_no_placement",
+        "unit/operator/test_generated_objects.py::test_any_pod_is_read",
+        "unit/kubelet/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
+    ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
     "Two admission policies refuse": (
         "plan-forge",

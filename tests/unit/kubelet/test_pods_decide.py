@@ -97,6 +97,8 @@ def test_qos_class(resources: list[Json], expected: str) -> None:
 def test_grace_periods() -> None:
     assert podspec.grace_of(pod()) == 30.0
     assert podspec.grace_of(pod(terminationGracePeriodSeconds=0)) == 0.0
+    assert podspec.removed_grace_of(pod(terminationGracePeriodSeconds=7)) == 7.0
+    assert podspec.removed_grace_of(pod(terminationGracePeriodSeconds=2**63 - 1)) == 120.0
     assert podspec.grace_of(pod(terminationGracePeriodSeconds=7, metadata={"deletionGracePeriodSeconds": 0})) == 0.0
     both = {"livenessProbe": {"terminationGracePeriodSeconds": 0}, "startupProbe": {"terminationGracePeriodSeconds": 3}}
     assert podspec.probe_grace_of(pod(), both) == 0.0

@@ -22,6 +22,7 @@ from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.pods import worker
 from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
+from thunderfleet_kubelet.pods.decide import podspec
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.queries import ContainerNotRunning, NoSuchContainer, NoSuchPod
@@ -73,6 +74,21 @@ async def test_a_grace_period_of_any_length_ends_when_the_container_does(world: 
     ended = json.loads(next(world.root.glob("pods/*/containers/main/0/exit.json")).read_text())
     assert (ended["exitCode"], ended["graceExceeded"]) == (7, False)
     await world.until(lambda: "default/patient" not in world.api.pods())
+
+
+async def test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podspec, "REMOVED_GRACE_SECONDS", 0.5)
+    await world.boot()
+    stubborn = sh("trap 'echo never' TERM; echo up; while :; do sleep 0.05; done")
+    world.api.add_pod("stubborn", {"terminationGracePeriodSeconds": 2**63 - 1, "containers": [stubborn]})
+    await world.phase("stubborn", "Running")
+    world.api.delete_pod("stubborn", 2**63 - 1)
+    await world.until(lambda: b"never" in b"".join(log.read_bytes() for log in world.root.glob("pods/*/logs/main/0.log")))
+    uid = world.api.pod("stubborn")["metadata"]["uid"]
+    await world.api.delete("/api/v1/namespaces/default/pods/stubborn", uid=uid)
+    await world.until(lambda: not list(world.root.glob("pods/*")) and not world.processes())
 
 
 async def test_new_kubelet_adopts_what_runs(world: World) -> None:

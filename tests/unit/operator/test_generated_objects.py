@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from thunderfleet_crds import names
 from thunderfleet_operator.observe.concerns import macs_of
@@ -198,6 +198,8 @@ def test_an_object_that_cannot_be_read_takes_nothing_from_the_others(
 
 
 STUDIO = "studio-1.tb1--studio-2.tb1"
+ROUNDS = settings(max_examples=min(settings.default.max_examples if settings.default else 100, 2000))
+"""Fewer in `make fuzz` than of what is only read: a round takes some 50 ms."""
 
 
 def fleet() -> World:
@@ -213,6 +215,7 @@ def field(plural: str, name: str) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.slow
+@ROUNDS
 @given(field("modeldeployments", "spec"), st.booleans())
 def test_any_spec_has_a_round(spec: dict[str, Any], there: bool) -> None:
     async def rounds(world: World) -> None:
@@ -227,6 +230,7 @@ def test_any_spec_has_a_round(spec: dict[str, Any], there: bool) -> None:
 
 
 @pytest.mark.slow
+@ROUNDS
 @given(field("nodeprofiles", "status"), field("thunderboltlinks", "status"))
 def test_whatever_a_broken_mac_reports_others_are_placed(profile: dict[str, Any], link: dict[str, Any]) -> None:
     async def rounds(world: World) -> None:

@@ -97,6 +97,42 @@ async def test_load_progress_is_reported_in_bytes_and_layers_of_each_rank(world:
     assert [rank.loaded_bytes for rank in world.md.status.groups[0].ranks] == [GIB, 4 * GIB]
 
 
+async def test_progress_is_written_once_a_second_and_everything_else_at_once(world: World) -> None:
+    world.pace = 1.0
+    world.restarted()
+
+    def loaded(count: int) -> None:
+        rank = {"rank": 0, "node": "studio-1", "phase": "Loading", "loadedBytes": count * GIB, "totalBytes": 4 * GIB}
+        world.say("Loading", 1, ranks=[rank, {"rank": 1, "node": "studio-2", "phase": "Joined"}])
+
+    def shown() -> int | None:
+        return world.md.status.groups[0].ranks[0].loaded_bytes
+
+    world.deploy()
+    await world.round()
+    world.run_pods()
+    loaded(1)
+    await world.round()
+    assert shown() == GIB, "the reason of Ready is another one"
+    world.later(0.25)
+    loaded(2)
+    writes = len(world.writes)
+    assert await world.round() == pytest.approx(0.75)
+    assert shown() == GIB and len(world.writes) == writes
+    world.later(0.5)
+    loaded(3)
+    assert await world.round() == pytest.approx(0.25)
+    world.later(0.25)
+    await world.round()
+    assert shown() == 3 * GIB and len(world.writes) == writes + 1
+    loaded(4)
+    assert await world.round() == pytest.approx(1.0)
+    world.say("Ready", 1)
+    await world.round()
+    assert world.condition("Ready")[0] == "True", "at once"
+    world.reports.clear()
+
+
 async def test_quiet_rounds_and_restarts_write_nothing(world: World) -> None:
     world.deploy()
     await world.serve()

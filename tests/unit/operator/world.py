@@ -14,6 +14,7 @@ from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.link_controller import LinkController
 from thunderfleet_operator.act.mac_controller import MacController
+from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
@@ -105,6 +106,8 @@ class World:
         """Settings of routers; set it and call ``restarted``."""
         self.hub = NO_HUB
         """Settings of the hub; set it and call ``restarted``."""
+        self.pace = 0.0
+        """Seconds between two writes of progress; set it and call ``restarted``."""
         self.reconciler = self.restarted()
 
     def restarted(self, client: Any = None) -> Reconciler:
@@ -123,7 +126,9 @@ class World:
         self.unchecked: list[str] = []
         """ModelDeployments whose Secrets are to be checked later."""
         executor = Executor(
-            *(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys), self.unchecked.append
+            *(writer, groups, self.macs, drains, self.metrics, settings.pods, lambda: self.keys),
+            later=self.unchecked.append,
+            pacing=Pacing(self.pace, lambda: self.now.timestamp()),
         )
         self.executor = executor
         self.places = Places(self.refill)

@@ -21,6 +21,9 @@ Json = dict[str, Any]
 BACKOFF_FIRST_SECONDS = 10.0
 BACKOFF_LIMIT_SECONDS = 300.0
 
+GRACES = {Ending.EVICTED: podspec.eviction_grace_of, Ending.REMOVED: podspec.removed_grace_of}
+"""The grace periods of endings that do not give the pod its own."""
+
 PROBLEM_LIMIT_SECONDS = 60.0
 """The longest wait before a container that failed to start is started again."""
 
@@ -167,7 +170,7 @@ def _stop(container: Json, observed: Observed, grace: float, message: str, actio
 
 def _stop_all(pod: Json, observed: Observed, ending: Ending, actions: _Actions) -> None:
     """Main and plain init containers stop together; when they have ended, the sidecars stop in reverse order."""
-    grace = podspec.eviction_grace_of(pod) if ending is Ending.EVICTED else podspec.grace_of(pod)
+    grace = GRACES.get(ending, podspec.grace_of)(pod)
     if observed.shutdown_seconds is not None:
         grace = min(grace, observed.shutdown_seconds)
     sidecars = podspec.sidecars(pod)

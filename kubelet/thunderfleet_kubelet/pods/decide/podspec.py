@@ -10,6 +10,7 @@ TERMINAL_PHASES = ("Succeeded", "Failed")
 
 DEFAULT_GRACE_SECONDS = 30.0
 EVICTION_GRACE_SECONDS = 15.0
+REMOVED_GRACE_SECONDS = 120.0
 CRITICAL_PRIORITY = 2_000_000_000
 
 SHUTDOWN_REASON, SHUTDOWN_MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
@@ -81,6 +82,14 @@ def eviction_grace_of(pod: Json) -> float:
     Kubernetes gives none. On a Mac, a killed process can leave GPU memory wired until the next reboot.
     """
     return min(grace_of(pod), EVICTION_GRACE_SECONDS)
+
+
+def removed_grace_of(pod: Json) -> float:
+    """Seconds between SIGTERM and SIGKILL for a pod that the API server no longer has.
+
+    Nobody can shorten its grace period any more, and the scheduler counts its memory as free.
+    """
+    return min(grace_of(pod), REMOVED_GRACE_SECONDS)
 
 
 def is_critical(pod: Json) -> bool:
