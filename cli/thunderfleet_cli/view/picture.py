@@ -19,6 +19,8 @@ SECONDS = 30.0
 PATIENT_SECONDS, AGAIN_SECONDS = 3.0, 2.0
 """If not all objects have been read after the first time, the API server is checked, and then again at intervals of the
 second."""
+PAGE = 5000
+"""The API server has the first page of a list in its cache, and reads the others from etcd: eight times as slow."""
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"
 METRICS = "/apis/metrics.k8s.io/v1beta1"
 OPERATOR = f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=operator"
@@ -82,7 +84,7 @@ def why_unread(kind: str, namespace: str | None, error: ApiError) -> str:
 async def _read(kube: Kube, kind: str, namespace: str | None) -> Sequence[Json] | ApiError:
     path, query = request_of(kind, namespace)
     try:
-        return (await kube.list(path, **query))[0]
+        return (await kube.list(path, limit=PAGE, **query))[0]
     except ApiError as error:
         return error
 

@@ -12,14 +12,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import pytest
@@ -641,6 +642,29 @@ def test_values_have_no_colors_on_a_terminal(everything: str, command: str, monk
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = shown_on_a_terminal([*command.split(), "--kubeconfig", everything, "-o", "json"], monkeypatch)
     assert terminal.startswith(("{", "[")) and "\x1b" not in terminal
+
+
+class Counted(Everything):
+    """The same API server, which counts requests for lists, and has 1,000 of each object."""
+
+    lists: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        limit = int(parse_qs(url.query).get("limit", ["0"])[0])
+        if limit:
+            self.lists[url.path] += 1
+        more = limit and self.lists[url.path] * limit < 1000
+        self.say(200, {"metadata": {"continue": "more" if more else ""}, "items": []})
+
+
+def test_a_fleet_of_a_thousand_macs_is_read_in_one_page_of_each_kind(tmp_path: Path) -> None:
+    """The API server reads further pages from etcd."""
+    Counted.lists.clear()
+    with served(Counted, tmp_path) as kubeconfig:
+        assert main(["status", "--kubeconfig", kubeconfig]) == 0
+    found = {path.rpartition("/")[2]: count for path, count in Counted.lists.items() if "leases" not in path}
+    assert found.items() >= dict.fromkeys(("nodes", "nodeprofiles", "thunderboltlinks", "modeldeployments"), 1).items()
 
 
 class Unprofiled(Server):
