@@ -8,7 +8,7 @@ from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube, Silence, of_part
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
-from thunderfleet_view.live.leases import read_signs
+from thunderfleet_view.live.leases import PAGE, read_signs
 
 from thunderfleet_cli.connection import Connection
 from thunderfleet_cli.view.control_plane import trouble
@@ -19,8 +19,6 @@ SECONDS = 30.0
 PATIENT_SECONDS, AGAIN_SECONDS = 3.0, 2.0
 """If not all objects have been read after the first time, the API server is checked, and then again at intervals of the
 second."""
-PAGE = 5000
-"""The API server has the first page of a list in its cache, and reads the others from etcd: eight times as slow."""
 OURS = f"/apis/{names.GROUP}/{names.VERSION}"
 METRICS = "/apis/metrics.k8s.io/v1beta1"
 OPERATOR = f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=operator"
