@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class FleetApi:
         self.asked: list[str] = []
         """The Macs whose agents were asked."""
         self.agents_status = 200
+        self.pages: Counter[Kind] = Counter()
+        """How many pages of lists were read."""
         self.livez = (200, "ok")
         """Status and text of the answer to who asks how it is; a status of 0: none."""
         self.leases: dict[str, Json] = {}
@@ -157,11 +160,18 @@ class FleetApi:
                 status = {"reason": "Forbidden", "message": "no", "code": self.refused[kind]}
                 return web.json_response(status, status=self.refused[kind])
             if request.query.get("watch") != "true":
-                items = list(self.objects[kind].values())
-                return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": items})
+                return self._page(kind, request)
             return await self._watch(request, kind)
 
         return handle
+
+    def _page(self, kind: Kind, request: web.Request) -> web.Response:
+        self.pages[kind] += 1
+        items = list(self.objects[kind].values())
+        begin = int(request.query.get("continue", "0"))
+        end = begin + int(request.query.get("limit", str(len(items))))
+        following = {"continue": str(end)} if end < len(items) else {}
+        return web.json_response({"metadata": {"resourceVersion": str(self._version), **following}, "items": items[begin:end]})
 
     async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -8,7 +8,7 @@ from thunderfleet_crds import names
 from thunderfleet_lib.kube import ApiError, Json, Kube, Silence, of_part
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_view.facts import CHART, LABEL_COMPONENT, Picture
-from thunderfleet_view.live.leases import read_signs
+from thunderfleet_view.live.leases import PAGE, read_signs
 
 from thunderfleet_cli.connection import Connection
 from thunderfleet_cli.view.control_plane import trouble
@@ -82,7 +82,7 @@ def why_unread(kind: str, namespace: str | None, error: ApiError) -> str:
 async def _read(kube: Kube, kind: str, namespace: str | None) -> Sequence[Json] | ApiError:
     path, query = request_of(kind, namespace)
     try:
-        return (await kube.list(path, **query))[0]
+        return (await kube.list(path, limit=PAGE, **query))[0]
     except ApiError as error:
         return error
 

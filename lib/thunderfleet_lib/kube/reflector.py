@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from thunderfleet_lib.kube.client import ApiError, Kube
+from thunderfleet_lib.kube.client import PAGE, ApiError, Kube
 from thunderfleet_lib.kube.names import Json, key_of
 from thunderfleet_lib.kube.retries import Retries
 
@@ -18,13 +18,15 @@ class Reflector:
 
     ``on_change(key)`` is called after the cache has changed for that key (``namespace/name``), deletions included; it says
     that something changed, the cache says what. ``synced`` is set after the first list. While the API server is unreachable
-    the cache keeps its content and ``run`` retries with back-off.
+    the cache keeps its content and ``run`` retries with back-off. ``page``: objects of one page of the list; programs with
+    little memory read small ones.
     """
 
     kube: Kube
     path: str
     query: dict[str, object] = field(default_factory=dict)
     on_change: Callable[[str], None] | Callable[[str], Awaitable[None]] | None = None
+    page: int = PAGE
 
     def __post_init__(self) -> None:
         self.items: dict[str, Json] = {}
@@ -73,7 +75,7 @@ class Reflector:
         self.connected = True
 
     async def _relist(self) -> None:
-        items, version = await self.kube.list(self.path, **self.query)
+        items, version = await self.kube.list(self.path, limit=self.page, **self.query)
         self._retries.succeeded()
         fresh = {key_of(item): item for item in items}
         old, self.items = self.items, fresh

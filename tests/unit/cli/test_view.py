@@ -12,14 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import Request, urlopen
 from xml.etree import ElementTree
 
 import pytest
@@ -643,6 +645,29 @@ def test_values_have_no_colors_on_a_terminal(everything: str, command: str, monk
     assert terminal.startswith(("{", "[")) and "\x1b" not in terminal
 
 
+class Counted(Everything):
+    """The same API server, which counts requests for lists, and has 1,000 of each object."""
+
+    lists: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        limit = int(parse_qs(url.query).get("limit", ["0"])[0])
+        if limit:
+            self.lists[url.path] += 1
+        more = limit and self.lists[url.path] * limit < 1000
+        self.say(200, {"metadata": {"continue": "more" if more else ""}, "items": []})
+
+
+def test_a_fleet_of_a_thousand_macs_is_read_in_one_page_of_each_kind(tmp_path: Path) -> None:
+    """The API server reads further pages from etcd."""
+    Counted.lists.clear()
+    with served(Counted, tmp_path) as kubeconfig:
+        assert main(["status", "--kubeconfig", kubeconfig]) == 0
+    found = {path.rpartition("/")[2]: count for path, count in Counted.lists.items() if "leases" not in path}
+    assert found.items() >= dict.fromkeys(("nodes", "nodeprofiles", "thunderboltlinks", "modeldeployments"), 1).items()
+
+
 class Unprofiled(Server):
     """An API server with a Mac that no agent has reported, and nothing else."""
 
@@ -693,16 +718,38 @@ def test_groups_of_a_plan_with_and_without_a_placement_have_different_colors(mon
     assert "\x1b[32mgroup 0: single Mac, None\x1b[0m\n" in terminal and f"{RED}group 1: no placement (x)\x1b[0m\n" in terminal
 
 
+class Watched(Everything):
+    """The same API server, where nothing changes."""
+
+    def do_GET(self) -> None:
+        if "watch=true" in self.path:
+            self.send_response(200)
+            self.end_headers()
+            # Until the client closes the connection.
+            self.connection.recv(1)
+        else:
+            super().do_GET()
+
+    def say(self, code: int, body: Json) -> None:
+        super().say(code, {"metadata": {"resourceVersion": "1"}, **body})
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[str]:
+    with served(Watched, tmp_path) as found:
+        yield found
+
+
 @pytest.mark.parametrize("color", [True, False])
 def test_the_hint_of_the_page_is_dim_on_a_terminal_and_its_address_is_plain(
-    everything: str, color: bool, monkeypatch: pytest.MonkeyPatch
+    watched: str, color: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal_alone(monkeypatch)
     if not color:
         monkeypatch.setenv("NO_COLOR", "1")
     master, slave = pty.openpty()
     program = subprocess.Popen(
-        [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", everything],
+        [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", watched],
         stdin=slave, stdout=slave, stderr=subprocess.PIPE,
     )  # fmt: skip
     os.close(slave)
@@ -718,9 +765,31 @@ def test_the_hint_of_the_page_is_dim_on_a_terminal_and_its_address_is_plain(
     assert hint == f"\x1b[2m{text}\x1b[0m"
 
 
-def test_a_pipe_gets_the_address_of_the_page_alone(everything: str) -> None:
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGHUP])
+def test_open_streams_do_not_keep_the_page_from_its_end(watched: str, name: signal.Signals) -> None:
     program = subprocess.Popen(
-        [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", everything],
+        [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", watched],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # As a job in the background of a script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    assert program.stdout is not None
+    origin, _, token = program.stdout.readline().strip().partition("/#")
+    body = json.dumps({"token": token}).encode()
+    with ExitStack() as streams:
+        with urlopen(Request(f"{origin}/session", body, {"Content-Type": "application/json"}), timeout=60) as answer:
+            session = json.load(answer)["session"]
+        for _ in range(3):
+            feed = Request(f"{origin}/api/feed", headers={"Authorization": f"Bearer {session}"})
+            assert b'"put"' in streams.enter_context(urlopen(feed, timeout=60)).readline()
+        program.send_signal(name)
+        assert program.communicate(timeout=60) == ("", "thunderfleet: interrupted\n")
+    assert program.returncode == 130
+
+
+def test_a_pipe_gets_the_address_of_the_page_alone(watched: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "thunderfleet_cli", "ui", "--kubeconfig", watched],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "TERM": "xterm-256color"},
     )  # fmt: skip

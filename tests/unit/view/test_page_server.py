@@ -199,6 +199,18 @@ async def message(answer: aiohttp.ClientResponse) -> Any:
     return json.loads(line)
 
 
+async def test_a_large_fleet_is_read_in_one_page_of_each_kind() -> None:
+    """The API server reads further pages from etcd."""
+    api = FleetApi()
+    api.fill(fleet(202, 2, idle=0))
+    await api.start()
+    async with served(api) as page:
+        await until_async(lambda: page.watch.synced, "the fleet is known")
+        assert len(page.watch.fleet.objects[Kind.PROFILES]) == 202
+    await api.stop()
+    assert api.pages == dict.fromkeys(Kind, 1)
+
+
 async def test_while_the_api_server_is_away_the_page_keeps_what_it_knows(
     api: FleetApi, page: Page, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,8 +18,9 @@ NODE_LEASES: Final = "kube-node-lease"
 DAEMON_SETS: Final = "/apis/apps/v1/{}daemonsets"
 PODS: Final = "/api/v1/{}pods"
 AGENTS: Final = {"labelSelector": f"{names.LABEL_NAME}={CHART},{LABEL_COMPONENT}=agent"}
-LEASES_PAGE: Final = 500
-"""Leases of one page; they are small."""
+PAGE: Final = 5000
+"""Objects of one page of a list. The API server has the first page in its cache, and reads the others from etcd: eight times as
+slow."""
 
 
 def folder(path: str, namespace: str | None) -> str:
@@ -64,7 +65,7 @@ async def _timed(kube: Kube, path: str) -> tuple[Json | None, float]:
 async def _kubelets(kube: Kube) -> Mapping[str, Json]:
     try:
         async with asyncio.timeout(LEASE_SECONDS):
-            found, _ = await kube.list(FOLDER.format(NODE_LEASES), limit=LEASES_PAGE)
+            found, _ = await kube.list(FOLDER.format(NODE_LEASES), limit=PAGE)
     except (ApiError, TimeoutError):
         return {}
     return {str(lease["metadata"]["name"]): lease for lease in found}

@@ -16,7 +16,7 @@ from thunderfleet_view import components, facts
 from thunderfleet_view.facts import Picture, Signs
 from thunderfleet_view.live.feed import Feed
 from thunderfleet_view.live.fleet import Entity, Fleet, Kind
-from thunderfleet_view.live.leases import PODS, folder, read_signs
+from thunderfleet_view.live.leases import PAGE, PODS, folder, read_signs
 from thunderfleet_view.problems import silent_machines, silent_macs
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Watch:
         path = RESOURCES[kind][0]
         if kind is Kind.DEPLOYMENTS and self._namespace is not None:
             path = f"{OURS}/namespaces/{self._namespace}/{names.MODELDEPLOYMENT_PLURAL}"
-        return Reflector(self._kube, path, {}, self._noter(kind))
+        return Reflector(self._kube, path, {}, self._noter(kind), page=PAGE)
 
     def _noter(self, kind: Kind) -> Callable[[str], None]:
         def note(key: str) -> None:
