@@ -18,7 +18,7 @@ from typing import IO
 
 from thunderfleet_lib.host.trees import tail
 
-from thunderfleet_localcluster.machines.launchd import PR_SET_PDEATHSIG, libc_call
+from thunderfleet_localcluster.machines.linux import PR_SET_PDEATHSIG, libc_call
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,11 @@ starts and ends the kubelet on command, and adopts processes that the kubelet le
 runs its LaunchDaemons and answers its ``launchctl``. When this process ends, the machine ends: killing it cuts the power of the
 Mac, and it ends by itself when the supervisor closes its input.
 
-It runs as a file and uses the standard library only, so that a large fleet needs little memory. Orders come as JSON lines on
-standard input, events go out as JSON lines on standard output.
+It runs as a file and uses the standard library only, as do the modules that it imports, so that a large fleet needs little
+memory. Orders come as JSON lines on standard input, events go out as JSON lines on standard output.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -22,78 +21,20 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any
 
+if __name__ == "__main__":
+    # The package's folder is not on the path of a file that is run.
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from thunderfleet_localcluster.machines import descendants, linux
+
 if TYPE_CHECKING:
     from thunderfleet_localcluster.machines.jobs import Jobs
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
-MS_PRIVATE, MS_REC, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1 << 18, 1 << 14, 2, 4, 8
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SO_PEERCRED = 17
 """Linux: process, user and group at the other end of a UNIX socket."""
 NO_ROOT = {"code": 14, "stdout": "** Error: Command requires admin privileges.\n", "stderr": ""}
 CALLERS, CALL_BYTES = 16, 65536
 """The most callers of launchctl at once, and the longest call."""
-
-
-def libc_call(name: str, *arguments: object) -> None:
-    """Call a C library function that returns 0 on success. Raises OSError with its name."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, name)(*arguments) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{name}: {os.strerror(error)}")
-
-
-def mount_own_proc() -> None:
-    """Mount a /proc that shows this PID namespace, in this mount namespace only."""
-    libc_call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-    libc_call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
-
-
-def parents() -> dict[int, int]:
-    """Parent of every process in /proc; empty on systems without /proc."""
-    found: dict[int, int] = {}
-    with contextlib.suppress(OSError):
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{entry}/stat", "rb") as file:
-                    found[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
-    return found
-
-
-def descendants(root: int) -> set[int]:
-    """All descendants of the process ``root``, without ``root``."""
-    table = parents()
-    if not table:
-        table = _parents_by_ps()
-    known, grew = {root}, True
-    while grew:
-        fresh = {pid for pid, parent in table.items() if parent in known} - known
-        known |= fresh
-        grew = bool(fresh)
-    return known - {root}
-
-
-def _parents_by_ps() -> dict[int, int]:
-    try:
-        with subprocess.Popen(["ps", "-axo", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as process:
-            try:
-                out, _ = process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return {}
-    except OSError:
-        return {}
-    table = {int(pid): int(parent) for pid, parent in (line.split() for line in out.splitlines() if line.strip())}
-    # ps lists itself, and a caller that waits until there are no descendants would wait forever.
-    table.pop(process.pid, None)
-    return table
-
-
-def kill_all(pids: set[int]) -> None:
-    """Send SIGKILL to every process that still exists."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def scratch() -> IO[bytes]:
@@ -200,10 +141,10 @@ class Launchd:
         if self.own_namespace:
             os._exit(0)
         for _ in range(200):
-            left = descendants(os.getpid()) | {pid for pid in self.recorded if _alive(pid)}
+            left = descendants.of(os.getpid()) | {pid for pid in self.recorded if _alive(pid)}
             if not left:
                 break
-            kill_all(left)
+            descendants.kill_all(left)
             self.recorded.clear()
             self.reap()
             time.sleep(0.02)
@@ -304,7 +245,7 @@ class Launchd:
             self.reap()
             self.expire()
             if recording:
-                self.recorded |= descendants(os.getpid())
+                self.recorded |= descendants.of(os.getpid())
             *lines, buffer = (buffer + orders).split(b"\n")
             for line in lines:
                 order = json.loads(line)
@@ -341,8 +282,7 @@ def _alive(pid: int) -> bool:
 
 def own_mac(home: str) -> "Jobs":
     """Give the Mac whose folder is ``home`` a root of its own, in this mount namespace; its LaunchDaemons."""
-    # This file runs without the package's folder on the path; only recorded Macs need more than this file.
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    # Only recorded Macs need the memory.
     from thunderfleet_localcluster.machines import own_root
     from thunderfleet_localcluster.machines.jobs import FOLDER, Jobs
 
@@ -356,8 +296,8 @@ def main(name: str, mode: str, home: str = "") -> int:
     """``mode`` is ``namespaces`` or ``loopback``; ``home``: in namespaces, the folder of a machine that is a recorded Mac."""
     daemons = None
     if mode == "namespaces":
-        libc_call("unshare", CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS)
-        libc_call("sethostname", name.encode(), len(name))
+        linux.libc_call("unshare", linux.CLONE_NEWNET | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWUTS)
+        linux.libc_call("sethostname", name.encode(), len(name))
         pid = os.fork()
         if pid:
             # The supervisor, our parent, is the first process of its PID namespace and so inherits the child.
@@ -365,10 +305,10 @@ def main(name: str, mode: str, home: str = "") -> int:
             os._exit(0)
         if home:
             daemons = own_mac(home)
-        mount_own_proc()
+        linux.mount_own_proc()
     else:
         if sys.platform.startswith("linux"):
-            libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            linux.libc_call("prctl", linux.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.write(1, json.dumps({"event": "born", "pid": os.getpid()}).encode() + b"\n")
     Launchd(mode == "namespaces", daemons).loop()
     return 0

@@ -17,7 +17,7 @@ from thunderfleet_lib.host.trees import tail
 
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.layout import MachineLayout, Mode
-from thunderfleet_localcluster.machines import launchd
+from thunderfleet_localcluster.machines import descendants, launchd
 from thunderfleet_localcluster.machines.children import Child, Children
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Machine:
         first, self.first = self.first, None
         left: set[int] = set()
         if self.mode == "loopback":
-            left = launchd.descendants(first.pid)
+            left = descendants.of(first.pid)
         first.kill()
         try:
             async with asyncio.timeout(ORDER_SECONDS):
@@ -220,7 +220,7 @@ class Machine:
         except TimeoutError as error:
             raise LocalClusterError(f"{self.name}: its processes did not end within {ORDER_SECONDS} s") from error
         # Without a PID namespace the processes are ended one by one.
-        launchd.kill_all(left)
+        descendants.kill_all(left)
         if self._input is not None:
             self._input.close()
         if self._reader is not None:

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from thunderfleet_localcluster.machines.launchd import MS_PRIVATE, MS_REC, libc_call
+from thunderfleet_localcluster.machines.linux import MS_PRIVATE, MS_REC, libc_call
 
 MS_BIND, MNT_DETACH = 4096, 2
 OWN = ("/Library", "/Users/Shared", "/opt/thunderfleet", "/var/lib/thunderfleet")

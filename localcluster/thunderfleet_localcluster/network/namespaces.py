@@ -14,7 +14,7 @@ from pathlib import Path
 from thunderfleet_lib.host.hostcmd import BlockingHost, FailureKind, Output
 
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.machines.launchd import (
+from thunderfleet_localcluster.machines.linux import (
     CLONE_NEWNET,
     CLONE_NEWNS,
     CLONE_NEWPID,

@@ -17,8 +17,8 @@ from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import CABLES, Layout, plan_layout
+from thunderfleet_localcluster.machines import descendants
 from thunderfleet_localcluster.machines.children import Children
-from thunderfleet_localcluster.machines.launchd import descendants, kill_all
 from thunderfleet_localcluster.network.forward import serve_forward
 from thunderfleet_localcluster.network.http_proxy import proxy_url, serve_proxy
 from thunderfleet_localcluster.network.namespaces import can_bind, ip_batch
@@ -137,10 +137,10 @@ class LocalCluster:
         for child in list(self.children.all.values()):
             child.kill()
         for _ in range(END_ROUNDS):
-            left = descendants(os.getpid())
+            left = descendants.of(os.getpid())
             if not left:
                 break
-            kill_all(left)
+            descendants.kill_all(left)
             self.children.reap()
             await asyncio.sleep(END_POLL_SECONDS)
 

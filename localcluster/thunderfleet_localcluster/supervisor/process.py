@@ -21,7 +21,7 @@ from pathlib import Path
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.machines.launchd import (
+from thunderfleet_localcluster.machines.linux import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     libc_call,

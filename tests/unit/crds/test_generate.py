@@ -53,12 +53,13 @@ def test_every_node_is_structural_and_bounded(name: str, schemas: dict[str, Json
         if path in {f"{name}.apiVersion", f"{name}.kind", f"{name}.metadata"}:
             continue
         if node["type"] == "string":
-            assert "maxLength" in node or "enum" in node or node.get("format") == "date-time", path
+            bounded = "maxLength" in node or "enum" in node or node.get("format") == "date-time"
+            assert bounded, f"{path}: give the string a length, such as a type of crds/thunderfleet_crds/fields.py"
         if node["type"] == "integer":
-            assert node["minimum"] >= 0, path
-            assert node["format"] in {"int32", "int64"}, path
+            how = f"{path}: give the integer bounds, such as a type of crds/thunderfleet_crds/fields.py"
+            assert node.get("minimum", -1) >= 0 and node.get("format") in {"int32", "int64"}, how
         if node["type"] == "array":
-            assert "maxItems" in node, path
+            assert "maxItems" in node, f"{path}: give the list a max_length"
             assert node["x-kubernetes-list-type"] in {"map", "atomic"}, path
             for key in node.get("x-kubernetes-list-map-keys", ()):
                 assert key in node["items"]["required"], path
@@ -97,7 +98,7 @@ def test_columns_of_kubectl_get() -> None:
         "tbl": "A B SPEED GENERATION RDMA GBPS RTT AGE",
         "md": "MODEL READY NODES TRANSPORT TOK/S STATUS AGE",
         "mc": "REPOSITORY SIZE COPIES PROGRESS STATUS AGE",
-    }
+    }, "people and scripts read these columns: name a change in CHANGELOG.md, then change this list"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -45,7 +45,8 @@ def contained(package: Path) -> set[str]:
 def test_a_package_lists_its_modules(package: Path) -> None:
     found = listed((package / "__init__.py").read_text(encoding="utf-8"))
     assert len(found) == len(set(found)), "a module is listed twice"
-    assert set(found) == contained(package)
+    how = f"the docstring of {package.relative_to(ROOT)}/__init__.py has a line for each module: name, two spaces, what it is"
+    assert set(found) == contained(package), how
 
 
 def test_the_check_sees_every_program_and_every_entry() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.machines import launchd
+from thunderfleet_localcluster.machines import descendants, launchd
 
 from tests.support.processes import alive
 from tests.support.waiting import until
@@ -95,7 +95,7 @@ def test_processes_left_by_a_killed_job_continue(machine: Machine, tmp_path: Pat
     assert machine.event()["code"] == -9
     assert not alive(job)
     assert alive(left)
-    assert left in launchd.descendants(machine.process.pid)
+    assert left in descendants.of(machine.process.pid)
 
 
 def test_nothing_outlives_the_end_of_the_input(machine: Machine, tmp_path: Path) -> None:
@@ -113,6 +113,6 @@ def test_nothing_outlives_a_polite_end(machine: Machine, tmp_path: Path) -> None
 
 def test_ps_does_not_count_itself() -> None:
     """A machine that ends waits until it has no descendants."""
-    table = launchd._parents_by_ps()
+    table = descendants._parents_by_ps()
     assert table[os.getpid()] == os.getppid()
     assert os.getpid() not in table.values()

@@ -7,7 +7,7 @@ To add a probe of this Mac alone:
 2. Add its figure to ``figures`` (not one of another probe: metrics are named after figures; ``moved`` decides when a new value
    is published) and to the agent's ``metrics``.
 3. Add a module for the measurement to ``worker``, and list it in ``worker.child``. ``prober`` needs no change.
-4. Add a field to ``Benchmarks`` of the NodeProfile, which ``ledger`` writes and reads back.
+4. Add a field to ``Benchmarks`` of the NodeProfile, which ``published`` writes and reads back.
 5. Add the kind to the choices of ``measure`` in ``cli``, and its unit to ``measure_cli``.
 
 ``tests/unit/agent/test_measure_due.py`` and ``tests/unit/chart`` fail while one of these is missing. A probe of
