@@ -316,7 +316,7 @@ def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac
     # Those of operator and agent are the last. The API server listens on all addresses, of both families.
     # The agent is also there for the Mac at the other end of the cable, at the address of the bridge.
     expected = own | nodes | {":::6443", "169.254.7.1:9440"}
-    until(lambda: listening() >= expected, "everything listens")
+    until(lambda: listening() >= expected, "everything listens", describe=lambda: f"missing: {expected - listening()}")
     assert listening() == expected
 
     def knock(mac: Mac, address: str, path: str) -> str:
