@@ -77,6 +77,7 @@ def pod_settings(config: Config, machine: Machine, server: str, addresses: Seque
         mac=machine.is_mac,
         log_bytes=to_bytes(config.container_log_max_size),
         log_files=config.container_log_max_files,
+        boot=machine.boot_id,
     )
 
 

@@ -36,6 +36,8 @@ class Attempt:
     """The name of its image in the pod's spec; empty if an older kubelet started it."""
     pid: int = 0
     """The main process, which leads the attempt's process group; 0 unless it runs."""
+    boot: str = ""
+    """The boot of the machine in which it was started; empty if that is unknown."""
 
     @property
     def live(self) -> bool:

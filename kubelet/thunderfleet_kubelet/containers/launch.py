@@ -35,6 +35,8 @@ class Launch:
     log_files: int
     image: str = ""
     """The image's name in the pod's spec."""
+    boot: str = ""
+    """The present boot of the machine."""
     own_user: int | None = None
     """A user that only this container of the pod has while it runs, and no other pod."""
     message_path: str = "/dev/termination-log"
@@ -98,6 +100,7 @@ def prepare(folder: PodFolder, container: str, launch: Launch) -> None:
         "containerId": folder.container_id(container, number),
         "imageId": launch.image_id,
         "image": launch.image,
+        "boot": launch.boot,
         "message": str(message.relative_to(sandbox)) if message is not None else "",
         "messageFromLog": launch.message_from_log,
         "stdin": launch.stdin,

@@ -113,6 +113,7 @@ class ContainerRuntime:
             "container_id": str(spec.get("containerId") or ""),
             "image_id": str(spec.get("imageId") or ""),
             "image": str(spec.get("image") or ""),
+            "boot": str(spec.get("boot") or ""),
             "stopping": (attempt / "stop").exists(),
         }
         if ended is None:

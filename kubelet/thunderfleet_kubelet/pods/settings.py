@@ -15,7 +15,7 @@ class PodSettings:
     name to folder. ``own``: the image of the kubelet's installation. ``api_server``: host and port of KUBERNETES_SERVICE_HOST
     and _PORT. ``addresses``: the Node's InternalIPs, first the one of its pods. ``allocatable`` and ``labels``: the Node's, for
     admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``. ``log_bytes`` and ``log_files``: the limits of a
-    container's log.
+    container's log. ``boot``: changes when the machine boots.
     """
 
     path: tuple[Path, ...] = ()
@@ -29,3 +29,4 @@ class PodSettings:
     mac: bool = False
     log_bytes: int = 10 * 1024**2
     log_files: int = 5
+    boot: str = ""

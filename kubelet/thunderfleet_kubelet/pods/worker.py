@@ -258,7 +258,7 @@ class PodWorker:
                 self._report_once("ExceededGracePeriod", message, name, last.number)
 
     def _decide(self, blocked: Problem | None) -> Decision:
-        addresses = self._services.settings().addresses
+        settings = self._services.settings()
         observed = Observed(
             now=self._services.now(),
             attempts=self.attempts,
@@ -271,8 +271,9 @@ class PodWorker:
             removed=self.removed,
             evicted=self._evicted,
             shutdown_seconds=self._shutdown_seconds,
-            host_ip=addresses[0],
-            addresses=addresses,
+            host_ip=settings.addresses[0],
+            addresses=settings.addresses,
+            boot=settings.boot,
         )
         return decide(self.view(), observed)
 

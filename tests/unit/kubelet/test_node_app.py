@@ -43,7 +43,7 @@ def test_what_the_pods_half_needs_to_know() -> None:
     assert known.images == {"a:1": Path("/img"), "thunderfleet/thunderfleet:0.1.0": Path("/opt/own")}
     replaced = replace(CONFIG, images={"thunderfleet/thunderfleet:0.1.0": Path("/img")})
     assert pod_settings(replaced, MAC, SERVER, ["127.0.0.1"], own).images == replaced.images, "the configuration counts more"
-    assert known.mac
+    assert known.mac and known.boot == "boot"
     assert known.labels["kubernetes.io/os"] == "darwin"
     assert known.allocatable["memory"] == "384Gi"
 

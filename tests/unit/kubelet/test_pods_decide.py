@@ -171,6 +171,16 @@ def test_another_image_begins_without_a_back_off() -> None:
     assert decide(other, seen(NOW + 1, attempts={"a": (replace(last, image=""),)})).backing_off == ("a",)
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "waits"), [("b1", "b1", True), ("b1", "b2", False), ("", "b2", True), ("b1", "", True)]
+)
+def test_a_container_of_an_earlier_boot_begins_without_a_back_off(before: str, now: str, waits: bool) -> None:
+    """The machine was switched off; neither an older kubelet nor a machine without such an identity says so."""
+    last = exited(137, number=2, finished=NOW, backoff=40.0, boot=before)
+    found = decide(pod(), seen(NOW + 1, attempts={"a": (last,)}, boot=now))
+    assert (found.starts, found.backing_off) == (((), ("a",)) if waits else ((Start("a", 3, 0.0),), ()))
+
+
 @pytest.mark.parametrize("policy", ["Always", "OnFailure", "Never"])
 def test_another_image_replaces_a_live_container_only(policy: str) -> None:
     item = pod({"name": "a", "image": "i:2"}, restartPolicy=policy, terminationGracePeriodSeconds=7)

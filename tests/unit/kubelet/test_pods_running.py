@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.pods import worker
 from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
-from thunderfleet_kubelet.pods.decide import podspec
+from thunderfleet_kubelet.pods.decide import lifecycle, podspec
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
 from thunderfleet_kubelet.pods.queries import ContainerNotRunning, NoSuchContainer, NoSuchPod
@@ -931,3 +932,18 @@ async def test_an_ephemeral_container_ends_with_the_reason_and_the_pod_goes_on(w
     manager.settings = manager.settings
     await world.until(lambda: world.api.pod("one")["status"]["containerStatuses"][0]["ready"])
     assert world.api.status_writes == writes
+
+
+async def test_a_container_that_waits_for_its_back_off_starts_when_the_machine_boots(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "BACKOFF_FIRST_SECONDS", 600.0)
+    world.settings = replace(world.settings, boot="first")
+    await world.boot()
+    world.api.add_pod("one", {"restartPolicy": "Always", "containers": [sh("exit 1")]})
+    await world.until(lambda: state(world.api.pod("one")["status"])["waiting"]["reason"] == "CrashLoopBackOff")
+    await world.managers[-1].stop(end_pods=False)
+    assert not world.folder("one").attempt("main", 2).exists()
+    world.settings = replace(world.settings, boot="second")
+    await world.boot()
+    await world.until(lambda: (world.folder("one").attempt("main", 2) / "exit.json").exists())

@@ -103,6 +103,7 @@ class Starter:
             grace=grace_of(context.pod),
             image_id=image.id,
             image=str(container.get("image") or ""),
+            boot=context.services.settings().boot,
             log_bytes=context.services.settings().log_bytes,
             log_files=context.services.settings().log_files,
             own_user=context.own_user(owner),

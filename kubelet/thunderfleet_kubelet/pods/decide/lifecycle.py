@@ -119,6 +119,11 @@ def next_backoff(previous: Attempt | None) -> float:
     return min(BACKOFF_LIMIT_SECONDS, previous.backoff * 2)
 
 
+def _of_another_boot(observed: Observed, attempt: Attempt) -> bool:
+    """Whether the machine has booted since an attempt was started."""
+    return bool(observed.boot and attempt.boot) and attempt.boot != observed.boot
+
+
 def _start_or_wait(container: Json, observed: Observed, actions: _Actions) -> None:
     """Starts the container unless it is live; records when it may start if it must wait."""
     name, last = container["name"], observed.last(container["name"])
@@ -129,8 +134,8 @@ def _start_or_wait(container: Json, observed: Observed, actions: _Actions) -> No
             actions.times.append(observed.blocked.retry_at)
         return
     # An attempt that ended in the future was recorded before the clock was set back; its back-off would last for days.
-    # A new image starts without a back-off.
-    before = None if last is not None and has_other_image(container, last) else last
+    # A new image starts without a back-off, and so does a container that ended because the machine was switched off.
+    before = None if last is not None and (has_other_image(container, last) or _of_another_boot(observed, last)) else last
     if (
         before is not None
         and (before.finished_at or 0.0) <= observed.now + podspec.CLOCK_SECONDS

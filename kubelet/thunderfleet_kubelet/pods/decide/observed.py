@@ -23,7 +23,7 @@ class Observed:
     live attempt; absent before the first result. ``unhealthy``: containers that failed their liveness or startup probe, with
     the message. ``problems``: by container. ``blocked``: why the whole pod cannot start. ``removed``: the API server no longer
     has the pod. ``evicted``: the message of its eviction. ``shutdown_seconds``: how long it may take to end because the
-    machine shuts down; None while it does not.
+    machine shuts down; None while it does not. ``boot``: the present boot of the machine; empty if it is unknown.
     """
 
     now: float
@@ -39,6 +39,7 @@ class Observed:
     shutdown_seconds: float | None = None
     host_ip: str = ""
     addresses: tuple[str, ...] = ()
+    boot: str = ""
 
     def last(self, name: str) -> Attempt | None:
         """The most recent attempt of a container."""
