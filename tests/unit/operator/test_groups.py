@@ -126,7 +126,7 @@ async def test_the_steps_of_a_start_are_told_apart_from_what_needs_a_round(serve
     state: dict[str, Any] = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Waiting"}
     heard: asyncio.Queue[str] = asyncio.Queue()
     groups = GroupClient(lambda key: heard.put_nowait("changed"), lambda: True, lambda key: heard.put_nowait("stepped"))
-    failure = {"reason": "RankExited", "class": "Retry", "message": "rank 1 ended", "time": "2026-01-01T00:00:00Z"}
+    failure = {"fault": "Retry", "reason": "RankExited", "message": "rank 1 ended", "at": "2026-01-01T00:00:00Z"}
     try:
         groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
         async with asyncio.timeout(60):
