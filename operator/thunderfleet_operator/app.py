@@ -70,6 +70,8 @@ TOGETHER_SECONDS = 0.25
 at the whole fleet once for each of its cables."""
 PODS_SECONDS = 0.1
 """The same for changes of the pods of a ModelDeployment, which are bound and start one after the other."""
+STEPS_SECONDS = 1.0
+"""The same for the phases of the start of a group."""
 MOMENT_SECONDS = 0.1
 """The same for what changes during a round of a ModelDeployment, from its end on: mostly what it writes itself."""
 STOP_SECONDS = 10.0
@@ -106,7 +108,11 @@ class Operator:
         """The queue of the rounds of cables, and of those that check Secrets."""
         self._keys = Keyring()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
-        self.groups = GroupClient(lambda key: self.queue.changed(work_key(DEPLOYMENTS, key)), self.leading)
+        self.groups = GroupClient(
+            lambda key: self.queue.changed(work_key(DEPLOYMENTS, key)),
+            self.leading,
+            lambda key: self.queue.add_after(work_key(DEPLOYMENTS, key), STEPS_SECONDS),
+        )
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
         writer = Writer(kube, self.cache, self.metrics, self.term, str(configuration.identity), partial(self.changed, own=True))
@@ -211,9 +217,7 @@ class Operator:
             old = unpacked(before) if before is not None else None
             self.changed(collection, key_of(item), old, None if kind == "DELETED" else item)
 
-    def changed(
-        self, collection: Collection, key: str, before: Json | None, after: Json | None, *, own: bool = False
-    ) -> None:
+    def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None, *, own: bool = False) -> None:
         """Puts what an object's change concerns on the queue. ``own``: whether the operator has made it."""
         for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced, own=own):
             self._enqueue(concern, PODS_SECONDS if collection is PODS else 0.0)

@@ -228,7 +228,13 @@ def concerned(
         # Where two Macs are joined is as before, and the round that has written the summary knows it.
         yield from () if own else (work_key(LINKS, key),)
         yield from _fleet_keys(index, LINKS, key, macs_of(LINKS, key, after))
-        return
+    else:
+        yield from _concerned(index, collection, key, before, after, unplaced)
+
+
+def _concerned(
+    index: Index, collection: Collection, key: str, before: Json | None, after: Json | None, unplaced: Iterable[str]
+) -> Iterator[str]:
     if collection is NODES and _only_heartbeat(before, after):
         return
     if collection is REQUESTS:

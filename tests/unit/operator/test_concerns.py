@@ -67,6 +67,24 @@ async def test_which_groups_have_a_mac_concerns_neither_its_cables_nor_who_serve
     assert keys(rdma={"enabled": False}) == keys(groups=[], rdma={}) == {*own, f"thunderboltlinks/{cable}", DEPLOYMENT}
 
 
+async def test_the_summary_of_a_cable_concerns_those_who_use_it_but_no_mac(world: World) -> None:
+    """A Mac's profile names the cables of groups by their ends. The round that has written the summary knows it."""
+    world.deploy()
+    await world.serve()
+    (key,) = (name for name, link in world.index.links.items() if link is not None and link.spec.a.node == "studio-1")
+    before = world.cache[LINKS].items[key]
+
+    def keys(own: bool, **status: object) -> set[str]:
+        after = {**before, "status": {**before["status"], **status}}
+        return set(concerned(world.index, LINKS, key, before, after, [], own=own))
+
+    users, itself, macs = {DEPLOYMENT, FLEET_KEY}, f"thunderboltlinks/{key}", {"nodeprofiles/studio-1", "nodeprofiles/studio-2"}
+    assert keys(True, rdma="Usable", conditions=[]) == users
+    assert keys(False, rdma="Usable") == {*users, itself}, "somebody else has written it"
+    assert keys(True, endpoints=[]) == keys(False, endpoints=[]) == {*users, itself, *macs}
+    assert set(concerned(world.index, LINKS, key, before, None, [], own=True)) == {*users, itself, *macs}
+
+
 async def test_a_deleted_deployment_makes_room_for_others(world: World) -> None:
     world.deploy()
     item = world.cache[DEPLOYMENTS].items["ns/md"]

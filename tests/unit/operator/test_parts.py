@@ -230,6 +230,34 @@ async def test_a_key_is_handed_out_once_and_again_when_it_changed_meanwhile() ->
     assert len(queue) == 0
 
 
+async def test_what_changes_during_a_round_gets_one_a_moment_later() -> None:
+    queue = WorkQueue(moment=3600)
+    queue.changed("a")
+    assert await queue.get() == "a", "at once while there is no round"
+    queue.changed("a")
+    queue.add_after("b", 0.01)
+    async with asyncio.timeout(60):
+        assert await queue.get() == "b"
+    # Due during the round.
+    queue.add_after("b", 0.01)
+    queue.add("c")
+    assert await queue.get() == "c"
+    async with asyncio.timeout(60):
+        while queue._due:
+            queue._promote()
+            await asyncio.sleep(0)
+    assert len(queue) == 2
+    for key in ("a", "b", "c"):
+        queue.done(key)
+    assert len(queue) == 0 and queue._due.keys() == {"a", "b"}
+    queue.add("b")
+    assert await queue.get() == "b", "what is added has its round at once"
+    queue.changed("b")
+    queue.add("b")
+    queue.done("b")
+    assert await queue.get() == "b" and queue._due.keys() == {"a"}
+
+
 async def test_the_earliest_wish_counts() -> None:
     queue = WorkQueue()
     queue.add_after("a", 3600)

@@ -27,9 +27,14 @@ from thunderfleet_operator.placement import (
     Score,
     TensorFacts,
     Unplaceable,
+    confirm,
     plan,
 )
+from thunderfleet_operator.placement.assembly import assemble
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS
+from thunderfleet_operator.placement.planner import MAX_STEPS
+from thunderfleet_operator.placement.search.budget import StepBudget
+from thunderfleet_operator.placement.search.candidates import CandidateSearch
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -466,6 +471,27 @@ def test_a_place_that_is_still_good_is_kept(seed: int) -> None:
         again = plan(fleet, _with_current(request, found.nodes))
         assert isinstance(again, Placement) and again.kept and again.nodes == found.nodes
         assert again.ranks == found.ranks and again.score == found.score
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@given(SEEDS)
+def test_a_place_on_a_changed_fleet_is_confirmed_as_by_a_search_among_all_macs(seed: int) -> None:
+    fleet, _, request = problem(seed)
+    found, dice = plan(fleet, request), random.Random(seed)
+    if not isinstance(found, Placement):
+        return
+    macs = [replace(mac, free_bytes=mac.free_bytes * dice.choice((1, 2)) // 2) for mac in fleet.macs.values()]
+    cables = [replace(cable, in_use=dice.random() < 0.5) for cable in fleet.cables.values()]
+    gone = {name for name in (*fleet.macs, *fleet.cables) if dice.random() < 0.1}
+    changed = fleet.changed([mac for mac in macs if dice.random() < 0.5], cables).changed(gone=gone)
+    search = CandidateSearch(changed, _with_current(request, found.nodes), StepBudget(MAX_STEPS))
+    whole = search.current(found.transport, found.split)
+    confirmed = confirm(changed, request, found)
+    event("confirmed" if confirmed is not None else "no longer possible")
+    if whole is None:
+        assert confirmed is None
+    else:
+        assert confirmed == assemble(whole, request, basis=found.basis, kept=found.kept, proven=found.proven)
 
 
 def _with_current(request: Request, nodes: tuple[str, ...]) -> Request:
