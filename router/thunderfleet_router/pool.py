@@ -228,6 +228,8 @@ class Pool:
             return names.unauthorized()
         why = f": {deployment.message}" if deployment.message else ""
         match deployment.outlook:
+            case Outlook.OFF if deployment.deleting:
+                return ApiError(404, f"the model {deployment.full_name} is being deleted", code="model_not_found")
             case Outlook.OFF:
                 return unavailable(f"{deployment.full_name} is suspended or has no replicas; requests do not wake it", 60)
             case Outlook.FAILED:

@@ -218,5 +218,5 @@ def test_requests_that_wait_end_with_their_key_and_with_their_model(line: Line) 
     assert waiting(line, url) == 1 and not kept.answers
     line.forget(never)
     until(lambda: kept.answers, "the request for the deleted model ends", 20)
-    assert kept.statuses == [404] and "was deleted" in kept.answers[0].body
+    assert kept.statuses == [404] and "deleted" in kept.answers[0].body
     assert waiting(line, url) == 0
