@@ -35,8 +35,8 @@ UNKNOWN = "-"
 LIGHT = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that need no turn of the model."""
 PARSED_HERE_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread, one at a time: each holds the interpreter's lock for up to 0.2 s, and between two of them
-the event loop has its turn."""
+"""Larger bodies are parsed in a thread, one at a time: each holds the interpreter's lock for up to 0.2 s, and between two of
+them the event loop has its turn."""
 _PASSED = ("Content-Type", "Accept", "anthropic-version", "anthropic-beta", "traceparent", "tracestate")
 T, U = TypeVar("T"), TypeVar("U")
 NO_LIMITS = KeyLimits()
