@@ -189,8 +189,8 @@ def _costs(name: str, sides: dict[str, _Side], say: Say) -> list[Figure]:
         f"{added:+.2f} ms, {any_hop:+.2f} ms with a forwarder of bytes; processors: {busy}"
     )
     of = (
-        f"medians of {len(router.firsts)} requests; a process that only forwards bytes adds {any_hop:.2f} ms; processors taken by "
-        f"all processes of the benchmark: {busy}"
+        f"medians of {len(router.firsts)} requests; a process that only forwards bytes adds {any_hop:.2f} ms; the processors "
+        f"were busy with the benchmark: {busy}"
     )
     return [
         Figure(name, "tokens/s", tuple(router.rates), tuple(gateway.rates), "gateway", Bound(">=", 0.99), note),
