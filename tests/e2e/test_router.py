@@ -207,7 +207,7 @@ def test_requests_that_wait_end_with_their_key_and_with_their_model(line: Line) 
     nowhere = {"nodes": {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": "nowhere"}}}
     never = line.deploy("never", **(ONE_MAC | nowhere), server={"apiKeySecret": "keys"})
     store_keys(never, ci="sk-removed", people="sk-kept")
-    never.until_condition("Placed", "False", "NoRoom")
+    never.until_condition("Placed", "False", "NoMacFits")
     never.until(lambda: bool(routers(never)), "status has a router")
     url = routers(never)[0]
     removed, kept = Asked(line, url, never, "sk-removed"), Asked(line, url, never, "sk-kept")
