@@ -95,13 +95,14 @@ class Dispatcher:
         """
         if seat.stalled is stalled:
             return True
-        if not stalled:
-            self._stalled.give_back(ticket.caller_id, 1, known=ticket.known)
-        else:
+        if stalled:
             try:
                 self._stalled.take(ticket.caller_id, 1, known=ticket.known)
             except Full:
                 return False
+        else:
+            self._stalled.give_back(ticket.caller_id, 1, known=ticket.known)
+        seat.stalled = stalled
         pool.stall(seat, stalled)
         return True
 

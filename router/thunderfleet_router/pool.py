@@ -64,31 +64,41 @@ class Seat:
 @dataclass(slots=True)
 class _Load:
     seats: set[Seat] = field(default_factory=set)
-    light: int = 0
-    """Number of seats of light requests."""
-    stalled: int = 0
-    """Number of other seats whose clients do not read."""
     blocked_until: float = 0.0
     refusals: int = 0
     used: int = 0
     lost: asyncio.TimerHandle | None = None
+    stalled: set[Seat] = field(default_factory=set)
+    """Those whose clients do not read."""
+    _light: int = 0
+    _others: int = 0
 
     def count(self, *, light: bool) -> int:
-        return self.light if light else len(self.seats) - self.light - self.stalled
+        """Number of seats of light requests, or of others, that take a place at the group."""
+        return self._light if light else self._others
 
     def add(self, seat: Seat) -> None:
         self.seats.add(seat)
-        self.light += seat.light
+        self._take(seat, 1)
 
     def discard(self, seat: Seat) -> None:
         self.stall(seat, False)
         self.seats.discard(seat)
-        self.light -= seat.light
+        self._take(seat, -1)
 
     def stall(self, seat: Seat, stalled: bool) -> None:
-        if not seat.light and seat.stalled is not stalled:
-            seat.stalled = stalled
-            self.stalled += 1 if stalled else -1
+        if stalled and seat not in self.stalled:
+            self.stalled.add(seat)
+            self._take(seat, -1)
+        elif not stalled and seat in self.stalled:
+            self.stalled.discard(seat)
+            self._take(seat, 1)
+
+    def _take(self, seat: Seat, places: int) -> None:
+        if seat.light:
+            self._light += places
+        else:
+            self._others += places
 
 
 class Pool:
@@ -110,7 +120,7 @@ class Pool:
     @property
     def stalled(self) -> int:
         """Number of requests whose clients do not read."""
-        return sum(load.stalled for load in self._loads.values())
+        return sum(len(load.stalled) for load in self._loads.values())
 
     @property
     def idle(self) -> bool:
@@ -178,10 +188,11 @@ class Pool:
     def stall(self, seat: Seat, stalled: bool) -> None:
         """Records whether the client of a seat does not read. Meanwhile, another request can have its place at the group."""
         load = self._loads.get(seat.group.name)
-        if load is not None and seat in load.seats:
-            load.stall(seat, stalled)
-            if stalled:
-                self._seat_all()
+        if load is None or seat not in load.seats:
+            return
+        load.stall(seat, stalled)
+        if stalled:
+            self._seat_all()
 
     # --- changes ---
 
@@ -228,6 +239,8 @@ class Pool:
             return names.unauthorized()
         why = f": {deployment.message}" if deployment.message else ""
         match deployment.outlook:
+            case Outlook.OFF if deployment.deleting:
+                return ApiError(404, f"the model {deployment.full_name} is being deleted", code="model_not_found")
             case Outlook.OFF:
                 return unavailable(f"{deployment.full_name} is suspended or has no replicas; requests do not wake it", 60)
             case Outlook.FAILED:

@@ -137,7 +137,7 @@ async def _forwarder(url: str) -> None:
             task.add_done_callback(opening.discard)
 
         async def open(self) -> None:
-            _, self.other = await loop.create_connection(lambda: _Forwarded(self), to.hostname, to.port)
+            _, self.other = await loop.create_connection(lambda: _Forwarded(self), str(to.hostname), int(to.port or 80))
             assert self.transport is not None
             self.transport.resume_reading()
 

@@ -207,7 +207,7 @@ def test_requests_that_wait_end_with_their_key_and_with_their_model(line: Line) 
     nowhere = {"nodes": {"min": 1, "max": 1, "selector": {"kubernetes.io/hostname": "nowhere"}}}
     never = line.deploy("never", **(ONE_MAC | nowhere), server={"apiKeySecret": "keys"})
     store_keys(never, ci="sk-removed", people="sk-kept")
-    never.until_condition("Placed", "False", "NoRoom")
+    never.until_condition("Placed", "False", "NoMacFits")
     never.until(lambda: bool(routers(never)), "status has a router")
     url = routers(never)[0]
     removed, kept = Asked(line, url, never, "sk-removed"), Asked(line, url, never, "sk-kept")
@@ -218,5 +218,5 @@ def test_requests_that_wait_end_with_their_key_and_with_their_model(line: Line) 
     assert waiting(line, url) == 1 and not kept.answers
     line.forget(never)
     until(lambda: kept.answers, "the request for the deleted model ends", 20)
-    assert kept.statuses == [404] and "was deleted" in kept.answers[0].body
+    assert kept.statuses == [404] and "deleted" in kept.answers[0].body
     assert waiting(line, url) == 0

@@ -84,6 +84,8 @@ class Deployment:
     autoscales: bool
     message: str
     """Why it does not serve, as its condition Ready says."""
+    deleting: bool = False
+    """Whether somebody has deleted it, and its groups end."""
     keys: Mapping[str, AcceptedKey] = field(default_factory=dict)
     """By digest."""
 
@@ -173,6 +175,7 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
         outlook=_outlook(metadata, spec, status, groups),
         autoscales=isinstance(autoscaling, Mapping),
         message=_message(status),
+        deleting=bool(metadata.get("deletionTimestamp")),
         keys={key.digest: key for key in document.keys} if document is not None and requires_key else {},
     )
 

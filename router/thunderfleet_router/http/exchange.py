@@ -34,10 +34,11 @@ MAX_REQUESTS = 1280
 UNKNOWN = "-"
 """Placeholder for an unknown value of a request."""
 PARSED_HERE_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread, one at a time: each holds the interpreter's lock for up to 0.2 s, and between two of them
-the event loop has its turn."""
+"""Larger bodies are parsed in a thread, one at a time: each holds the interpreter's lock for up to 0.2 s, and between two of
+them the event loop has its turn."""
 _PASSED = ("Content-Type", "Accept", "anthropic-version", "anthropic-beta", "traceparent", "tracestate")
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 NO_LIMITS = KeyLimits()
 WORKED_SECONDS = 0.5
 """A gateway that refuses a request answers sooner than this."""

@@ -13,9 +13,7 @@ HEAD_BYTES: Final = 64 * 1024
 """Maximum bytes of the headers of a response, and of the trailers after a body in chunks."""
 SIZE_BYTES: Final = 256
 """Maximum bytes of the line with the size of a chunk."""
-_HEAD: Final = re.compile(
-    rb"HTTP/1\.([01]) ([1-5]\d\d)(?: [^\r\n\0]*)?((?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)*)"
-)
+_HEAD: Final = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: [^\r\n\0]*)?((?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)*)")
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\r\n]*)?")
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _FORBIDDEN: Final = re.compile(r"[\r\n\0]")

@@ -41,8 +41,8 @@ class Reply:
         self.answered = False
         """Whether a part of the answer was sent. Comments do not count."""
         self.on_stall: Callable[[bool], bool] = lambda stalled: True
-        """Called with True when the client has not read for STALLED_SECONDS; False disconnects it. Called with False when it reads
-        again."""
+        """Called with True when the client has not read for STALLED_SECONDS; the result False disconnects it. Called with False
+        when it reads again."""
         self.events = 0
         """Events of the answer that were sent."""
         self.first_byte: float | None = None

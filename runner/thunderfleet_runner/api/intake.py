@@ -10,7 +10,7 @@ from typing import Protocol
 from thunderfleet_runner import intakeprotocol
 from thunderfleet_runner.api.errors import ApiError, refused
 from thunderfleet_runner.api.intakehealth import IntakeHealth
-from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.api.service import GroupFailed, Unavailable
 from thunderfleet_runner.host.intakeprocess import Cause, Ended
 from thunderfleet_runner.intakeprotocol import Endpoint, ModelLimits, Subject
 
@@ -167,14 +167,17 @@ class Intake:
     def _failure(self, error: Ended | OSError, started: "asyncio.Future[Process]") -> Exception:
         """What the client gets. ``started``: of the process that was asked, or that did not start."""
         cause = _cause(error)
-        if started.exception() is None:
+        asked = started.exception() is None
+        if asked:
             # A failed start has already been recorded.
             self._ended(cause, error)
             # The next request uses the process that is being started.
             self._process()
-        if cause not in _TOO_MUCH:
-            return Unavailable(f"requests cannot be read now, retry later: the process that tokenizes them ended: {error}")
-        return refused(None, _TOO_MUCH[cause], "request_too_expensive")
+        if cause in _TOO_MUCH:
+            return refused(None, _TOO_MUCH[cause], "request_too_expensive")
+        # A router sends a request at which a group failed to one other group, and not to one after the other.
+        kind = GroupFailed if asked else Unavailable
+        return kind(f"requests cannot be read now, retry later: the process that tokenizes them ended: {error}")
 
     def _ended(self, cause: Cause, error: Ended | OSError) -> None:
         log.warning("the intake process ended: %s", error)

@@ -41,7 +41,7 @@ class Unavailable(Exception):
 
 
 class GroupFailed(Unavailable):
-    """The group failed while it worked on the request: the request may be the cause."""
+    """The group, or the process that reads requests, failed while it worked on the request: the request may be the cause."""
 
 
 class Refused(Exception):

@@ -1,5 +1,6 @@
 """Seats at the groups of one ModelDeployment."""
 
+import pytest
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_router.decide.catalog import build
 from thunderfleet_router.pool import LIGHT_PER_GROUP, Pool, Ticket
@@ -48,3 +49,26 @@ async def test_a_request_that_avoids_the_only_free_group_does_not_hold_up_others
     assert free.seat.result().group.name == one and not avoiding.seat.done()
     next(ticket for ticket in first if ticket.seat.result().group.name == other).seat.result().leave()
     assert avoiding.seat.result().group.name == other
+
+
+@pytest.mark.parametrize("light", [False, True])
+async def test_a_seat_whose_client_does_not_read_takes_no_place(light: bool) -> None:
+    pool = _pool("http://127.0.0.1:1", slots=1)
+    places = LIGHT_PER_GROUP if light else 2
+    seated = [_asked(pool, light=light) for _ in range(places)]
+    waits, waits_too = _asked(pool, light=light), _asked(pool, light=light)
+    first, second = (ticket.seat.result() for ticket in seated[:2])
+    for _ in range(2):
+        pool.stall(first, True)
+    assert waits.seat.done() and not waits_too.seat.done() and (pool.stalled, pool.in_flight) == (1, places + 1)
+    # It reads again, so one more leaves before the next request has a place.
+    pool.stall(first, False)
+    second.leave()
+    assert not waits_too.seat.done() and not pool.stalled
+    pool.stall(first, True)
+    assert waits_too.seat.done()
+    for ticket in (*seated, waits, waits_too):
+        ticket.seat.result().leave()
+    pool.stall(first, True)
+    assert pool.idle and not pool.stalled
+    assert all(_asked(pool, light=light).seat.done() for _ in range(places)) and not _asked(pool, light=light).seat.done()

@@ -611,6 +611,24 @@ async def test_a_deleted_model_refuses_what_waits_for_it() -> None:
         assert not kit.dispatcher.pools
 
 
+async def test_a_model_that_is_being_deleted_refuses_what_waits_for_it() -> None:
+    model = Model(states=["Loading"], urls=["http://127.0.0.1:1"])
+    kit = Kit(model)
+    async with client_of(kit) as client:
+        waiting = asyncio.create_task(_chat(client))
+        await until_async(lambda: kit.dispatcher.waiting)
+        kit.catalog = build([deleted(model)], [model.document()], KEYS)
+        kit.dispatcher.update(kit.catalog)
+        for status, body in (await waiting, await _chat(client)):
+            assert status == 404 and body["error"]["message"] == "the model default/tiny is being deleted"
+
+
+def deleted(model: Model) -> dict[str, Any]:
+    """The object of a model while its finalizer waits for the groups to end."""
+    found = model.object()
+    return {**found, "metadata": {**found["metadata"], "deletionTimestamp": "2026-01-02T00:00:00Z"}}
+
+
 async def test_pages_of_allowed_origins_may_use_the_api() -> None:
     async with gateways("a") as (a,):
         kit = Kit(Model(urls=[a.url]), origins=["https://chat.example"])

@@ -14,7 +14,7 @@ import pytest
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.intakehealth import CALM_SECONDS, HUNG_SECONDS, IntakeHealth
-from thunderfleet_runner.api.service import Unavailable
+from thunderfleet_runner.api.service import GroupFailed, Unavailable
 from thunderfleet_runner.host import intakeprocess
 from thunderfleet_runner.host.intakeprocess import Cause, IntakeProcess, IntakeStarter
 from thunderfleet_runner.intakeprotocol import ModelLimits
@@ -77,7 +77,7 @@ async def test_memory_is_watched_where_the_system_does_not_limit_it(watched: Wat
 async def test_a_process_that_does_not_answer_is_replaced(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await watched.ask("a") == 1
     monkeypatch.setattr(intakeprocess, "ANSWER_SECONDS", 0.2)
-    with pytest.raises(Unavailable, match="did not answer within"):
+    with pytest.raises(GroupFailed, match="did not answer within"):
         await watched.ask("pause")
     monkeypatch.setattr(intakeprocess, "ANSWER_SECONDS", 30.0)
     assert await watched.ask("a b") == 2
@@ -107,8 +107,8 @@ async def test_a_process_that_somebody_ended_is_not_asked_and_counts(
     assert watched.causes == [Cause.OTHER] and "another process ended the intake process" in caplog.text
 
 
-async def test_one_that_ends_by_itself_makes_the_request_one_to_repeat(watched: Watched) -> None:
-    with pytest.raises(Unavailable, match="ended with exit code 7"):
+async def test_one_that_ends_by_itself_makes_the_request_one_that_may_be_the_cause(watched: Watched) -> None:
+    with pytest.raises(GroupFailed, match="ended with exit code 7"):
         await watched.ask("exit")
     assert await watched.ask("a") == 1
 
@@ -131,8 +131,9 @@ async def test_a_renewed_intake_has_another_process_and_answers_on(watched: Watc
 async def test_a_command_that_cannot_start_is_unavailable() -> None:
     for command in (["/nonexistent"], [sys.executable, "-c", "raise SystemExit(3)"]):
         intake = Intake(IntakeStarter(command).start)
-        with pytest.raises(Unavailable, match="requests cannot be read now"):
+        with pytest.raises(Unavailable, match="requests cannot be read now") as error:
             await intake.prepare("completion", b"{}", LIMITS)
+        assert not isinstance(error.value, GroupFailed), "no process has seen the request"
         await intake.close()
         with pytest.raises(Unavailable, match="stopping"):
             await intake.prepare("completion", b"{}", LIMITS)
