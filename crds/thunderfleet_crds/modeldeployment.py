@@ -223,7 +223,7 @@ class Nodes(ApiModel):
 
 
 LEAST_CACHED_TOKENS = 65536
-"""Capacity of the prompt cache, unless spec.memory sets it. Earlier versions wrote it into every ModelDeployment."""
+"""Capacity of the prompt cache, unless spec.memory says otherwise. Earlier versions wrote it into every ModelDeployment."""
 
 
 class Memory(ApiModel):
