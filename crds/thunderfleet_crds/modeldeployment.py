@@ -139,11 +139,11 @@ class ModelSource(ApiModel):
     )
     path: Path | None = Field(
         default=None,
-        description="Absolute path of the model's directory on the nodes, below one of the agents' model folders (the "
+        description="Absolute path of the model's folder on the nodes, below one of the agents' model folders (the "
         "chart's value agent.modelFolders). Agents do not look elsewhere.",
         json_schema_extra={
             "x-rule": "self.startsWith('/') && !self.contains('/../') && !self.endsWith('/..')",
-            "x-message": "path must be the absolute path of a directory on the nodes, without '..'",
+            "x-message": "path must be the absolute path of a folder on the nodes, without '..'",
         },
     )
     uri: FolderUri | None = Field(

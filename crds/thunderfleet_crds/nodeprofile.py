@@ -129,7 +129,7 @@ class ThunderboltPeer(ApiModel):
     """Computer connected to a Thunderbolt port, directly or through a hub or display."""
 
     domain_uuid: UUID = Field(
-        description="Domain UUID of the peer's port at the time of observation. It changes, for example when the peer restarts."
+        description="Domain UUID of the peer's port at the time of observation. It changes, for example when the peer reboots."
     )
     name: Token | None = Field(default=None, description="Name that the peer reports.")
     speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed of the link to the peer in Mbit/s.")
@@ -148,7 +148,7 @@ class ThunderboltPort(ApiModel):
     connected: bool = Field(default=False, description="Whether a cable or device is plugged in.")
     speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed in Mbit/s; unset if nothing is plugged in.")
     domain_uuid: UUID | None = Field(
-        default=None, description="Domain UUID of the port. It changes, for example when the Mac restarts."
+        default=None, description="Domain UUID of the port. It changes, for example when the Mac reboots."
     )
     peers: Annotated[tuple[ThunderboltPeer, ...], Field(max_length=8)] = Field(
         default=(),
@@ -279,7 +279,7 @@ class KVLayer(ApiModel):
 class Model(ApiModel):
     """Model on the Mac's disk, with the sizes that placement needs."""
 
-    path: Path = Field(description="Absolute path of the model's directory.")
+    path: Path = Field(description="Absolute path of the model's folder.")
     repository: Name | None = Field(default=None, description="Repository on the Hugging Face Hub, if known.")
     revision: Token | None = Field(default=None, description="Commit of the repository, if known.")
     bytes: Int64 = Field(default=0, description="Size on disk in bytes.")

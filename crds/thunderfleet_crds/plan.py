@@ -23,7 +23,7 @@ KEYS_FOLDER = "/etc/thunderfleet/keys"
 API_KEY_FOLDER = "/etc/thunderfleet/api-key"
 """Mount path of the Secret ``spec.server.apiKeySecret``; each value in it is an accepted key."""
 MODEL_FOLDER = "/model"
-"""Mount path of the model's directory (a hostPath) in a runner pod."""
+"""Mount path of the model's folder (a hostPath) in a runner pod."""
 GROUP_TLS_NAME = "group.thunderfleet.io"
 """DNS name in the group's certificate, which both sides of every connection within a group present and verify."""
 
@@ -176,7 +176,7 @@ class Plan(_Value):
     model: str
     """Name of the model in the API, as ``/v1/models`` lists it."""
     model_path: str
-    """Path of the model's directory on every Mac of the group."""
+    """Path of the model's folder on every Mac of the group."""
     backend: Backend
     jaccl_ring: bool = False
     """JACCL: use a ring even if all pairs have a cable. Without a cable for every pair it is always a ring."""

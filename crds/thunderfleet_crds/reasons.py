@@ -78,7 +78,7 @@ class Reason(StrEnum):
         "A Thunderbolt port is a member of a bridge, where it has no address of its own and RDMA cannot work.",
         "A kubelet that runs as root removes the port from the bridge; if it has not, `kubectl describe node` shows why. "
         "Without such a kubelet, run `sudo thunderfleet doctor --fix` on the Mac: it gives the port a network service of "
-        "its own, which persists across restarts.",
+        "its own, which persists across reboots.",
         (On.RDMA_READY, On.BRIDGE_FREE, On.RDMA_USABLE, On.READY, FAILURE),
     )
     NO_IPV4_ADDRESS = (

@@ -44,13 +44,13 @@ class ImagePulls:
     registries: list[str] = field(default_factory=lambda: ["*"])
     """The registries from which images are pulled. An entry is a host (with its port if the images' names have one), ``*.`` and
     the end of a host, one of these followed by ``/`` and the first parts of repositories, or ``*`` for all registries. An empty
-    list turns pulls off."""
+    list disables pulls."""
     plain_http: list[str] = field(default_factory=list)
     """Registries (host and port as in the images' names) that the kubelet contacts without TLS. It always contacts those on
     this machine (localhost, 127.0.0.0/8) without TLS. Content is verified by its digest, but others on the network can see user
     names and passwords, and can choose the image that a tag names."""
     ca_file: Path | None = None
-    """A PEM file of certificate authorities that are trusted for registries, beside those of the system."""
+    """A PEM file of certificate authorities that are trusted for registries, in addition to those of the system."""
     max_bytes: Annotated[int, Ge(1024**2), Le(2**44)] = 64 * 1024**3
     """The largest image, in bytes; its layers and its unpacked files are each limited to this."""
     high_threshold_percent: Annotated[int, Ge(1), Le(100)] = 85
@@ -117,7 +117,7 @@ class Config:
     """The requested lifetime of certificates; the cluster may shorten it. They are renewed after 80 % of it."""
     eviction_hard: dict[str, str] = field(default_factory=dict)
     """Thresholds that cause DiskPressure and evictions, by signal (``nodefs.available``, ``imagefs.available``,
-    ``nodefs.inodesFree``, ``imagefs.inodesFree``): a percentage or a quantity; ``0%`` turns one off. Signals that are not named
+    ``nodefs.inodesFree``, ``imagefs.inodesFree``): a percentage or a quantity; ``0%`` disables one. Signals that are not named
     keep the defaults of Kubernetes."""
     eviction_pressure_transition_seconds: Annotated[int, Ge(0), Le(86400)] = 300
     """How long DiskPressure stays after free space is above all thresholds again."""

@@ -35,7 +35,7 @@ ONE_SOURCE = (
         ({"model": {**URI, "uri": "http://models.example.com/tiny/"}}, "uri must have the form https://host[:port]/folder/"),
         ({"model": {**URI, "uri": "https://user:word@models.example.com/tiny/"}}, "without user, query and fragment"),
         ({"model": {**URI, "uri": "https://models.example.com/../tiny/"}}, "uri must have the form"),
-        ({"model": {"path": "models/tiny"}}, "path must be the absolute path of a directory on the nodes, without '..'"),
+        ({"model": {"path": "models/tiny"}}, "path must be the absolute path of a folder on the nodes, without '..'"),
         ({"model": {"repository": "a/b/c"}}, "repository must have the form owner/name"),
         ({"nodes": {"min": 3, "max": 2}}, "nodes.max must be at least nodes.min; leave it unset for no maximum"),
         ({"nodes": {"min": -1}}, "spec.nodes.min in body should be greater than or equal to 1"),

@@ -105,7 +105,7 @@ def test_the_alert_about_requests_names_the_deployment(programs: Path, rules: Pa
     expected = {
         "exp_labels": {"severity": "warning", "namespace": "team", "deployment": "qwen", "group": "0"},
         "exp_annotations": {
-            "summary": "Group 0 of ModelDeployment team/qwen fails requests",
+            "summary": "Group 0 of ModelDeployment team/qwen returns errors",
             "description": "More than 5 % of its responses have had a status of 500 or above for 10 minutes. See kubectl "
             "-n team describe md qwen and the log of its rank 0: kubectl thunderfleet logs qwen -n team.",
         },

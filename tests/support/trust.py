@@ -786,7 +786,7 @@ PORTS: dict[str, tuple[Knock, ...]] = {
 def pages() -> str:
     """The tables as Markdown."""
     parts = [
-        "# Permissions\n\nWhat each identity may do, and which callers each port answers. An end-to-end test checks every\n",
+        "# Permissions\n\nWhat each identity may do, and which callers each port accepts. An end-to-end test checks every\n",
         "cell on a real cluster, and fails if one differs.\n",
         "[security.md](../security.md) explains what the cells mean for users of the cluster.\n",
         "\n## Requests to the API server\n\n",

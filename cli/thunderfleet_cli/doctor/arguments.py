@@ -26,7 +26,7 @@ def add(commands: Parsers) -> None:
         "--gpu-memory",
         type=megabytes,
         metavar="MB",
-        help="with --fix: set the memory that the GPU may wire, now and after each restart: a number of MB, max (all that "
+        help="with --fix: set the memory that the GPU may wire, now and after each reboot: a number of MB, max (all that "
         "macOS can spare), or default (the limit that macOS chooses)",
     )
     parser.add_argument(

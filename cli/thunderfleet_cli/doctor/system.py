@@ -143,7 +143,7 @@ def gpu_memory(answers: Answers, kept: bool = False) -> Check:
         finding = f"the GPU may wire {limit} MB of {memory} MB, which leaves macOS less than {SYSTEM_MB} MB"
         return Check("gpu-memory", State.WARNING, finding, "sudo thunderfleet doctor --fix --gpu-memory default")
     if limit:
-        until = "after each restart too" if kept else "until the next restart"
+        until = "after each reboot too" if kept else "until the next reboot"
         keep = "" if kept else f"; `sudo thunderfleet doctor --fix --gpu-memory {limit}` keeps that"
         return Check("gpu-memory", State.OK, f"the GPU may wire {limit} MB of {memory} MB, {until}{keep}")
     default = gpu_memory_limit(memory << 20, 0, parse(printed(answers, GPU_MEMORY))) >> 20

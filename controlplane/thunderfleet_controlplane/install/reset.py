@@ -112,7 +112,7 @@ def _forget_gpu_memory(mac: Mac) -> None:
         if gpu_memory.forget(mac.host, mac.layout):
             mac.step("reset", "removed the limit of GPU memory that `doctor` has set")
     except InstallError as error:
-        mac.step("reset", f"not removed: the limit of GPU memory, which lasts until the next restart ({error})")
+        mac.step("reset", f"not removed: the limit of GPU memory, which lasts until the next reboot ({error})")
 
 
 def _empty_store(mac: Mac) -> None:
@@ -195,7 +195,7 @@ def _end_containers(host: BlockingHost, root: Path) -> None:
     while left := _containers(host, root):
         if time.monotonic() > deadline:
             pids = ", ".join(map(str, left))
-            raise InstallError(f"processes of containers do not exit: {pids}; restart this Mac, and run this again")
+            raise InstallError(f"processes of containers do not exit: {pids}; reboot this Mac, and run this again")
         for pid, folder in left.items():
             # The file that a kubelet writes to end a container without a grace period.
             with contextlib.suppress(OSError):

@@ -172,7 +172,7 @@ class DialRounds:
         if target.interface is not None and interface != target.interface:
             family = "-inet6 " if ":" in target.address else ""
             route = f"sudo route add {family}-host {target.address} -interface {target.interface}"
-            way = f"used {interface or answer.local} instead of {target.interface}: run `{route}`, which lasts until a restart"
+            way = f"used {interface or answer.local} instead of {target.interface}: run `{route}`, which lasts until a reboot"
             return DialOutcome(target, problem=f"{target.node} at {target.address}: the connection {way}")
         return DialOutcome(target, answer.rtt_microseconds, interface)
 

@@ -11,7 +11,7 @@ def add_arguments(plan: argparse.ArgumentParser, port_range: Callable[[str], obj
     plan.epilog = (
         "exit status: 0 every group has a placement, 3 a group has none, 2 invalid input. A group that runs stays where it is "
         "unless the spec has changed or it has lost a Mac or a cable; one that has failed is planned as after its back-off. "
-        "Only the running operator knows which cables were interrupted before, so plan may use cables that the operator avoids."
+        "Only the running operator has a record of interrupted cables, so plan may use cables that the operator avoids."
     )
     plan.add_argument(
         "--fleet",

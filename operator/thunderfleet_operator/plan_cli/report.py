@@ -157,7 +157,7 @@ class PlanReport(_Report):
 
     deployment: str = Field(description="namespace/name")
     model: str
-    model_resolved: str = Field(description="Macs and directories that contain the model, or why none does.")
+    model_resolved: str = Field(description="Macs and folders that contain the model, or why none does.")
     placed: bool = Field(description="Whether every group has a placement.")
     weights: WeightsReport | None = Field(
         default=None, description="The model in the Macs' model stores; null for a folder, or if no Mac has a model store."

@@ -81,7 +81,7 @@ class Launchctl:
             if self._clock() > deadline:
                 reason = f": {said}" if isinstance(said, Failure) else ""
                 waited = f"did not end within {exit_seconds + GONE_SECONDS:.0f} s{reason}"
-                raise InstallError(f"{label} {waited}; run the same command again, and if this recurs, restart this Mac")
+                raise InstallError(f"{label} {waited}; run the same command again, and if this recurs, reboot this Mac")
             self._pause(PAUSE_SECONDS)
         return True
 

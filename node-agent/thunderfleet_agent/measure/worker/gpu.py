@@ -155,7 +155,7 @@ def memory(warm_seconds: float, progress: Progress) -> dict[str, Any]:
     # A CPU adds float32 values one by one, and in float32, 2^24 + 1 is 2^24.
     if not isinstance(summed, float) or not min(count, 2**24) <= summed <= 1.01 * count:
         raise NotMeasured(
-            f"the GPU computed a wrong sum, {summed} instead of {count}: restart this Mac; if this recurs, its GPU is faulty"
+            f"the GPU computed a wrong sum, {summed} instead of {count}: reboot this Mac; if this recurs, its GPU is faulty"
         )
 
     def run() -> float:
