@@ -17,7 +17,8 @@ LOOK ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: the ranks of one group use two processors.
-UNIT := $(BIN)/python -m pytest tests/unit -n 3 --dist loadfile --no-loadscope-reorder
+UNIT_WORKERS ?= 3
+UNIT := $(BIN)/python -m pytest tests/unit -n $(UNIT_WORKERS) --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -85,7 +86,7 @@ unit: programs ## Unit and property tests
 	$(UNIT)
 
 .PHONY: quick
-quick: programs ## Unit tests without those that start groups of ranks or fleets of agents
+quick: programs ## Unit tests without those that start groups of ranks or fleets of agents, or size or quantize models
 	$(UNIT) -m "not slow and not soak"
 
 .PHONY: darwin
