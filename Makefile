@@ -103,6 +103,7 @@ darwin-quick: install ## Those tests of `make darwin` that have failed there bef
 	  tests/unit/runner/test_waiting_process.py::test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor \
 	  tests/unit/agent/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
 	  tests/unit/kubelet/test_pods_attach.py::test_input_output_and_errors_reach_the_client_without_waiting_for_a_whole_line \
+	  tests/unit/kubelet/test_node_addresses.py::test_commands_run_only_when_the_kernel_no_longer_uses_the_published_address \
 	  tests/unit/kubelet/test_pods_running.py::test_pod_ends_politely_when_deleted \
 	  tests/unit/kubelet/test_pods_running.py::test_whole_process_group_and_strays_end
 
