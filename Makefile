@@ -18,7 +18,8 @@ LOOK ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: the ranks of one group use two processors.
-UNIT := $(BIN)/python -m pytest tests/unit -n 3 --dist loadfile --no-loadscope-reorder
+UNIT_WORKERS ?= 3
+UNIT := $(BIN)/python -m pytest tests/unit -n $(UNIT_WORKERS) --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -86,7 +87,7 @@ unit: programs ## Unit and property tests
 	$(UNIT)
 
 .PHONY: quick
-quick: programs ## Unit tests without those that start groups of ranks or fleets of agents
+quick: programs ## Unit tests without those that start groups of ranks or fleets of agents, or size or quantize models
 	$(UNIT) -m "not slow and not soak"
 
 .PHONY: darwin
@@ -103,6 +104,7 @@ darwin-quick: install ## Those tests of `make darwin` that have failed there bef
 	  tests/unit/runner/test_waiting_process.py::test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor \
 	  tests/unit/agent/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
 	  tests/unit/kubelet/test_pods_attach.py::test_input_output_and_errors_reach_the_client_without_waiting_for_a_whole_line \
+	  tests/unit/kubelet/test_node_addresses.py::test_commands_run_only_when_the_kernel_no_longer_uses_the_published_address \
 	  tests/unit/kubelet/test_pods_running.py::test_pod_ends_politely_when_deleted \
 	  tests/unit/kubelet/test_pods_running.py::test_whole_process_group_and_strays_end
 

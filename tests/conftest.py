@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import rewriting
 from tests.support.order import SLOW, group_of, turn
 from tests.support.waiting import NEAR_LIMIT
 
@@ -25,6 +26,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes long; `make check` leaves it out")
     config.addinivalue_line("markers", "linux: about Linux itself; `make darwin` leaves it out")
     config.addinivalue_line("markers", "soak: more of the same promise; only `make soak` runs it")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Does once what each worker would do: pytest-xdist starts them after this."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and (session.config.getoption("numprocesses", None) or 0) > 1:
+        rewriting.rewrite_once(session.config, rewriting.files_of(session.config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Collects no garbage while tests are collected: there is little, and each time all of them would be walked over."""
+    gc.disable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -52,6 +66,7 @@ def pytest_collection_finish() -> None:
     """Leaves thousands of tests and their modules, which stay until the end, out of each collection of garbage from now on."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -9,6 +9,7 @@ ALIASES = [
     *(f"127.0.7.{number}" for number in range(1, 32)),
     # Macs that copy models: 127.9.MAC.CABLE.
     *(f"127.9.{mac}.{cable}" for mac in range(1, 6) for cable in (1, 2)),
+    "127.9.9.7",
     "127.9.9.8",
     "127.9.9.9",
     # Both ends of the three cables of Macs with a recorded JACCL.

@@ -38,6 +38,7 @@ trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went
 tiers        which cases of a matrix `make test` runs
 order        which worker runs which file, and in which order
+rewriting    the assertions of tests, rewritten once for all workers
 csr          certificate requests of kubelets
 distribution  CNCF distribution, built from its Go module and filled over its API
 go           the Go modules of programs that only tests need

@@ -53,12 +53,15 @@ GROUPS = {
         "e2e/test_old_kubectl",
         "e2e/test_kubelet_faults",
     ),
-    # The last one changes the Macs' addresses.
+    # Two, because one would take a quarter of the time of all end-to-end tests, and other workers would wait for it.
     "desk": (
         "e2e/test_cables",
         "e2e/test_doctor",
         "e2e/test_relay",
         "e2e/test_forgery",
+    ),
+    # The last one changes the Macs' addresses.
+    "second desk": (
         "e2e/test_router",
         "e2e/test_hpa",
         "e2e/test_weights",
@@ -71,32 +74,48 @@ LONGEST = (
     "agent/test_measure_peers",
     "runner/test_supervisor_group",
     "runner/test_sizing_families",
+    "agent/test_copies",
+    "runner/test_quantize",
+    "runner/test_intake_process",
     "operator/test_placement_properties",
-    "desk",
     "e2e/test_init",
     "default fleet",
-    "e2e/test_control_planes",
-    "e2e/test_placement",
-    "e2e/test_faults",
-    "kubelets",
+    "desk",
+    "second desk",
     "e2e/test_measure",
-    "e2e/test_placement_moves",
+    "e2e/test_control_planes",
+    "kubelets",
+    "e2e/test_faults",
+    "e2e/test_placement",
     "e2e/test_discovery",
+    "e2e/test_placement_moves",
     "e2e/test_localcluster",
     "e2e/test_permissions",
     # A worker gets its next group two tests before the end of one, so what follows this file's one test is short.
     "e2e/test_chaos",
     "idle fleet",
 )
+# Those that start groups of ranks or fleets of agents, or size or quantize many models.
 SLOW = (
     "ranks",
+    "agent/test_copies",
     "agent/test_measure_peers",
+    "runner/test_agents",
+    "runner/test_changed_messages",
+    "runner/test_corruptions",
+    "runner/test_embeddings",
     "runner/test_formation",
     "runner/test_liveness",
+    "runner/test_ordinary_requests",
+    "runner/test_other_dialects",
+    "runner/test_quantize",
+    "runner/test_sizing_every",
     "runner/test_sizing_families",
     "runner/test_sizing_models",
     "runner/test_strangers",
+    "runner/test_structured_output",
     "runner/test_supervisor_group",
+    "runner/test_verify_levels",
 )
 
 _GROUP_OF = {file: group for group, files in GROUPS.items() for file in files}
