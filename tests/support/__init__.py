@@ -16,6 +16,7 @@ pods         a node with real processes and an API server in memory
 embeddingmodel  a small random model for embeddings
 fleetimage   images of Thunderfleet for Macs
 fleetpage    the live page of a fleet without a cluster
+schemas      values that the schemas of our kinds allow
 panels       the dashboards' queries, and what scrapes the metrics for them
 grafana      what Grafana's schema allows as a dashboard
 browser      headless Chromium

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+import aiohttp
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.errors import ApiError
 
-from thunderfleet_router.http.connections import Connection, Connections, GroupLost, Unreachable
-from thunderfleet_router.http.framing import Head
 from thunderfleet_router.http.reply import ClientGone, Reply
 from thunderfleet_router.pool import Seat
 
 log = logging.getLogger(__name__)
 
+CONNECT_SECONDS: Final = 3.0
 SILENT_STREAM_SECONDS: Final = 60.0
 """Gateways send a comment at least every 15 seconds once a stream has started."""
 SILENT_SECONDS: Final = 3700.0
@@ -28,10 +28,11 @@ SILENT_SECONDS: Final = 3700.0
 BUFFER_BYTES: Final = 256 * 1024
 """A response that is not streamed is passed on when it is complete, unless it is larger than this."""
 TAIL_BYTES: Final = 512
+READ_BYTES: Final = 16 * 1024
+"""Bytes that are read ahead of a client; twice as much pauses the gateway. Each slow client uses this much memory."""
 _ELSEWHERE: Final = frozenset({401, 403, 421, 429, 503})
 """Statuses of a gateway that rejects the request."""
 _PASSED: Final = frozenset({"content-type", "retry-after", "cache-control", "x-accel-buffering", "allow"})
-_OF_TOKENS, _OF_GROUP = routed.TOKENS.lower(), routed.GROUP.lower()
 _TOKENS: Final = re.compile(rb": " + routed.TOKENS.encode() + rb": (\d{1,10}),(\d{1,10})\n\n$")
 _TOKENS_OF_WHOLE: Final = re.compile(r"(\d{1,10}),(\d{1,10})")
 _GROUP_FAILED: Final = f": {routed.GROUP}: {routed.FAILED}".encode()
@@ -66,14 +67,24 @@ class Outcome:
         return self.verdict in (Verdict.FAILED, Verdict.CUT)
 
 
+class GroupLost(Exception):
+    """The connection to the group ended too early."""
+
+
 class Upstream:
-    """Attempts at groups, over connections that are used again."""
+    """Reusable connections to gateways."""
 
     def __init__(self) -> None:
-        self._connections = Connections()
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ttl_dns_cache=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector, auto_decompress=False, skip_auto_headers=("User-Agent", "Accept-Encoding"),
+            cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=READ_BYTES,
+            # sock_read is not used because it creates a timer for each part of a stream; see Patience.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        )  # fmt: skip
 
     async def close(self) -> None:
-        await self._connections.close()
+        await self._session.close()
 
     async def attempt(
         self, seat: Seat, path: str, body: bytes, headers: Mapping[str, str], reply: Reply, *, stream: bool
@@ -86,19 +97,18 @@ class Upstream:
             async with asyncio.timeout(None) as limit:
                 seat.on_lost = patience.start(lambda: limit.reschedule(loop.time()))
                 try:
-                    connection = await self._connections.send(seat.group.url, path, headers, body)
-                    try:
-                        return await relay.pass_on(await connection.head(), connection)
-                    finally:
-                        self._connections.give_back(seat.group.url, connection)
+                    async with self._session.post(
+                        seat.group.url + path, data=body, headers=headers, allow_redirects=False
+                    ) as answer:
+                        return await relay.pass_on(answer)
                 finally:
                     # The time from here on depends on the client.
                     patience.end()
         except ClientGone:
             raise
-        except Unreachable as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             return Outcome(Verdict.NOT_TAKEN, error=_unreachable(seat, error), reached=False)
-        except (GroupLost, TimeoutError, OSError) as error:
+        except (GroupLost, aiohttp.ClientError, TimeoutError, OSError) as error:
             return await relay.lost(seat, error, patience.spent)
         finally:
             seat.on_lost = None
@@ -112,13 +122,6 @@ class Clock(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Calls it after ``delay`` seconds."""
-
-
-class Content(Protocol):
-    """The body of a response, such as that of a Connection."""
-
-    async def readany(self) -> bytes:
-        """The next part; empty at the end."""
 
 
 class Patience:
@@ -144,7 +147,7 @@ class Patience:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def part(self, content: Content) -> bytes:
+    async def part(self, content: aiohttp.StreamReader) -> bytes:
         """The next part; empty at the end. The time until the next call depends on the client and does not count."""
         self._waits_since = self._loop.time()
         data = await content.readany()
@@ -170,18 +173,18 @@ class _Relay:
         self._part = patience.part
         self._tail = b""
 
-    async def pass_on(self, answer: Head, content: Connection) -> Outcome:
+    async def pass_on(self, answer: aiohttp.ClientResponse) -> Outcome:
         headers = {
-            name: value for key, (name, value) in answer.headers.items()
-            if key in _PASSED or (key.startswith("x-thunderfleet-") and key not in (_OF_TOKENS, _OF_GROUP))
+            name: value for name, value in answer.headers.items()
+            if name.lower() in _PASSED or (name.startswith("X-Thunderfleet-") and name not in (routed.TOKENS, routed.GROUP))
         }  # fmt: skip
-        if answer.get(_OF_GROUP) == routed.FAILED:
+        if answer.headers.get(routed.GROUP) == routed.FAILED:
             raise GroupLost("the group failed")
         if answer.status in _ELSEWHERE:
-            return Outcome(Verdict.NOT_TAKEN, answer.status, error=await _error_of(answer, content))
+            return Outcome(Verdict.NOT_TAKEN, answer.status, error=await _error_of(answer))
         if answer.content_type == "text/event-stream":
-            return await self._stream(answer, content, headers)
-        return await self._whole(answer, content, headers)
+            return await self._stream(answer, headers)
+        return await self._whole(answer, headers)
 
     async def lost(self, seat: Seat, error: Exception, silence: str) -> Outcome:
         """The result of a failed group. ``silence``: text saying that the gateway was silent for too long; empty otherwise."""
@@ -201,9 +204,9 @@ class _Relay:
             self._reply.abort()
         return Outcome(Verdict.CUT, 200, error=said)
 
-    async def _whole(self, answer: Head, content: Connection, headers: Mapping[str, str]) -> Outcome:
+    async def _whole(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
         body = bytearray()
-        while data := await self._part(content):
+        while data := await self._part(answer.content):
             body += data
             if len(body) > BUFFER_BYTES:
                 break
@@ -212,15 +215,15 @@ class _Relay:
             return Outcome(Verdict.ANSWERED, answer.status, _tokens_of_whole(answer))
         await self._reply.begin(answer.status, headers)
         await self._reply.write(bytes(body))
-        while data := await self._part(content):
+        while data := await self._part(answer.content):
             await self._reply.write(data)
         await self._reply.end()
         return Outcome(Verdict.ANSWERED, answer.status, _tokens_of_whole(answer))
 
-    async def _stream(self, answer: Head, content: Connection, headers: Mapping[str, str]) -> Outcome:
-        part = await self._comments(answer, content, headers)
+    async def _stream(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> Outcome:
+        part = await self._comments(answer, headers)
         reply = self._reply
-        while data := await self._part(content):
+        while data := await self._part(answer.content):
             # Whole events only: when the group fails in the middle of one, an error event can follow.
             part = await self._events(part + data)
         if part:
@@ -243,10 +246,10 @@ class _Relay:
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         await self._reply.write(data)
 
-    async def _comments(self, answer: Head, content: Connection, headers: Mapping[str, str]) -> bytes:
+    async def _comments(self, answer: aiohttp.ClientResponse, headers: Mapping[str, str]) -> bytes:
         """Passes the stream on until its first event. Returns the beginning of an incomplete one."""
         waiting = b""
-        while data := await self._part(content):
+        while data := await self._part(answer.content):
             waiting += data
             comments, waiting = _split(waiting)
             if comments:
@@ -274,18 +277,15 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
     return data[:start], data[start:]
 
 
-def _tokens_of_whole(answer: Head) -> int:
-    found = _TOKENS_OF_WHOLE.fullmatch(answer.get(_OF_TOKENS))
+def _tokens_of_whole(answer: aiohttp.ClientResponse) -> int:
+    found = _TOKENS_OF_WHOLE.fullmatch(answer.headers.get(routed.TOKENS, ""))
     return int(found[1]) + int(found[2]) if found is not None else 0
 
 
-async def _error_of(answer: Head, content: Connection) -> ApiError:
+async def _error_of(answer: aiohttp.ClientResponse) -> ApiError:
     """The error of a gateway that rejects the request."""
-    read = 0
-    # To its end, so that the connection can be used again, unless it is no error as gateways send them.
-    while (part := await content.readany()) and read < BUFFER_BYTES:
-        read += len(part)
-    retry = {"Retry-After": answer.get("retry-after") or "5"}
+    await answer.content.read(BUFFER_BYTES)
+    retry = {"Retry-After": answer.headers.get("Retry-After", "5")}
     if answer.status == 429:
         return ApiError(
             429, "the group's queue is full; retry later", type="rate_limit_error", code="queue_full", headers=retry
