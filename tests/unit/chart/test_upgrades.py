@@ -124,5 +124,9 @@ def test_no_value_that_is_newer_has_to_be_there(helm: Helm, chart: Path) -> None
         if path in needed:
             assert f"{path} is not set" in done.stderr
             continue
+        if path == "uris.hosts":
+            # Newer than these are its own parts, which are set here.
+            assert '"weights.example.com" is not in uris.hosts' in done.stderr
+            continue
         assert done.returncode == 0, f"{path}: {done.stderr}"
         assert "<nil>" not in done.stdout and "<no value>" not in done.stdout, path
