@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ TASK, NAME = 0x203, 0x10000
 MEMORY = {144: 5_000_000_000, 272: 3_000_000_000, 280: 1_000_000_000}
 """Of ``task_vm_info`` (mach/task_info.h), by offset: phys_footprint, ledger_tag_graphics_footprint and its compressed part."""
 TASK_VM_INFO, _TASK_VM_INFO_REVISION_3, KERN_FAILURE = 22, 84, 5
+AT_FDCWD = -2
 NAMES: list[int] = []
 """The names of processes that were asked for and not given back."""
 _REVISIONS = (38, 40)
@@ -77,6 +79,23 @@ def _mach_port_deallocate(own: int, port: Any) -> int:
     return 0
 
 
+def _fclonefileat(source: int, folder: int, target: bytes, flags: int) -> int:
+    """APFS shares the blocks; here they are copied."""
+    if (folder, flags) != (AT_FDCWD, 0):
+        return -1
+    try:
+        copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        ctypes.set_errno(error.errno or 0)
+        return -1
+    at = 0
+    with os.fdopen(copy, "wb") as file:
+        while part := os.pread(source, 1024**2, at):
+            at += file.write(part)
+        os.fchmod(copy, stat.S_IMODE(os.fstat(source).st_mode))
+    return 0
+
+
 _FUNCTIONS: dict[str, Callable[..., int]] = {
     "mach_host_self": _mach_host_self,
     "host_statistics": _host_statistics,
@@ -85,6 +104,7 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
     "task_name_for_pid": _task_name_for_pid,
     "task_info": _task_info,
     "mach_port_deallocate": _mach_port_deallocate,
+    "fclonefileat": _fclonefileat,
 }
 _MISSING = ("prctl", "unshare", "mount", "syscall")
 

@@ -229,7 +229,7 @@ def deep_yardstick(deep: Path) -> list[int]:
 @pytest.fixture(autouse=True)
 def shared_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real ranks of a ring do not spin while they wait, as on recorded Macs."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(jaccl.MODULES), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(jaccl.MODULES)]))
 
 
 @pytest.fixture
@@ -267,7 +267,8 @@ def served(make_group: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> S
             for name, value in WITHOUT_COMPILER.items():
                 monkeypatch.setenv(name, value)
         if spinning:
-            monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].removeprefix(str(jaccl.MODULES)))
+            paths = [path for path in os.environ["PYTHONPATH"].split(os.pathsep) if path != str(jaccl.MODULES)]
+            monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
         group = make_group(size)
         planned = group.plan.model_dump(mode="json", by_alias=True)
         planned |= {"modelPath": str(model), "split": split}
