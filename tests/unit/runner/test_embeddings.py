@@ -194,7 +194,7 @@ def test_which_models_make_vectors() -> None:
         (qwen, None, "org/Qwen3-8B", "no 1_Pooling"),
         (qwen, None, "Embedding/Qwen3-8B", "no 1_Pooling"),
         (qwen, LAST | {"pooling_mode_mean_tokens": True}, "org/Embedding", "pooling_mode_mean_tokens"),
-        (qwen, {}, "org/Embedding", "asks for nothing"),
+        (qwen, {}, "org/Embedding", "requires nothing"),
         ({"model_type": "bert", "hidden_size": 64}, LAST, "org/Embedding", "generates text"),
         ({"model_type": "qwen3", "hidden_size": "x"}, LAST, "org/Embedding", "generates text"),
     ):
