@@ -167,7 +167,7 @@ def test_a_link_names_its_fault_its_cable_and_the_command_that_fixes_it(healthy:
     text = healthy.cluster.kubectl("describe", "tbl", "studio-1.tb3--studio-4.tb1").stdout
     assert "sudo thunderfleet doctor --fix" in text
     hidden = said(links[HIDDEN], "Symmetric")
-    assert hidden[:2] == ("False", "OneEnd") and "studio-3 does not see" in hidden[2]
+    assert hidden[:2] == ("False", "OneEnd") and "studio-3 does not detect" in hidden[2]
     assert all(said(link, "Symmetric")[0] == "True" for name, link in links.items() if "book-2" not in name)
     ends = {end["node"]: end.get("through") for end in links["studio-2.tb2--studio-3.tb2"]["status"]["endpoints"]}
     assert ends == {"studio-2": ["iVANKY Fusiondock Ultra"], "studio-3": None}
