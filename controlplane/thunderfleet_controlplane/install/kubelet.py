@@ -146,7 +146,6 @@ class KubeletInstaller:
 
     def start(self, inputs: str) -> datetime:
         """Start the kubelet as a LaunchDaemon. Its Lease must be renewed after the returned time. Raises InstallError."""
-        began = datetime.now(UTC)
         make_folder(self._layout.logs, 0o755)
         log = self._layout.log(KUBELET)
         spec = plistlib.loads(self._run(PLIST_SECONDS, "launchd-plist", *self._files(), "--log-file", str(log)).encode())
@@ -157,8 +156,9 @@ class KubeletInstaller:
         path = self._layout.plist(label(KUBELET))
         if wrong := keys.problems(text, path.name):
             raise InstallError(f"the kubelet's property list is invalid: {'; '.join(wrong)}; install thunderfleet again")
-        started = put_daemon(self._launchctl, path, label(KUBELET), text, EXIT_SECONDS)
-        return began if started else began - timedelta(seconds=LEASE_SECONDS)
+        # The former kubelet may renew the Lease until it has ended.
+        began = put_daemon(self._launchctl, path, label(KUBELET), text, EXIT_SECONDS)
+        return began or datetime.now(UTC) - timedelta(seconds=LEASE_SECONDS)
 
     def _run(self, seconds: float, *arguments: str) -> str:
         said = self._host.run([str(self._program), *arguments], seconds)

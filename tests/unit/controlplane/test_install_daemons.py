@@ -118,6 +118,16 @@ def test_a_daemon_that_ends_slowly_is_waited_for(launchd: Launchd, launchctl: La
     assert launchd.now >= 7 and launchd.pid is not None
 
 
+def test_the_time_of_a_start_is_after_the_end_of_the_former_process(launchd: Launchd, launchctl: Launchctl) -> None:
+    """What the former process does until it ends is not taken for something that the new one has done."""
+    path, folder = launchd.folder / f"{LABEL}.plist", launchd.folder.parent
+    script = f"trap 'touch {folder}/ended; exit 0' TERM; touch {folder}/ready; while :; do sleep 0.01; done"
+    put_daemon(launchctl, path, LABEL, text(script), 20)
+    until((folder / "ready").exists, "it handles SIGTERM", pause=0.01)
+    began = put_daemon(launchctl, path, LABEL, text(), 20)
+    assert began is not None and began.timestamp() >= (folder / "ended").stat().st_mtime
+
+
 def test_a_daemon_that_does_not_end_is_an_error(launchd: Launchd, launchctl: Launchctl) -> None:
     path = launchd.folder / f"{LABEL}.plist"
     ready = launchd.folder.parent / "ready"

@@ -84,7 +84,7 @@ def test_a_node_that_does_not_become_ready_says_why(
 def test_a_kubelet_that_runs_already_need_not_renew_at_once(
     started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put: Callable[..., bool] = lambda *arguments: started  # noqa: E731
+    put: Callable[..., datetime | None] = lambda *arguments: datetime.now(UTC) if started else None  # noqa: E731
     monkeypatch.setattr(kubelet, "put_daemon", put)
     layout = HostLayout("0.1.0", *(tmp_path / name for name in ("opt", "data", "logs", "daemons")))
     launchctl: Any = None

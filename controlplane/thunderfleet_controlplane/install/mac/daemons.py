@@ -5,6 +5,7 @@ is the wanted one and is loaded, the daemon runs with it.
 """
 
 import contextlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 from thunderfleet_lib.host.trees import tail
@@ -17,18 +18,22 @@ from thunderfleet_controlplane.install.mac.launchctl import Launchctl
 PLIST_MODE = 0o644
 
 
-def put_daemon(launchctl: Launchctl, path: Path, label: str, text: bytes, exit_seconds: float) -> bool:
-    """Run the daemon with the property list ``text``. Returns whether it was started now. Raises InstallError."""
+def put_daemon(launchctl: Launchctl, path: Path, label: str, text: bytes, exit_seconds: float) -> datetime | None:
+    """Run the daemon with the property list ``text``. Raises InstallError.
+
+    Returns None if it runs already. Otherwise a time after the end of an earlier process of it, and before the new one.
+    """
     if _content(path) == text and launchctl.describe(label) is not None:
-        return False
+        return None
     launchctl.unload(label, exit_seconds)
+    began = datetime.now(UTC)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, text, PLIST_MODE)
     except OSError as error:
         raise InstallError(f"cannot write {path}: {error}") from error
     launchctl.load(label, path)
-    return True
+    return began
 
 
 def remove_daemon(launchctl: Launchctl, path: Path, label: str, exit_seconds: float) -> bool:
