@@ -85,8 +85,8 @@ def _model(kind: type[M]) -> Callable[[Json], M | None]:
 def _read(collection: Collection, read: Callable[[Json], Any], key: str, item: Kept, into: dict[str, Any]) -> None:
     """Sets the value of an object in ``into``.
 
-    All readers take what the API server allows. If one does not, the object keeps its value or is left out: others must not
-    wait for it, and anyone can write some of these objects.
+    All readers accept what the API server allows. If one fails, the object keeps its earlier value or is left out: users may
+    write some of these objects, and one of them must not stop the rounds of all ModelDeployments.
     """
     try:
         into[key] = read(unpacked(item))
