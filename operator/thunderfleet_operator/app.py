@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from aiohttp import web
-from thunderfleet_crds.routing import DemandReport
+from thunderfleet_crds.exchange.routing import DemandReport
 from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
 from thunderfleet_lib.net.listener import allow_descriptors
 from thunderfleet_lib.net.tlsbuffers import small_buffers
@@ -35,7 +35,7 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.concerns import FLEET, concerned, work_key
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import LEAVE_SECONDS, Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import GroupPhase, Verify
 from thunderfleet_lib.net import listener

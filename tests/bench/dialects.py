@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from thunderfleet_crds.plan import MemoryPlan
+from thunderfleet_crds.exchange.plan import MemoryPlan
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.group.attempts import Phase
 

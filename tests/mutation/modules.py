@@ -7,7 +7,7 @@ from pathlib import Path
 # Modules that decide and compute. Those that wait, write or talk are tested by other means.
 PURE = {
     "lib": ("lib/thunderfleet_lib", "backoff csr/* host/parsing quantity rdma/*"),
-    "operator": ("operator/thunderfleet_operator", "decide/* decide/status/* observe/*"),
+    "operator": ("operator/thunderfleet_operator", "decide/* decide/status/* observe/* observe/fleet/* observe/objects/*"),
     "placement": ("operator/thunderfleet_operator/placement", "**/*"),
     "agent": (
         "node-agent/thunderfleet_agent",

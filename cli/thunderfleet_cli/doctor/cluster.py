@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from thunderfleet_crds.exchange.nodes import has_gpu_memory
 from thunderfleet_crds.names import RESOURCE_GPU_MEMORY
-from thunderfleet_crds.nodes import has_gpu_memory
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from thunderfleet_crds.conditions import set_condition
-from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
+from thunderfleet_crds.kinds.modelcache import ModelCache, ModelCacheStatus
+from thunderfleet_crds.meta.conditions import set_condition
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_KIND
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
@@ -22,7 +22,7 @@ from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision
 from thunderfleet_operator.decide.weights.manifests import HubSettings
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.observe.reader import observe_cache
 from thunderfleet_operator.watch.cache import CACHES, PODS
 

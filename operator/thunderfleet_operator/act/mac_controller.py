@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from weakref import WeakValueDictionary
 
-from thunderfleet_crds.modeldeployment import Failure
+from thunderfleet_crds.kinds.modeldeployment import Failure
+from thunderfleet_crds.kinds.nodeprofile import Quarantine
 from thunderfleet_crds.names import API_VERSION, NODEPROFILE_KIND
-from thunderfleet_crds.nodeprofile import Quarantine
 from thunderfleet_lib.kube import ApiError, Json
 
 from thunderfleet_operator.act.batches import in_batches

@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from thunderfleet_crds.modeldeployment import AvoidedLink
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import AvoidedLink
 
 from thunderfleet_operator.decide.avoided import without
-from thunderfleet_operator.observe.fleet import occupied
-from thunderfleet_operator.observe.objects import GroupKey
-from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.observe.fleet.builder import occupied
+from thunderfleet_operator.observe.fleet.usage import Taken, Usage
+from thunderfleet_operator.observe.objects.metadata import GroupKey
 from thunderfleet_operator.placement import Fleet
 
 RESERVED = ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from thunderfleet_crds.modeldeployment import MAX_AVOIDED_LINKS, AvoidedLink, Failure
+from thunderfleet_crds.kinds.modeldeployment import MAX_AVOIDED_LINKS, AvoidedLink, Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.timestamps import age_seconds
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from thunderfleet_crds.group import CONNECTIONS_CHARACTERS
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import CONNECTIONS_CHARACTERS
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_lib.macnet import advice

@@ -6,9 +6,9 @@ The memory, ports and queue pairs of a placed group are not available to the gro
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, LostPlace, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.exchange.plan import Plan, group_name
+from thunderfleet_crds.kinds.modeldeployment import AvoidedLink, Failure, LostPlace, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
-from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.timestamps import age_seconds
 
@@ -33,12 +33,12 @@ from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_speed
 from thunderfleet_operator.decide.weights.deployment import needed, resolution, shown, waiting_message, waits
 from thunderfleet_operator.decide.weights.manifests import NO_HUB, HubSettings
-from thunderfleet_operator.observe.fleet import occupied
+from thunderfleet_operator.observe.fleet.builder import occupied
 from thunderfleet_operator.observe.load import Candidate
-from thunderfleet_operator.observe.objects import GroupKey
+from thunderfleet_operator.observe.objects.metadata import GroupKey
+from thunderfleet_operator.observe.objects.plans import Epoch, GroupView, Report
+from thunderfleet_operator.observe.objects.pods import Pod
 from thunderfleet_operator.observe.observed import Observed
-from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
-from thunderfleet_operator.observe.pods import Pod
 from thunderfleet_operator.placement import (
     Answers,
     Fleet,

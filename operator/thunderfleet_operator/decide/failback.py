@@ -6,15 +6,15 @@ placement is not as good as the lost one, the group may move once more.
 
 from dataclasses import dataclass
 
-from thunderfleet_crds.modeldeployment import LostPlace, Recovery
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import LostPlace, Recovery
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FailbackPolicy, PlacedTransport
 
 from thunderfleet_operator.decide.lifecycle import NextStep, by_cable
 from thunderfleet_operator.decide.manifests import transport
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.observe.observed import Advice
-from thunderfleet_operator.observe.plans import GroupView, Report
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_problem
 from thunderfleet_operator.placement.preferences import LAN_RING, RANKING, RDMA_TRANSPORTS

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from thunderfleet_crds.modeldeployment import Failure, Group, Recovery
+from thunderfleet_crds.kinds.modeldeployment import Failure, Group, Recovery
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_operator.decide.trouble import trouble
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.placement import Fleet
 
 UNANSWERED_SECONDS = 10.0

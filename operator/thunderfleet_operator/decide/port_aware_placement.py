@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.decide import manifests
 from thunderfleet_operator.decide.lifecycle import NextStep
 from thunderfleet_operator.decide.ports import NoPortsLeft, PortSettings, allocate
 from thunderfleet_operator.decide.request import request
-from thunderfleet_operator.observe.plans import GroupView
-from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.observe.usage import Taken
+from thunderfleet_operator.observe.fleet.usage import Taken
+from thunderfleet_operator.observe.objects.plans import GroupView
+from thunderfleet_operator.observe.objects.pods import RankPorts
 from thunderfleet_operator.placement import Fleet, Placement, Request, WherePlaced
 
 NO_PORTS: Final = frozenset[int]()

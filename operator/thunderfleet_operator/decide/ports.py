@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from thunderfleet_operator.observe.pods import RankPorts
+from thunderfleet_operator.observe.objects.pods import RankPorts
 
 
 @dataclass(frozen=True, slots=True)

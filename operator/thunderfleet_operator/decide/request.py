@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_crds.exchange.routing import LEAST_CACHED_TOKENS
+from thunderfleet_crds.kinds.modeldeployment import ModelDeploymentSpec
 from thunderfleet_crds.names import TAINT_MACOS
-from thunderfleet_crds.routing import LEAST_CACHED_TOKENS
 
 from thunderfleet_operator.placement import Lengths, MemoryRequest, Request, Toleration
 

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds import group
-from thunderfleet_crds.group import LastWords
-from thunderfleet_crds.modeldeployment import Failure
-from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.exchange import group
+from thunderfleet_crds.exchange.group import LastWords
+from thunderfleet_crds.exchange.plan import Plan, RankPlan
+from thunderfleet_crds.kinds.modeldeployment import Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.cables import broken_cable, cable_between
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.pods import Pod
 from thunderfleet_operator.placement import Fleet
 
 UNSCHEDULABLE_SECONDS = 10.0

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
-from thunderfleet_crds.plan import Plan, RecordedAnswer
+from thunderfleet_crds.exchange.plan import Plan, RecordedAnswer
 
 CLEAR_THOUSANDTHS = 500
 """Tolerance of log probabilities: logits in bfloat16 are rounded to an eighth, and may be added up in another order."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from thunderfleet_crds.plan import DRAIN_SECONDS
+from thunderfleet_crds.exchange.plan import DRAIN_SECONDS
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_lib.backoff import Backoff

@@ -3,8 +3,8 @@
 Pure but for its state; the leader asks and acts.
 """
 
-from thunderfleet_crds.group import VerifiedReport
-from thunderfleet_crds.plan import KnownWeights, Plan, RecordedAnswer
+from thunderfleet_crds.exchange.group import VerifiedReport
+from thunderfleet_crds.exchange.plan import KnownWeights, Plan, RecordedAnswer
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, Verify
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.group import Failure, GroupState, RankReport
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import Failure, GroupState, RankReport
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase, Verify
 

@@ -7,7 +7,7 @@ placement. A refused claim is kept in ``refusals``, so that the group's state sa
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import RuntimeVariable
 

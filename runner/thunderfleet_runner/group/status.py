@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from thunderfleet_crds.group import RankReport
+from thunderfleet_crds.exchange.group import RankReport
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 
 from thunderfleet_runner.group.attempts import Phase, StateMachine

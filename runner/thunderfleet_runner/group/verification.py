@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from thunderfleet_crds.group import VerifiedReport
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import VerifiedReport
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, Verify
 

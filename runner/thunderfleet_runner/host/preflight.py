@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.exchange.plan import Plan, RankPlan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 from thunderfleet_lib import jsonbounds

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio.config.config_exception import ConfigException
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.exchange.group import DRAIN_PATH, STATE_PATH
+from thunderfleet_crds.exchange.plan import MemoryPlan, Plan, RankPlan
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, GroupPhase, Split
 from thunderfleet_operator import app
 from thunderfleet_operator.act import group_client as listening

@@ -5,11 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, NodeProfileStatus
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import GroupUse, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.app import Configuration, Operator

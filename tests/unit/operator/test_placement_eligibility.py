@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import Transport
-from thunderfleet_operator.observe.nodes import taints
+from thunderfleet_operator.observe.objects.nodes import taints
 from thunderfleet_operator.placement.cohorts import cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason, tolerates, untolerated, wanted_model
 from thunderfleet_operator.placement.explain.changed import fixed

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_crds.kinds.modeldeployment import ModelDeploymentSpec
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy, Split, Transport
 from thunderfleet_operator.decide.request import request as request_of
 from thunderfleet_operator.decide.request import spec_hash

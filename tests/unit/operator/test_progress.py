@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.kinds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.decide.lifecycle import NextStep, Step

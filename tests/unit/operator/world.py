@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.certificate_controller import CertificateController
 from thunderfleet_operator.act.drains import Drains
@@ -23,9 +23,9 @@ from thunderfleet_operator.decide.routing.endpoints import RouterSettings
 from thunderfleet_operator.decide.weights.manifests import NO_HUB
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.plans import Report
-from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.routers import is_router
+from thunderfleet_operator.observe.objects.plans import Report
+from thunderfleet_operator.observe.objects.proofs import Keyring
+from thunderfleet_operator.observe.objects.routers import is_router
 from thunderfleet_operator.placement import Question
 from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.places import Places

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.image import WITHOUT_COMPILER

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import framing, intakeprotocol, protocol
 from thunderfleet_runner.api.service import Service

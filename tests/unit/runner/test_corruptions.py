@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import MemoryPlan, ProvenLengths
+from thunderfleet_crds.exchange.plan import MemoryPlan, ProvenLengths
 from thunderfleet_crds.vocabulary import GroupPhase, Split
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_runner.api.service import Unavailable

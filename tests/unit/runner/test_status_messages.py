@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import RankReport
+from thunderfleet_crds.exchange.group import RankReport
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_runner import faults
 from thunderfleet_runner.group import status

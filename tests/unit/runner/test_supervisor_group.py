@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.exchange.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_runner import protocol

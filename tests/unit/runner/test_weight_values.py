@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import KnownWeights, RecordedAnswer
+from thunderfleet_crds.exchange.plan import KnownWeights, RecordedAnswer
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.group import answers

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from aiohttp import web
 from pydantic import ValidationError
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.routing import DEMAND_BYTES, DEMAND_PATH, DemandAnswer, DemandReport
+from thunderfleet_crds.exchange.routing import DEMAND_BYTES, DEMAND_PATH, DemandAnswer, DemandReport
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.net.listener import Listener
 
 from thunderfleet_operator.act.keys import KeyPair

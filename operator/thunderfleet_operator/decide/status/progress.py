@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.conditions import Condition, find_condition
-from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import Failure, Group, ModelDeployment
+from thunderfleet_crds.meta.conditions import Condition, find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, FaultClass, GroupPhase
 from thunderfleet_lib.timestamps import age_seconds

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.names import LABEL_NAME
 
-from thunderfleet_operator.observe.objects import Json
+from thunderfleet_operator.observe.objects.metadata import Json
 
 LABEL_COMPONENT = "app.kubernetes.io/component"
 NAME, COMPONENT = "thunderfleet", "router"

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.meta.apimodel import ApiModel
 from thunderfleet_crds.vocabulary import BITS, GROUP_SIZES, listed
 
 MAX_NAME: Final = 96

@@ -5,10 +5,10 @@ from dataclasses import replace
 from operator import is_
 from typing import Any, TypeVar, cast
 
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.nodeprofile import Model, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink
 from thunderfleet_crds.uris import is_kept_name
 from thunderfleet_crds.vocabulary import (
     AddressClass,
@@ -20,8 +20,8 @@ from thunderfleet_crds.vocabulary import (
 )
 from thunderfleet_lib.rdma import rules
 
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.usage import Taken
+from thunderfleet_operator.observe.fleet.usage import Taken
+from thunderfleet_operator.observe.objects.nodes import Node
 from thunderfleet_operator.placement import (
     QUEUE_PAIRS,
     AddressKind,

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY, Plan
+from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE
-from thunderfleet_crds.plan import PLAN_BYTES, PLAN_KEY, Plan
 
-from thunderfleet_operator.observe.objects import DeploymentKey, GroupKey, Json, PlacementKey, annotation, deleting
-from thunderfleet_operator.observe.pods import Pod, RankPorts
-from thunderfleet_operator.observe.proofs import Finding, Keyring, Proof, Purpose, Statement, digest
+from thunderfleet_operator.observe.objects.metadata import DeploymentKey, GroupKey, Json, PlacementKey, annotation, deleting
+from thunderfleet_operator.observe.objects.pods import Pod, RankPorts
+from thunderfleet_operator.observe.objects.proofs import Finding, Keyring, Proof, Purpose, Statement, digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 
 from thunderfleet_operator.placement import Fleet, Lengths, Request, predict
 from thunderfleet_operator.placement.eligibility import wanted_model

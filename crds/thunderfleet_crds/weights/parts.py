@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.fields import Int64
+from thunderfleet_crds.meta.apimodel import ApiModel
+from thunderfleet_crds.meta.fields import Int64
 
 MAX_PARTS: Final = 1024
 MAX_NUMBER: Final = 16_384

@@ -10,10 +10,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
-from thunderfleet_crds.conditions import Condition
-from thunderfleet_crds.fields import Address, Int64, Name, ReasonText, Time, Token, Word
-from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS
+from thunderfleet_crds.kinds.nodeprofile import THUNDERBOLT4_MBPS
+from thunderfleet_crds.meta.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.meta.conditions import Condition
+from thunderfleet_crds.meta.fields import Address, Int64, Name, ReasonText, Time, Token, Word
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, RDMADeviceState
 
 CONDITION_TYPES: Final = (ConditionType.CONNECTED, ConditionType.SYMMETRIC, ConditionType.RDMA_USABLE)

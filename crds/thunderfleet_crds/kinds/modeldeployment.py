@@ -12,10 +12,18 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from thunderfleet_crds import uris
-from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
-from thunderfleet_crds.conditions import Condition
-from thunderfleet_crds.copies import MacCopy
-from thunderfleet_crds.fields import (
+from thunderfleet_crds.exchange.routing import (
+    DEFAULT_CONCURRENT_REQUESTS,
+    DEFAULT_CONTEXT_TOKENS,
+    MAX_ALIASES,
+    MAX_KEYS,
+    Alias,
+    ApiKey,
+    cache_capacity,
+)
+from thunderfleet_crds.meta.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.meta.conditions import Condition
+from thunderfleet_crds.meta.fields import (
     UUID,
     Address,
     Count,
@@ -36,18 +44,8 @@ from thunderfleet_crds.fields import (
     Url,
     Word,
 )
+from thunderfleet_crds.meta.podmetadata import PodMetadata
 from thunderfleet_crds.names import MAX_GROUPS, MAX_NAME_LENGTH, MAX_RANKS
-from thunderfleet_crds.podmetadata import PodMetadata
-from thunderfleet_crds.quantization import Quantize, kept_name
-from thunderfleet_crds.routing import (
-    DEFAULT_CONCURRENT_REQUESTS,
-    DEFAULT_CONTEXT_TOKENS,
-    MAX_ALIASES,
-    MAX_KEYS,
-    Alias,
-    ApiKey,
-    cache_capacity,
-)
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
     ConditionType,
@@ -70,6 +68,8 @@ from thunderfleet_crds.vocabulary import (
     Verify,
     WiredLimit,
 )
+from thunderfleet_crds.weights.copies import MacCopy
+from thunderfleet_crds.weights.quantization import Quantize, kept_name
 
 CONDITION_TYPES: Final = (
     ConditionType.MODEL_RESOLVED,

@@ -12,10 +12,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
-from thunderfleet_crds.conditions import Condition
-from thunderfleet_crds.copies import ModelCopy
-from thunderfleet_crds.fields import (
+from thunderfleet_crds.meta.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.meta.conditions import Condition
+from thunderfleet_crds.meta.fields import (
     UUID,
     Address,
     Count,
@@ -33,6 +32,7 @@ from thunderfleet_crds.fields import (
 )
 from thunderfleet_crds.names import LABEL_DOMAIN_PREFIX, MAX_WORLD_SIZE
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState, ReachabilityState, SizedBy
+from thunderfleet_crds.weights.copies import ModelCopy
 
 CONDITION_TYPES: Final = (
     ConditionType.INVENTORY_COMPLETE,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.fields import Int64, Message, Name, ReasonText, Time, Token
-from thunderfleet_crds.parts import Ranges
+from thunderfleet_crds.meta.apimodel import ApiModel
+from thunderfleet_crds.meta.fields import Int64, Message, Name, ReasonText, Time, Token
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.parts import Ranges
 
 
 class CopyState(ApiModel):

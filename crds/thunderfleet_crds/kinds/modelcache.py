@@ -11,10 +11,10 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from thunderfleet_crds import uris
-from thunderfleet_crds.apimodel import ApiModel, ObjectMeta
-from thunderfleet_crds.conditions import Condition
-from thunderfleet_crds.copies import MacCopy
-from thunderfleet_crds.fields import (
+from thunderfleet_crds.kinds.nodeprofile import Model
+from thunderfleet_crds.meta.apimodel import ApiModel, ObjectMeta
+from thunderfleet_crds.meta.conditions import Condition
+from thunderfleet_crds.meta.fields import (
     Count,
     FolderUri,
     Int64,
@@ -27,10 +27,10 @@ from thunderfleet_crds.fields import (
     Token,
     Word,
 )
-from thunderfleet_crds.nodeprofile import Model
-from thunderfleet_crds.parts import MAX_PARTS, ManyRanges, Ranges, WeightFile
-from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_crds.vocabulary import ConditionType, CopySource
+from thunderfleet_crds.weights.copies import MacCopy
+from thunderfleet_crds.weights.parts import MAX_PARTS, ManyRanges, Ranges, WeightFile
+from thunderfleet_crds.weights.quantization import Quantize, kept_name
 
 CONDITION_TYPES: Final = (
     ConditionType.RESOLVED,

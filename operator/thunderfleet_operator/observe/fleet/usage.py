@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.exchange.plan import Plan, RankPlan
 
-from thunderfleet_operator.observe.objects import GroupKey
-from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.observe.objects.metadata import GroupKey
+from thunderfleet_operator.observe.objects.pods import Pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from thunderfleet_crds.copies import CopyState
-from thunderfleet_crds.modelcache import ModelCache, ModelCacheSpec
-from thunderfleet_crds.modeldeployment import ModelDeployment, ModelSource
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.parts import files_for, numbers
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modelcache import ModelCache, ModelCacheSpec
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment, ModelSource
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.vocabulary import Copies, CopyPhase
+from thunderfleet_crds.weights.copies import CopyState
+from thunderfleet_crds.weights.parts import files_for, numbers
 
-from thunderfleet_operator.observe.fleet import model_facts
+from thunderfleet_operator.observe.fleet.builder import model_facts
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts
 from thunderfleet_operator.placement.units import gib
 

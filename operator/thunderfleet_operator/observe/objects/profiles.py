@@ -5,7 +5,7 @@ read once and shared in memory. For a thousand Macs this takes a tenth of the ti
 """
 
 from pydantic import ValidationError
-from thunderfleet_crds.nodeprofile import Model, NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import Model, NodeProfile
 from thunderfleet_lib.kube import Json
 
 from thunderfleet_operator.watch.lean import SHARED_LIMIT, digest_of

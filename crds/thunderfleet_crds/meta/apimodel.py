@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
-from thunderfleet_crds.fields import UUID, Int64, Name, Time, Token
+from thunderfleet_crds.meta.fields import UUID, Int64, Name, Time, Token
 
 # Words of field names that the Kubernetes API conventions write in capitals, except at the beginning.
 _ACRONYMS: Final = frozenset({"gid", "id", "rdma", "sha256", "uid", "uuid"})

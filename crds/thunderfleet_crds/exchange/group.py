@@ -11,7 +11,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from thunderfleet_crds.plan import KnownWeights, RecordedAnswer
+from thunderfleet_crds.exchange.plan import KnownWeights, RecordedAnswer
 from thunderfleet_crds.vocabulary import ConditionStatus, FaultClass, ReportedGroupPhase, ReportedRankPhase
 
 STATE_PATH = "/v1/state"

@@ -7,8 +7,8 @@ from datetime import datetime
 from thunderfleet_lib.csr.names import NODE_PREFIX
 from thunderfleet_lib.csr.rules import Request
 
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.objects import Json, parse_time
+from thunderfleet_operator.observe.objects.metadata import Json, parse_time
+from thunderfleet_operator.observe.objects.nodes import Node
 
 
 @dataclass(frozen=True, slots=True)

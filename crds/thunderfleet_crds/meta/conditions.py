@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.fields import Int64, Message, ReasonText, Time
+from thunderfleet_crds.meta.apimodel import ApiModel
+from thunderfleet_crds.meta.fields import Int64, Message, ReasonText, Time
 from thunderfleet_crds.vocabulary import ConditionStatus
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Final
 
 from pydantic import Field, JsonValue
 
-from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.fields import LabelValue
+from thunderfleet_crds.meta.apimodel import ApiModel
+from thunderfleet_crds.meta.fields import LabelValue
 
 MAX_ENTRIES: Final = 16
 ANNOTATION_LENGTH: Final = 1024

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from thunderfleet_crds.exchange.nodes import has_gpu_memory
 from thunderfleet_crds.names import ANNOTATION_BACKUP, CONDITION_DESCRIPTORS, LABEL_OS, RESOURCE_GPU_MEMORY
-from thunderfleet_crds.nodes import has_gpu_memory
 from thunderfleet_lib.csr.rules import is_control_plane, published_addresses
 from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.objects import Json, deleting, parse_time
+from thunderfleet_operator.observe.objects.metadata import Json, deleting, parse_time
 from thunderfleet_operator.placement import Taint
 
 OUR_KUBELET = "-thunderfleet."

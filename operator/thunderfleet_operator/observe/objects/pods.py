@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_PORTS, ANNOTATION_SIGNATURE, RESOURCE_GPU_MEMORY
 from thunderfleet_lib import jsonbounds, logtext
 from thunderfleet_lib.quantity import to_bytes
 
-from thunderfleet_operator.observe.objects import (
+from thunderfleet_operator.observe.objects.metadata import (
     DeploymentKey,
     Json,
     PlacementKey,
@@ -19,8 +19,8 @@ from thunderfleet_operator.observe.objects import (
     parse_time,
     rank_number,
 )
-from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose, Statement
-from thunderfleet_operator.observe.routers import is_router
+from thunderfleet_operator.observe.objects.proofs import Keyring, Proof, Purpose, Statement
+from thunderfleet_operator.observe.objects.routers import is_router
 
 ENDED = ("Succeeded", "Failed")
 EVICTIONS = ("DisruptionTarget", "TerminationTarget")

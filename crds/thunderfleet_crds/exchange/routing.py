@@ -36,7 +36,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.meta.apimodel import ApiModel
 from thunderfleet_crds.names import GROUP, MAX_GROUPS
 from thunderfleet_crds.vocabulary import KeyPriority
 

@@ -8,8 +8,8 @@ from thunderfleet_crds.names import ANNOTATION_SIGNATURE, FETCHER_NAME, LABEL_CA
 from thunderfleet_lib import logtext
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.observe.objects import Json, parse_time
-from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose, Statement
+from thunderfleet_operator.observe.objects.metadata import Json, parse_time
+from thunderfleet_operator.observe.objects.proofs import Keyring, Proof, Purpose, Statement
 
 
 class Task(StrEnum):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 
 Links = Mapping[str, ThunderboltLink | None]
 
