@@ -7,7 +7,7 @@ from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.exchange.routing import DemandReport
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 
-from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS, ready
+from thunderfleet_operator.decide.group.lifecycle import DRAIN_SECONDS, ready
 from thunderfleet_operator.decide.scaling.autoscaling import FRESH_SECONDS, WAKE_SECONDS, Scaling, idle_seconds, in_flight
 from thunderfleet_operator.observe.demands import Demands, Key
 from thunderfleet_operator.observe.load import Candidate, Load, Signals

@@ -20,14 +20,13 @@ from thunderfleet_lib.kube import ApiError, Json, key_of
 
 from thunderfleet_operator.act import refusals
 from thunderfleet_operator.act.batches import in_batches
+from thunderfleet_operator.act.controllers.mac import MacController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, unsigned_group_keys
-from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide import manifests
-from thunderfleet_operator.decide.cables import connections
 from thunderfleet_operator.decide.deployment import (
     BLOCKED_SECONDS,
     Decision,
@@ -37,6 +36,7 @@ from thunderfleet_operator.decide.deployment import (
     status_after,
     views_after,
 )
+from thunderfleet_operator.decide.group.cables import connections
 from thunderfleet_operator.decide.manifests import PodSettings, transport
 from thunderfleet_operator.decide.routing.endpoints import is_headless
 from thunderfleet_operator.decide.status.events import occurrences

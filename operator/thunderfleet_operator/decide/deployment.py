@@ -12,18 +12,19 @@ from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide import manifests, port_aware_placement
-from thunderfleet_operator.decide.account import Account
-from thunderfleet_operator.decide.avoided import avoided, counted, seconds_left, without
-from thunderfleet_operator.decide.cables import unknown_rdma
-from thunderfleet_operator.decide.failback import Failback, failback, lost_after, lost_place
-from thunderfleet_operator.decide.lifecycle import NextStep, Step, must_drain, next_step, ready
+from thunderfleet_operator.decide import manifests
+from thunderfleet_operator.decide.group.avoided import avoided, counted, seconds_left, without
+from thunderfleet_operator.decide.group.cables import unknown_rdma
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step, must_drain, next_step, ready
+from thunderfleet_operator.decide.group.rollout import next_to_roll
 from thunderfleet_operator.decide.mac_usage import quarantine_for
 from thunderfleet_operator.decide.manifests import Manifest, PodSettings, transport
-from thunderfleet_operator.decide.model import Resolution, resolve
-from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.decide.request import request, spec_hash
-from thunderfleet_operator.decide.rollout import next_to_roll
+from thunderfleet_operator.decide.placing import port_aware_placement
+from thunderfleet_operator.decide.placing.account import Account
+from thunderfleet_operator.decide.placing.failback import Failback, failback, lost_after, lost_place
+from thunderfleet_operator.decide.placing.model import Resolution, resolve
+from thunderfleet_operator.decide.placing.ports import PortSettings
+from thunderfleet_operator.decide.placing.request import request, spec_hash
 from thunderfleet_operator.decide.routing import endpoints
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings
 from thunderfleet_operator.decide.scaling.autoscaling import Scaling, scale, staying

@@ -28,7 +28,7 @@ from thunderfleet_crds.names import (
 )
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_operator import cli as operator_cli
-from thunderfleet_operator.act.certificate_controller import ENDPOINTS, SERVICE
+from thunderfleet_operator.act.controllers.certificate import ENDPOINTS, SERVICE
 from thunderfleet_operator.act.operator_key import KEY_SECRET
 from thunderfleet_operator.decide.manifests import GATEWAY_PORT
 from thunderfleet_operator.watch.cache import CACHED

@@ -8,7 +8,7 @@ import pytest
 from thunderfleet_crds.exchange.routing import Demand, DemandReport
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.placing.request import spec_hash
 from thunderfleet_operator.decide.scaling.autoscaling import (
     DOWN_SECONDS,
     DRAIN_LIMIT_SECONDS,

@@ -13,9 +13,9 @@ from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
-from thunderfleet_operator.decide.cables import BrokenCable, broken_cable, connections
 from thunderfleet_operator.decide.deployment import SETTLE_SECONDS
-from thunderfleet_operator.decide.lifecycle import CABLE_SECONDS
+from thunderfleet_operator.decide.group.cables import BrokenCable, broken_cable, connections
+from thunderfleet_operator.decide.group.lifecycle import CABLE_SECONDS
 from thunderfleet_operator.observe.fleet.builder import FleetBuilder
 from thunderfleet_operator.observe.fleet.steadiness import (
     STEADY_LIMIT_SECONDS,

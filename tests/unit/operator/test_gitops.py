@@ -15,7 +15,7 @@ from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.kinds.modeldeployment import Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, FaultClass
-from thunderfleet_operator.decide.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.weights.cache import decide
 from thunderfleet_operator.observe.objects.fetchpods import Task

@@ -27,8 +27,8 @@ from thunderfleet_operator.app import Configuration
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.model import resolve
-from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.placing.model import resolve
+from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
 from thunderfleet_operator.watch.leader import Identity
 

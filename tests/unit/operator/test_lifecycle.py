@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from thunderfleet_crds.kinds.modeldeployment import Failure, Group, Recovery
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_operator.decide.lifecycle import NextStep, Step, backoff_seconds, must_drain, next_step, ready, serves
-from thunderfleet_operator.decide.rollout import next_to_roll
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step, backoff_seconds, must_drain, next_step, ready, serves
+from thunderfleet_operator.decide.group.rollout import next_to_roll
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.observe.objects.proofs import Finding, Proof
 from thunderfleet_operator.placement import Cable, CableFault, End, Fleet

@@ -16,7 +16,7 @@ from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide import mac_usage
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned, macs_of
 from thunderfleet_operator.observe.observed import MacPlacement, ObservedMac
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS

@@ -15,8 +15,8 @@ from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME
 from thunderfleet_operator.act.keys import client_context, group_keys, secret_name, unsigned_group_keys
 from thunderfleet_operator.act.operator_key import operator_keys
 from thunderfleet_operator.cli import main
-from thunderfleet_operator.decide.lifecycle import backoff_seconds
-from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, allocate
+from thunderfleet_operator.decide.group.lifecycle import backoff_seconds
+from thunderfleet_operator.decide.placing.ports import NoPortsLeft, PortRange, PortSettings, allocate
 from thunderfleet_operator.observe.objects.pods import RankPorts
 from thunderfleet_operator.observe.objects.proofs import Keyring, Proof, Purpose
 from thunderfleet_operator.watch.cache import PODS, Store

@@ -26,8 +26,8 @@ from thunderfleet_operator.placement import (
     plan,
     predict,
 )
-from thunderfleet_operator.placement.chips import chip
-from thunderfleet_operator.placement.speed import CALIBRATED
+from thunderfleet_operator.placement.rating.chips import chip
+from thunderfleet_operator.placement.rating.speed import CALIBRATED
 from thunderfleet_operator.plan_cli import render, report
 
 from tests.unit.operator.published import ROWS, Row, errors, fitted, held_out, tables

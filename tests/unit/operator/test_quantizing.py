@@ -17,8 +17,8 @@ from thunderfleet_crds.weights.copies import ModelCopy
 from thunderfleet_crds.weights.quantization import Quantize, conversion_id, kept_name
 from thunderfleet_lib.modelstore.manifest import check_repository
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.model import Resolution
-from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.placing.model import Resolution
+from thunderfleet_operator.decide.placing.request import request
 from thunderfleet_operator.decide.weights import manifests, quantizing
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
 from thunderfleet_operator.decide.weights.deployment import resolution, shown

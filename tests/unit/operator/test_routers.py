@@ -32,7 +32,7 @@ from thunderfleet_operator.act.routers.api_keys import REREAD_SECONDS
 from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import AGAIN_SECONDS, Publisher
 from thunderfleet_operator.decide import manifests
-from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS
+from thunderfleet_operator.decide.group.lifecycle import DRAIN_SECONDS
 from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, digests
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoint_slice
 from thunderfleet_operator.decide.scaling.turns import RESIDENCY_SECONDS

@@ -8,7 +8,7 @@ import pytest
 from thunderfleet_crds.kinds.modeldeployment import Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_operator.decide.trouble import Trouble, trouble
+from thunderfleet_operator.decide.group.trouble import Trouble, trouble
 from thunderfleet_operator.observe.objects.nodes import Node
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.placement import AddressKind, AddressKinds, Fleet, Kind, Mac

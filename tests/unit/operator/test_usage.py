@@ -7,7 +7,7 @@ import pytest
 from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import Backend
-from thunderfleet_operator.decide.account import Account
+from thunderfleet_operator.decide.placing.account import Account
 from thunderfleet_operator.observe.fleet.builder import occupied
 from thunderfleet_operator.observe.fleet.usage import Taken, Usage
 from thunderfleet_operator.observe.objects.plans import Epoch, accepted, group_views, newest_epochs

@@ -15,9 +15,9 @@ from thunderfleet_crds.kinds.modeldeployment import (
 )
 from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase, Verify
-from thunderfleet_operator.decide.lifecycle import NextStep, Step
-from thunderfleet_operator.decide.model import Resolution
-from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.placing.model import Resolution
+from thunderfleet_operator.decide.placing.request import spec_hash
 from thunderfleet_operator.decide.status.deployment import build
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.observe.objects.plans import GroupView, Report

@@ -31,10 +31,10 @@ from thunderfleet_crds.vocabulary import AddressClass, ConditionType, Copies, Co
 from thunderfleet_crds.weights.copies import MacCopy, ModelCopy
 from thunderfleet_crds.weights.parts import WeightFile
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act.cache_controller import CacheController
+from thunderfleet_operator.act.controllers.cache import CacheController
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.weights import cache as decisions
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide

@@ -25,7 +25,8 @@ from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.image import WITHOUT_COMPILER
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.recorded import jaccl
-from thunderfleet_runner.group import attempts, follower
+from thunderfleet_runner.group import follower
+from thunderfleet_runner.group.decide import attempts
 from thunderfleet_runner.host.intakeprocess import intake_command
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings

@@ -9,8 +9,8 @@ from thunderfleet_crds.exchange.plan import LEAVE_SECONDS, POD_GRACE_SECONDS
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import GRACE_IS_OVER, Fault
-from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
-from thunderfleet_runner.group.events import (
+from thunderfleet_runner.group.decide.attempts import Limits, Phase, StateMachine
+from thunderfleet_runner.group.decide.events import (
     Action,
     Admit,
     Checked,

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from thunderfleet_crds.kinds.modeldeployment import AutoscalingStatus, ModelDeployment
 
-from thunderfleet_operator.decide.lifecycle import ready
+from thunderfleet_operator.decide.group.lifecycle import ready
 from thunderfleet_operator.observe.load import Load, Signals
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 

@@ -18,7 +18,7 @@ from thunderfleet_crds.meta.fields import quantity
 from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_operator.decide.manifests import served_name, serving_selector, transport
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoints
 from thunderfleet_operator.decide.scaling.autoscaling import Scaling, staying
 from thunderfleet_operator.decide.status.conditions import conditions

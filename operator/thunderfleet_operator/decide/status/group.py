@@ -18,12 +18,12 @@ from thunderfleet_crds.vocabulary import (
     Split,
 )
 
-from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step, by_cable
+from thunderfleet_operator.decide.group.lifecycle import PROVEN_SECONDS, Step, by_cable
+from thunderfleet_operator.decide.group.trouble import reported
 from thunderfleet_operator.decide.manifests import transport, uses_fast_synch
 from thunderfleet_operator.decide.status import verification
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
-from thunderfleet_operator.decide.trouble import reported
 from thunderfleet_operator.observe.objects.pods import Pod
 
 FRESH_SECONDS = 10.0

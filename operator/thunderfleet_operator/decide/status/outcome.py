@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.kinds.modeldeployment import AvoidedLink, LostPlace
 
-from thunderfleet_operator.decide.lifecycle import NextStep
+from thunderfleet_operator.decide.group.lifecycle import NextStep
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.placement import Speed, Unplaceable
 

@@ -15,7 +15,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, FaultClass, GroupPhase
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.verdict import Verdict, joined, no_groups
 

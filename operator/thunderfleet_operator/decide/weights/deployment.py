@@ -11,8 +11,8 @@ from thunderfleet_crds.weights.copies import MacCopy
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, check_repository
 
 from thunderfleet_operator.decide.manifests import Manifest
-from thunderfleet_operator.decide.model import Resolution, listed
-from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.placing.model import Resolution, listed
+from thunderfleet_operator.decide.placing.request import request
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.manifests import HubSettings
 from thunderfleet_operator.decide.weights.status import server_of, short, summary

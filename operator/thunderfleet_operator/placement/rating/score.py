@@ -19,7 +19,7 @@ that would have to be fetched, then names decide between equal scores, so equal 
 
 from dataclasses import dataclass, field
 
-from thunderfleet_operator.placement.preferences import LABELS, LAN_RING, RANKING
+from thunderfleet_operator.placement.rating.preferences import LABELS, LAN_RING, RANKING
 from thunderfleet_operator.placement.units import gbits, gib, gigabytes
 
 PARTS = {

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 
-from thunderfleet_operator.placement.blocks import short_blocks
-from thunderfleet_operator.placement.model import ModelFacts
+from thunderfleet_operator.placement.inputs.blocks import short_blocks
+from thunderfleet_operator.placement.inputs.model import ModelFacts
 
 MAX_RANKS = 64
 """The planner's limit for any group."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.kinds.modeldeployment import AvoidedLink
 
-from thunderfleet_operator.decide.avoided import without
+from thunderfleet_operator.decide.group.avoided import without
 from thunderfleet_operator.observe.fleet.builder import occupied
 from thunderfleet_operator.observe.fleet.usage import Taken, Usage
 from thunderfleet_operator.observe.objects.metadata import GroupKey

@@ -13,10 +13,10 @@ from thunderfleet_crds.names import RESOURCE_GPU_MEMORY
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
-from thunderfleet_cli.doctor.cabletests import Tried
-from thunderfleet_cli.doctor.check import Check, State
-from thunderfleet_cli.doctor.selftest import self_test
-from thunderfleet_cli.doctor.system import OPTIONAL
+from thunderfleet_cli.doctor.checks.cabletests import Tried
+from thunderfleet_cli.doctor.checks.check import Check, State
+from thunderfleet_cli.doctor.checks.selftest import self_test
+from thunderfleet_cli.doctor.checks.system import OPTIONAL
 
 Json = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.group.events import (
+from thunderfleet_runner.group.decide.events import (
     Action,
     Admit,
     AttemptEvent,

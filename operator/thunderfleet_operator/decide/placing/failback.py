@@ -11,13 +11,13 @@ from thunderfleet_crds.kinds.modeldeployment import LostPlace, Recovery
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FailbackPolicy, PlacedTransport
 
-from thunderfleet_operator.decide.lifecycle import NextStep, by_cable
+from thunderfleet_operator.decide.group.lifecycle import NextStep, by_cable
 from thunderfleet_operator.decide.manifests import transport
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.observe.observed import Advice
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_problem
-from thunderfleet_operator.placement.preferences import LAN_RING, RANKING, RDMA_TRANSPORTS
+from thunderfleet_operator.placement.rating.preferences import LAN_RING, RANKING, RDMA_TRANSPORTS
 
 IDLE_SECONDS = 2.0
 """How often a group that is about to go back is checked for running requests."""

@@ -11,9 +11,9 @@ from thunderfleet_crds.vocabulary import FaultClass, Verify
 from thunderfleet_runner import faults
 from thunderfleet_runner.api.passages import Answers
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.group import answers, verification
-from thunderfleet_runner.group.attempts import StateMachine
-from thunderfleet_runner.group.rendezvous import Identity, model_differs, weights_differ
+from thunderfleet_runner.group.decide import answers, verification
+from thunderfleet_runner.group.decide.attempts import StateMachine
+from thunderfleet_runner.group.decide.rendezvous import Identity, model_differs, weights_differ
 from thunderfleet_runner.net import peers
 
 

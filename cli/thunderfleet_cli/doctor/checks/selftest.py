@@ -12,8 +12,8 @@ from typing import Any
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
 from thunderfleet_lib.macnet import advice
 
-from thunderfleet_cli.doctor.cabletests import Tried, microseconds, readable
-from thunderfleet_cli.doctor.check import Check, State
+from thunderfleet_cli.doctor.checks.cabletests import Tried, microseconds, readable
+from thunderfleet_cli.doctor.checks.check import Check, State
 
 Json = Mapping[str, Any]
 

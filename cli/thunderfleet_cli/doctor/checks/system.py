@@ -10,7 +10,7 @@ from thunderfleet_lib.host.parsing import ParseError
 from thunderfleet_lib.rdma import rules
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, NO_DEVICES_TEXT, STATUS_COMMAND, parse_devices, parse_status
 
-from thunderfleet_cli.doctor.check import THIS_MAC, Answers, Argv, Check, State, printed, unexpected
+from thunderfleet_cli.doctor.checks.check import THIS_MAC, Answers, Argv, Check, State, printed, unexpected
 
 VERSION: Argv = ("sw_vers", "-productVersion")
 DISK: Argv = ("df", "-Pk", "/")

@@ -2,7 +2,7 @@
 
 from thunderfleet_controlplane.balancer.look import Look
 
-from thunderfleet_cli.doctor.check import Check, State
+from thunderfleet_cli.doctor.checks.check import Check, State
 
 RESTART = "sudo launchctl kickstart -k system/io.thunderfleet.balancer"
 

@@ -11,9 +11,9 @@ from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.reasons import Reason
 
 from thunderfleet_operator.decide import manifests
-from thunderfleet_operator.decide.lifecycle import NextStep
-from thunderfleet_operator.decide.ports import NoPortsLeft, PortSettings, allocate
-from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.group.lifecycle import NextStep
+from thunderfleet_operator.decide.placing.ports import NoPortsLeft, PortSettings, allocate
+from thunderfleet_operator.decide.placing.request import request
 from thunderfleet_operator.observe.fleet.usage import Taken
 from thunderfleet_operator.observe.objects.plans import GroupView
 from thunderfleet_operator.observe.objects.pods import RankPorts

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from thunderfleet_crds.exchange.group import RankReport
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 
-from thunderfleet_runner.group.attempts import Phase, StateMachine
+from thunderfleet_runner.group.decide.attempts import Phase, StateMachine
 
 GROUP_PHASES = {
     Phase.WAITING: GroupPhase.WAITING,

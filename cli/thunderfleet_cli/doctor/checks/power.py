@@ -4,7 +4,7 @@ import re
 
 from thunderfleet_lib.host.parsing import ParseError
 
-from thunderfleet_cli.doctor.check import Answers, Argv, Check, Repair, State, printed, shown, unexpected
+from thunderfleet_cli.doctor.checks.check import Answers, Argv, Check, Repair, State, printed, shown, unexpected
 
 CUSTOM: Argv = ("pmset", "-g", "custom")
 LIVE: Argv = ("pmset", "-g")

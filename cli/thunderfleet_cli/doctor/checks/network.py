@@ -11,7 +11,7 @@ from thunderfleet_lib.macnet.observe import network as values_of
 from thunderfleet_lib.macnet.observe import served
 from thunderfleet_lib.macnet.values import Network
 
-from thunderfleet_cli.doctor.check import THIS_MAC, Answers, Argv, Check, Repair, State, printed, shown, unexpected
+from thunderfleet_cli.doctor.checks.check import THIS_MAC, Answers, Argv, Check, Repair, State, printed, shown, unexpected
 
 ROUTE: Argv = ("route", "-n", "get", "default")
 INTERFACES: Argv = ("ifconfig", "-a")

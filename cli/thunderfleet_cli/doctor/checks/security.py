@@ -2,7 +2,7 @@
 
 import re
 
-from thunderfleet_cli.doctor.check import Answers, Argv, Check, Repair, State, printed, shown, unexpected
+from thunderfleet_cli.doctor.checks.check import Answers, Argv, Check, Repair, State, printed, shown, unexpected
 
 FIREWALL = "socketfilterfw"
 FIREWALL_FOLDER = "/usr/libexec/ApplicationFirewall"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 
 from thunderfleet_crds.vocabulary import GroupPhase
 
-from thunderfleet_operator.decide.lifecycle import ready, serves
+from thunderfleet_operator.decide.group.lifecycle import ready, serves
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.inputs.request import Request
 
 RDMA_TRANSPORTS = (Transport.JACCL, Transport.JACCL_RING)
 RANKING: tuple[PlacedTransport, ...] = (Transport.NONE, Transport.JACCL, Transport.JACCL_RING, Transport.RING)

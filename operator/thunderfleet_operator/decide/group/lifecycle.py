@@ -14,7 +14,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.backoff import Backoff
 
-from thunderfleet_operator.decide.trouble import trouble
+from thunderfleet_operator.decide.group.trouble import trouble
 from thunderfleet_operator.observe.objects.nodes import Node
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.placement import Fleet

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.group.attempts import Phase
+from thunderfleet_runner.group.decide.attempts import Phase
 from thunderfleet_runner.net.peers import Pulse
 
 TICK_SECONDS = 0.5

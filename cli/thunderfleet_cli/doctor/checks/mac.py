@@ -7,8 +7,8 @@ from thunderfleet_lib.host import gpu_memory
 from thunderfleet_lib.host.parsing import ParseError
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, STATUS_COMMAND
 
-from thunderfleet_cli.doctor import network, power, security, system
-from thunderfleet_cli.doctor.check import Answers, Argv, Check, State
+from thunderfleet_cli.doctor.checks import network, power, security, system
+from thunderfleet_cli.doctor.checks.check import Answers, Argv, Check, State
 
 SECONDS = 10.0
 SLOW_SECONDS = 20.0

@@ -12,7 +12,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.cables import broken_cable, cable_between
+from thunderfleet_operator.decide.group.cables import broken_cable, cable_between
 from thunderfleet_operator.observe.objects.nodes import Node
 from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.observe.objects.pods import Pod

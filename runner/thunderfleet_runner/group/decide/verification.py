@@ -9,7 +9,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, Verify
 
 from thunderfleet_runner.api.passages import CONTROL, Answers
-from thunderfleet_runner.group.attempts import Phase, StateMachine
+from thunderfleet_runner.group.decide.attempts import Phase, StateMachine
 
 _FAILED = (Phase.ENDING, Phase.BACKOFF, Phase.GAVE_UP)
 _SERVING = (Phase.READY, Phase.DRAINING)

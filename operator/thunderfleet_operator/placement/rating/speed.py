@@ -12,10 +12,10 @@ from math import inf, log2, sqrt
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
-from thunderfleet_operator.placement.chips import chip
-from thunderfleet_operator.placement.fleet import Mac
-from thunderfleet_operator.placement.model import KVLayer, ModelFacts
-from thunderfleet_operator.placement.request import Lengths
+from thunderfleet_operator.placement.inputs.fleet import Mac
+from thunderfleet_operator.placement.inputs.model import KVLayer, ModelFacts
+from thunderfleet_operator.placement.inputs.request import Lengths
+from thunderfleet_operator.placement.rating.chips import chip
 
 PREFILL_STEP = 2048
 """Tokens of one step of prefill."""
