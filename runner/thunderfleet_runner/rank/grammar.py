@@ -25,7 +25,7 @@ Failed = Callable[[str], None]
 
 
 class Unusable(ValueError):
-    """A format that is invalid, or takes too much; the text says why."""
+    """A format that is invalid, or takes too much; the text has the reason."""
 
 
 class Formats:
@@ -92,7 +92,7 @@ class Formats:
 def compiled(kind: Kind, source: str, words: Sequence[str], *, lenient: bool) -> str:
     """A format in llguidance's form, not checked yet.
 
-    ``words``: of a choice. ``lenient``: parts of a schema that llguidance does not know are left out. Raises Unusable.
+    ``words``: of a choice. ``lenient``: parts of a schema that llguidance does not support are left out. Raises Unusable.
     """
     try:
         return _compiled(kind, source, words, lenient=lenient)

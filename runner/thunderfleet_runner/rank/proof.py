@@ -85,7 +85,7 @@ class Wrong:
     size: int = 0
     """Bytes that were received, of all ranks if they were gathered."""
     echo: bool = False
-    """Another rank knows which rank sent it a wrong value, and this wrong value follows from that."""
+    """Another rank can name the rank that sent it a wrong value, and this wrong value follows from that one."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Prover:
         exchange(number, size // _BYTES)
 
     def search(self, tell: Tell) -> None:
-        """Looks for the link that changed a value, if any rank has seen one whose sender it does not know.
+        """Searches for the link that changed a value, if any rank got a wrong value from an unknown sender.
 
         All ranks decide from the same reports, so all do the same. Afterwards ``wrong`` has the result of this rank.
         """

@@ -18,7 +18,7 @@ STEPS = (2048, 1024, 512, 256)
 FIRST_STEP = 512
 """Tokens of a step while nothing is known of the model's speed."""
 LEAST_TOKENS = 256
-"""Steps of fewer tokens say little about longer ones."""
+"""Steps of fewer tokens do not predict longer ones."""
 
 
 class Pace:
