@@ -164,7 +164,7 @@ class Mask:
         return (step or Step([(0, self)], tokens[-1:])).masked(self, logits)
 
     def follow(self, token: int) -> None:
-        """The token before the next one. The first is the prompt's last, which is no part of the answer."""
+        """Takes the last token before the next one. The first call has the prompt's last token, which is ignored."""
         begun, self._begun = self._begun, True
         if not begun or self._failed is None:
             return

@@ -28,7 +28,7 @@ from thunderfleet_crds.vocabulary import Split
 
 ROUNDS = 20
 SIZES = (4096, 32 * 1024 - 2, 32 * 1024, 32 * 1024 + 2, 512 * 1024, 100_002)
-"""Bytes. JACCL sends messages up to 32 KiB in another way than longer ones; the last one is a multiple of nothing."""
+"""Bytes. JACCL sends messages up to 32 KiB in another way than longer ones; the last one is no multiple of a block size."""
 SMALL = 24
 """Sizes of the messages of every step: a flag and a digest, and as short as some tokens."""
 SKEW_SECONDS = 0.002
@@ -115,7 +115,7 @@ def prove(group: Any, model: Path, *, split: Split, mesh: bool, step: Callable[[
 
 
 def _kinds_of_largest(split: Split, size: int, mesh: bool) -> tuple[Kind, ...]:
-    """How the largest message goes. A wrong sum of three ranks names none of them, so a mesh gathers first, which does."""
+    """How the largest message is sent. A mesh gathers before it adds, because a wrong sum does not name the rank."""
     if split is Split.PIPELINE:
         return (Kind.MESSAGES,)
     return (Kind.GATHER, Kind.SUM) if mesh and size > 2 else (Kind.SUM,)
