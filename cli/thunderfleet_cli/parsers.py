@@ -20,7 +20,7 @@ class Parsers:
     """Adds the subcommands of ``top``.
 
     ``dest``: the attribute that gets the command's name. ``local``: whether a command has the options that name a local
-    cluster, unless it says otherwise.
+    cluster, unless it sets another default.
     """
 
     def __init__(self, top: argparse.ArgumentParser, dest: str, local: bool = False) -> None:

@@ -197,7 +197,7 @@ def make_pki(
     for name in ("kube-controller-manager", "kube-scheduler"):
         leaves[name] = (cluster, Leaf(f"system:{name}"))
         leaves[f"{name}-serving"] = (cluster, Leaf(name, names=local, server=True, client=False))
-    # The API server's chain includes the CA: joining machines know its hash and take the CA from the chain.
+    # The API server's chain includes the CA: joining machines have its hash and take the CA from the chain.
     issued = tuple(
         file
         for file, (authority, leaf) in leaves.items()

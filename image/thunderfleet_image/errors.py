@@ -2,4 +2,4 @@
 
 
 class ImageError(Exception):
-    """The image cannot be built; the message says why and what to do."""
+    """The image cannot be built; the message names the reason and what to do."""

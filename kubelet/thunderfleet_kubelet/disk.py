@@ -20,7 +20,7 @@ _HOST = Host((Path("/usr/bin"), Path("/bin")), environment={})
 
 
 class DiskWatch:
-    """Looks at the file systems. ``transition``: seconds that pressure lasts after the last threshold was met."""
+    """Measures the file systems. ``transition``: seconds that pressure lasts after a threshold was last exceeded."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ def file_system(path: Path) -> FileSystem:
 async def used(paths: Iterable[Path], seconds: float = USAGE_SECONDS) -> Mapping[Path, int]:
     """Bytes on disk below each path that exists; links are not followed. Raises OSError; after ``seconds``, TimeoutError.
 
-    Asks ``du``, which, unlike os.walk, needs neither a file descriptor nor a stack frame for each level of a deep folder.
+    Runs ``du``, which, unlike os.walk, needs neither a file descriptor nor a stack frame for each level of a deep folder.
     """
     present = [path for path in paths if path.exists()]
     if not present:

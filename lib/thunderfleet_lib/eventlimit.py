@@ -11,7 +11,7 @@ BURST: Final = 100
 """More than the number of groups of a ModelDeployment, because each placed group has an Event."""
 REFILL_SECONDS: Final = 60.0
 MAX_OBJECTS: Final = 4096
-"""Maximum number of objects that are remembered. The one whose last Event is oldest is forgotten first."""
+"""Maximum number of objects in the table. The one whose last Event is oldest is dropped first."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class TooLarge(ValueError):
-    """The text has more values or levels than allowed; the text says how many are."""
+    """The text has more values or levels than allowed; the text has the limit."""
 
 
 def loads(raw: bytes, *, values: int, depth: int, constants: bool = False) -> Any:

@@ -23,7 +23,7 @@ _STARTED: Final = time.time()
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of this process; None if the system does not say."""
+    """Resident memory of this process; None if the system does not report it."""
     try:
         return _of_darwin() if sys.platform == "darwin" else _of_linux()
     except (OSError, ValueError, IndexError, AttributeError):

@@ -1,7 +1,7 @@
 """Verified copies, for root, of an installation that another user can change.
 
 There are two risks. The copied files may differ from the installed ones, so packages are compared with the RECORDs of their
-wheels after they were copied. And everybody can read a copy, so only files that the owner of the source can read are copied.
+wheels after they were copied. Every user can read a copy, so only files that the owner of the source can read are copied.
 """
 
 import base64
@@ -23,7 +23,7 @@ HINT = "install thunderfleet again from its wheel, not in editable mode"
 
 
 def copy_file(source: Path, target: Path, tree: Path) -> None:
-    """Copy a file of ``tree``; everybody can read the copy. Raises LocalClusterError if the owner of ``tree`` may not."""
+    """Copy a file of ``tree``; every user can read the copy. Raises LocalClusterError if the owner of ``tree`` may not."""
     real = Path(os.path.realpath(source)) if source.is_symlink() else source
     if real is not source and not _within(real, tree) and (distrust([real]) is not None or not _public(real)):
         raise LocalClusterError(f"{source} is a link to {real}, which is not copied for root: remove the link, or {HINT}")

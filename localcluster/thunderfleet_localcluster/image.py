@@ -362,7 +362,7 @@ def _own_record() -> list[str]:
 
 
 def _tools_records() -> list[str]:
-    """The texts of the RECORDs of developer tools: some have files whose names do not say to which tool they belong."""
+    """The texts of the RECORDs of developer tools: some have files whose names do not tell to which tool they belong."""
     found = (path for folder in site_folders() for path in sorted(folder.glob("*.dist-info/RECORD")))
     return [path.read_text(encoding="utf-8") for path in found if _is_tool(path.parent.name)]
 

@@ -131,7 +131,7 @@ class Metrics:
         self.registry.register(_Sensed(node, read, links))
 
     def cabled(self, node: str, links: Iterable[str]) -> None:
-        """Shows the changes of cables from 0 on: Prometheus sees no increase where a series begins."""
+        """Shows the changes of cables from 0 on: Prometheus counts no increase where a series begins."""
         for link in links:
             self._changes.labels(link, node)
 

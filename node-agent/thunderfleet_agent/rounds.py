@@ -382,7 +382,7 @@ class Rounds:
             benchmarks=prober.ledger.benchmarks() if prober else None,
             benchmarks_fresh=prober.benchmarks_fresh if prober else NEVER_MEASURED,
             clock=clock_synchronized(self._publisher.kube.clock.known, self._publisher.kube.clock.wrong),
-            # Only with the models: without them the operator would not know that this Mac has one already.
+            # Only with the models: without them the operator would not read that this Mac has one already.
             store=self.keeper.about if self.keeper and facts.models is not None else None,
             copies=self.keeper.copies if self.keeper else (),
         )
@@ -433,7 +433,7 @@ class Rounds:
                 if self._dial_rounds is not None:
                     self._dial_rounds.neighbors(one for one in profiles if one.metadata.name == peer.node)
         self._peers = peers
-        # A link that only the other end sees counts while that Mac is alive: a Mac that was renamed left its old links behind.
+        # A link that only the other end reports counts while that Mac runs: a Mac that was renamed left its old links behind.
         seen = {cable.name for cable in link_reports(self._settings.node, found.status, peers)}
         seen_from = {link.metadata.name: seen_by(self._settings.node, link) for link in self._publisher.links}
         gone = {

@@ -98,8 +98,9 @@ class Server:
     ) -> None:
         """``trouble`` returns why this agent should be restarted; None if it works.
 
-        ``accepts`` says whether the NodeProfile of a node shows a certificate with that SHA-256. ``knows``: whether an address
-        belongs to another agent; connections are reserved for those. ``greeted`` receives accepted nodes and their addresses.
+        ``accepts`` returns whether the NodeProfile of a node shows a certificate with that SHA-256. ``knows``: whether an
+        address belongs to another agent; connections are reserved for those. ``greeted`` receives accepted nodes and their
+        addresses.
         """
         self._address = address
         self._node = node
@@ -152,7 +153,7 @@ class Server:
                 await endpoint.close()
 
     async def _hello(self, request: web.Request) -> web.Response:
-        """Tells a known agent the name of this node."""
+        """Sends the name of this node to a known agent."""
         node, refusal = await self._who(request)
         if refusal is not None:
             return refusal

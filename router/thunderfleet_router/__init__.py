@@ -6,7 +6,7 @@ demand       reports demand to the operator, and so wakes models
 http         the HTTP server, and requests to gateways
 dispatcher   all pools, and the limits of their waiting requests
 pool         seats at the groups of one ModelDeployment, and requests that wait for a seat
-viewers      asks the API server which users may see the fleet
+viewers      checks with the API server which users may see the fleet
 watch        keeps the catalog current
 certificate  the router's own certificate
 tracing      spans of requests, if there is a collector

@@ -91,7 +91,7 @@ class Dispatcher:
     def stall(self, pool: Pool, seat: Seat, ticket: Ticket, *, stalled: bool) -> bool:
         """The client of a request does not read any more, or reads again. Returns whether it may go on.
 
-        It gives up its place at the group, or a few clients of one key could keep out all others. Their number is limited too.
+        It loses its place at the group, or a few clients of one key could keep out all others. Their number is limited too.
         """
         if seat.stalled is stalled:
             return True

@@ -32,7 +32,7 @@ LIGHT_PER_GROUP = 64
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request that wants a seat."""
+    """A request that waits for a seat."""
 
     caller_id: str
     priority: KeyPriority
@@ -41,7 +41,7 @@ class Ticket:
     known: bool = True
     """Whether the caller has a key."""
     accepted: Callable[[], bool] = lambda: True
-    """Whether the ModelDeployment still accepts the caller. Asked again after a change of its keys."""
+    """Whether the ModelDeployment still accepts the caller. Checked again after a change of its keys."""
     light: bool = False
     avoid: set[str] = field(default_factory=set)
     """Groups that failed with this request."""

@@ -1,4 +1,4 @@
-"""Decides who may see the fleet: asks the API server about tokens (TokenReview) and rights (SubjectAccessReview).
+"""Decides who may see the fleet: sends TokenReviews and SubjectAccessReviews to the API server.
 
 Answers are kept for a short time. A flood of tokens must neither reach the API server nor lock out users who were accepted
 before. So tokens that were never accepted are reviewed slowly: few at once, and few per minute from one address.
@@ -140,7 +140,7 @@ class Viewers:
             self._refused.popitem(last=False)
 
     async def _asks(self, token: str) -> Verdict:
-        """Asks the API server. Raises ApiError."""
+        """Sends the request to the API server. Raises ApiError."""
         spec: dict[str, Any] = {"token": token, "audiences": [AUDIENCE]}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         status = (await self._kube.create("/apis/authentication.k8s.io/v1/tokenreviews", body)).get("status") or {}

@@ -1,7 +1,7 @@
 """Classifies failures: from texts, errnos, exit codes, signals and silence to a class, a reason and a message. Pure.
 
 The class decides what happens next (see ``FaultClass``). One table maps texts to classes, and tests try it with every known
-message. A message has the whole text of the library, which says what happened, followed by advice what to do.
+message. A message has the whole text of the library, which describes what happened, followed by advice.
 """
 
 import re

@@ -28,12 +28,12 @@ class ModelLimits(Message):
 
 
 class Options(Message):
-    """What a client asks for besides its prompt."""
+    """What a client requests besides its prompt."""
 
     endpoint: Endpoint
     max_tokens: int
     clamped: bool = False
-    """Whether the client asked for more tokens than fit."""
+    """Whether the client requested more tokens than fit."""
     choices: int = 1
     """Number of answers."""
     stream: bool = False
@@ -77,7 +77,7 @@ class ParseTools(Message):
 
 
 class Examine(Message):
-    """Answer the body in the next frame, which asks about tokens only. Answered by ``Examined`` or ``Rejected``."""
+    """Answer the body in the next frame, which requests only numbers of tokens. Answered by ``Examined`` or ``Rejected``."""
 
     type: Literal["examine"] = "examine"
     subject: Subject
@@ -140,7 +140,7 @@ class Examined(Message):
 
 
 class Texts(Message):
-    """Texts whose vectors a client asks for, in tokens."""
+    """Texts whose vectors a client requests, in tokens."""
 
     type: Literal["texts"] = "texts"
     texts: Prompt
@@ -148,7 +148,7 @@ class Texts(Message):
     size: int
     """Values of a vector."""
     packed: bool = False
-    """Whether the client wants base64, not lists of numbers."""
+    """Whether the client requests base64, not lists of numbers."""
     ignored: tuple[str, ...] = ()
 
 

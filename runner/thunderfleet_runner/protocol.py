@@ -81,7 +81,7 @@ class Prompt(Message):
         return sum(length for _, length in self.segments)
 
     def unpacked(self) -> tuple[tuple[int, ...], ...]:
-        """The segments' token ids. Raises ValueError when the bytes are not what ``segments`` says."""
+        """The segments' token ids. Raises ValueError when the bytes do not match ``segments``."""
         ids = array("I")
         ids.frombytes(base64.b64decode(self.tokens, validate=True))
         if len(ids) != self.count or any(length < 0 for _, length in self.segments):
@@ -394,7 +394,7 @@ class Failed(Message):
     stage: Literal["start", "init", "prove", "load", "check", "serve", "stop"]
     text: str
     corrupted: bool = False
-    """A value was corrupted; ``text`` says which."""
+    """A value was corrupted; ``text`` names it."""
     peer: int | None = None
     """The rank that sent it, if that is known."""
     echo: bool = False

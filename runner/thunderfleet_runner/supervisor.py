@@ -155,7 +155,7 @@ class Supervisor:
 
     @property
     def state(self) -> GroupState:
-        """The group's state, as far as this rank knows it."""
+        """The group's state, as far as this rank has it."""
         return self.role.state
 
     def end(self) -> None:
@@ -372,7 +372,7 @@ async def _refuse(_: peers.Hello, __: connection.Connection) -> peers.Refusal | 
 
 
 def api_keys(folder: Path) -> frozenset[str]:
-    """All values in the mounted Secret; empty when none is mounted, and everybody may use the API.
+    """All values in the mounted Secret; empty when none is mounted, and every client may use the API.
 
     Raises Blocked for a Secret without a value, OSError or ValueError when it cannot be read.
     """

@@ -46,7 +46,7 @@ def mac_problem(node: Json, profile: Json | None) -> str:
     ready = facts.conditions(node).get("Ready", {})
     if ready.get("status") != "True":
         text = f"NotReady: {facts.said(ready).rstrip('.') or 'the kubelet has not reported yet'}"
-        # If the kubelet reports False, its message says what is wrong.
+        # If the kubelet reports False, its message has the cause.
         return text if ready.get("status") == "False" else f"{text}: {CHECK.format('Mac')}"
     if pressure := _pressure(node):
         return pressure

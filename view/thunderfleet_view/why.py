@@ -104,7 +104,7 @@ def left(picture: Picture, name: str) -> str:
 
 
 def _weight(step: Step) -> tuple[bool, Depth, bool]:
-    """A fault comes before work in progress. Conditions only summarize what deeper steps say."""
+    """A fault comes before work in progress. Conditions only summarize deeper steps."""
     fault = step.state is not State.WAITING
     return (fault and step.depth > Depth.CONDITION, step.depth, fault)
 
@@ -129,7 +129,7 @@ def _deployment(deployment: Json) -> Iterator[Step]:
         if kind is ConditionType.DEGRADED and state is not State.PROBLEM:
             continue
         text = f"{kind} {status}: {without_scheduler_noise(facts.said(condition))}"
-        # This step says which model is missing where; steps that follow from it list the Macs one by one.
+        # This step names the missing model and where; steps that follow from it list the Macs one by one.
         depth = Depth.PLACEMENT if kind is ConditionType.MODEL_RESOLVED else Depth.CONDITION
         yield Step(0, subject, state, text, depth, facts.plain(condition.get("lastTransitionTime") or ""))
     for one in (facts.status(deployment).get("unplaceable") or ())[:MAX_UNPLACEABLE]:
@@ -165,7 +165,7 @@ def _operator(picture: Picture, deployment: Json) -> Iterator[Step]:
 
 
 def _way(picture: Picture) -> Iterator[Step]:
-    """A step for an API server that no machine reaches: the operator and all Nodes then look as if they had ended."""
+    """A step for an API server that no machine reaches: the operator and all Nodes then appear to have ended."""
     if said := components.unreached(picture):
         yield Step(1, WAY, State.PROBLEM, said, Depth.OPERATOR)
 
@@ -192,7 +192,7 @@ def _group(picture: Picture, deployment: Json, group: Json, silent: Mapping[str,
     text = f"{state}: {message}".removesuffix(": ")
     # Without a placement, the message only repeats why there is none.
     depth = Depth.GROUP if group.get("ranks") else Depth.CONDITION
-    # Another step says why a group has no placement.
+    # Another step has the reason why a group has no placement.
     waits = State.PROBLEM if state in FAILED else State.WAITING
     yield Step(1, f"group {number}", State.OK if serves else waits, text, depth)
     yield from _intake(group)

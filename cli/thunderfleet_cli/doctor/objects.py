@@ -23,7 +23,7 @@ OURS = f"/apis/{GROUP}/{VERSION}"
 
 
 async def cluster_checks(connection: Connection, test: Callable[[int], None] | None) -> list[Check]:
-    """The checks of a cluster; if it is unreadable, one check that says why. Raises LocalClusterError for a wrong kubeconfig.
+    """The checks of a cluster; if it is unreadable, one check with the reason. Raises LocalClusterError for a wrong kubeconfig.
 
     ``test``: called with the number of cables before they are tested; None: they are not tested.
     """

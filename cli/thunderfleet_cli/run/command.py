@@ -22,7 +22,7 @@ from thunderfleet_cli.run.manifest import manifest, model_of, name_for
 MANAGER = "thunderfleet-run"
 POLL_SECONDS = 1.0
 OBSTACLE_SECONDS = 30.0
-"""How long a ModelDeployment may be impossible to place before the command gives up: agents and Macs may just be starting."""
+"""How long a ModelDeployment may be impossible to place before the command stops: agents and Macs may just be starting."""
 PROMPT_CHARACTERS = 1 << 20
 NOT_PLACEABLE = 3
 KEY_VARIABLE = "THUNDERFLEET_API_KEY"

@@ -166,7 +166,7 @@ def _port(text: str) -> int:
 def _uncollected(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     """A command that ends soon, without the collector of garbage.
 
-    It would look through all modules and all objects of the fleet again and again, which is a third of the command's time.
+    It would traverse all modules and all objects of the fleet again and again, which is a third of the command's time.
     """
 
     def brief(arguments: argparse.Namespace) -> int:
@@ -176,7 +176,7 @@ def _uncollected(call: Callable[[argparse.Namespace], int]) -> Callable[[argpars
             return call(arguments)
         finally:
             if before:
-                # What is left lives until the process ends, and is not looked through then either.
+                # What is left stays until the process ends, and is not traversed then either.
                 gc.freeze()
                 gc.enable()
 

@@ -49,7 +49,7 @@ def as_values(picture: Picture) -> list[dict[str, Any]]:
 
 
 def absent(picture: Picture) -> Iterator[tuple[str, str]]:
-    """Names of the cables that no Mac sees, but groups need or needed until the cable failed, each with advice."""
+    """Names of the cables that no Mac detects, but groups need or needed until the cable failed, each with advice."""
     if "links" in picture.unread:
         return
     known = {facts.name(link) for link in picture.links}

@@ -33,7 +33,7 @@ def _now() -> datetime:
 
 
 def _connect(arguments: argparse.Namespace) -> tuple[Connection, str | None]:
-    """The cluster, and the namespace to look at; None for all."""
+    """The cluster, and the namespace to show; None for all."""
     connection = connect(arguments.kubeconfig, arguments.context, arguments.namespace)
     return connection, None if getattr(arguments, "all_namespaces", False) else connection.namespace
 
@@ -165,7 +165,7 @@ def _show_line(page: Page, line: logs.Line) -> None:
 
 
 async def _logs(connection: Connection, wanted: Sequence[logs.Source], tail: int) -> dict[str, str]:
-    """The last lines of each log. A log that cannot be read has a line that says why."""
+    """The last lines of each log. A log that cannot be read has a line with the reason."""
     places = asyncio.Semaphore(PARALLEL_LOGS)
 
     async def one(kube: Kube, source: logs.Source) -> str:

@@ -1,6 +1,6 @@
 """Tables and text for a terminal: colored there, plain in a pipe.
 
-Rich says what the terminal can do and how a style looks there. Lines are written without it: its layout, of which nothing is
+Rich detects what the terminal can do and how it renders a style. Lines are written without it: its layout, of which nothing is
 needed here, takes seconds for the thousands of lines of a large fleet.
 """
 

@@ -39,7 +39,7 @@ def as_values(picture: Picture, usage: Sequence[Json] | None) -> list[dict[str, 
 
 
 def show(picture: Picture, usage: Sequence[Json] | None, missing: str, page: Page) -> None:
-    """A table of Macs; ``missing`` says why CPU and memory are not shown."""
+    """A table of Macs; ``missing`` is the reason why CPU and memory are not shown."""
     rows = [
         (
             one["name"],

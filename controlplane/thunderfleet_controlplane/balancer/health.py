@@ -1,4 +1,4 @@
-"""Asks every API server, over a connection that stays open, whether it is ready."""
+"""Checks whether every API server is ready, over a connection that stays open."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from thunderfleet_controlplane.balancer.servers import ApiServer, is_address
 SECONDS = 3.0
 ANSWER_SECONDS = 4.0
 NAME_PERIODS = 5
-"""Names are checked less often: they are needed only after addresses have changed, and each look-up asks the whole network."""
+"""Names are checked less often: they are needed only after addresses have changed, and each look-up is a multicast."""
 FAILURES = 2
 """Consecutive failures after which an API server counts as failed, and its connections are closed."""
 

@@ -15,7 +15,7 @@ LOCAL = "127.0.0.1"
 class Look:
     """``listens``: whether the balancer accepts connections. The API servers of its list, by whether they accept connections.
 
-    ``names``: known by name only, and asked only if no address answers.
+    ``names``: with a name instead of an address, and used only if no address answers.
     """
 
     listens: bool

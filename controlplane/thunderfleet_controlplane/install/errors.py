@@ -2,7 +2,7 @@
 
 
 class InstallError(Exception):
-    """A step is not possible; the message says why, and what to do. ``usage``: the command line is wrong."""
+    """A step is not possible; the message names the reason and what to do. ``usage``: the command line is wrong."""
 
     def __init__(self, message: str, *, usage: bool = False) -> None:
         super().__init__(message)

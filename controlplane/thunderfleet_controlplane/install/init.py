@@ -165,7 +165,7 @@ async def _join_self(mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: Kub
     mac.step("kubelet", f"joining as Node {config.name}")
     token = await cluster.make_token(kube, f"for {config.name}", cluster.OWN_TOKEN_HOURS, config.name)
     try:
-        # The Node exists with its label before the kubelet asks for a certificate with an address of the API server.
+        # The Node exists with its label before the kubelet requests a certificate with an address of the API server.
         await asyncio.to_thread(kubelet.join, config.name, target, token, replace=True)
     finally:
         await cluster.remove_token(kube, token)

@@ -92,7 +92,7 @@ def start_kubelet(mac: Mac, name: str) -> None:
 
 
 async def until_own_node_ready(mac: Mac, name: str, since: datetime) -> None:
-    """Wait until this Mac's Node is Ready, asking as its own kubelet. Raises InstallError."""
+    """Wait until this Mac's Node is Ready, with the credentials of its kubelet. Raises InstallError."""
     server = str(read_json(mac.layout.kubelet_state)["server"])
     identity = mac.layout.kubelet / "identity"
     client = identity / "client.pem"

@@ -53,7 +53,7 @@ class KubeletInstaller:
     def __init__(self, layout: HostLayout, launchctl: Launchctl, python: Path, environment: Mapping[str, str]) -> None:
         self._layout, self._launchctl, self._environment = layout, launchctl, environment
         self._program = python / "bin" / "thunderfleet-kubelet"
-        # The kubelet looks itself up on PATH when it writes its property list.
+        # The kubelet looks up its own path on PATH when it writes its property list.
         self._host = BlockingHost([python / "bin"], {**os.environ, **environment})
 
     def _files(self) -> list[str]:

@@ -164,7 +164,7 @@ def _owned(layout: HostLayout) -> list[Path]:
 
 
 def _end_pods(mac: Mac, name: str) -> None:
-    """Delete this Mac's Node, so that its kubelet ends all pods as they ask for, if the control plane answers."""
+    """Delete this Mac's Node, so that its kubelet ends all pods with their grace periods, if the control plane answers."""
     layout = mac.layout
     mac.step("reset", f"stopping the pods of Node {name}")
 

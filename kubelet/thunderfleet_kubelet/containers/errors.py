@@ -2,7 +2,7 @@
 
 
 class ContainerConfigError(Exception):
-    """The container cannot be created as its spec says; shown as CreateContainerConfigError."""
+    """The container cannot be created from its spec; shown as CreateContainerConfigError."""
 
 
 class ImageError(Exception):

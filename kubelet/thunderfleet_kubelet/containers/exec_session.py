@@ -236,7 +236,7 @@ def _stream(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
 
 
 async def start(folder: PodFolder, container: str, number: int, command: list[str], *, stdin: bool, tty: bool) -> Session:
-    """Starts ``command`` in the environment of attempt ``number``. Raises OSError, which says what cannot start."""
+    """Starts ``command`` in the environment of attempt ``number``. Raises OSError, which names what cannot start."""
     spec = read_json(folder.attempt(container, number) / "spec.json")
     if spec is None:
         raise FileNotFoundError(folder.attempt(container, number) / "spec.json")

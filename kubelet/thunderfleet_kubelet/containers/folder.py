@@ -38,7 +38,7 @@ class PodFolder:
         return self.path.name
 
     def sandbox(self, container: str, number: int) -> Path:
-        """The mount point as the attempt sees it."""
+        """The path of the mount point in the attempt."""
         return self.path / "containers" / container / "sandbox" / str(number)
 
     def attempt(self, container: str, number: int) -> Path:
@@ -84,7 +84,7 @@ class PodFolder:
         return group if group != self.path.parent.stat().st_gid else None
 
     def save(self, pod: Json) -> None:
-        """Records that this node has accepted the pod, so that a restarted kubelet knows it. Raises OSError."""
+        """Records that this node has accepted the pod, so that a restarted kubelet finds it. Raises OSError."""
         files.write_file(str(self.path / "pod.json"), json.dumps(pod))
         os.chmod(self.path / "pod.json", 0o600)
 
@@ -127,7 +127,7 @@ def _listed(folder: Path) -> list[str]:
 def read_json(path: Path) -> Json | None:
     """The object in a file; None if there is no file or it is damaged. Raises OSError if the file cannot be read now.
 
-    "Cannot be read" (too many open files, for example) is not the same as "does not exist": it says nothing about a
+    "Cannot be read" (too many open files, for example) is not the same as "does not exist": it has no information about a
     container.
     """
     try:

@@ -22,7 +22,7 @@ START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Launch:
-    """What a shim needs to run one attempt. ``grace``: seconds between SIGTERM and SIGKILL unless a stop says otherwise."""
+    """What a shim needs to run one attempt. ``grace``: seconds between SIGTERM and SIGKILL unless a stop sets another."""
 
     start: Start
     argv: list[str]

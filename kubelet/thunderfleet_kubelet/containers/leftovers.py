@@ -64,7 +64,7 @@ def end_processes(user: int, seconds: float = KILL_SECONDS) -> list[int]:
 def delete(path: Path) -> None:
     """Deletes a file or folder with everything in it; links are not followed. Raises OSError if something is left.
 
-    Asks ``rm``, because containers wrote these files: it needs no stack frame for each level of a deep folder, and on macOS it
+    Runs ``rm``, because containers wrote these files: it needs no stack frame for each level of a deep folder, and on macOS it
     clears the flags with which users protect files (``chflags uchg``). Blocks, so run it in a thread.
     """
     try:

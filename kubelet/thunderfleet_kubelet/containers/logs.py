@@ -83,7 +83,7 @@ def tail_start(fd: int, lines: int) -> tuple[int, int]:
         while start > 0:
             before = view.rfind(b"\n", 0, start - 1) + 1
             if _is_full(view[before : min(before + 64, start)]):
-                # A whole line ends here. If enough are found, the wanted ones start after it.
+                # A whole line ends here. If enough are found, the requested ones start after it.
                 if found == lines:
                     return start, found
                 found += 1

@@ -140,7 +140,7 @@ class ContainerRuntime:
         ended = read_json(attempt / "exit.json")
         if ended is not None or (container, number) in self._starting or is_alive(attempt):
             return ended
-        # The shim may have written it after the first look.
+        # The shim may have written it after the first read.
         ended = read_json(attempt / "exit.json")
         if ended is not None:
             return ended
@@ -217,7 +217,7 @@ class ContainerRuntime:
                 self._kill_orphans(name, number, running)
 
     def stop(self, container: str, number: int, grace: float) -> None:
-        """Asks the shim to stop the attempt: SIGTERM now, SIGKILL after ``grace`` seconds. Repeat it to shorten the grace."""
+        """Lets the shim stop the attempt: SIGTERM now, SIGKILL after ``grace`` seconds. Repeat it to shorten the grace."""
         attempt = self._folder.attempt(container, number)
         before = self.stop_grace(container, number)
         if before is None or grace < before:

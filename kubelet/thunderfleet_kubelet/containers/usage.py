@@ -1,7 +1,8 @@
 """CPU and memory of containers: the sum over the processes that have the container's marker in their environment.
 
 Read from ``/proc`` on Linux. On macOS from ``ps``, which hides the environment of Apple binaries: there, members of the main
-process's group and descendants belong to a container too. ``ps`` does not see the GPU's memory, so the kernel is asked.
+process's group and descendants belong to a container too. ``ps`` does not count the GPU's memory, so the kernel's figures are
+read.
 """
 
 import os

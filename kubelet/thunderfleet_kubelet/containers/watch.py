@@ -1,6 +1,6 @@
 """Whether a container's shim is alive, now and from the event loop.
 
-A running shim keeps a named pipe open for writing. A reader sees its end of file when the shim has ended, for whatever reason.
+A running shim keeps a named pipe open for writing. A reader gets end of file when the shim has ended, for whatever reason.
 On Linux the event loop can wait for that. On macOS it cannot: its kqueue reports nothing when the last writer of a named pipe
 has closed it (https://github.com/golang/go/issues/24164), so there it waits for the end of the shim's process.
 """

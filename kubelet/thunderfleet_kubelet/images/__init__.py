@@ -7,7 +7,7 @@ pull        one pull: from a name to an unpacked image
 download    blobs as files: resumed and verified
 registry    manifests and blobs of one repository
 requests    HTTP requests: redirects, authorization, limits
-challenge   what a registry asks for before it answers; pure
+challenge   what a registry requires before it answers; pure
 store       the images on this disk, by digest
 unpacking   runs the process that unpacks
 unpack      that process: layers into a folder
@@ -15,6 +15,6 @@ layer       one layer as bounded bytes
 manifest    manifests and configurations of images; pure
 reference   names of images; pure
 secrets     user names and passwords in pull secrets; pure
-settings    what the configuration says
+settings    the configuration of images
 errors      why an image cannot be pulled
 """

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 300.0
 AGAIN_SECONDS = 10.0
-"""The shortest time between two looks."""
+"""The shortest time between two checks."""
 
 NodeEvent = Callable[[str, str], None]
 
@@ -37,11 +37,11 @@ class Collector:
         self._deleting = asyncio.Lock()
 
     def nudge(self) -> None:
-        """Looks soon, because something changed."""
+        """Checks soon, because something changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Looks every ``LOOK_SECONDS`` until cancelled."""
+        """Checks every ``LOOK_SECONDS`` until cancelled."""
         while True:
             try:
                 await self.look()

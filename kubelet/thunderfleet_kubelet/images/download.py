@@ -27,7 +27,7 @@ LEAST_RATE = 16 * 1024
 """A registry that sends fewer bytes per second than this for a whole window counts as silent."""
 READ = 1024**2
 ROOM_STEP = 4 * 1024**2
-"""The free space is looked at after so many bytes."""
+"""Number of bytes after which the free space is checked."""
 SPARE_BYTES = 256 * 1024**2
 """Free space that pulls leave."""
 
@@ -83,7 +83,7 @@ class Downloads:
     @property
     def busy(self) -> set[str]:
         """The digests of blobs that are being fetched."""
-        # The trace of an error may keep a lock that nobody has any more.
+        # A traceback may keep a lock referenced that is no longer in use.
         return {digest for digest, lock in self._locks.items() if lock.locked()}
 
     async def fetch(self, registry: Registry, blob: Blob, progress: Progress = lambda count: None) -> Path:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import BinaryIO, cast
 
 MAX_READ = 1024**2
-"""The largest read: tarfile reads a whole extended header at once, however large it says that it is."""
+"""The largest read: tarfile reads a whole extended header at once, whatever size it declares."""
 HEADER_BYTES = 1024**2
 """How many bytes the headers of one entry may have."""
 RATIO = 200
@@ -21,7 +21,7 @@ WINDOW_LOG = 27
 
 
 class UnpackError(Exception):
-    """The layer is not unpacked; the message says which entry and why."""
+    """The layer is not unpacked; the message names the entry and the reason."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ class Pull:
                 f"{', '.join(self._settings.registries) or 'none'}"
             )
         for credential in credentials[:-1]:
-            # Nothing else differs between them: a broken network or a damaged layer would be asked for once for each.
+            # Nothing else differs between them: a broken network or a damaged layer would be requested once for each.
             with contextlib.suppress(Refused):
                 return await self._with(credential)
         return await self._with(credentials[-1] if credentials else None)

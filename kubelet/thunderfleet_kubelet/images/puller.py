@@ -33,7 +33,7 @@ FORGET_SECONDS = 600.0
 ERROR_SECONDS = 1.0
 """How long the error itself is shown before the back-off, which names it too."""
 ASK_SECONDS = 30.0
-"""How often a container asks for an image that is being pulled or that waits; it is also called."""
+"""How often a container checks for an image that is being pulled or that waits; it is also called."""
 PULLS_AT_ONCE = 3
 PULL_SECONDS = 4 * 3600.0
 LISTED = 50

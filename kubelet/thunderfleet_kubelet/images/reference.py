@@ -75,7 +75,7 @@ def parse(text: str) -> Reference | None:
 
 
 def is_plain(authority: str, plain_http: Iterable[str]) -> bool:
-    """Whether a registry is asked without TLS: one of ``plain_http``, or on this machine, where nobody listens in between."""
+    """Whether a registry is used without TLS: one of ``plain_http``, or on this machine, where nothing can intercept them."""
     host = authority.rpartition(":")[0] if re.search(r":\d+$", authority) else authority
     return authority in plain_http or host in ("localhost", "[::1]") or _LOOPBACK.fullmatch(host) is not None
 

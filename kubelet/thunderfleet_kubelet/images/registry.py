@@ -1,4 +1,4 @@
-"""Manifests and blobs of one repository, by the distribution API. What was asked for by digest is verified."""
+"""Manifests and blobs of one repository, by the distribution API. What was requested by digest is verified."""
 
 import contextlib
 import hashlib
@@ -98,14 +98,14 @@ class Registry:
         if status in (401, 403):
             raise Refused(f"{host} refuses access to {self._reference.name} (HTTP {status}{words}); check imagePullSecrets")
         if status == 404:
-            # Many registries say so of what they do not show to somebody.
+            # Many registries answer so if the user may not read the image.
             raise Refused(f"{host} has no {what} of {self._reference.name} (HTTP 404{words})")
         kind = Transient if status >= 500 or status in (408, 429) else PullError
         raise kind(f"{host} answers HTTP {status} for {what}{words}")
 
 
 async def _error_of(response: aiohttp.ClientResponse) -> str:
-    """What the registry says about an error, in one short line; empty if it says nothing readable."""
+    """The registry's description of an error, in one short line; empty if it has none, or none that can be parsed."""
     try:
         async with within(ERROR_SECONDS, "no text of the error"):
             answer: Any = json.loads(await read(response, MAX_ERROR))

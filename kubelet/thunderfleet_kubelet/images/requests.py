@@ -1,7 +1,7 @@
 """GET requests to one registry: redirects, authorization and limits.
 
 Redirects are followed here and not by aiohttp, because what authorizes a request is for the registry only: registries redirect
-to stores of other owners, and a registry that lies redirects anywhere.
+to stores of other owners, and a malicious registry redirects anywhere.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def session(ca_file: Path | None, agent: str) -> aiohttp.ClientSession:
 
 
 class Requests:
-    """Asks the registry of ``reference``. ``plain_http``: the hosts (and ports) that may be asked without TLS."""
+    """Sends requests to the registry of ``reference``. ``plain_http``: the hosts (and ports) that may be used without TLS."""
 
     def __init__(
         self, client: aiohttp.ClientSession, reference: Reference, plain_http: tuple[str, ...], credential: Credential | None
@@ -103,7 +103,7 @@ class Requests:
             location = response.headers.get("Location", "")
             response.close()
             url = self._next(url, location)
-            # A host that was asked on the way is not trusted to come back with what it likes.
+            # A host in the chain of redirects is not trusted to send anything else.
             at_home = at_home and url.origin() == self.origin
         raise PullError(f"{self.origin.host} redirects more than {MAX_REDIRECTS} times")
 
@@ -131,7 +131,7 @@ class Requests:
             raise Transient(f"{url.host}: {said(error)}") from None
 
     async def _authorize(self, asked: Challenge | None) -> str:
-        """The value of the Authorization header that the registry asks for. Raises PullError."""
+        """The value of the Authorization header that the registry requires. Raises PullError."""
         if asked is None:
             raise Refused(f"{self.origin.host} refuses access and does not offer a way to authenticate")
         if asked.scheme == "basic":

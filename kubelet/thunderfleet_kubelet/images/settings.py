@@ -1,4 +1,4 @@
-"""What the kubelet's configuration says about images. Pure."""
+"""The part of the kubelet's configuration about images. Pure."""
 
 from dataclasses import dataclass
 from pathlib import Path

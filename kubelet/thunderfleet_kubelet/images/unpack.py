@@ -28,16 +28,16 @@ MAX_PATH, MAX_NAME, MAX_DEPTH = 4096, 255, 128
 MAX_NAMES = 128 * 1024**2
 """How many characters all paths may have together: they are in memory, in up to four bytes each."""
 MAX_KNOWN = 4096
-"""How many folders are remembered: their names are in memory once more, each in a text of its own."""
+"""How many folders are cached: their names are in memory once more, each in a text of its own."""
 MAX_TIME = 2**33
 MAX_GLOBAL = 64
 """How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
 BLOCK = 4096
 """What an entry takes of the disk besides its content: an inode, and most of a block for a small file."""
 ROOM_STEP = 16 * 1024**2
-"""The free space is looked at after so many bytes."""
+"""Number of bytes after which the free space is checked."""
 PARENT_SECONDS = 1.0
-"""How often it is checked whether the kubelet lives."""
+"""How often it is checked whether the kubelet runs."""
 SPECIAL = 0o6000
 """setuid and setgid."""
 EXECUTABLE = 0o111
@@ -51,7 +51,7 @@ class Tree:
     budget: Budget
     spare: int = 0
     unchecked: int = ROOM_STEP
-    """Bytes that were written since the free space was looked at."""
+    """Bytes that were written since the free space was checked."""
     characters: int = 0
     """Of the paths that the layers have made."""
     names: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -76,7 +76,7 @@ class AddressReader:
             return current
         found = await (self._read_mac(current, servers) if self._mac else asyncio.to_thread(_routed, servers))
         if found is None and not current:
-            # A starting kubelet needs an address, and the kernel may know one even if the command fails.
+            # A starting kubelet needs an address, and the kernel may have one even if the command fails.
             found = await asyncio.to_thread(_routed, servers) or None
         # A command may print anything. An address that this machine cannot bind is not its own.
         return found if found is None or all(map(_is_ours, found)) else None

@@ -47,7 +47,7 @@ class Awake:
             await self._until_changed(delay)
 
     async def _hold(self, program: str) -> str | None:
-        """Runs caffeinate until it is no longer wanted. Returns the problem if caffeinate ended before."""
+        """Runs caffeinate until it is no longer needed. Returns the problem if caffeinate ended before."""
         # -i: no idle sleep; -s: no system sleep on mains power; -w: until this process has ended, however it ends.
         process = await asyncio.create_subprocess_exec(
             *(program, "-is", "-w", str(os.getpid())),

@@ -21,7 +21,7 @@ FAILURES: Final = 3
 
 
 class ComponentWatch:
-    """Asks the components of this machine. ``changed`` is called when one of them starts or stops working."""
+    """Checks the components of this machine. ``changed`` is called when one of them starts or stops working."""
 
     def __init__(self, changed: Callable[[], None], ports: Mapping[str, int] = PORTS) -> None:
         self._changed, self._ports = changed, ports
@@ -33,7 +33,7 @@ class ComponentWatch:
         return dict(self._works)
 
     async def run(self) -> None:
-        """Asks until cancelled."""
+        """Checks until cancelled."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         # Each request uses a new connection, because a hanging connection must not be reused.
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as client:
@@ -42,7 +42,7 @@ class ComponentWatch:
                 await asyncio.sleep(ASK_SECONDS)
 
     async def ask(self, client: aiohttp.ClientSession) -> None:
-        """Asks once."""
+        """Checks once."""
         answers = await asyncio.gather(*(_answers(client, port) for port in self._ports.values()))
         before = dict(self._works)
         for name, answered in zip(self._ports, answers, strict=True):

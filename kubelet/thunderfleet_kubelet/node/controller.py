@@ -33,7 +33,7 @@ class NodeController:
 
     ``read``: reads the load of the machine. ``kube``: returns the current client; renewed certificates change it.
     ``on_vanished``: called when the Node was deleted, before it is registered again. ``shared_user``: the user of all pods, if
-    this kubelet cannot give each pod its own. ``disk``: looks at the disk. ``machine_changed``: called with the machine when it
+    this kubelet cannot give each pod its own. ``disk``: checks the disk. ``machine_changed``: called with the machine when it
     has another amount of memory for pods. ``images``: the images that the status lists.
     ``components``: whether those of a control plane on this machine work. ``own_descriptors``: counts those of the kubelet.
     ``now``: seconds on a clock that counts sleep.

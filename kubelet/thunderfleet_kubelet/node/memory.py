@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 WIRED_LIMIT = "iogpu.wired_limit_mb"
 """The kernel variable of a Mac with the limit of GPU memory; 0: no limit was set."""
 RETRY_SECONDS = 300.0
-"""How long an estimate stays in use after MLX could not be asked."""
+"""How long an estimate stays in use after MLX gave no answer."""
 
 
 def host_memory() -> int:
@@ -31,7 +31,7 @@ def host_memory() -> int:
 
 
 class GpuMemory:
-    """Asks MLX, and again after the limit of macOS has changed (``sysctl iogpu.wired_limit_mb=...``)."""
+    """Reads it from MLX, and again after the limit of macOS has changed (``sysctl iogpu.wired_limit_mb=...``)."""
 
     def __init__(self, commands: Commands, clock: Callable[[], float] = time.monotonic) -> None:
         self._commands = commands

@@ -1,8 +1,8 @@
 """Keeps this Mac's Thunderbolt ports out of bridges, each with a network service and an address of its own.
 
-``thunderfleet_lib.macnet`` decides the next step. This module keeps time: whether the API server answers, for how long,
-and when to look again. On a Mac whose only network is a cable, the port has to leave the bridge before the Mac has any
-address. So this also runs without an API server, while the kubelet waits for an address.
+``thunderfleet_lib.macnet`` decides the next step. This module keeps time: whether the API server answers, for how long, and
+when to check again. On a Mac whose only network is a cable, the port has to leave the bridge before the Mac has any address. So
+this also runs without an API server, while the kubelet waits for an address.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def cable_addresses(links: list[Json], node: str, network: IPv4Network) -> Mappi
     """The addresses of this Mac's ports, from its ThunderboltLinks.
 
     A link counts if the agent of this Mac reports its end of it: agents of other Macs can create links too. Of several links
-    at one port, the first by name that the agent sees itself counts.
+    at one port, the first by name that this Mac's agent reports counts.
     """
     found: dict[str, tuple[bool, str, IPv4Interface]] = {}
     for link in links:
@@ -159,7 +159,7 @@ class ThunderboltPorts:
         return Goal(server, addresses=self._addresses, waiting=waiting)
 
     async def _reach(self) -> Reach:
-        """Asks whether the API server answers, if the next step depends on it."""
+        """Checks whether the API server answers, if the next step depends on it."""
         now = self._clock()
         if not self._keeper.record.trial:
             self._trial_since = now

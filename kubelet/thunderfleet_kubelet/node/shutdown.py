@@ -1,7 +1,7 @@
-"""Whether the machine shuts down: asked when the kubelet gets SIGTERM, which it also gets for an upgrade.
+"""Whether the machine shuts down: checked when the kubelet gets SIGTERM, which it also gets for an upgrade.
 
 macOS has no command with one answer. The window server keeps states for notify(3) while a user's shutdown or restart is under
-way, and ``shutdown``, ``reboot`` and ``halt`` run until launchd has ended everything. systemd says ``stopping``.
+way, and ``shutdown``, ``reboot`` and ``halt`` run until launchd has ended everything. systemd reports ``stopping``.
 """
 
 import asyncio

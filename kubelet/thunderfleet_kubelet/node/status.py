@@ -183,7 +183,7 @@ def capacity(config: Config, machine: Machine) -> tuple[dict[str, str], dict[str
     """(capacity, allocatable) of the Node, as quantities by resource.
 
     The memory of a Mac is what its GPU may use, so it is published under both names: a quota for ``memory`` counts all pods,
-    one for the extended resource only those that ask for it.
+    one for the extended resource only those that request it.
     """
 
     def quantities(millis: int, memory: int, disk: int) -> dict[str, str]:

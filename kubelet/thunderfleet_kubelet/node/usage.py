@@ -14,7 +14,7 @@ HOST_CPU_LOAD_INFO, HOST_VM_INFO64 = 3, 4
 
 
 def machine_usage() -> tuple[float, int] | None:
-    """CPU seconds since boot, and bytes of memory in use; None if the system does not say."""
+    """CPU seconds since boot, and bytes of memory in use; None if the system does not report it."""
     try:
         return _from_mach() if sys.platform == "darwin" else _from_proc()
     except (OSError, ValueError, KeyError):

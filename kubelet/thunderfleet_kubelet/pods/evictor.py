@@ -28,7 +28,7 @@ NodeEvent = Callable[[str, str], None]
 
 
 class Evictor:
-    """Looks at ``workers`` (by uid), which the manager changes.
+    """Reads ``workers`` (by uid), which the manager changes.
 
     ``watch``: None turns disk pressure off. ``changed``: called when the pressure has changed. ``node_event``: records a
     warning about the Node (reason, message). ``reclaim``: frees bytes without ending a pod, and returns how many.

@@ -164,7 +164,7 @@ class PodManager:
     def _images_in_use(self) -> tuple[set[str], set[str]] | None:
         """The ``imageID`` of each container that has run and was not removed, and the images that the pods' specs name.
 
-        None: not known yet, because pods of an earlier kubelet were not looked at.
+        None: not known yet, because pods of an earlier kubelet were not examined.
         """
         if self._unreadable or any(worker.accepted and not worker.observed for worker in self._workers.values()):
             return None

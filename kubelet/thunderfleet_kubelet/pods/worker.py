@@ -97,7 +97,7 @@ class PodWorker:
         return self.accepted and not self.removed and not self._has_ended()
 
     def view(self) -> Json:
-        """The pod with the status that this node knows, published or not."""
+        """The pod with this node's latest status, published or not."""
         return {**self.pod, "status": self._context.status}
 
     def _has_ended(self) -> bool:
@@ -114,7 +114,7 @@ class PodWorker:
             return
         self._context.pod = pod
         if self._publisher.pending is None or first:
-            # An earlier kubelet may have published a status that this one does not know.
+            # An earlier kubelet may have published a status that this one has not read.
             self._publisher.discard()
             self._context.status = dict(pod.get("status") or {})
             self._prober.adopt(self._context.status)
@@ -137,7 +137,7 @@ class PodWorker:
         return self._closed or self._gone
 
     def evict(self, message: str) -> float:
-        """Ends the pod for good: Failed with the reason Evicted. Returns the longest time that its containers get (seconds)."""
+        """Ends the pod: Failed with the reason Evicted. Returns the longest time that its containers get (seconds)."""
         if not self._evicted:
             self._evicted = message
             self._context.event("Warning", eviction.REASON, message)
@@ -145,7 +145,7 @@ class PodWorker:
         return eviction_grace_of(self.pod)
 
     def shut_down(self, seconds: float) -> None:
-        """Ends the pod for good within ``seconds``, because the machine shuts down."""
+        """Ends the pod within ``seconds``, because the machine shuts down."""
         self._shutdown_seconds = seconds
         self._context.event("Normal", "NodeShutdown", SHUTDOWN_MESSAGE)
         self.wake()

@@ -12,7 +12,7 @@ RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
 class BadRequest(Exception):
-    """A query that cannot be answered; the message says what is allowed (HTTP 400)."""
+    """A query that cannot be answered; the message names what is allowed (HTTP 400)."""
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:
@@ -56,7 +56,7 @@ def _since(query: Mapping[str, str], now: datetime) -> datetime | None:
 
 
 def log_options(query: Mapping[str, str], now: datetime) -> tuple[LogOptions, bool]:
-    """The options of ``/containerLogs``, and whether it asks for the previous attempt. Raises BadRequest."""
+    """The options of ``/containerLogs``, and whether it requests the previous attempt. Raises BadRequest."""
     since = _since(query, now)
     stream, tail = query.get("stream") or "All", _count(query, "tailLines", 0)
     if stream not in STREAMS:

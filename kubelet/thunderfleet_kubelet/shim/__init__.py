@@ -6,7 +6,7 @@ writes the program's output to the container's log, forwards stop requests, and 
 communicate only through files in FOLDER:
 
 - ``spec.json`` (read once): argv, env, cwd, uid, gid, groups, log, marker, ownUser, grace, logBytes, logFiles, stdin, tty.
-- ``alive``: a named pipe that the shim keeps open for writing. A reader sees the end of file when the shim has ended, for
+- ``alive``: a named pipe that the shim keeps open for writing. A reader gets the end of file when the shim has ended, for
   whatever reason, even if its pid has been reused.
 - ``running.json``: ``shim`` and ``pid`` (process ids), ``birth`` (of ``pid``), ``startedAt`` (seconds since the epoch).
 - ``claimed``: exists as soon as a shim has taken the attempt; a second shim leaves it alone.

@@ -13,7 +13,7 @@ PS_SECONDS = 10.0
 def marked(marker: str, group: int = 0) -> list[int]:
     """The pids of all live processes that have ``marker`` (a sandbox folder) in their environment.
 
-    macOS shows nobody the environment of an Apple binary, such as ``sh``. There, the members of the process group ``group``
+    macOS shows no user the environment of an Apple binary, such as ``sh``. There, the members of the process group ``group``
     and the descendants of all these processes belong to them too.
     """
     wanted = f"{MARKER_VARIABLE}={marker}".encode()

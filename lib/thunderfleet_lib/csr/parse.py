@@ -1,4 +1,4 @@
-"""What a certificate request of a kubelet asks for."""
+"""The contents of a kubelet's certificate request."""
 
 import base64
 from typing import Any
@@ -27,7 +27,7 @@ def parse(spec: Json) -> Request:
     except ValueError:
         raise
     except Exception as error:
-        # The library has errors of many classes for extensions and keys that it does not know.
+        # The library has errors of many classes for extensions and keys that it does not support.
         raise ValueError(f"invalid certificate request: {error}") from error
     return Request(
         signer=str(spec.get("signerName")),

@@ -14,8 +14,10 @@ from typing import Any, Literal, NamedTuple
 from thunderfleet_lib.csr.names import NODE_PREFIX, NODES
 
 WAIT_SECONDS = 60.0
-"""How long a request may name addresses that its Node does not publish. A kubelet whose address has changed asks for a
-certificate and updates its Node at the same time."""
+"""How long a request may name addresses that its Node does not publish.
+
+A kubelet whose address has changed requests a certificate and updates its Node at the same time.
+"""
 ADDRESSES = 64
 """How many addresses of one Node count. A kubelet writes them itself, and could write a megabyte of them."""
 AGAIN = "the kubelet sends a new request within five minutes; if that is denied too, see its log"
@@ -27,7 +29,7 @@ Json = dict[str, Any]
 
 
 def usages_with(purpose: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The usages that a kubelet may ask for; the second are those for RSA keys."""
+    """The usages that a kubelet may request; the second are those for RSA keys."""
     return (
         frozenset({"digital signature", purpose}),
         frozenset({"digital signature", "key encipherment", purpose}),
@@ -151,7 +153,7 @@ def published_addresses(node: Json) -> frozenset[str]:
 
 
 def is_control_plane(node: Json) -> bool:
-    """Whether a Node object says that the machine runs an API server."""
+    """Whether a Node object has the label of a machine that runs an API server."""
     return CONTROL_PLANE_LABEL in (node["metadata"].get("labels") or {})
 
 

@@ -30,7 +30,7 @@ def parse(text: str) -> int:
 def gpu_memory_limit(memory_bytes: int, wired_limit_mb: int | None = None, metal_bytes: int | None = None) -> int:
     """How many of ``memory_bytes`` the GPU may use.
 
-    ``metal_bytes``: what MLX says. Without it: ``wired_limit_mb``, the value of ``iogpu.wired_limit_mb``. 0 and None stand for
+    ``metal_bytes``: MLX's value. Without it: ``wired_limit_mb``, the value of ``iogpu.wired_limit_mb``. 0 and None stand for
     the default of macOS, for which a share is returned that no known version goes below.
     """
     if metal_bytes:

@@ -1,7 +1,7 @@
 """Runs commands of this machine: an argument list in, text or a typed failure out.
 
 Every command has a time limit and a bound on its output. A command that cannot be killed (a stuck RDMA stack leaves
-``ibv_devinfo`` in uninterruptible sleep, where SIGKILL has no effect) is left behind and remembered, and no second copy of it
+``ibv_devinfo`` in uninterruptible sleep, where SIGKILL has no effect) is left behind and recorded, and no second copy of it
 is started while it hangs. Recorded Macs put small executables with the commands' names at the front of PATH.
 
 ``Host`` is for asyncio, ``BlockingHost`` for threads; both return the same values.
@@ -30,7 +30,7 @@ GRACE_SECONDS: Final = 1.0
 """How long a killed command may take to exit before it is left behind."""
 SHORTEST_WAIT_SECONDS: Final = 0.001
 LONGEST_WAIT_SECONDS: Final = 0.05
-"""How often to look whether a program that has closed its output has exited: from the first, doubled up to the second."""
+"""How often to check whether a program that has closed its output has exited: from the first, doubled up to the second."""
 COMMANDS_AT_ONCE: Final = 32
 QUOTE_CHARACTERS: Final = 300
 
@@ -226,7 +226,7 @@ class BlockingHost(_Commands):
         return outcome
 
     def _end(self, key: tuple[str, ...], process: subprocess.Popen[bytes]) -> None:
-        """Kills the process and its children; one that does not exit is left behind and remembered."""
+        """Kills the process and its children; one that does not exit is left behind and recorded."""
         _kill_group(process.pid)
         try:
             process.wait(GRACE_SECONDS)

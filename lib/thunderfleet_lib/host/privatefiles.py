@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """Writes ``file`` with mode 0600, atomically: a reader sees the old or the new content, also after a power cut."""
+    """Writes ``file`` with mode 0600, atomically: a reader gets the old or the new content, also after a power cut."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         partial.unlink()

@@ -1,7 +1,7 @@
 """Protects root from programs and files that another user can change: folders for commands, the environment, files.
 
 `sudo` on a Mac keeps the caller's PATH and home folder. So programs that run as root call ``take_own_environment`` first, and
-ask ``distrust`` before they run or copy a file, or write into a folder.
+call ``distrust`` before they run or copy a file, or write into a folder.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = 0
 ROOT_FOLDERS = ("/Library/Apple/usr/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
-"""Where root looks for commands. System Integrity Protection covers the first; a recorded Mac has its commands there."""
+"""Where root searches for commands. System Integrity Protection covers the first; a recorded Mac has its commands there."""
 
 _KEPT = frozenset(
     (
@@ -33,7 +33,7 @@ def root_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def take_own_environment() -> None:
-    """If this process is root: use ``root_environment`` from now on, and let nobody else write new files."""
+    """If this process is root: use ``root_environment`` from now on, and let no other user write new files."""
     if os.geteuid() != ROOT:
         return
     own = root_environment(os.environ)
@@ -43,9 +43,9 @@ def take_own_environment() -> None:
 
 
 def distrust(paths: Iterable[Path]) -> str | None:
-    """Why a user other than root could change what is at ``paths``, and the command that fixes it; None if nobody can.
+    """Why a user other than root could change what is at ``paths``, and the command that fixes it; None if no other user can.
 
-    Looks at each path, at the folders above, and at what links lead to. A path that does not exist is as safe as its folder.
+    Checks each path, the folders above, and what links lead to. A path that does not exist is as safe as its folder.
     """
     for path in paths:
         for one in _on_the_way(path):

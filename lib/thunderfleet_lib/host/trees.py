@@ -18,7 +18,7 @@ def remove_tree(path: Path) -> None:
     """Remove a folder with everything in it. Raises OSError.
 
     The owners of folders in it may change them meanwhile: no link is followed, no other file system is entered, and at any
-    depth this needs two descriptors and no recursion. The folder above ``path`` must be one that nobody else changes.
+    depth this needs two descriptors and no recursion. The folder above ``path`` must be one that no other user changes.
     """
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -1,7 +1,7 @@
 """The paths of the models' HTTP API, one list for the gateway and the router. Pure.
 
 To add a path that takes a body, add it to ``POSTS``, its handler to ``Gateway.app`` of the runner, and the path to
-``docs/clients.md``; if it is not below ``/v1/``, also to ``docs/security.md``. Both programs then ask for a key on this path,
+``docs/clients.md``; if it is not below ``/v1/``, also to ``docs/security.md``. Both programs then require a key on this path,
 count its requests and name it in errors, and the router passes it on.
 """
 

@@ -8,7 +8,7 @@ from typing import Final
 from thunderfleet_crds.vocabulary import KeyPriority
 
 ROUTED: Final = "X-Thunderfleet-Routed"
-"""On requests of routers: asks for the two headers below."""
+"""On requests of routers: requests the two headers below."""
 TOKENS: Final = "X-Thunderfleet-Tokens"
 """On whole responses, and at the end of streams: tokens of the prompt and of the answer, ``12,34``."""
 GROUP: Final = "X-Thunderfleet-Group"

@@ -17,7 +17,7 @@ class Part(StrEnum):
 
 
 async def silent_part(kube: Kube, seconds: float = PROBE_SECONDS) -> Part | None:
-    """Asks the API server for its health; None if it is healthy, or does not answer the question."""
+    """Requests the health of the API server; None if it is healthy, or does not answer the question."""
     try:
         await kube.request("GET", "/livez", seconds=seconds)
     except ApiError as error:
@@ -43,13 +43,13 @@ class Silence:
         self._before: tuple[Part | None, int] = (None, 0)
 
     async def ask(self) -> Part | None:
-        """Asks once more. Returns the part that was silent this time and the time before, or None."""
+        """Checks once more. Returns the part that was silent this time and the time before, or None."""
         part = await silent_part(self._kube)
         before, self._before = self._before, (part, self._kube.clock.responses if part is Part.API_SERVER else 0)
         return part if part is not None and before == self._before else None
 
     async def wait(self, seconds: float) -> Part:
-        """Asks again, ``seconds`` after each answer, until a part is silent."""
+        """Checks again, ``seconds`` after each answer, until a part is silent."""
         while True:
             part = await self.ask()
             if part is not None:

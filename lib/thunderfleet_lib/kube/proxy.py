@@ -17,7 +17,7 @@ def proxy_for(url: str) -> str | None:
     if not parts.hostname or proxy_bypass(parts.hostname):
         return None
     found = getproxies().get(parts.scheme)
-    # Proxies that speak TLS themselves are not supported.
+    # Proxies that are reached over TLS are not supported.
     return found if found and urlsplit(found).scheme not in ("https", "wss") else None
 
 

@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 class Reflector:
     """A cache of one collection, kept current by list and watch while ``run`` runs.
 
-    ``on_change(key)`` is called after the cache has changed for that key (``namespace/name``), deletions included; it says
-    that something changed, the cache says what. ``synced`` is set after the first list. While the API server is unreachable
-    the cache keeps its content and ``run`` retries with back-off. ``page``: objects of one page of the list; programs with
-    little memory read small ones.
+    ``on_change(key)`` is called after the cache has changed for that key (``namespace/name``), deletions included; it means
+    that something changed, and the cache has the change. ``synced`` is set after the first list. While the API server is
+    unreachable the cache keeps its content and ``run`` retries with back-off. ``page``: objects of one page of the list;
+    programs with little memory read small ones.
     """
 
     kube: Kube

@@ -5,8 +5,10 @@ from thunderfleet_lib.kube.client import ApiError
 
 REFUSED = Backoff(0.5, 10.0, jitter=0.3)
 UNANSWERED = Backoff(0.5, 2.0, jitter=0.3)
-"""Short: a Mac may boot minutes before the API server, and must notice at once that it answers. A request that nobody answers
-costs the API server nothing."""
+"""Short: a Mac may boot minutes before the API server, and must notice at once that it answers.
+
+A request that gets no answer costs the API server nothing.
+"""
 
 
 class Retries:
@@ -23,7 +25,7 @@ class Retries:
     def seconds(self, error: ApiError) -> float:
         """The wait after ``error``, in seconds.
 
-        The first refusal after silence is the first failure: an API server that has just started refuses everybody until it has
+        The first refusal after silence is the first failure: an API server that has just started refuses all users until it has
         read its roles, which takes less than a second.
         """
         if error.unanswered != self._unanswered:

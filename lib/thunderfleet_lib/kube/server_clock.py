@@ -58,7 +58,7 @@ def _parsed(date: str | None) -> datetime | None:
 
 
 class ServerClock:
-    """What the responses of an API server say about the clock of this machine."""
+    """The clock of this machine, compared with the responses of an API server."""
 
     def __init__(self) -> None:
         self.known = False

@@ -1,6 +1,6 @@
 """What messages recommend about addresses and bridges: settings that outlive a restart. Pure.
 
-Agent, operator, runner and doctor say the same.
+Agent, operator, runner and doctor use the same text.
 """
 
 from __future__ import annotations

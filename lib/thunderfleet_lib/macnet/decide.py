@@ -18,7 +18,7 @@ from thunderfleet_lib.macnet.values import Network, Port, Record
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted. ``server``: the host of the API server's URL. ``managed``: False undoes everything."""
+    """The desired state. ``server``: the host of the API server's URL. ``managed``: False undoes everything."""
 
     server: str
     managed: bool = True
@@ -58,7 +58,7 @@ def _release(network: Network, record: Record, why: str) -> Decision:
 
 
 def managed_ports(network: Network) -> Iterator[Port]:
-    """The ports without an enabled network service of somebody else, whose settings are theirs."""
+    """The ports without an enabled network service that others created, who manage its settings."""
     return (port for port in network.ports if port.name not in network.foreign)
 
 

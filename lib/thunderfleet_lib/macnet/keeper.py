@@ -65,7 +65,7 @@ class Keeper:
 
 
 def undo(run: Run, path: Path) -> tuple[str, ...]:
-    """Undo what the record in ``path`` says; what could not be undone, as sentences.
+    """Undo the changes in the record in ``path``; what could not be undone, as sentences.
 
     Raises OSError if the record cannot be written.
     """

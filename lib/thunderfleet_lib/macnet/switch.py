@@ -47,7 +47,7 @@ class Decision:
     problem: str = ""
     """Why ports are not as they should be, and what to do."""
     waiting: str = ""
-    """What it waits for, if nobody has to do anything."""
+    """What it waits for, if no action is needed."""
     outcome: str = ""
     """Confirmed or Undone: the end of a switch."""
 
@@ -129,7 +129,7 @@ def _refuse(network: Network, record: Record) -> Record:
 
 
 def why_undoing(record: Record) -> str:
-    """Why managed ports are being put back. The record says that they are, but not why."""
+    """Why managed ports are being put back. The record has that they are, but not the reason."""
     if record.refused:
         return "the API server was not reached without the bridge, or the ports were not ready in time"
     return "the changes were already being undone when thunderboltPorts was set back to Managed"

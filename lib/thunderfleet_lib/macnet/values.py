@@ -64,9 +64,9 @@ class Network:
     services: Mapping[str, IPv4Interface | None] = field(default_factory=dict)
     """Our network services that exist, and the address that each is to set; None: automatic (DHCP, else link-local)."""
     disabled: frozenset[str] = frozenset()
-    """Our network services that somebody has disabled."""
+    """Our network services that a user has disabled."""
     foreign: frozenset[str] = frozenset()
-    """Ports with an enabled network service that somebody else has created."""
+    """Ports with an enabled network service that is not ours."""
     bridges: tuple[Bridge, ...] = ()
     networks: tuple[IPv4Network, ...] = ()
     """What the other interfaces reach directly."""

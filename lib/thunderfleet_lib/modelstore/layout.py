@@ -64,7 +64,7 @@ class Layout:
         return self.manifests / f"{digest}.json"
 
     def restricted(self, digest: str) -> Path:
-        """The file that says that the hub has listed a manifest's files for a token."""
+        """The file that records that the hub has listed a manifest's files for a token."""
         return self.manifest(digest).with_suffix(RESTRICTED)
 
     def part(self, digest: str) -> Path:

@@ -36,7 +36,7 @@ _VERSION = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 
 
 class InvalidManifest(ValueError):
-    """The manifest breaks a rule; the text says which, and for which file."""
+    """The manifest breaks a rule; the text names it and the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -465,7 +465,7 @@ def clone(source: int, target: Path) -> bool:
     # fclonefileat(srcfd, dst_dirfd, dst, flags): AT_FDCWD is -2 on macOS.
     if library.fclonefileat(source, -2, os.fsencode(target), 0) != 0:
         return False
-    # The clone has the mode and flags of the original, which a pod could set so that nobody may write or remove it.
+    # The clone has the mode and flags of the original, which a pod could set so that no user may write or remove it.
     if (set_flags := getattr(os, "chflags", None)) is not None:
         set_flags(target, 0)
     target.chmod(0o600)

@@ -9,7 +9,7 @@ _ADVICE = "write it with `sha256sum * > SHA256SUMS` in the folder"
 
 
 class InvalidSums(ValueError):
-    """The list breaks a rule; the text says which."""
+    """The list breaks a rule; the text names it."""
 
 
 def parse(raw: bytes) -> dict[str, str]:

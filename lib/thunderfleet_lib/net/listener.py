@@ -4,9 +4,9 @@ A connection costs a file descriptor from its first packet, before TLS or HTTP i
 connection for an hour. This listener counts connections when it accepts them. A connection without a request must send one
 within a limit. When the limit is reached, the connection that has been without a request longest is closed: among those that
 never sent one, of the client address that has most of them. So a client with a request is always served, no matter how many
-silent connections another client opens. Connections can be reserved for addresses that the program knows; connections from
-other addresses never close one of those. The bytes that a client sends before the server knows its request are limited too; see
-``unclaimed``.
+silent connections another client opens. Connections can be reserved for known addresses; connections from
+other addresses never close one of those. The bytes that a client sends before the server has read its request are limited too;
+see ``unclaimed``.
 """
 
 import asyncio
@@ -176,7 +176,7 @@ class Listener:
     """The connections of one application at any number of addresses, at most ``limit`` in all.
 
     ``reserved`` of them are for clients whose address is ``known``. ``track`` must be the application's outermost middleware:
-    it tells which connections handle a request. A connection whose first byte is that of ``preface`` goes to ``taker``.
+    it returns which connections handle a request. A connection whose first byte is that of ``preface`` goes to ``taker``.
     ``early_bytes``: what a client may send while its request is handled and the body is complete; None, as for connections that
     are upgraded, for any number. More than that closes the connection: the client does not wait for the response.
     """

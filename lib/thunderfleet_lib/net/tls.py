@@ -1,7 +1,7 @@
 """Keys, certificates and signing requests, as PEM.
 
 One function builds every certificate of the project, so that all of them have the extensions that OpenSSL's strict checks
-ask for: basic constraints, key identifiers and, where the names matter, subject alternative names.
+require: basic constraints, key identifiers and, where the names matter, subject alternative names.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Bytes from clients of a listener that belong to no request yet. Pure.
 
 They are unfinished headers, and requests behind the one that is being handled. An HTTP parser holds these bytes, and parsed
-copies of about the same size, before the server knows who sends them. So they are counted for each connection, for each address
-and in total, and a connection that holds too many is closed. The first FREE_BYTES of each connection do not count, so clients
-that send their headers at once hold nothing.
+copies of about the same size, before the server has identified the sender. So they are counted for each connection, for each
+address and in total, and a connection that holds too many is closed. The first FREE_BYTES of each connection do not count, so
+clients that send their headers at once hold nothing.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 class Unclaimed(Generic[Holder]):
-    """Bytes by connection. ``known``: whether the program knows an address, which then comes last when all hold too much."""
+    """Bytes by connection. ``known``: whether an address is known, which is then closed last when all hold too much."""
 
     def __init__(
         self, known: Callable[[str], bool] = lambda address: False, *, each: int = ADDRESS_BYTES, total: int = ALL_BYTES

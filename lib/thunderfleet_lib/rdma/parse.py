@@ -87,7 +87,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 def parse_devinfo(text: str) -> tuple[DeviceInfo, ...]:
     """The devices, by name without duplicates; line breaks may be missing.
 
-    Raises ParseError when the text describes no device and does not say that there is none, or when it is truncated. A list
+    Raises ParseError when the text neither describes a device nor reports that there is none, or when it is truncated. A list
     of GIDs has no end mark (``gid_tbl_len`` is its capacity), so a GID that is cut off at the end goes unnoticed here.
     """
     if NO_DEVICES_TEXT in text:

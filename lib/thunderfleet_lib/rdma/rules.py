@@ -10,8 +10,8 @@ To add a rule:
 2. Show in ``SHOWN`` of ``tests/unit/lib/test_rdma_one_reason.py`` how the output of a Mac's commands changes. That test
    compares all programs. If the rule needs a new fact, add it to ``Stack`` or ``Port``; the test then names each program that
    does not set it: the agent (``derive/rdma_ready``; ``inspection/problems`` for ``inspect``), the operator
-   (``decide/link_status``) or the runner (``host/rdma``). What the operator needs to know about a port has to be in the
-   NodeProfile (``derive/thunderbolt`` of the agent); a fault of the stack it knows by the reason that the agent published.
+   (``decide/link_status``) or the runner (``host/rdma``). What the operator needs of a port has to be in the NodeProfile
+   (``derive/thunderbolt`` of the agent); it gets a fault of the stack as the reason that the agent published.
 3. Run ``make crds docs``.
 
 For a whole Mac the agent has messages of its own for BridgeMember and PortDown (``derive/rdma_ready``).
@@ -27,7 +27,7 @@ from thunderfleet_crds.vocabulary import FaultClass, RDMADeviceState
 from thunderfleet_lib.macnet import advice
 
 LEAST_MACOS: Final = (26, 3)
-"""26.2 has RDMA over Thunderbolt too, but sends frames of another size, which newer versions do not understand."""
+"""26.2 has RDMA over Thunderbolt too, but sends frames of another size, which newer versions reject."""
 LEAST_MACOS_TEXT: Final = f"macOS {'.'.join(map(str, LEAST_MACOS))} or newer"
 
 DEVICE_PREFIX: Final = "rdma_"
@@ -189,7 +189,7 @@ _PORT_WORDS: Final = {rule.reason: rule.words for rule in PORT_RULES}
 
 
 def explain(reason: Reason, mac: str, port: Port | None = None, evidence: str = "") -> str:
-    """The fault in words, and what to do. ``mac`` names the Mac; ``evidence`` is what a command said."""
+    """The fault in words, and what to do. ``mac`` names the Mac; ``evidence`` is the output of a command."""
     of_stack = _STACK_WORDS.get(reason)
     text = of_stack(mac) if of_stack else _PORT_WORDS[reason](mac, port or Port(None, None, None))
     return f"{evidence}; {text}" if evidence else text

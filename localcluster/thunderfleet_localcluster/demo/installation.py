@@ -74,7 +74,7 @@ class _Command:
         self.log.write_text("")
         program = str(session.cluster.image_folder / "bin" / "thunderfleet")
         command = [program, *words, "--config", str(machine.folder / "kubelet.yaml")]
-        # The log is below the folder of the cluster, which every recorded Mac sees.
+        # The log is below the folder of the cluster, which every recorded Mac can read.
         script = ["sh", "-c", 'log=$1; shift; exec "$@" > "$log" 2>&1', "sh", str(self.log), *command]
         self._ended: Future[CompletedProcess[str]] = threads.submit(machine.run, script, text, INSTALL_SECONDS)
 

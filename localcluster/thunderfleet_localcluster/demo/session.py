@@ -144,7 +144,7 @@ class Session:
             say("")
 
     def check(self, question: str, how: str) -> None:
-        """Ask a question and compare the answer with one mlx-lm process. Raises LocalClusterError if they differ."""
+        """Send a question and compare the answer with one mlx-lm process. Raises LocalClusterError if they differ."""
         answer = self.ask(question)
         assert self.model_folder is not None, "the model is there before it is deployed"
         expected = reference(self.model_folder, question, self.model.tokens)

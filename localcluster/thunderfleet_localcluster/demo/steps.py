@@ -116,7 +116,7 @@ def show_group(deployment: Json) -> None:
 
 
 def ask(session: Session) -> None:
-    """Ask, change the parallelism, and ask again."""
+    """Send questions, change the parallelism, and send them again."""
     first = session.deployment()["status"]["groups"][0]["parallelism"]
     session.check(session.model.questions[0], first)
     other = "Tensor" if first == "Pipeline" else "Pipeline"

@@ -12,7 +12,7 @@ Problem = tuple[Location, str]
 
 
 def problems(fleet: Fleet) -> Iterable[Problem]:
-    """All problems of the fleet: the location of each in the file, and a message that says what is allowed."""
+    """All problems of the fleet: the location of each in the file, and a message that names what is allowed."""
     if not fleet.machines:
         yield ("machines",), "a fleet needs at least one machine"
     used: dict[tuple[str, int], str] = {}

@@ -1,7 +1,7 @@
 """Faults and changes of a running fleet: cables, LAN ports, RDMA, power, damaged commands. Pure.
 
 A FaultState is an immutable value. Applied to the layout of the fleet file, it yields the current layout, which recorded
-commands print and network namespaces follow, so that both ends of a cable always agree.
+commands print and network namespaces follow, so that both ends of a cable always match.
 """
 
 from collections.abc import Mapping

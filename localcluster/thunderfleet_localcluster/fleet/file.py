@@ -1,6 +1,6 @@
 """Fleet files (YAML): reading and error messages with line numbers.
 
-People write these files by hand, so a message names the file and the line, and says what is wrong and what is allowed. The
+People write these files by hand, so a message names the file, the line, what is wrong and what is allowed. The
 schema is pydantic's; lines come from the YAML nodes that the values were read from.
 """
 

@@ -1,6 +1,6 @@
 """Addresses, interfaces and identifiers of a fleet. Namespaces, recorded commands and kubelets all follow this layout.
 
-Pure: the same fleet and mode give the same layout, so the output of ``ifconfig`` agrees with the kernel.
+Pure: the same fleet and mode give the same layout, so the output of ``ifconfig`` matches the kernel.
 """
 
 import hashlib

@@ -7,5 +7,5 @@ linux      calls of Linux that Python lacks; standard library alone
 descendants  the descendants of a process, and their end; standard library alone
 own_root   the part of a recorded Mac's file system that is not shared
 children   child processes of the supervisor: started, watched, reaped
-machine    one machine as the supervisor sees it
+machine    one machine, for the supervisor
 """

@@ -79,7 +79,7 @@ class Children:
     ) -> Child:
         """Start a process.
 
-        ``die_with_us``: it is killed when the supervisor dies (Linux). ``pipes``: its standard input and output are pipes to
+        ``die_with_us``: it is killed when the supervisor ends (Linux). ``pipes``: its standard input and output are pipes to
         us; otherwise its output goes to ``log``.
         """
         linux = die_with_us and sys.platform.startswith("linux")

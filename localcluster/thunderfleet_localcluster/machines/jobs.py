@@ -316,7 +316,7 @@ def program(spec: Mapping[str, Any]) -> str:
 
 
 def spawn(spec: Mapping[str, Any], path: str) -> int:
-    """Start a job's process, as its property list says; returns its process ID. Raises OSError, KeyError, ValueError."""
+    """Start a job's process, as in its property list; returns its process ID. Raises OSError, KeyError, ValueError."""
     if not os.path.isabs(program(spec)) and os.sep in program(spec):
         raise ValueError(program(spec))
     account = pwd.getpwnam(spec["UserName"]) if "UserName" in spec else None

@@ -193,7 +193,7 @@ class Launchd:
         caller.close()
 
     def ask(self, caller: socket.socket, argv: object) -> None:
-        """Ask the supervisor to change the network settings; a call of ``answer`` follows."""
+        """Request a change of the network settings from the supervisor; a call of ``answer`` follows."""
         if len(self.asked) >= CALLERS or not isinstance(argv, list) or not argv:
             caller.close()
             return

@@ -53,7 +53,7 @@ def enter(disk: str, cluster: str, commands: str = "", own: Iterable[str] = OWN)
         os.symlink(commands, found)
     os.chdir(root)
     libc_call("pivot_root", b".", b".")
-    # The old root lies on the new one now.
+    # The old root is mounted over the new one now.
     libc_call("umount2", b".", MNT_DETACH)
     os.chdir("/")
 

@@ -26,7 +26,7 @@ from thunderfleet_lib.helpformat import HelpFormatter
 
 SEED = 17
 DEMO_MESSAGES: tuple[dict[str, str], ...] = ({"role": "user", "content": "Which Macs are wired together?"},)
-"""The chat that the demo asks; the gap between logits was measured for it."""
+"""The chat of the demo; the gap between logits was measured for it."""
 DEMO_TOKENS = 48
 """Number of tokens that the demo generates, and for which the gap holds."""
 

@@ -1,7 +1,7 @@
 """Network namespaces: entering them, checking whether this user may, and running ``ip`` in them.
 
 ``can_isolate`` tries every operation that a cluster needs, and returns the reason if one is refused, because ``thunderfleet
-local up`` says why it uses loopback addresses instead.
+local up`` prints why it uses loopback addresses instead.
 """
 
 import os

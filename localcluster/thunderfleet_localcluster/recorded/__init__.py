@@ -1,6 +1,6 @@
 """Recorded Macs: for each Mac of a fleet, a folder of small commands with the output of that Mac.
 
-The texts have the format of real captures. They agree with each other, with the other end of every cable and with the addresses
+The texts have the format of real captures. They match each other, with the other end of every cable and with the addresses
 that the machine really has.
 
 folder        writes commands, texts and JACCL of one Mac

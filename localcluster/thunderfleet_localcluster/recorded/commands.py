@@ -136,7 +136,7 @@ exit 1
 """
 
 
-# The applications that the firewall knows are lines of a file: permitted or blocked, and the path.
+# The applications in the firewall's list are lines of a file: permitted or blocked, and the path.
 _SOCKETFILTERFW = """\
 state=0 apps=$here/firewall.apps known=
 [ -f "$here/firewall.state" ] && read -r state < "$here/firewall.state"

@@ -1,7 +1,7 @@
 """Modifications of MLX on a recorded Mac: a folder for PYTHONPATH with the modules and the Mac's devices and cables.
 
-The modules in ``python/`` are copied, because pods may not be able to read the sources and because the control file, which
-says where a recorded JACCL fails, is beside them.
+The modules in ``python/`` are copied, because pods may not be able to read the sources and because the control file, which sets
+where a recorded JACCL fails, is beside them.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Output of ``system_profiler SPThunderboltDataType -json``: buses, receptacles, and the devices behind them.
 
 A Mac shows a peer by the domain UUID of the peer's port, at any depth: behind a hub on the upstream side one level deeper,
-on the downstream side as if there were no hub. An idle port says "Up to …", a connected one its negotiated speed.
+on the downstream side as if there were no hub. An idle port reports "Up to …", a connected one its negotiated speed.
 """
 
 import hashlib

@@ -36,7 +36,7 @@ class Change:
 
 
 def decide(request: Mapping[str, Any], now: Situation) -> Change:
-    """The change that ``request`` asks for. Raises LocalClusterError if it is invalid or impossible."""
+    """The requested change. Raises LocalClusterError if it is invalid or impossible."""
     kinds: dict[str, Callable[[Mapping[str, Any], Situation], Change]] = {
         "cable": _cable,
         "lan": _lan,

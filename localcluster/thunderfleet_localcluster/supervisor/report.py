@@ -25,7 +25,7 @@ class Report:
                 self.open = False
 
     def close(self) -> None:
-        """Write nothing more; standard output becomes /dev/null, so that the reader sees its end."""
+        """Write nothing more; standard output becomes /dev/null, so that the reader gets end of file."""
         self.open = False
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)

@@ -79,7 +79,7 @@ def intact(descriptor: int, entry: FileEntry, found: ChunkList, quits: Callable[
 
 
 def _is_hole(descriptor: int, at: int, count: int) -> bool:
-    """Whether nothing was written there. False if the file system cannot tell."""
+    """Whether nothing was written there. False if the file system does not report it."""
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA) >= at + count
     except OSError as error:

@@ -23,7 +23,7 @@ MAX_ACTIVE = wire.MAX_HAVE
 WINDOW = 16
 # Maximum bytes of one request for small files.
 FILES_BYTES = CHUNK_BYTES
-# How often another Mac that is fetching the file itself is asked which chunks it has.
+# How often another Mac that is fetching the file itself gets a request for which chunks it has.
 ASK_SECONDS = 0.1
 LATER_SECONDS = 1.0
 # A worse way is used when nothing has arrived over the better ones for this time.
@@ -49,7 +49,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask which chunks of these files the other Mac has."""
+    """Request which chunks of these files the other Mac has."""
 
     blobs: tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Large:
     giver: str = ""
     """The node that gave the list."""
     ready: bool = False
-    """Whether chunks that were on disk before have been looked at."""
+    """Whether chunks that were on disk before have been checked."""
     have: set[int] = field(default_factory=set)
     flying: dict[int, str] = field(default_factory=dict)
     asking_list: str | None = None
@@ -102,7 +102,7 @@ class Source:
     holds: dict[str, frozenset[int] | None] = field(default_factory=dict)
     """Chunks of each file; None for all of them."""
     asked: dict[str, float] = field(default_factory=dict)
-    """When the source was last asked for a file of which it did not have all chunks, or for a small file that it did not
+    """When the source last got a request for a file of which it did not have all chunks, or for a small file that it did not
     have."""
     lists_at: dict[str, float] = field(default_factory=dict)
     busy: int = 0
@@ -276,7 +276,7 @@ class Board:
             large.ready = True
 
     def expects(self, key: str, chunk: Chunk) -> bool:
-        """Whether a chunk that a source sends now is still wanted from it."""
+        """Whether a chunk that a source sends now is still needed from it."""
         large = self.large.get(chunk.blob)
         if large is None or large.list is None or large.list.digest(chunk.index) != chunk.digest:
             return False

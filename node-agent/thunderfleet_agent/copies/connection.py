@@ -27,7 +27,7 @@ Arrived = Callable[[int], None]
 
 
 class PeerFailed(Exception):
-    """The other Mac cannot be used now; the text names it and says why."""
+    """The other Mac cannot be used now; the text names it and the reason."""
 
 
 class Connection:

@@ -1,7 +1,7 @@
 """Starts and stops the transfers of models from other Macs to this one, and reports their progress.
 
-Each wanted model has one task. The task gets the manifest, runs a transfer in a thread, and retries with back-off if that
-fails. What was fetched stays on disk, so every attempt continues there. The task of a model that is no longer wanted is
+Each requested model has one task. The task gets the manifest, runs a transfer in a thread, and retries with back-off if that
+fails. What was fetched stays on disk, so every attempt continues there. The task of a model that is no longer requested is
 stopped.
 """
 
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass
 class Attempt:
-    """What is known of one wanted model. ``problem``: the last failure, while it lasts."""
+    """What is known of one requested model. ``problem``: the last failure, while it lasts."""
 
     files: frozenset[int] | None = None
     """Numbers of the files to fetch; None for all."""
@@ -124,7 +124,7 @@ class PeerCopies:
                 attempt.task = asyncio.get_running_loop().create_task(self._copy(digest, attempt))
 
     def _goes_on(self, digest: str, attempt: Attempt) -> bool:
-        """Whether the same files are still wanted."""
+        """Whether the same files are still requested."""
         one = self._wanted.get(digest)
         return one is not None and one.files == attempt.files
 
@@ -183,7 +183,7 @@ class PeerCopies:
         return [group for group in groups if group.model_path not in absent]
 
     async def _copy(self, digest: str, attempt: Attempt) -> None:
-        """The task of one model, until it is complete or not wanted any more."""
+        """The task of one model, until it is complete or no longer requested."""
         await self._look_up(digest)
         while self._goes_on(digest, attempt):
             try:
@@ -305,7 +305,7 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
 
 
 def _from(main: From | None) -> dict[str, str | None]:
-    """The fields of a state that say where the bytes come from."""
+    """The fields of a state with the sources of the bytes."""
     return {"peer": main.node, "link": main.link or None} if main is not None else {}
 
 

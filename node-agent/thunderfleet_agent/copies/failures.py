@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thunderfleet_lib.backoff import Backoff
 
 RETRY = Backoff(0.5, 15.0)
-# A Mac that sent wrong bytes is asked again after this time: its file may have been replaced.
+# A Mac that sent wrong bytes gets requests again after this time: its file may have been replaced.
 DROP_SECONDS = 600.0
 
 
@@ -36,7 +36,7 @@ class Failures:
         self._nodes: dict[str, _Dropped] = {}
 
     def usable(self, way: str, node: str, now: float) -> bool:
-        """Whether this node may be asked over this way."""
+        """Whether requests to this node over this way are allowed."""
         dropped = self._nodes.get(node)
         if dropped is not None and now >= dropped.until:
             del self._nodes[node]

@@ -51,7 +51,7 @@ class Path:
 def paths(nodes: Iterable[str], view: View, groups: Sequence[GroupUse] | None, agents: Mapping[str, Agent]) -> tuple[Path, ...]:
     """The ways to these nodes, at most MAX_PATHS: every cable, and one address of the network for each.
 
-    ``agents``: of nodes that the view does not know. ``groups``: None until they have been read; all cables count as used then.
+    ``agents``: of nodes that are not in the view. ``groups``: None until they have been read; all cables count as used then.
     """
     used = None if groups is None else {link for group in groups for link in group.links}
     found: list[Path] = []

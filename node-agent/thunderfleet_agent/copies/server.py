@@ -43,7 +43,7 @@ Accepts = Callable[[str, str], Awaitable[bool]]
 
 
 class CopyServer:
-    """``accepts`` says whether the NodeProfile of a node shows a certificate with that SHA-256."""
+    """``accepts`` returns whether the NodeProfile of a node shows a certificate with that SHA-256."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The files that other Macs can fetch from this one, by hash: complete and incomplete files of its model store.
 
 The hashes of a file's chunks are computed with the hash of the whole file, in one pass, when the model is complete or when
-another Mac asks. They are stored beside the model store. A file that has changed on disk is not sent, and is removed.
+another Mac requests them. They are stored beside the model store. A file that has changed on disk is not sent, and is removed.
 Thread-safe.
 """
 
@@ -79,7 +79,7 @@ class Shelf:
         """Stops computing hashes soon."""
         self._closed.set()
 
-    # --- what others ask for -------------------------------------------------------------------------------------------
+    # --- what others request -------------------------------------------------------------------------------------------
 
     def manifest(self, digest: str) -> bytes | None:
         """The canonical form of a manifest."""
@@ -148,7 +148,7 @@ class Shelf:
             os.replace(fresh, path)
 
     def prepare(self, manifest: Manifest) -> None:
-        """Computes the lists of a complete model's files soon, so that the first Mac that asks does not wait."""
+        """Computes the lists of a complete model's files soon, so that the first Mac that requests them does not wait."""
         for entry in manifest.files:
             if entry.size > CHUNK_BYTES and self._kept(manifest.repository, entry) is None:
                 self._entry(entry.blob)

@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 # Requests that a connection has open: the next chunk is on its way while one is written.
 DEPTH = 2
-# A thread without work looks again after this time.
+# A thread without work checks again after this time.
 IDLE_SECONDS = 0.1
-# New ways are looked for this often.
+# Interval of the search for new ways.
 TURN_SECONDS = 0.5
 JOIN_SECONDS = 30.0
 # Bytes are counted, and the rate is limited, in steps of this size.
@@ -62,7 +62,7 @@ class TransferFailed(Exception):
 class Progress:
     """A moment of a transfer. ``main``: where most bytes come from now, ``most``: where they came from; None if none do.
 
-    ``alone``: no Mac is connected, and those that were asked failed or sent wrong bytes.
+    ``alone``: no Mac is connected, and those that got requests failed or sent wrong bytes.
     """
 
     done: int
@@ -176,7 +176,7 @@ class Transfer:
         for connection in connections:
             connection.interrupt()
         for thread in (checker, *self._threads.values()):
-            # A thread that is still connecting uses no files, and ends when it sees that the transfer is over.
+            # A thread that is still connecting uses no files, and ends when the transfer is over.
             thread.join(JOIN_SECONDS)
         for blob in list(self._files):
             self._close_file(blob)
@@ -373,7 +373,7 @@ class Transfer:
         self._open_file(work.blob)
 
     def _open_file(self, blob: str) -> None:
-        """Opens the file whose list has arrived, and looks at what is on disk from before."""
+        """Opens the file whose list has arrived, and checks what is on disk from before."""
         with self._lock:
             large = self._board.large.get(blob)
             if large is None or large.list is None:

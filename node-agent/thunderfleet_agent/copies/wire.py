@@ -56,7 +56,7 @@ _MOST = {Op.HELLO: 0, Op.MANIFEST: 1, Op.HAVE: MAX_HAVE, Op.LIST: 1, Op.CHUNK: 1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``blobs``: hashes of files, for MANIFEST its digest. ``index``: of the chunk. ``node``: who asks, in HELLO."""
+    """``blobs``: hashes of files, for MANIFEST its digest. ``index``: of the chunk. ``node``: the requesting one, in HELLO."""
 
     op: Op
     blobs: tuple[str, ...] = ()

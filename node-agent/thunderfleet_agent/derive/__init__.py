@@ -8,7 +8,7 @@ failures           what failed while reading facts, and what to do about it
 inventory          condition InventoryComplete: commands that failed or contradict each other
 rdma_ready         condition RDMAReady: this Mac's side of RDMA
 bridges            condition BridgeFree: Thunderbolt ports that are members of a bridge
-clock              condition ClockSynchronized: whether this Mac's clock agrees with the API server's
+clock              condition ClockSynchronized: whether this Mac's clock matches the API server's
 condition          the value of one condition
 links              this Mac's ends of ThunderboltLinks, and which Mac is at the other end
 flap_damper        holds the last connected state of a port whose cable flaps

@@ -1,4 +1,4 @@
-"""Condition ClockSynchronized: whether this Mac's clock agrees with the API server's."""
+"""Condition ClockSynchronized: whether this Mac's clock matches the API server's."""
 
 from __future__ import annotations
 

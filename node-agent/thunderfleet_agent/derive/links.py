@@ -1,6 +1,6 @@
 """This Mac's ends of its ThunderboltLinks, and which Mac is at the other end of a cable.
 
-Two ends are matched by the domain UUIDs in the current profiles. A link exists when at least one end sees the other.
+Two ends are matched by the domain UUIDs in the current profiles. A link exists when at least one end detects the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PeerPort:
 
 
 def wanted_uuids(status: NodeProfileStatus) -> frozenset[str]:
-    """The domain UUIDs (lower case) of the computers that this Mac sees."""
+    """The domain UUIDs (lower case) of the computers that this Mac detects."""
     ports = status.thunderbolt.ports if status.thunderbolt else ()
     return frozenset(peer.domain_uuid.lower() for port in ports for peer in port.peers)
 
@@ -52,7 +52,7 @@ def wanted_uuids(status: NodeProfileStatus) -> frozenset[str]:
 def find_peer(uuid: str, profiles: Iterable[NodeProfile], node: str, own: NodeProfileStatus) -> PeerPort | None:
     """Which port of which node has that domain UUID, according to the current profiles.
 
-    If two nodes claim a UUID, one of the profiles is out of date; the UUID belongs to the node that sees a port of this Mac.
+    If two nodes claim a UUID, one of the profiles is out of date; the UUID belongs to the node that detects a port of this Mac.
     If that does not decide it, the answer is None: a wrong link is worse than a link that appears a moment later.
     """
     mine = {
@@ -81,8 +81,8 @@ def link_reports(
 ) -> tuple[LinkReport, ...]:
     """This Mac's ends of its links, by name.
 
-    There is one for each peer that is a Node (``peers``, by lower-case domain UUID), and one for each existing link whose
-    other end sees this Mac although this Mac does not see it (a display in between hides the peer). ``flapping`` are the
+    There is one for each peer that is a Node (``peers``, by lower-case domain UUID), and one for each existing link whose other
+    end detects this Mac although this Mac does not detect it (a display in between hides the peer). ``flapping`` are the
     receptacles whose cable flaps.
     """
     if len(node) > MAX_NODE_NAME_LENGTH:
@@ -110,7 +110,7 @@ def link_reports(
 
 
 def seen_by(node: str, link: ThunderboltLink) -> str | None:
-    """The Mac at the other end, if it reports that it sees ``node`` through this link."""
+    """The Mac at the other end, if it reports that it detects ``node`` through this link."""
     return next((endpoint.node for endpoint in link.status.endpoints if endpoint.node != node and endpoint.sees_peer), None)
 
 

@@ -48,7 +48,7 @@ class Situation:
 def admit(request: ProbeRequest, peer: str, here: str, there: str, situation: Situation) -> tuple[Probe, Reservation]:
     """The probe that ``peer`` requests from address ``there`` at ``here``, and the reservation from now on.
 
-    A ``peer`` of this Mac's own name is an interactive measurement that asks for a lease. Raises ProbeRefused.
+    A ``peer`` of this Mac's own name is an interactive measurement that requests a lease. Raises ProbeRefused.
     """
     node, settings, now = situation.node, situation.settings, situation.now
     if not settings.enabled:

@@ -1,7 +1,8 @@
 """``thunderfleet-agent measure``: one probe now, with a progress line, for a user at a terminal.
 
-GPU and memory need only this Mac. A link needs what the running agent has: its certificate (by which the peer knows this Mac),
-the API server, and a Mac that takes part in no other probe; so it runs in the agent's pod, for example with `kubectl exec`.
+GPU and memory need only this Mac. A link needs what the running agent has: its certificate (by which the peer identifies this
+Mac), the API server, and a Mac that takes part in no other probe; so it runs in the agent's pod, for example with `kubectl
+exec`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from thunderfleet_agent.publish.publisher import Publisher
 # Without a terminal, progress is printed at most this often.
 QUIET_SECONDS = 2.0
 TICK_SECONDS = 0.5
-# A busy Mac is asked again for this time, if it may be free within SOON_SECONDS.
+# Requests to a busy Mac are repeated for this time, if it may be free within SOON_SECONDS.
 PATIENCE_SECONDS = 60.0
 SOON_SECONDS = 5.0
 UNITS = {ProbeKind.GPU: "GFLOPS", ProbeKind.MEMORY: "MB/s"}
@@ -215,7 +216,7 @@ async def link(
 
 
 async def _patiently(prober: Prober, lease: AgentLease, probe: Probe, progress: Progress) -> Figures:
-    """Runs one probe, and asks a busy Mac again for a while. Raises what ``Prober.run_once`` raises."""
+    """Runs one probe, and repeats the request to a busy Mac for a while. Raises what ``Prober.run_once`` raises."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

@@ -310,7 +310,7 @@ class Prober:
             log.info("the benchmark requested by %s failed: %s", peer, error)
 
     def _admit(self, request: ProbeRequest, peer: str, here: str, there: str) -> Probe:
-        """The probe as this Mac sees it. Raises ProbeRefused."""
+        """The probe from the side of this Mac. Raises ProbeRefused."""
         situation = Situation(
             node=self._node,
             settings=self.settings,

@@ -6,5 +6,5 @@ models     models on disk
 kept_sizes  their sizes, kept for the next process
 panics     the newest report of a kernel panic
 parsers    parsers of command output; pure
-sensors    power, temperature, memory, disk and traffic, while somebody scrapes the agent
+sensors    power, temperature, memory, disk and traffic, while the agent is scraped
 """

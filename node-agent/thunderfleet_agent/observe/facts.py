@@ -50,7 +50,7 @@ def _nothing() -> Mapping[Source, Failure]:
 class Facts:
     """``hardware_ports`` maps an interface to the name of its port, ``sysctl`` a variable to its text.
 
-    ``gpu_memory``: what MLX says the GPU may use, in bytes; 0 if it has no GPU.
+    ``gpu_memory``: what the GPU may use according to MLX, in bytes; 0 if it has no GPU.
     """
 
     thunderbolt: Thunderbolt | None = None

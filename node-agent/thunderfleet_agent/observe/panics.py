@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"panic\(cpu [^\n]*")
 
 @dataclass(frozen=True)
 class Panic:
-    """``at``: when the report was written; ``text``: what the kernel said, on one line."""
+    """``at``: when the report was written; ``text``: the kernel's message, on one line."""
 
     at: datetime
     text: str
@@ -52,7 +52,7 @@ def newest(folder: Path = FOLDER) -> Panic | None:
 
 
 def text_of(report: bytes) -> str:
-    """What the kernel said, from a report as JSON or as plain text; "" if there is nothing like it."""
+    """The kernel's message, from a report as JSON or as plain text; "" if there is nothing like it."""
     text = report.decode("utf-8", "replace")
     said = _TEXT.search(text)
     if said is not None:

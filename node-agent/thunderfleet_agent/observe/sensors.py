@@ -66,7 +66,7 @@ class SensorReader:
         self._disk: asyncio.Task[tuple[int, int]] | None = None
 
     def latest(self) -> Reading:
-        """The last reading, unless it is old; asks for another one."""
+        """The last reading, unless it is old; requests another one."""
         self._asked.set()
         old = self._read_at is None or self._clock() - self._read_at > FRESH_SECONDS
         return Reading() if old else self._reading

@@ -1,6 +1,6 @@
 """One dial of another agent: TLS with both certificates pinned, and a few echoes.
 
-The certificate proves who answers before a request is sent; the peer knows this Mac's certificate by its NodeProfile, so no
+The certificate proves who answers before a request is sent; the peer reads this Mac's certificate from its NodeProfile, so no
 token is transmitted.
 """
 

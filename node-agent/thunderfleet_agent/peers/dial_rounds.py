@@ -1,4 +1,4 @@
-"""Rounds of dials to other agents: reads the profiles that say what to dial, dials, and records reachability.
+"""Rounds of dials to other agents: reads the profiles with the addresses to dial, dials, and records reachability.
 
 Profiles are listed periodically, never watched: a thousand agents that watch a thousand profiles would be a million events.
 """

@@ -22,11 +22,12 @@ from thunderfleet_agent.peers.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
-# A lookup that contradicts the certificate is repeated after this time; one that agrees is valid for the longer time.
+# A lookup that contradicts the certificate is repeated after this time; one that matches is valid for the longer time.
 LOOKUP_SECONDS = 5.0
 PIN_SECONDS = 600.0
 MAX_PINS = 4096
-# Lookups per second and at once. A Mac that boots with its fleet is dialled by about SAMPLE_SIZE Macs that it does not know.
+# Lookups per second and at once. A Mac that boots with its fleet is dialled by about SAMPLE_SIZE Macs whose profiles it has not
+# read.
 STRANGER_RATE, STRANGER_BURST, MAX_STRANGER_LOOKUPS = 2.0, 20, 2
 KNOWN_RATE, KNOWN_BURST, MAX_LOOKUPS = 10.0, 40, 4
 # The name becomes part of a request's path.
@@ -89,7 +90,7 @@ class KnownPeers:
         return self._lookups < MAX_STRANGER_LOOKUPS and self._strangers.take(now)
 
     def _pin(self, node: str, profile: NodeProfile | None, shown: str) -> Pin:
-        """Remembers what a profile shows. When the table is full, pins that never agreed go first."""
+        """Stores what a profile shows. When the table is full, pins that never matched are dropped first."""
         if len(self._pins) >= MAX_PINS:
             self._pins = {name: pin for name, pin in self._pins.items() if pin.accepted}
         if len(self._pins) >= MAX_PINS:

@@ -1,7 +1,7 @@
 """The directed facts "this Mac reaches that address": recorded from the outcomes of dials. Pure; times are arguments.
 
 After the first failed round an address is Suspect; after STRIKES failed rounds in a row it is Unreachable. This includes
-addresses that were never reached, because the planner must know which addresses were tried without success.
+addresses that were never reached, because the planner needs the addresses that were tried without success.
 """
 
 from __future__ import annotations

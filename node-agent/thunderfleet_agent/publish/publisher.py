@@ -1,7 +1,7 @@
 """Writes the NodeProfile and ThunderboltLinks: server-side apply with a field manager per Mac, and only what changed.
 
 Metadata and spec go to the main resource, status to ``/status``; a 404 there means that the object was deleted in between, and
-the write starts again. The last applied value is remembered, so that an unchanged object causes no request, and compared with
+the write starts again. The last applied value is kept, so that an unchanged object causes no request, and compared with
 what the API server has, so that a deleted object or field is written again.
 """
 
@@ -67,7 +67,7 @@ class Applied:
         self.uid = self.main = self.status = None
 
     def compare(self, actual: Json | None) -> None:
-        """Forgets what the API server no longer has."""
+        """Drops what the API server no longer has."""
         if actual is None or (self.uid is not None and actual["metadata"].get("uid") != self.uid):
             self.forget()
         elif self.main is not None and not covers(actual, self.main):

@@ -52,7 +52,7 @@ STEP_BYTES = 256 * 2**20
 """Free disk is published in multiples of this, so that it does not change all the time."""
 MANIFEST = "manifest.json"
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
-"""Phases in which a Mac has all files that it is to have."""
+"""Phases in which a Mac has all files that it needs."""
 TOUCH_SECONDS = 3600.0
 """If the agent is killed, the recorded time of a model's last use is wrong by at most this."""
 BLOBS_AT_ONCE = 16
@@ -243,7 +243,7 @@ class Keeper:
         self._evict(one.bytes + one.quantized_bytes - staged)
 
     def _note_use(self, wanted: Mapping[str, Wanted]) -> None:
-        """Records the last use of models: every TOUCH_SECONDS while they are wanted, and when they no longer are."""
+        """Records the last use of models: every TOUCH_SECONDS while they are needed, and when they no longer are."""
         now = self._clock()
         for digest in {str(key[0]) for key in self._complete}:
             if digest not in wanted or now - self._touched.get(digest, float("-inf")) >= TOUCH_SECONDS:
@@ -378,7 +378,7 @@ class Keeper:
             self.store.remove(old.digest)
 
     def _referenced(self, kept: Collection[Kept], wanted: Mapping[str, Wanted]) -> set[str]:
-        """Digests of models that are not removed: wanted here, named by a ModelDeployment, or served by a group."""
+        """Digests of models that are not removed: assigned to this Mac, named by a ModelDeployment, or served by a group."""
         used = set(self._used())
         layout = self.store.layout
         served = {

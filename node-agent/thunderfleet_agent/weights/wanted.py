@@ -17,14 +17,14 @@ MAX_SOURCES = 16
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that this Mac shall have."""
+    """A model that is assigned to this Mac."""
 
     digest: str
     """SHA-256 of its manifest."""
     repository: str
     commit: str
     bytes: int
-    """Size of the files that this Mac is to have."""
+    """Size of the assigned files."""
     revisions: tuple[str, ...] = ()
     source: CopySource = CopySource.PEER
     """Hub if a pod downloads it here."""
@@ -33,19 +33,19 @@ class Wanted:
     downloads: tuple[str, ...] = ()
     """UIDs of the ModelCaches whose pods download it here: the names of their staging folders."""
     files: frozenset[int] | None = None
-    """Numbers of the manifest's files that this Mac is to have; None for all."""
+    """Numbers of the assigned files in the manifest; None for all."""
     layers: frozenset[int] = frozenset()
     """Layers that ranks on this Mac read from the folder for a part; empty if none does."""
     token: bool = False
     """Whether the hub has listed it only for a token, in each namespace whose ModelCache assigns it."""
 
     def of(self, manifest: Manifest) -> Manifest:
-        """The files that this Mac is to have. Raises InvalidManifest if the model has no such files."""
+        """The assigned files. Raises InvalidManifest if the model has no such files."""
         return manifest if self.files is None else manifest.narrowed(self.files)
 
 
 def wanted_of(caches: Iterable[ModelCache], node: str) -> dict[str, Wanted]:
-    """By digest, the models that this Mac is to have. Several ModelCaches may assign the same model."""
+    """By digest, the models that are assigned to this Mac. Several ModelCaches may assign the same model."""
     found: dict[str, Wanted] = {}
     for cache in sorted(caches, key=lambda one: (one.metadata.namespace or "", one.metadata.name)):
         status = cache.status
@@ -125,7 +125,7 @@ def reports(
     others: Iterable[ModelCopy],
     parts: Mapping[str, frozenset[int]],
 ) -> tuple[ModelCopy, ...]:
-    """What the NodeProfile shows: wanted models with their state, then ``others`` that the store has, at most MAX_COPIES.
+    """What the NodeProfile shows: assigned models with their state, then ``others`` that the store has, at most MAX_COPIES.
 
     ``parts``: by digest, the layers in the folder for its part.
     """

@@ -37,7 +37,7 @@ class Asked:
         return Asked(self.model, self.stream, self.prompt, {})
 
     def renamed(self, model: str) -> bytes:
-        """The body for a gateway that knows the model under another name."""
+        """The body for a gateway that has the model under another name."""
         # Escaped: JSON may have single surrogates, which UTF-8 cannot encode.
         return json.dumps({**self.fields, "model": model}).encode()
 

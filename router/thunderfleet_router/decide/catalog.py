@@ -83,9 +83,9 @@ class Deployment:
     outlook: Outlook
     autoscales: bool
     message: str
-    """Why it does not serve, as its condition Ready says."""
+    """Why it does not serve, from its condition Ready."""
     deleting: bool = False
-    """Whether somebody has deleted it, and its groups end."""
+    """Whether it has been deleted, and its groups end."""
     keys: Mapping[str, AcceptedKey] = field(default_factory=dict)
     """By digest."""
 

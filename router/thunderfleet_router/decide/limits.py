@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from thunderfleet_crds.exchange.routing import KeyLimits
 
 MAX_CALLERS = 4096
-"""Callers with a state. The least recently used is forgotten, unless it has requests in flight."""
+"""Callers with a state. The least recently used is dropped, unless it has requests in flight."""
 WAKES_PER_MINUTE = 12
 """Wakes that one key may cause."""
 WAITING_PER_CALLER = 256
@@ -59,7 +59,7 @@ class _State:
 class CallerLimits:
     """Current usage of each caller with limits, which is a key at one ModelDeployment, and wakes of each key or address.
 
-    Callers without limits have no state: a client with many addresses could make the router forget what keys have used.
+    Callers without limits have no state: a client with many addresses could make the router drop what keys have used.
     """
 
     def __init__(self) -> None:

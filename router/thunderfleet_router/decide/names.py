@@ -3,7 +3,7 @@
 A name is, in this order: namespace and name of a ModelDeployment, its name, its repository, the last part of the repository, an
 alias. The first match is used, so an alias never replaces a name. Within one step, the caller's own
 namespaces come first: those with a ModelDeployment that accepts the caller's key. Aliases of other namespaces are ignored for
-the holder of a key, so nobody can attract requests of others with an alias.
+the holder of a key, so an alias cannot attract requests of others.
 """
 
 from collections.abc import Callable, Mapping

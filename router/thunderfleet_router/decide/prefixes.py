@@ -1,7 +1,7 @@
 """Which group probably has the beginning of a prompt in its prompt cache. Pure.
 
 A prompt is a chain of blocks; the digest of a block covers all blocks before it. The router keeps, for each group, the digests
-of the prompts sent to it, as many as its cache can hold; the least recently used are forgotten first.
+of the prompts sent to it, as many as its cache can hold; the least recently used are dropped first.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ MAX_BLOCKS = 256
 """Maximum blocks of a prompt; the rest is ignored."""
 BYTES_PER_TOKEN = 4
 LEAST_REMEMBERED, MOST_REMEMBERED = 256, 32_768
-"""Bounds of the number of blocks that are remembered for one group."""
+"""Bounds of the number of blocks that are kept for one group."""
 
 Chain = Sequence[bytes]
 
@@ -40,7 +40,7 @@ class Remembered:
     def matching(self, blocks: Chain) -> int:
         """Number of known blocks at the beginning of the chain."""
         low, high = 0, len(blocks)
-        # A block is forgotten before those that it follows, so the known ones are at the beginning.
+        # A block is dropped before those that it follows, so the known ones are at the beginning.
         while low < high:
             middle = (low + high) // 2
             if blocks[middle] in self._blocks:
@@ -50,7 +50,7 @@ class Remembered:
         return low
 
     def add(self, blocks: Chain) -> None:
-        """Remembers a prompt."""
+        """Adds a prompt."""
         for block in reversed(blocks[: self._limit]):
             self._blocks[block] = None
             self._blocks.move_to_end(block)

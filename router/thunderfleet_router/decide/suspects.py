@@ -27,7 +27,7 @@ class _Failures:
 
 
 class Suspects:
-    """Group failures by the digest of a request; the oldest are forgotten."""
+    """Group failures by the digest of a request; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[str, _Failures] = OrderedDict()

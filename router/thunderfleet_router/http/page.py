@@ -34,7 +34,7 @@ MAX_STREAMS_EACH: Final = 8
 CHECK_SECONDS: Final = 30.0
 """How often the credential of an open page is checked again."""
 LOOK_SECONDS: Final = 1.0
-"""How soon the holder of a key sees a change."""
+"""How soon a change is shown to the holder of a key."""
 LINGER_SECONDS: Final = 60.0
 """How long Macs and cables are watched after the last viewer has gone."""
 OTHER_NAME: Final = (
@@ -106,7 +106,7 @@ class Page:
         return responses.file(self._files, request, request.match_info["name"])
 
     async def _opening(self, request: web.Request) -> web.StreamResponse:
-        """Tells the page that it must ask the user for a credential."""
+        """Answers that the page must request a credential from the user."""
         return responses.values({"credential": True})
 
     # --- callers ---

@@ -16,7 +16,7 @@ COMMENT_SECONDS = 15.0
 READ_SECONDS = 60.0
 """A client that reads nothing for this time, while data waits for it, is disconnected."""
 STALLED_SECONDS = 5.0
-"""A client that reads too little for this time, while data waits for it, gives up its place at the group."""
+"""A client that reads too little for this time, while data waits for it, loses its place at the group."""
 UNREAD_BYTES = 32 * 1024
 """Maximum unread bytes of a client before writes wait."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -187,7 +187,7 @@ class _Relay:
         return await self._whole(answer, headers)
 
     async def lost(self, seat: Seat, error: Exception, silence: str) -> Outcome:
-        """The result of a failed group. ``silence``: text saying that the gateway was silent for too long; empty otherwise."""
+        """The result of a failed group. ``silence``: text that the gateway was silent for too long; empty otherwise."""
         reason = silence or str(error) or type(error).__name__
         extra = logs.about(group=seat.group.index)
         log.warning("group %s failed during a request: %s", seat.group.name, reason[:300], extra=extra)

@@ -2,7 +2,7 @@
 
 http       the HTTP server
 prepare    a body becomes a checked request in tokens; pure
-request    what a client asks for, whatever the dialect; pure
+request    what a client requests, whatever the dialect; pure
 answer     what the model has generated, whatever the dialect; pure
 examine    requests that count or convert tokens; pure
 embed      requests for embeddings; pure

@@ -43,7 +43,7 @@ class Process(Protocol):
 
 
 class Intake:
-    """Asks the process that ``start`` starts. Belongs to one event loop.
+    """Uses the process that ``start`` starts. Belongs to one event loop.
 
     ``on_end`` receives the reason why a process has ended. ``start`` raises OSError or Ended. ``now``: monotonic seconds.
     """
@@ -76,7 +76,7 @@ class Intake:
         raise Unavailable("the intake process gave no answer to a request")
 
     async def examine(self, subject: Subject, raw: bytes, limits: ModelLimits) -> str:
-        """The response to a body that asks about tokens, as JSON. Raises like ``prepare``."""
+        """The response to a request for numbers of tokens, as JSON. Raises like ``prepare``."""
         answer = await self._about(intakeprotocol.Examine(subject=subject, limits=limits), raw)
         if isinstance(answer, intakeprotocol.Examined):
             return answer.body
@@ -134,7 +134,7 @@ class Intake:
         return answer
 
     async def _in_turn(self, *frames: bytes) -> bytes:
-        """Returns the answer. A cancelled caller leaves the queue; a question that was already sent is answered anyway."""
+        """Returns the answer. A cancelled caller leaves the queue; a request that was already sent is completed anyway."""
         await _acquire(self._turn)
         asking = asyncio.create_task(self._ask(*frames), name="intake-question")
         asking.add_done_callback(lambda _: self._turn.release())
@@ -165,7 +165,7 @@ class Intake:
             raise self._failure(error, started) from error
 
     def _failure(self, error: Ended | OSError, started: "asyncio.Future[Process]") -> Exception:
-        """What the client gets. ``started``: of the process that was asked, or that did not start."""
+        """What the client gets. ``started``: of the process that got the request, or that did not start."""
         cause = _cause(error)
         asked = started.exception() is None
         if asked:

@@ -33,7 +33,7 @@ class Model(Protocol):
     """The served model's tokenizer, as requests need it."""
 
     defaults: Sampling
-    """How tokens are sampled if a request does not say it."""
+    """How tokens are sampled if a request does not set it."""
     calls: CallFormat
     """How the model writes tool calls."""
 
@@ -80,7 +80,7 @@ def parse(endpoint: Endpoint, raw: bytes, limits: ModelLimits, defaults: Samplin
 
 
 def tokenized(call: Call, limits: ModelLimits, model: Model) -> Prompt:
-    """The request's prompt. Raises ApiError when the tokenizer knows tokens that the model does not."""
+    """The request's prompt. Raises ApiError when the tokenizer has tokens that the model does not have."""
     prompt = model.prompt(call)
     highest = max((max(segment, default=0) for segment in prompt.unpacked()), default=0)
     if limits.vocabulary and highest >= limits.vocabulary:

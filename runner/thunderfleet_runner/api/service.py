@@ -148,7 +148,7 @@ class Service:
 
     @property
     def state(self) -> GroupState:
-        """The group's state as this supervisor knows it; on rank 0 it is authoritative."""
+        """The group's state as far as this supervisor has it; on rank 0 it is authoritative."""
         return self._state()
 
     @property
@@ -187,7 +187,7 @@ class Service:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths of the passages that the group can be asked to continue."""
+        """Lengths of the passages that the group can continue."""
         return fitting(self.memory.context_tokens, self.vocabulary.size)
 
     @property

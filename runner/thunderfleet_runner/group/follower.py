@@ -66,7 +66,7 @@ class Follower:
             self._connection.send(report)
 
     def leave(self) -> None:
-        """Asks the leader to stop the group; ``released`` is set when it has stopped, or at once without a leader."""
+        """Requests that the leader stops the group; ``released`` is set when it has stopped, or at once without a leader."""
         self._leaving = True
         if self._connection is None:
             self.released.set()

@@ -20,7 +20,7 @@ class KillGuard:
         self._ledger = wired_memory.Ledger()
 
     async def started(self) -> None:
-        """A rank is about to start: remembers how much memory is wired."""
+        """A rank is about to start: records how much memory is wired."""
         if self._reader is not None:
             self._ledger = self._ledger.started(await asyncio.to_thread(self._reader))
 

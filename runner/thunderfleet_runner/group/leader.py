@@ -493,7 +493,7 @@ class Leader:
 
 
 class _Link:
-    """Rank 0 of one attempt, as the service sees it."""
+    """Rank 0 of one attempt, as the service uses it."""
 
     def __init__(self, leader: Leader, attempt: int) -> None:
         self._leader = leader

@@ -123,7 +123,7 @@ class Member:
                 # Turns do not wait for other orders, because tokens depend on them.
                 self.slot.send(protocol.Turn(number=number))
             case peers.MeasureRank(attempt=attempt):
-                # Not through the queue: turns would pass it, and every rank must see turns and measurements in the same order.
+                # Not through the queue: turns would pass it, and every rank must get turns and measurements in the same order.
                 if attempt == self._attempt:
                     self.slot.send(protocol.Measure())
             case peers.Gathered(attempt=attempt, number=number, data=data):
@@ -328,7 +328,7 @@ class Member:
         log.info("attempt %d: rank %d is process %d", attempt, self.rank, process.pid)
 
     async def _with_relays(self, attempt: int, hosts: Sequence[str]) -> list[str]:
-        """The hosts as this rank sees them: a relayed hop starts at a port of this supervisor.
+        """The hosts as this rank reaches them: a relayed hop starts at a port of this supervisor.
 
         Raises NoFreePort, or OSError when that port cannot be bound.
         """

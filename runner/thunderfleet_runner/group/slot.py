@@ -1,7 +1,7 @@
 """A rank's process on this Mac: the one that runs, and the spare that waits for the next attempt.
 
 At most one process exists at a time. A spare has imported MLX by the time its attempt starts; it belongs to no attempt, has no
-port and no model, and knows nothing of the group.
+port and no model, and has no data of the group.
 """
 
 import asyncio

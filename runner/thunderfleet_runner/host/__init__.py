@@ -9,7 +9,7 @@ rankprocess   a rank's process: start, messages, end, exit code
 intakeprocess  the intake's process: start, questions, end
 parentdeath   ends a rank's process when its supervisor dies
 weightvalues  the values of the weights as one hash
-broken_models  models that are known not to work with mlx-lm; pure
+broken_models  models that do not work with mlx-lm; pure
 weightfiles   the tensors in a model's weight files
-commands      runs commands, and remembers those that hang
+commands      runs commands, and keeps track of those that hang
 """

@@ -1,4 +1,4 @@
-"""The commands of this Mac: one host for the whole program, which remembers what hangs."""
+"""The commands of this Mac: one host for the whole program, which keeps track of what hangs."""
 
 from typing import Final
 

@@ -40,7 +40,7 @@ _GIB = 1 << 30
 
 
 class PreflightFailed(Exception):
-    """This Mac cannot start its rank now; ``fault`` says why."""
+    """This Mac cannot start its rank now; ``fault`` has the reason."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)

@@ -179,7 +179,7 @@ class RankProcess:
             os.killpg(self._process.pid, number)
 
     async def leave(self) -> None:
-        """Ends a waiting process: asks it to exit first. Returns when it is reaped."""
+        """Ends a waiting process: requests that it exits, then kills it. Returns when it is reaped."""
         self.send(protocol.Stop())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):

@@ -38,7 +38,7 @@ class CannotRead(Exception):
 
 
 def check(host: BlockingHost, node: str, wanted: tuple[str, ...]) -> Fault | None:
-    """Why a wanted device cannot be used, or None."""
+    """Why a requested device cannot be used, or None."""
     try:
         return judge(node, wanted, read(host))
     except CannotRead as error:

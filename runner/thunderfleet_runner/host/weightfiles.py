@@ -148,12 +148,12 @@ def read(folder: Path) -> tuple[Tensor, ...]:
 
 
 def is_part(folder: Path) -> bool:
-    """Whether the folder has some files of a model only. Raises IncompleteModel if it does not say which."""
+    """Whether the folder has some files of a model only. Raises IncompleteModel if it does not name them."""
     return part_of(folder) is not None
 
 
 def part_of(folder: Path) -> parts.Part | None:
-    """Which part of a model the folder has; None for the whole. Raises IncompleteModel if it does not say."""
+    """Which part of a model the folder has; None for the whole. Raises IncompleteModel if it does not name it."""
     try:
         return parts.read(folder)
     except ValueError as error:

@@ -33,7 +33,7 @@ class Interrupted(Exception):
 
 
 def signature(folder: Path) -> str:
-    """A signature that stays equal until somebody writes to the weight files. Raises OSError."""
+    """A signature that stays equal until the weight files are written. Raises OSError."""
     found = []
     for path in sorted(folder.glob(PATTERN)):
         told = path.stat()
@@ -44,7 +44,7 @@ def signature(folder: Path) -> str:
 def digest(folder: Path, end: threading.Event, rate: float = BYTES_PER_SECOND) -> tuple[str, str]:
     """The signature of the files and the hash of their bytes, read at ``rate`` bytes a second. Raises Interrupted, OSError.
 
-    Ranks with parts of a model have other files. If each has the hash that its name in the model store says, the hash is that
+    Ranks with parts of a model have other files. If each has the hash in its name in the model store, the hash is that
     of the manifest, which is equal on all Macs.
     """
     before = signature(folder)

@@ -8,7 +8,7 @@ MAX_RETRY_SECONDS = 3600
 
 
 class HubFault(Exception):
-    """Why the hub gave no usable answer. ``retry_seconds``: the delay that it asks for."""
+    """Why the hub gave no usable answer. ``retry_seconds``: the delay that it requests."""
 
     def __init__(self, reason: Reason, message: str, retry_seconds: int | None = None) -> None:
         super().__init__(message)

@@ -70,7 +70,7 @@ class Network:
     # --- which addresses -------------------------------------------------------------------------------------------------
 
     def check(self, url: str) -> str:
-        """The host of a URL that may be asked, as ``host_of`` gives it. Raises HubFault."""
+        """The host of a URL to which requests are allowed, as ``host_of`` gives it. Raises HubFault."""
         try:
             parts, host = urlsplit(url), host_of(url)
         except ValueError:
@@ -246,7 +246,7 @@ def faults(url: str) -> Iterator[None]:
 
 
 def refusal(text: str, *, private: bool) -> str | None:
-    """Why an address may not be asked, as the end of a sentence; None if it may. ``private``: whether private ones may."""
+    """Why no request may go to an address, as the end of a sentence; None if it may. ``private``: whether private ones may."""
     try:
         address = _inner(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:

@@ -19,7 +19,7 @@ class Source(Protocol):
 
     @property
     def token(self) -> str | None:
-        """What it was asked with."""
+        """The credential of the request."""
 
     @property
     def endpoint(self) -> str:

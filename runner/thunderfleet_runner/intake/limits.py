@@ -44,7 +44,7 @@ def apart(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Zero would end the outer limit, where there is one.
+        # A timer of zero seconds would cancel the outer limit, if there is one.
         signal.setitimer(signal.ITIMER_PROF, max(left, 0.001) if left else 0)
 
 

@@ -131,7 +131,7 @@ class Tokenizer:
 
 
 def _thinking(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """gpt-oss' template has another name for thoughts, and wants them beside calls only, instead of text."""
+    """gpt-oss' template has another name for thoughts, and takes them beside calls only, instead of text."""
     found = []
     for message in messages:
         thoughts = message.get("reasoning_content")
@@ -142,7 +142,7 @@ def _thinking(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _defaults(folder: Path, vocabulary: int) -> Sampling:
-    """The model's sampling; greedy when it says none, or nothing that can be read."""
+    """The model's sampling; greedy when it has none, or none that can be parsed."""
     config = _object(folder / "generation_config.json")
     return model_defaults(config, vocabulary) if config is not None else Sampling()
 

@@ -1,7 +1,7 @@
 """One end of a connection between supervisors: sends messages in order, and ends when the other side is silent.
 
 Liveness does not rely on TCP: both ends send every second. Silence is counted in ticks of this process, so that a process that
-was suspended itself does not take its peer for silent.
+was suspended itself does not count its peer as silent.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ SILENT_TICKS = round(peers.CUT_OFF_SECONDS / TICK_SECONDS)
 
 
 class CutOff(Exception):
-    """The connection has ended; the text says how."""
+    """The connection has ended; the text describes how."""
 
 
 class Connection:

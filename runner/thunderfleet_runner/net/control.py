@@ -68,7 +68,7 @@ class Changes:
 
 
 def _requested_wait(query: Mapping[str, str]) -> tuple[float, str, str]:
-    """Seconds to wait, and the phase and attempt that the client knows. Raises ValueError for an invalid ``wait``."""
+    """Seconds to wait, and the phase and attempt that the client has. Raises ValueError for an invalid ``wait``."""
     try:
         seconds = float(query.get("wait", "0"))
     except ValueError:

@@ -25,8 +25,8 @@ async def join_group(
 ) -> str:
     """Connects to rank 0 and runs ``serve`` until the connection ends; returns how it ended.
 
-    Tries rank 0's own address, then the one at which the plan says this rank reaches it. Raises JoinRefused with the leader's
-    reason, ConnectionError when rank 0 does not answer or is not of the group.
+    Tries rank 0's own address, then the one at which, according to the plan, this rank reaches it. Raises JoinRefused with the
+    leader's reason, ConnectionError when rank 0 does not answer or is not of the group.
     """
     planned = plan.ranks[hello.rank].coordinator if hello.rank < plan.world_size else None
     addresses = dict.fromkeys(filter(None, (plan.ranks[0].address, planned)))

@@ -45,11 +45,11 @@ _Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 class RelayLost(ConnectionError):
-    """The connection between two supervisors ended while their ranks run; the text says how."""
+    """The connection between two supervisors ended while their ranks run; the text describes how."""
 
 
 class RelayRefused(ConnectionError):
-    """There is no connection between two supervisors; the text says why."""
+    """There is no connection between two supervisors; the text has the reason."""
 
 
 class Relays:
@@ -339,7 +339,7 @@ TAKEN = 409
 
 
 WHY_HEADER = "Thunderfleet-Refused"
-"""Why a relay is refused. A client that asks for a WebSocket gets no body."""
+"""Why a relay is refused. A client that requests a WebSocket gets no body."""
 WHY_CHARACTERS = 300
 
 

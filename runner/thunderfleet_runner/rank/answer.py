@@ -110,7 +110,7 @@ class Answer:
             self._stop()
             self._done("cancelled")
         if self.over and isinstance(event, Admitted):
-            # It failed before the loop could be asked to end it.
+            # It failed before the loop could end it.
             self._stop()
         if self.over:
             self.ending = True

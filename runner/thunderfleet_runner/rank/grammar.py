@@ -25,7 +25,7 @@ Failed = Callable[[str], None]
 
 
 class Unusable(ValueError):
-    """A format that is invalid, or takes too much; the text says why."""
+    """A format that is invalid, or takes too much; the text has the reason."""
 
 
 class Formats:
@@ -92,7 +92,7 @@ class Formats:
 def compiled(kind: Kind, source: str, words: Sequence[str], *, lenient: bool) -> str:
     """A format in llguidance's form, not checked yet.
 
-    ``words``: of a choice. ``lenient``: parts of a schema that llguidance does not know are left out. Raises Unusable.
+    ``words``: of a choice. ``lenient``: parts of a schema that llguidance does not support are left out. Raises Unusable.
     """
     try:
         return _compiled(kind, source, words, lenient=lenient)
@@ -164,7 +164,7 @@ class Mask:
         return (step or Step([(0, self)], tokens[-1:])).masked(self, logits)
 
     def follow(self, token: int) -> None:
-        """The token before the next one. The first is the prompt's last, which is no part of the answer."""
+        """Takes the last token before the next one. The first call has the prompt's last token, which is ignored."""
         begun, self._begun = self._begun, True
         if not begun or self._failed is None:
             return

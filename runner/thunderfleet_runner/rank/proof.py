@@ -28,7 +28,7 @@ from thunderfleet_crds.vocabulary import Split
 
 ROUNDS = 20
 SIZES = (4096, 32 * 1024 - 2, 32 * 1024, 32 * 1024 + 2, 512 * 1024, 100_002)
-"""Bytes. JACCL sends messages up to 32 KiB in another way than longer ones; the last one is a multiple of nothing."""
+"""Bytes. JACCL sends messages up to 32 KiB in another way than longer ones; the last one is no multiple of a block size."""
 SMALL = 24
 """Sizes of the messages of every step: a flag and a digest, and as short as some tokens."""
 SKEW_SECONDS = 0.002
@@ -85,7 +85,7 @@ class Wrong:
     size: int = 0
     """Bytes that were received, of all ranks if they were gathered."""
     echo: bool = False
-    """Another rank knows which rank sent it a wrong value, and this wrong value follows from that."""
+    """Another rank can name the rank that sent it a wrong value, and this wrong value follows from that one."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def prove(group: Any, model: Path, *, split: Split, mesh: bool, step: Callable[[
 
 
 def _kinds_of_largest(split: Split, size: int, mesh: bool) -> tuple[Kind, ...]:
-    """How the largest message goes. A wrong sum of three ranks names none of them, so a mesh gathers first, which does."""
+    """How the largest message is sent. A mesh gathers before it adds, because a wrong sum does not name the rank."""
     if split is Split.PIPELINE:
         return (Kind.MESSAGES,)
     return (Kind.GATHER, Kind.SUM) if mesh and size > 2 else (Kind.SUM,)
@@ -172,7 +172,7 @@ class _Prover:
         exchange(number, size // _BYTES)
 
     def search(self, tell: Tell) -> None:
-        """Looks for the link that changed a value, if any rank has seen one whose sender it does not know.
+        """Searches for the link that changed a value, if any rank got a wrong value from an unknown sender.
 
         All ranks decide from the same reports, so all do the same. Afterwards ``wrong`` has the result of this rank.
         """

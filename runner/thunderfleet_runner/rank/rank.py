@@ -148,7 +148,7 @@ class Rank:
     # --- the main thread ---
 
     def run(self) -> None:
-        """Runs from formation to exit. After an exception, ``stage`` says where it happened."""
+        """Runs from formation to exit. After an exception, ``stage`` is where it happened."""
         start = protocol.Start.model_validate_json(json.dumps(self._started.start))
         group = self._started.group
         if start.backend is not Backend.RING:

@@ -21,7 +21,7 @@ LAST_RANK_DELAY_SECONDS = 0.1
 """How long the ring's last rank waits before init. It dials before it listens; a peer that does not listen yet makes MLX pause
 for one second, then twice as long at each further try."""
 _ENVIRONMENT = {
-    # Weights are on the Mac's disk; a rank talks to its peers only.
+    # Weights are on the Mac's disk; a rank connects to its peers only.
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",

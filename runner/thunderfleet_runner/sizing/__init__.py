@@ -12,6 +12,6 @@ dryrun      the facts that only MLX can give
 blank       weights without values, for ``dryrun``
 graph       peak memory of a lazy graph, for ``dryrun``
 
-If mlx-lm does not know a model's type, the model is sized by its files alone, which the result says, and can be placed on one
-Mac only.
+If mlx-lm does not support a model's type, the model is sized by its files alone, which the result records, and can be placed on
+one Mac only.
 """

@@ -72,7 +72,7 @@ class Workspace:
 
 @dataclass
 class Facts:
-    """Results of a dry run. ``ended`` says why it stopped early; results it did not reach are None or missing."""
+    """Results of a dry run. ``ended`` is the reason if it stopped early; results it did not reach are None or missing."""
 
     total_bytes: int | None = None
     layers: int | None = None
@@ -97,7 +97,7 @@ def text(error: object) -> str:
 
 
 def refused(error: Exception) -> str:
-    """What mlx-lm says when it cannot split a model, as the text of a size."""
+    """mlx-lm's error when it cannot split a model, as the text of a size."""
     return text(f"mlx-lm refuses it: {text(error)}")
 
 

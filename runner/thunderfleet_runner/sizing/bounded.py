@@ -41,7 +41,7 @@ class Limits:
 
 
 def run(folder: Path, world_sizes: Sequence[int], limits: Limits) -> Facts:
-    """Results of the dry run of the model in ``folder`` within ``limits``; ``ended`` says why it stopped early.
+    """Results of the dry run of the model in ``folder`` within ``limits``; ``ended`` is the reason if it stopped early.
 
     Never raises for what the child does.
     """

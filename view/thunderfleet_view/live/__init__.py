@@ -5,5 +5,5 @@ watch  keeps the fleet current from what the API server sends
 leases  reads Leases and pods that show whether the control plane, kubelets and agents work
 feed  sends changes to browsers, bounded
 rates  live rates of cables, from two readings of an agent's counters
-meter  asks agents for these counters while a page is open
+meter  reads these counters from agents while a page is open
 """

@@ -1,6 +1,6 @@
 """Sends changes to browsers. The data that waits for a slow browser is limited: a set of ids, or the whole fleet.
 
-A message is a JSON object: ``whole`` (the page forgets what it knows), ``put`` (entities), ``drop`` (ids), ``notes`` (sentences
+A message is a JSON object: ``whole`` (the page drops its data), ``put`` (entities), ``drop`` (ids), ``notes`` (sentences
 about the server itself, such as that the API server is away), ``rates`` (of cables: names, with bits per second from the first
 end to the second and back) and ``noRates`` (why there are none).
 """
@@ -29,7 +29,7 @@ class Reader:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self, ids: Iterable[str]) -> None:
-        """Remembers that entities have changed; their content is read when the browser takes it."""
+        """Records that entities have changed; their content is read when the browser takes it."""
         if not self.whole:
             self.pending.update(dict.fromkeys(ids))
             if len(self.pending) > MAX_PENDING:
@@ -75,7 +75,7 @@ class Feed:
         return reader
 
     def close(self, reader: Reader) -> None:
-        """Forgets a browser."""
+        """Drops a browser."""
         self._readers.discard(reader)
 
     def publish(self, changes: dict[str, dict[str, Any] | None]) -> None:

@@ -48,7 +48,7 @@ async def _leases(kube: Kube, operators: Sequence[Json]) -> tuple[Mapping[str, J
     quickest = min(seconds for _, seconds in read)
     if quickest <= SLOW_SECONDS or not found:
         return found, {}
-    # This check does not ask etcd.
+    # This check does not involve etcd.
     _, ping = await _timed(kube, "/livez/ping")
     return found, {slow_part(ping): quickest}
 

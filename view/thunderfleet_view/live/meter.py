@@ -1,7 +1,7 @@
-"""Live rates of cables: asks agents for their counters while a page is open. Writes nothing to the API server.
+"""Live rates of cables: reads the counters of agents while a page is open. Writes nothing to the API server.
 
-Agents are asked through the API server (``pods/proxy``), with the rights of the user who runs the page. Without that right
-there are no rates, and the page says why.
+Agents are read through the API server (``pods/proxy``), with the rights of the user who runs the page. Without that right
+there are no rates, and the page shows the reason.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ METRICS_PORT: Final = "metrics"
 ROUND_SECONDS: Final = 5.0
 """Agents read their counters every 10 seconds."""
 PER_SECOND: Final = 20
-"""Maximum agents that are asked per second; in a large fleet, a round takes longer."""
+"""Maximum agents that are read per second; in a large fleet, a round takes longer."""
 AT_ONCE: Final = 8
 ANSWER_SECONDS: Final = 5.0
 ANSWER_BYTES: Final = 1 << 20
@@ -65,7 +65,7 @@ class Meter:
             await asyncio.sleep(pause)
 
     async def round(self) -> int:
-        """Asks as many agents as needed, and returns their number. Raises ApiError if that is not allowed."""
+        """Reads as many agents as needed, and returns their number. Raises ApiError if that is not allowed."""
         ends = self._ends()
         chosen = rates.enough(ends.values())
         agents = await self._known() if chosen else {}
@@ -97,7 +97,7 @@ class Meter:
         return self._agents
 
     async def _ask(self, mac: str, path: str) -> ApiError | None:
-        """Asks an agent. Returns why it did not answer; its last counters then expire."""
+        """Reads an agent. Returns why it did not answer; its last counters then expire."""
         lines: list[str] = []
         try:
             async with self._at_once, asyncio.timeout(ANSWER_SECONDS):

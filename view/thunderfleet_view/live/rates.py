@@ -10,7 +10,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 TIME: Final = "thunderfleet_agent_sensors_read_timestamp_seconds"
-"""Metric with the time at which an agent read its counters (seconds since 1970). It reads them less often than it is asked."""
+"""Metric with the time at which an agent read its counters (seconds since 1970). Requests may be more frequent."""
 RECEIVED: Final = "thunderfleet_thunderboltlink_received_bytes_total"
 SENT: Final = "thunderfleet_thunderboltlink_sent_bytes_total"
 LEAST: Final = 20_000

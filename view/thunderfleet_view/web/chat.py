@@ -58,7 +58,7 @@ class Chat:
     async def answer(
         self, request: web.Request, endpoint: str, name: str, messages: list[dict[str, str]]
     ) -> web.StreamResponse:
-        """Asks the model at an endpoint. Raises Refused."""
+        """Sends a chat to the model at an endpoint. Raises Refused."""
         if self._running >= MAX_CHATS:
             raise Refused(429, f"{MAX_CHATS} chats are running; wait until one has ended")
         self._running += 1

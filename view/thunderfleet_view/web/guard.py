@@ -1,7 +1,7 @@
 """Which requests are refused regardless of the caller, and the headers of every response. Pure.
 
-A browser lets any web page send requests to this machine. ``Origin`` and ``Sec-Fetch-Site`` say which page that is, and
-``Host`` says which name the browser resolved: with DNS rebinding, a name of the attacker.
+A browser lets any web page send requests to this machine. ``Origin`` and ``Sec-Fetch-Site`` identify that page, and ``Host`` is
+the name that the browser resolved: with DNS rebinding, a name of the attacker.
 """
 
 from collections.abc import Mapping

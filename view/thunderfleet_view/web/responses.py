@@ -13,7 +13,7 @@ from thunderfleet_view.web.assets import Asset
 log = logging.getLogger(__name__)
 
 ALIVE_SECONDS: Final = 10.0
-"""An empty line at least this often: the page sees from its absence that the server is away."""
+"""An empty line at least this often: its absence shows the page that the server is away."""
 WRITE_SECONDS: Final = 30.0
 """A browser that reads nothing for this time is disconnected."""
 

@@ -78,7 +78,7 @@ class Server:
         return responses.file(self._assets, request, request.match_info["name"])
 
     async def opening(self, request: web.Request) -> web.StreamResponse:
-        """Tells the page that a session comes from the address and not from a credential."""
+        """Shows the page that a session comes from the address and not from a credential."""
         return responses.values({"credential": False})
 
     async def session(self, request: web.Request) -> web.StreamResponse:
@@ -116,7 +116,7 @@ class Server:
         return responses.values(found) if found is not None else responses.problem(404, "it has just been deleted")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Asks a model."""
+        """Sends a chat to a model."""
         model, messages = chat.parse(await request.read())
         endpoint = self._watch.endpoint(model)
         if endpoint is None:

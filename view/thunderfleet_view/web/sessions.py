@@ -45,5 +45,5 @@ class Sessions:
 
 
 def _digest(secret: str) -> bytes:
-    # Digests of equal length: a comparison says nothing about the secret.
+    # Digests of equal length: the time of a comparison does not depend on the secret.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

@@ -69,6 +69,6 @@ def printed(answers: Answers, argv: Argv) -> str:
 
 
 def unexpected(argv: Argv, text: str) -> ParseError:
-    """The error for output that is not understood: it quotes the first line."""
+    """The error for output that cannot be parsed: it quotes the first line."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     return ParseError(" ".join(argv), f"printed unexpected output: {clean(quote(line), LINE_CHARACTERS) or 'nothing'}")

@@ -1,6 +1,6 @@
 """Checks of the Macs and cables of a cluster, from their conditions. Pure.
 
-A condition's message says what is wrong and what to do; it is shown as it is.
+A condition's message describes what is wrong and what to do; it is shown as it is.
 """
 
 import re
@@ -50,7 +50,7 @@ class Objects:
 
 
 def testable(objects: Objects) -> list[Json]:
-    """The cables whose ends see each other, so that a test says more than their condition."""
+    """The cables whose ends detect each other, so that a test gives more than their condition."""
     return [one for one in objects.links if (_conditions(one).get(ConditionType.CONNECTED) or {}).get("status") == "True"]
 
 
@@ -79,7 +79,7 @@ def _node(node: Json, profile: Json | None) -> Iterator[Check]:
     if ready is None or ready.get("status") != "True":
         text = str((ready or {}).get("message") or "the kubelet has not reported yet").rstrip(".")
         if ready is None or ready.get("status") != "False":
-            # If the kubelet reports False, its message says what is wrong.
+            # If the kubelet reports False, its message has the cause.
             text = f"{text}: check that the machine is on and that its kubelet runs"
         yield Check("Ready", State.FAILURE, text, reason=str((ready or {}).get("reason") or ""), subject=name)
         return

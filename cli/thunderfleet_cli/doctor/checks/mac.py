@@ -35,7 +35,7 @@ def questions(python: str) -> Mapping[Argv, float]:
         network.PORTS,
         network.SERVICES,
     )
-    # This command asks a server, and repeats the request if there is no answer.
+    # This command sends a request to a server, and repeats it if there is no answer.
     return {**dict.fromkeys(quick, SECONDS), system.CLOCK: SLOW_SECONDS}
 
 

@@ -36,7 +36,7 @@ def self_test(
     if tried.problem:
         yield Check("test", State.UNKNOWN, f"this cable was not tested now: {tried.problem}", subject=name)
     found = {check.name: check for check in (*_dialled(name, tried), *_grouped(name, tried))}
-    # A test that an agent did not begin says nothing about the cable. Earlier measurements may.
+    # A test that an agent did not begin is no result about the cable. Earlier measurements may.
     for kind in ("dial", "pair", "all-reduce"):
         check = found.get(kind) or earlier.get(kind)
         if check is not None:

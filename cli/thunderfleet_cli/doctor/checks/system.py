@@ -68,7 +68,7 @@ def rdma(answers: Answers) -> Check:
         return Check("rdma", State.OK, f"RDMA is enabled; number of devices: {len(names or ())}", reason=Reason.READY)
     evidence = {Reason.STACK_HUNG: hung, Reason.RDMA_UNSUPPORTED: unsupported}.get(reason, "")
     state = State.WARNING if reason in OPTIONAL else State.FAILURE
-    # The message says what to do. No command of the running macOS repairs this, except a restart.
+    # The message describes what to do. No command of the running macOS repairs this, except a restart.
     fix = "sudo shutdown -r now" if reason is Reason.STACK_HUNG else ""
     return Check("rdma", state, rules.explain(reason, THIS_MAC, evidence=evidence), fix, reason)
 

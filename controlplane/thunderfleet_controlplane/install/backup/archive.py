@@ -1,6 +1,6 @@
 """The file of a backup: its format, atomic writing, and reading within size limits.
 
-Lines of JSON, compressed: the first says what the file is, the last lists the contents and has the hash of everything before.
+Lines of JSON, compressed: the first describes the file, the last lists the contents and has the hash of everything before.
 Each line between them has a part of one of the contents, whose names are known. So nothing in the file names a path, and there
 are no links, owners or modes.
 """
@@ -35,7 +35,7 @@ LINE_BYTES = 4 << 20
 """Maximum bytes of a line: a part in base64, and its JSON."""
 FILE_BYTES = 1 << 20
 SNAPSHOT_BYTES = 16 << 30
-"""etcd's limit is 2 GiB as long as nobody raises it; more than 8 GiB are not recommended."""
+"""etcd's limit is 2 GiB unless it is raised; more than 8 GiB are not recommended."""
 MODE = 0o600
 ANOTHER = "copy it again, or use another backup"
 

@@ -1,7 +1,7 @@
 """Starts, replaces and ends LaunchDaemons.
 
 The order makes an interruption safe: an old daemon ends before its property list is replaced. So if the property list on disk
-is the wanted one and is loaded, the daemon runs with it.
+is the requested one and is loaded, the daemon runs with it.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Calls of launchctl in the system domain.
 
 ``bootout`` returns before the daemon has ended, and until then ``bootstrap`` fails with error 5, as it does for a daemon that
-is loaded already. So this module ignores the exit codes of these two, and checks whether ``print`` knows the label.
+is loaded already. So this module ignores the exit codes of these two, and checks whether ``print`` finds the label.
 """
 
 import re

@@ -22,7 +22,7 @@ class Facts:
 
     root: bool
     macos: str | None
-    """The version; empty if `sw_vers` does not say it, None if this is not a Mac."""
+    """The version; empty if `sw_vers` does not print it, None if this is not a Mac."""
     launchctl: bool
     addresses: tuple[str, ...]
     """All IP addresses of this machine."""

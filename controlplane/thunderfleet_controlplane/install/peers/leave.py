@@ -26,7 +26,7 @@ FORCE = "`--force` removes what is on this Mac anyway"
 
 @dataclass(frozen=True)
 class Leaving:
-    """A member that can be removed, and the etcd to ask for it. ``left``: number of voting members afterwards."""
+    """A member that can be removed, and the etcd that can remove it. ``left``: number of voting members afterwards."""
 
     etcd: Etcd
     member: Member

@@ -38,7 +38,7 @@ def etcd_of(config: HostConfig) -> Etcd:
 
 
 def settle(mac: Mac, config: HostConfig, etcd: Etcd | None = None) -> None:
-    """Wait until the etcd of this Mac is a voting member, and the others know its address. Raises InstallError."""
+    """Wait until the etcd of this Mac is a voting member, and the others have its address. Raises InstallError."""
     etcd = etcd or etcd_of(config)
     mac.step("etcd", "waiting for etcd")
 

@@ -65,7 +65,7 @@ async def take(server: str, ca: Path, token: str, claim: str) -> bytes:
                 secret = await _claimed(kube, path, claim)
                 break
             except ApiError as error:
-                # An API server sees objects that were created through another one a moment later.
+                # Objects that were created through one API server appear in the others a moment later.
                 if time.monotonic() < deadline and (error.status in UNKNOWN or error.transient):
                     await asyncio.sleep(POLL_SECONDS)
                     continue

@@ -84,7 +84,7 @@ def build(pod: Json, container: Json, image: Image, sandbox: Path, sources: Sour
         "HOSTNAME": sources.node_name,
         "HOME": str(sandbox),
         "TMPDIR": str(sandbox / "tmp"),
-        # A pod's user has no account, and programs that ask for the name of one fail (getpass.getuser in Python).
+        # A pod's user has no account, and programs that look up its name fail (getpass.getuser in Python).
         "USER": USER_NAME,
         "LOGNAME": USER_NAME,
         MOUNT_POINT_VARIABLE: str(sandbox),

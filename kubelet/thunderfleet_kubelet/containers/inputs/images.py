@@ -75,7 +75,7 @@ def find(images: Mapping[str, Path], name: str, pull_policy: str, missing: str |
 def pulled(name: str, folder: Path, config: Json, identity: str) -> Image:
     """A pulled image, whose files are in ``folder``. Raises ValueError, TypeError and AttributeError for an unusable config.
 
-    Folders of its PATH are those in the image if they are there: a container sees the host's files, and not the image as its
+    Folders of its PATH are those in the image if they are there: a container has the host's files, and not the image as its
     root.
     """
     image = _parse(name, folder, config)

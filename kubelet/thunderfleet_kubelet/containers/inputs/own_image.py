@@ -13,7 +13,7 @@ PROGRAMS = ("thunderfleet-agent", "thunderfleet-operator", "thunderfleet-router"
 
 @dataclass(frozen=True)
 class OwnImage:
-    """The image of version ``version``; ``problem`` says why pods cannot use the folder."""
+    """The image of version ``version``; ``problem`` is the reason why pods cannot use the folder."""
 
     version: str
     folder: Path

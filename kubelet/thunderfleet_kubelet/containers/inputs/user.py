@@ -86,7 +86,7 @@ def decide(
     machine on which it was built; it chooses no account of this machine, which only the pod can. Every container is a member of
     the pod's own group, which the pod's files need.
 
-    Raises ContainerConfigError for root that the spec does not ask for, for an account that a pulled image names, for the user
+    Raises ContainerConfigError for root that the spec does not request, for an account that a pulled image names, for the user
     or group of another pod, and for users that the kubelet cannot switch to.
     """
     of_pod: Json = pod["spec"].get("securityContext") or {}

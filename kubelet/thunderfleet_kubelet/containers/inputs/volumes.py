@@ -84,7 +84,7 @@ def _give(path: Path, owner: ContainerUser, mode: int) -> None:
 
 
 def make_empty(folder: Path, owners: set[ContainerUser]) -> None:
-    """Creates an ``emptyDir``: owned by its only user, or writable by everybody if the pod has several users."""
+    """Creates an ``emptyDir``: owned by its only user, or writable by all users if the pod has several."""
     if not folder.exists():
         # Under a temporary name first: if the kubelet is killed here, no folder with the wrong permissions is left.
         fresh = folder.with_name(f".{folder.name}.new")
@@ -106,7 +106,7 @@ _HOST_PATH_TYPES: Mapping[str, Callable[[Path], bool]] = {
 
 
 def check_host_path(volume: Json) -> Path:
-    """The path of a ``hostPath`` volume, created if its type asks for it. Raises VolumeError if the path is of another type."""
+    """The path of a ``hostPath`` volume, created if its type requires it. Raises VolumeError if the path is of another type."""
     spec = volume["hostPath"]
     path, kind = Path(str(spec["path"])), str(spec.get("type") or "")
     if kind == "DirectoryOrCreate":

@@ -55,7 +55,7 @@ class Prober:
             self.ready.pop(name, None)
             self.started.pop(name, None)
             self.unhealthy.pop(name, None)
-        # One that is starting has no probes yet; the worker looks at it every second.
+        # One that is starting has no probes yet; the worker reads it every second.
         if last is not None and last.state == "running" and name not in self._live:
             watch = ShimWatch(self._context.folder.attempt(name, last.number), self._context.wake)
             self._live[name] = _Live(last.number, watch)

@@ -25,7 +25,7 @@ HOOK_SECONDS = 60.0
 
 
 class _Asker:
-    """One start of a container, as the image puller sees it."""
+    """One start of a container, as the image puller needs it."""
 
     def __init__(self, starter: "Starter", start: Start) -> None:
         self._starter, self._start = starter, start

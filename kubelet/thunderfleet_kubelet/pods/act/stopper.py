@@ -16,7 +16,7 @@ LEAST_GRACE_SECONDS = 2.0
 
 
 class Stopper:
-    """Remembers which attempts are stopping, and with which grace."""
+    """Keeps track of which attempts are stopping, and with which grace."""
 
     def __init__(self, context: PodContext) -> None:
         self._context = context
@@ -42,7 +42,7 @@ class Stopper:
         return before is None
 
     async def run(self, stop: Stop) -> None:
-        """Runs the preStop hook within the grace period, then asks the shim to stop the container."""
+        """Runs the preStop hook within the grace period, then lets the shim stop the container."""
         try:
             await self._run(stop)
         except OSError as error:

@@ -6,7 +6,7 @@ eviction    which pods leave because of the disk
 status      the status to publish: phase, conditions, container states
 progress    init containers done, pod finished, pod ending
 observed    what is observed of a pod, as one value
-podspec     what a pod's spec says, with the API's defaults
+podspec     a pod's spec, with the API's defaults
 probing     intervals and thresholds of probes
 publishing  whether a status needs writing, and as which patch
 """

@@ -47,7 +47,7 @@ def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | 
 def asks_for_mac(pod: Json) -> bool:
     """Whether the pod selects Macs: by RuntimeClass, node selector or required node affinity.
 
-    The match condition ``asks-for-a-mac`` of the admission policy thunderfleet-mac-pods says the same in CEL.
+    The match condition ``asks-for-a-mac`` of the admission policy thunderfleet-mac-pods is the same rule in CEL.
     """
     spec = pod["spec"]
     if (spec.get("nodeSelector") or {}).get("kubernetes.io/os") == "darwin" or spec.get("runtimeClassName") == "macos":

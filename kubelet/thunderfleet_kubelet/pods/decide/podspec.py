@@ -87,7 +87,7 @@ def eviction_grace_of(pod: Json) -> float:
 def removed_grace_of(pod: Json) -> float:
     """Seconds between SIGTERM and SIGKILL for a pod that the API server no longer has.
 
-    Nobody can shorten its grace period any more, and the scheduler counts its memory as free.
+    Its grace period can no longer be shortened, and the scheduler counts its memory as free.
     """
     return min(grace_of(pod), REMOVED_GRACE_SECONDS)
 

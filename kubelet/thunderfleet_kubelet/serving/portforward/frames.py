@@ -24,7 +24,7 @@ _LEAST = {SYN_STREAM: 10, RST_STREAM: 8, PING: 4}
 
 
 class ProtocolError(Exception):
-    """The peer does not speak SPDY/3.1 as it should; the connection ends."""
+    """The peer violates SPDY/3.1; the connection ends."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class Ping:
-    """The peer asks for an answer with the same ``number``; its own numbers are odd."""
+    """The peer requests an answer with the same ``number``; its own numbers are odd."""
 
     number: int
 

@@ -185,7 +185,7 @@ class Tunnel:
         return pair
 
     def _forget(self, request: str) -> None:
-        """Gives up a connection of which only one stream is open."""
+        """Closes a connection of which only one stream is open."""
         pair = self._pairs.pop(request)
         pair.expiry.cancel()
         self._places.taken -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 DEMO_QUESTIONS: Final = ("What is Thunderfleet?", "Who stores my model?", "What happens when a rank dies?")
-"""The questions that the demo asks, in order; each is the first phrasing of an entry below."""
+"""The questions of the demo, in order; each is the first phrasing of an entry below."""
 
 CONVERSATIONS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (

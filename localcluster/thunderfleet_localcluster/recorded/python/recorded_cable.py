@@ -1,7 +1,7 @@
 """The wire of a recorded JACCL group: a process beside each rank that carries the ring's bytes over the cable.
 
-JACCL's queue pairs have no connection: when the peer dies, nothing arrives and no error is reported. A TCP ring would notice.
-So each rank's MLX connects to this process only, which keeps MLX's sockets open when the peer dies. It is a process of its own
+JACCL's queue pairs have no connection: when the peer fails, nothing arrives and no error is reported. A TCP ring would notice.
+So each rank's MLX connects to this process only, which keeps MLX's sockets open when the peer fails. It is a process of its own
 because MLX's init holds the interpreter lock.
 
     recorded_cable.py ADDRESS MLX-PORT [flip|lose|swap|repeat AFTER-BYTES]

@@ -3,7 +3,7 @@
 The order of steps, the texts and the exception types are those of JACCL's source (MLX 0.32): devices are opened, each gets a
 protection domain, completion queue and queue pair, buffers are registered, queue pairs go to INIT, addresses are exchanged by
 all-gathers, queue pairs go to RTR and RTS, two barriers. ``jaccl.json`` beside this file has the Mac's devices and what is at
-the other end of each cable. ``control.json``, if it exists, says what fails:
+the other end of each cable. ``control.json``, if it exists, sets what fails:
 
     {"points": [{"at": "rtr", "errno": 96, "device": "rdma_en2", "attempts": [1, 2], "delaySeconds": 0.5, "hang": false}]}
 
@@ -120,7 +120,7 @@ class Values:
 
 
 def fail_at(point: str, device: str = "", count: int = 0) -> None:
-    """Wait, hang or raise as the control file says for this point."""
+    """Wait, hang or raise as the control file sets it for this point."""
     for entry in _entries(point):
         if entry.get("device") not in (None, device):
             continue

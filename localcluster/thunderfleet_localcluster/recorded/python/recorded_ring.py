@@ -1,6 +1,6 @@
 """Lets MLX's ring wait for its peers without using the processor.
 
-A thread of MLX's ring asks its socket again and again until data arrive. On a Mac of its own that is the fastest way and costs
+A thread of MLX's ring polls its socket until data arrive. On a Mac of its own that is the fastest way and costs
 one of many cores. Recorded Macs share the processors of one machine: there the thread takes the processor from the rank that
 it waits for.
 """

@@ -29,7 +29,7 @@ class History:
     """What happened to one probe.
 
     ``measured``: when its result was measured, None if it has none; ``failures``: in a row since then, the last one at
-    ``failed``; ``not_before``: when a busy peer may be asked again.
+    ``failed``; ``not_before``: when the request to a busy peer may be repeated.
     """
 
     measured: float | None = None
@@ -72,7 +72,7 @@ def when(probe: Probe, history: History, node: str, started: float, spread: floa
 
 
 def room(spent: Iterable[tuple[float, int]], budget: int, wanted: int, now: float) -> float:
-    """When ``wanted`` bytes fit into the budget of a minute: ``now`` or later.
+    """When ``wanted`` (the requested) bytes fit into the budget of a minute: ``now`` or later.
 
     A probe that needs more than the budget waits for a minute without any other bytes.
     """

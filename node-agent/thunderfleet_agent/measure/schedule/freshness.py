@@ -34,7 +34,7 @@ def benchmarks_fresh(
     notes: Sequence[str],
     now: float,
 ) -> ConditionValue:
-    """True if every wanted probe has a result that is recent enough; otherwise why not, and when a failed probe runs again."""
+    """True if every due probe has a result that is recent enough; otherwise why not, and when a failed probe runs again."""
     if not settings.enabled:
         return ConditionValue(False, Reason.DISABLED, "benchmarks are disabled (chart value agent.measure.enabled)")
     if not wanted:

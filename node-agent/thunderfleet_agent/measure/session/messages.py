@@ -25,7 +25,7 @@ Data = Annotated[str, Field(max_length=PART_BYTES * 3)]
 
 
 class Message(BaseModel):
-    """Unknown fields are ignored, so that agents of two versions understand each other."""
+    """Unknown fields are ignored, so that agents of two versions are compatible."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 

@@ -1,4 +1,4 @@
-"""One Mac takes part in at most one probe at a time, and both agents of a probe agree on it.
+"""One Mac takes part in at most one probe at a time, and both agents of a probe lock it.
 
 No agent holds a lock while it waits for another. A request is answered at once: accepted, or busy. While its own request is
 pending, a Mac refuses every peer except one whose name sorts before its own; for that one it drops its own request. So of any

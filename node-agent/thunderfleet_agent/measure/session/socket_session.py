@@ -74,7 +74,7 @@ async def answer(channel: Channel, request: ProbeRequest, settings: MeasureSetti
     try:
         reply = ProbeReply(bytes=most, seconds=seconds, port=listener.port, token=listener.token.hex())
         await channel.send(reply)
-        # From now on, a peer that gives up closes the channel, so that this Mac is available for others at once.
+        # From now on, a peer that stops closes the channel, so that this Mac is available for others at once.
         first = asyncio.create_task(channel.receive(SessionMessage, SETUP_SECONDS + ECHO_SECONDS + SLACK_SECONDS))
         opened = await _admitted(channel, listener, min(request.streams, MAX_STREAMS), first)
     finally:

@@ -17,8 +17,8 @@ def guard(seconds: float, folder: str, lifeline: int) -> None:
     When the writer of ``lifeline`` is gone, or after ``seconds``, the guard kills this process's group. The guard ends with
     this process, and removes ``folder`` then.
 
-    ``lifeline``: a pipe to which nobody writes. On stdin, the guard could wait for a hang-up only: it must not read what the
-    agent sends. On macOS ``poll`` reports none unless reading is asked for (https://openradar.appspot.com/37537852).
+    ``lifeline``: a pipe to which nothing is written. On stdin, the guard could wait for a hang-up only: it must not read what
+    the agent sends. On macOS ``poll`` reports none unless reading is requested (https://openradar.appspot.com/37537852).
     """
     # A group of this process and what it starts, regardless of the parent.
     os.setpgid(0, 0)

@@ -65,7 +65,7 @@ class Pipe:
         self.send({"progress": round(rate, 3), "steady": steady})
 
     def exchange(self, rank: int, size: int) -> Any:
-        """The ``all_gather_factory`` that MLX takes: gathers go through the agents, which know each other and the deadline."""
+        """The ``all_gather_factory`` that MLX takes: gathers go through the agents, which have the deadline."""
         number = 0
 
         def gather(part: bytes, length: int) -> bytes:

@@ -1,7 +1,7 @@
 """Decides when a warm-up ends, and which runs are counted. Pure: the work and the clock are arguments.
 
 A GPU takes from milliseconds to seconds to reach its top clock, and no fixed time fits all. So the warm-up ends when the rate
-is steady, or at a limit; the result says which.
+is steady, or at a limit; the result names it.
 """
 
 from __future__ import annotations

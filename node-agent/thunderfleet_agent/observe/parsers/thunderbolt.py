@@ -33,7 +33,7 @@ _UUID = re.compile(r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")
 class Peer:
     """Another computer: the domain UUID of its port, its name, and the hubs in between, nearest first.
 
-    ``speed_mbps`` is the negotiated speed of the slowest hop that this Mac sees, in Mbit/s.
+    ``speed_mbps`` is the negotiated speed of the slowest hop that this Mac reports, in Mbit/s.
     """
 
     domain_uuid: str

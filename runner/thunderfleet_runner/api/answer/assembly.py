@@ -86,10 +86,10 @@ class Assembly:
         return parts, End(done, "length" if reason == "length" else "tool_calls" if reason == "tool_calls" else "stop")
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """Removes the calls after the first, if the client wants at most one."""
+        """Removes the calls after the first, if the client allows at most one."""
         return parts if self._parallel else [part for part in parts if isinstance(part, Text) or part.index == 0]
 
-    # --- calls that the model writes by itself ---
+    # --- calls that the model writes without being forced to ---
 
     def _written(self, text: str) -> list[Part]:
         if not self._json:

@@ -57,7 +57,7 @@ class Embeddings:
             raise api_error(error) from error
 
     async def _respond(self, asked: Texts, limits: ModelLimits, place: Place, *, counted: bool) -> web.StreamResponse:
-        """``counted``: a router asks for the number of tokens."""
+        """``counted``: a router requests the number of tokens."""
         texts = asked.texts.unpacked()
         vectors = [b""] * len(texts)
         for together in batches([len(text) for text in texts]):

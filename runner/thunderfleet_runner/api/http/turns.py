@@ -108,7 +108,7 @@ class Turns:
 
 
 def place_of(headers: Mapping[str, str], router: RouterPlan | None) -> Place:
-    """The place of a request with these headers. Only routers can say which one, because they have the group's credential."""
+    """The place of a request with these headers. Only routers can name it, because they have the group's credential."""
     if router is None:
         return ANYONE
     scheme, _, credential = headers.get("Authorization", "").partition(" ")

@@ -1,4 +1,4 @@
-"""What a client asks for, whatever the dialect. Pure, except for the model, which is an argument.
+"""What a client requests, whatever the dialect. Pure, except for the model, which is an argument.
 
 call         a checked request
 fields       the fields of a body, read one by one

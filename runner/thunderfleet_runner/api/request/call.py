@@ -47,7 +47,7 @@ class Call:
         return self.tools.constraint() or self.constraint
 
     def options(self, max_tokens: int, calls: CallFormat = "marked") -> Options:
-        """What the client asks for besides its prompt. ``max_tokens``: what ``fit`` returns. ``calls``: the model's."""
+        """What the client requests besides its prompt. ``max_tokens``: what ``fit`` returns. ``calls``: the model's."""
         return Options(
             endpoint=self.endpoint,
             max_tokens=max_tokens,

@@ -26,11 +26,11 @@ class Constraint:
     kind: Kind
     source: str
     param: str
-    """The field that asks for it."""
+    """The field that requests it."""
 
 
 def constraint(fields: Fields) -> Constraint | None:
-    """The format that a body asks for. Raises ApiError, also when it asks for two."""
+    """The format that a body requests. Raises ApiError, also when it requests two."""
     found = [_response_format(fields.take("response_format"), "response_format"), *_structured(fields), *_guided(fields)]
     asked = [one for one in found if one is not None]
     if len(asked) > 1:

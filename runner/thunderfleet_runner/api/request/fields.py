@@ -27,7 +27,7 @@ class Fields:
         return name in self._left
 
     def name(self, name: str) -> str:
-        """The field's name as the client knows it."""
+        """The field's name in the client's request."""
         return f"{self._where}{name}"
 
     def take(self, name: str, default: Any = None) -> Any:

@@ -12,7 +12,7 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 def messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a body in OpenAI's format, rebuilt from the parts that templates know. Raises ApiError."""
+    """The messages of a body in OpenAI's format, rebuilt from the parts that templates support. Raises ApiError."""
     if not isinstance(value, list) or not value:
         raise refused("messages", "messages must be a non-empty list")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
@@ -24,7 +24,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     role = value.get("role")
     if role not in _ROLES:
         raise refused(f"{where}.role", f"{where}.role must be one of {', '.join(_ROLES)}")
-    # Templates know system; developer is OpenAI's newer name for it.
+    # Templates support system; developer is OpenAI's newer name for it.
     message: dict[str, Any] = {"role": "system" if role == "developer" else role}
     calls = _tool_calls(value.get("tool_calls"), where)
     if calls and role != "assistant":

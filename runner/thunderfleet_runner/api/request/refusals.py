@@ -1,6 +1,6 @@
 """Fields of other servers and services that would change the answer, and that are not honored here. Pure.
 
-If they were ignored, a client could not see that the answer is not what it asked for. Values that change nothing are accepted.
+If they were ignored, a client could not see that the answer is not what it requested. Values that change nothing are accepted.
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,7 @@ def arguments(fields: Fields) -> dict[str, Any]:
 
 
 def effort(value: str) -> dict[str, Any]:
-    """The arguments for an effort: templates know it by name, or only whether there is any."""
+    """The arguments for an effort: templates take it by name, or only whether there is any."""
     return {"reasoning_effort": value} | ({"enable_thinking": False} if value == "none" else {})
 
 

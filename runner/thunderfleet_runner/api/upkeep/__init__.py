@@ -2,7 +2,7 @@
 
 idle          runs such work only while no client's request is running
 rechecks      when the longest passage is checked again
-continuation  asks the group to continue passages
+continuation  lets the group continue passages
 benchmark     measures the group's rates while it is idle
 canary        makes the idle group work, to notice a lost peer or a wrong answer
 """

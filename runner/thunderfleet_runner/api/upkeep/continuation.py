@@ -1,4 +1,4 @@
-"""Asks the group to continue passages, through the path that clients use: see ``passages``.
+"""Lets the group continue passages, through the path that clients use: see ``passages``.
 
 Lengths that the weights have passed before are checked before the group serves, the others while it is idle. The canary repeats
 them.
@@ -41,12 +41,12 @@ async def while_idle(service: Service) -> None:
 
 
 async def again(service: Service, length: int) -> None:
-    """Asks once more about a length that was right in this attempt. Raises OutputWrong, and what ``Service.submit`` raises."""
+    """Checks again a length that was right in this attempt. Raises OutputWrong, and what ``Service.submit`` raises."""
     await _ask(service, length, expected=True, cache=False)
 
 
 async def once(service: Service, length: int, number: int) -> None:
-    """Asks one of the questions of such a length, another one for the next ``number``. Raises what ``again`` raises."""
+    """Lets the group continue a passage of such a length, another one for the next ``number``. Raises what ``again`` raises."""
     asked = questions(length, service.vocabulary.size)
     question = asked[number % len(asked)]
     wrong = question.wrong(await _continued(service, question))

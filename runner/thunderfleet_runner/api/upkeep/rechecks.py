@@ -1,4 +1,4 @@
-"""When an idle group is asked about its longest passage again. Pure."""
+"""When an idle group continues its longest passage again. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ class Rechecks:
     disturbed: bool = False
     """Whether the Mac has slept or a cable was interrupted since."""
     canaries: int = 0
-    """Number of short passages asked."""
+    """Number of short passages checked."""
 
     def at(self, monotonic: float, wall: float, connections: str = "") -> "Rechecks":
         """The state at a later time."""
@@ -45,9 +45,9 @@ class Rechecks:
         )
 
     def done(self) -> "Rechecks":
-        """The longest passage was asked."""
+        """The longest passage was checked."""
         return replace(self, checked=self.monotonic, disturbed=False)
 
     def sung(self) -> "Rechecks":
-        """A short passage was asked."""
+        """A short passage was checked."""
         return replace(self, canaries=self.canaries + 1)

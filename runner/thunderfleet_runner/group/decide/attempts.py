@@ -95,7 +95,7 @@ class Limits:
     prove_seconds: float = 120.0
     """After this time the group serves. Checks that have not ended by then are made when it is idle."""
     still_seconds: float = 5.0
-    """If the group makes no step at that time, it does not begin to serve; this is the delay until it is looked at again."""
+    """If the group makes no step at that time, it does not begin to serve; this is the delay until it is checked again."""
     end_seconds: float = 20.0
     drain_seconds: float = DRAIN_SECONDS
     stop_seconds: float = 6.0

@@ -185,7 +185,7 @@ class Admit:
 
 @dataclass(frozen=True)
 class StopRanks:
-    """Ask all ranks to stop together."""
+    """Send all ranks the order to stop together."""
 
     attempt: int
 

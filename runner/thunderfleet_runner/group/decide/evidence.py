@@ -1,6 +1,6 @@
 """Reports of the ranks about their models and Macs in the current attempt, and whether these are consistent.
 
-Pure but for its state; the leader asks and acts.
+Pure but for its state; the leader sends the requests and acts.
 """
 
 from thunderfleet_crds.exchange.group import VerifiedReport

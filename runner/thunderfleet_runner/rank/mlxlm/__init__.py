@@ -1,4 +1,4 @@
-"""mlx-lm with our changes: the one place that knows its private names, so that a new mlx-lm changes one package.
+"""mlx-lm with our changes: the only package that uses its private names, so that a new mlx-lm changes one package.
 
 ``ResponseGenerator`` is mlx-lm's serving loop: continuous batching, prompt cache, reasoning and tool parsing. We override what
 does not fit a group of ranks:
@@ -14,7 +14,7 @@ does not fit a group of ranks:
 
 models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
-families  formats of chats that mlx-lm does not know
+families  formats of chats that mlx-lm does not support
 items     what the loop reports about a request
 pipelines  prompts in a pipeline
 prompts   the prompt cache

@@ -9,7 +9,7 @@ from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 from thunderfleet_runner.rank.mlxlm.models import architecture, prompt_cache
 
 ARCHITECTURE = "qwen3"
-"""Whose inner model of mlx-lm returns normed hidden states, of every rank the same."""
+"""mlx-lm's inner model of this architecture returns normed hidden states, the same on every rank."""
 _LEAST_LENGTH = 1e-12
 """Shorter vectors are not scaled up further."""
 Pace = Callable[[int, int], None]

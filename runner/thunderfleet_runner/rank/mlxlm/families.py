@@ -1,7 +1,7 @@
-"""Formats of chats that mlx-lm does not know: the tool calls of DeepSeek, Llama 3 and gpt-oss, and gpt-oss' channels.
+"""Formats of chats that mlx-lm does not support: the tool calls of DeepSeek, Llama 3 and gpt-oss, and gpt-oss' channels.
 
 They are those of the models' published chat templates, and of OpenAI's description of harmony. ``adopt`` gives a tokenizer
-what mlx-lm's loader would have given it for a format that it knows. Parsers take what the model wrote between the marks.
+what mlx-lm's loader would have given it for a format that it supports. Parsers take what the model wrote between the marks.
 """
 
 import json
@@ -38,7 +38,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 def adopt(tokenizer: Any) -> str:
-    """Completes mlx-lm's tokenizer of a family that mlx-lm does not know. Returns the family's name, or "" for any other."""
+    """Completes mlx-lm's tokenizer of a family that mlx-lm does not support. Returns the family's name, or "" for any other."""
     vocabulary = tokenizer.get_vocab()
     template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
     if tokenizer.has_tool_calling:

@@ -47,7 +47,7 @@ class _Keeping(importlib.abc.Loader):
             setattr(module, _FUNCTION, functools.cache(reads))
         names: Any = getattr(module, _IN_EACH_FILE, None)
         if names is not None:
-            # Nothing is cut from a file without such a line: the text is then not found, at -1.
+            # For a file without such a line, `rfind` returns -1, and nothing is cut off.
             setattr(module, _IN_EACH_FILE, lambda content: names(content[content.rfind("\n__all__") + 1 :]))
         offered: Offered | None = getattr(module, _OFFERED, None)
         offering: Any = getattr(module, _OFFERING, None)

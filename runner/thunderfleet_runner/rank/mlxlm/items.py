@@ -90,7 +90,7 @@ class TextMachine:
     def feed(self, text: str, finish_reason: str | None) -> list[tuple[str, str]]:
         """(kind, text) in order; the last kind is the one of the next text. At the end, nothing is held back.
 
-        mlx-lm drops what it holds back when a stop word ended the answer; here it never sees stop words, so that is text.
+        mlx-lm drops what it holds back when a stop word ended the answer; here it never gets stop words, so that is text.
         """
         machine = _server.TextStateMachine
         self._state, segments = machine.split(self._state, text)

@@ -171,7 +171,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         return answer, self._digest
 
     def read(self, word: Any) -> bool:
-        """Whether rank 0 wants the loop to look up. Raises Diverged."""
+        """Whether rank 0 signals the loop to check for requests. Raises Diverged."""
         answer, mine = word
         flag, again, total = answer.tolist()
         if total != mine * self._size:
@@ -248,7 +248,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
                 return None
 
     def _next(self, idle: bool) -> dict[str, Any] | None:
-        """What rank 0 tells the others: a request, that there is none left, or nothing."""
+        """What rank 0 sends to the others: a request, that there is none left, or nothing."""
         work = self.source.take()
         if work is not None:
             # Ranks measure different times, so all take rank 0's step.
@@ -285,7 +285,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
         try:
             found = embed(self.model_provider.model, work.segments, work.embed, PREFILL_STEP, pace)
             tokens, sound = sum(map(len, work.segments)), bool(mx.all(mx.isfinite(found)).item())
-            values = bytes(memoryview(found))  # type: ignore[arg-type]  # MLX's stubs do not know that it is a buffer
+            values = bytes(memoryview(found))  # type: ignore[arg-type]  # MLX's stubs do not declare that it is a buffer
             sink.put(Embedded(tokens, values) if sound else CannotEmbed("a vector is not finite"))
         except Exception as error:
             if self.distributed:
@@ -329,7 +329,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
                 sampling.frequency_penalty,
                 sampling.frequency_context_size,
             ),
-            # Rank 0 finds stop strings in the text: mlx-lm looks for their tokens, but a text has many tokenizations.
+            # Rank 0 finds stop strings in the text: mlx-lm searches for their tokens, but a text has many tokenizations.
             stop_words=[],
             max_tokens=work.max_tokens,
             num_draft_tokens=0,

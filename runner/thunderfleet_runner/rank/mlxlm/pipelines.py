@@ -18,7 +18,7 @@ STEPS = (2048, 1024, 512, 256)
 FIRST_STEP = 512
 """Tokens of a step while nothing is known of the model's speed."""
 LEAST_TOKENS = 256
-"""Steps of fewer tokens say little about longer ones."""
+"""Steps of fewer tokens do not predict longer ones."""
 
 
 class Pace:
@@ -71,14 +71,14 @@ class _Apart:
 
     def gathering(self, gather: Callable[..., Any]) -> Callable[..., Any]:
         def gathered(values: Any, *arguments: Any, **options: Any) -> Any:
-            # The caller takes the first rows, which are rank 0's; only its own are right here.
+            # Without the gather, each rank keeps its own rows. Callers use the first rows only, and only rank 0's are correct.
             return values if self.prompt else gather(values, *arguments, **options)
 
         return gathered
 
 
 def evaluate_apart(model: Any) -> None:
-    """From now on, in this process. ``model`` is mlx-lm's, whose class is changed."""
+    """Evaluates messages of prompt steps separately, from now on in this process. Patches the class of mlx-lm's ``model``."""
     apart, kind = _Apart(), type(model)
     plain = kind.__call__
 

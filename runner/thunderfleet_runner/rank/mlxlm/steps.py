@@ -1,4 +1,4 @@
-"""Work between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks look for new requests."""
+"""Work between the steps of mlx-lm's loop: counts, digests, and rank 0's signal that all ranks check for new requests."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +71,7 @@ class Lockstep(Protocol):
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
 
     def read(self, word: Any) -> bool:
-        """Whether rank 0 wants the loop to look up. Raises Diverged."""
+        """Whether rank 0 signals the loop to check for requests. Raises Diverged."""
 
     def processing(self, processors: list[Any]) -> list[Any]:
         """The logits processors of the request that is being admitted: with the mask of its format."""
@@ -148,7 +148,7 @@ class Alone:
     """A request outside a batch: mlx-lm serves models whose caches do not merge one request at a time.
 
     Does between mlx-lm's items, which are the same on every rank, what ``Batch`` and ``Budget`` do for a batch: counts steps,
-    digests tokens, releases them when all ranks agree, and ends the request on all ranks one step after rank 0 wants it. An
+    digests tokens, releases them when all ranks agree, and ends the request on all ranks one step after rank 0 decides to. An
     exception raised here ends mlx-lm's work on this request.
     """
 
@@ -206,7 +206,7 @@ class Alone:
 
 
 class Budget:
-    """When the loop leaves its batch to look for new requests: one step after rank 0 has a reason to."""
+    """When the loop leaves its batch to check for new requests: one step after rank 0 has a reason to."""
 
     def __init__(self, loop: Lockstep) -> None:
         self._loop = loop

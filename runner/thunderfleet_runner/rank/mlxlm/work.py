@@ -20,7 +20,7 @@ class Sampling:
     frequency_context_size: int = 20
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
-    """Not mlx-lm's own, which would take the request out of the batch."""
+    """Seed of our sampler. mlx-lm's own ``seed`` would take the request out of the batch."""
 
 
 @dataclass(frozen=True)
