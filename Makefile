@@ -32,6 +32,9 @@ export DEBIAN_MIRROR ?=
 # KEEP=1 leaves the demo's cluster running.
 KEEP ?=
 
+# A third of all bytecode: parts of the models in transformers that need PyTorch, and the client without asyncio of Kubernetes.
+UNIMPORTED := /transformers/models/[^/]+/(modeling|modular|convert|feature_extraction|(image|video)_processing)_|/kubernetes/client/
+
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Thunderfleet needs Python 3.11 or newer; $(PYTHON) is older or missing. Name another: make PYTHON=python3.12 …" >&2; exit 1; }
@@ -39,7 +42,10 @@ KEEP ?=
 	  { echo "$(PYTHON) cannot make virtual environments (on Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "Installing into .venv (hashes checked) …"
 	@rm -f $@ && $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.txt
+	@# With all processors, unlike pip. Some files are for other versions of Python, and cannot be compiled.
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(UNIMPORTED)' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" || true
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 

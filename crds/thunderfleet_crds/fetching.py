@@ -4,15 +4,19 @@ A kubelet keeps 4096 bytes of it. The sizes of a model are compressed, because m
 a result that does not fit; it never truncates one.
 """
 
+from __future__ import annotations
+
 import base64
 import json
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from thunderfleet_crds.kinds.nodeprofile import Model
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.weights.parts import MAX_PARTS, WeightFile, numbers
+
+if TYPE_CHECKING:
+    from thunderfleet_crds.kinds.nodeprofile import Model
 
 STORE_FOLDER: Final = "/store"
 """Mount path of the Mac's model store in a pod that downloads."""
@@ -86,7 +90,7 @@ class FetchResult:
         return text
 
     @classmethod
-    def parse(cls, text: str) -> "FetchResult | None":
+    def parse(cls, text: str) -> FetchResult | None:
         """The value of a ``text``; None for anything else, such as the end of a log."""
         try:
             found = json.loads(text)
@@ -135,7 +139,12 @@ def _unpacked(value: object) -> Any:
 
 
 def _model(value: object) -> Model | None:
-    return None if value is None else Model.load(_unpacked(value))
+    if value is None:
+        return None
+    # Only here, because every runner imports this module, and that one has many models, which take long to build.
+    from thunderfleet_crds.kinds.nodeprofile import Model
+
+    return Model.load(_unpacked(value))
 
 
 def _weight_files(value: object) -> tuple[WeightFile, ...]:

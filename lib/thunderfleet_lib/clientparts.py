@@ -38,10 +38,10 @@ class Unread(ModuleType):
 
 
 class Later(Loader):
-    """Creates a package without running its code; ``real`` is its usual loader."""
+    """Creates a module without running its code; ``real`` is its usual loader, ``unread`` its class until then."""
 
-    def __init__(self, real: Loader) -> None:
-        self._real = real
+    def __init__(self, real: Loader, unread: type[Unread] = Unread) -> None:
+        self._real, self._unread = real, unread
         # A thread that uses the package waits while another one runs its code.
         self._lock, self._reading = RLock(), False
 
@@ -51,13 +51,18 @@ class Later(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Does not run the code yet."""
         # Only now, because the import system reads attributes of a new module, which must not run its code.
-        module.__class__ = Unread
+        module.__class__ = self._unread
+
+    @property
+    def reading(self) -> bool:
+        """Whether its code runs."""
+        return self._reading
 
     def read(self, module: Unread) -> None:
         """Runs the code, once. Code that fails is run again at the next use, as a failed import is."""
         with self._lock:
             # While the code runs, it uses names of the package that it has already set.
-            if self._reading or type(module) is not Unread:
+            if self._reading or type(module) is not self._unread:
                 return
             self._reading = True
             try:

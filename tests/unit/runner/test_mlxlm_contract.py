@@ -62,6 +62,29 @@ def test_transformers_offers_the_same_and_reads_each_folder_once_or_when_it_is_a
     assert plain["reader"] == "transformers.utils.import_utils" and ours["reader"] == mlxlm.importing.__name__
 
 
+HUB = """
+import json, sys
+from thunderfleet_runner.rank import mlxlm
+loaded = [name for name in ("httpx2._client", "httpcore2", "anyio", "huggingface_hub._jobs_api") if name in sys.modules]
+from huggingface_hub.errors import HfHubHTTPError
+from transformers.utils import hub
+api = hub.HfApi(token=False)
+real = [isinstance(api, hub.HfApi), isinstance(hub, hub.HfApi), type(api).__module__, hub.HfApi.list_models.__name__]
+try:
+    hub.httpx.Client(trust_env=False).get("http://127.0.0.1:1")
+except hub.httpx.ConnectError as error:
+    real += [type(error).__module__, issubclass(HfHubHTTPError, hub.httpx.HTTPError)]
+print(json.dumps({"loaded": loaded, "real": real, "read": "httpx2._client" in sys.modules}))
+"""
+
+
+def test_the_client_of_the_hub_loads_when_it_is_used() -> None:
+    done = subprocess.run([sys.executable, "-c", HUB], capture_output=True, check=True, timeout=60)
+    found = json.loads(done.stdout)
+    assert found["loaded"] == []
+    assert found["real"] == [True, False, "huggingface_hub.hf_api", "list_models", "httpx2", True] and found["read"]
+
+
 def test_the_loop_still_asks_and_answers_as_it_did() -> None:
     source = inspect.getsource(server.ResponseGenerator._generate)
     for expected in (

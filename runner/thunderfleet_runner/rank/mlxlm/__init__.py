@@ -26,9 +26,10 @@ loop      the serving loop
 tokenizing  prompts in tokens, for the intake
 generate  the module ``mlx_lm.generate``
 importing  makes importing mlx-lm faster
+hubnames  leaves out the client of the Hugging Face Hub
 """
 
-from thunderfleet_runner.rank.mlxlm import families, importing
+from thunderfleet_runner.rank.mlxlm import families, hubnames, importing
 from thunderfleet_runner.rank.mlxlm.embedding import CannotEmbed
 from thunderfleet_runner.rank.mlxlm.items import (
     Admitted,
@@ -93,6 +94,7 @@ __all__ = [
     "families",
     "forbid_trimming",
     "forget_wired_limit",
+    "hubnames",
     "importing",
     "layers",
     "load_lazily",
