@@ -38,8 +38,9 @@ class Asked:
 
     def renamed(self, model: str) -> bytes:
         """The body for a gateway that has the model under another name."""
-        # Escaped: JSON may have single surrogates, which UTF-8 cannot encode.
-        return json.dumps({**self.fields, "model": model}).encode()
+        # Only single surrogates, which UTF-8 cannot encode, are escaped. If everything else were, a body in another script
+        # would be up to three times as large, and larger than a gateway accepts.
+        return json.dumps({**self.fields, "model": model}, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def parse(body: bytes) -> Asked:

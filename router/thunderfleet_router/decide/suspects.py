@@ -1,6 +1,7 @@
 """Refuses requests that were in flight when two groups failed. Pure: times are arguments.
 
-Otherwise a request that makes ranks crash would be repeated on one group after another.
+Otherwise a request that makes ranks crash would be repeated on one group after another. A caller's failures refuse only its own
+requests: whoever makes groups fail could otherwise send what others send at the same time, and so have theirs refused.
 """
 
 import hashlib
@@ -14,8 +15,13 @@ MAX_SUSPECTS = 4096
 
 
 def digest(uid: str, path: str, body: bytes) -> str:
-    """The name of a request: the same for the same body, path and ModelDeployment."""
+    """The name of a request in the log: the same for the same body, path and ModelDeployment."""
     return hashlib.sha256(f"{uid} {path} ".encode() + body).hexdigest()
+
+
+def of_caller(caller_id: str, digest: str) -> str:
+    """The name of a request of one caller, by which its failures are counted."""
+    return f"{digest} {caller_id}"
 
 
 @dataclass(slots=True)
@@ -27,7 +33,7 @@ class _Failures:
 
 
 class Suspects:
-    """Group failures by the digest of a request; the oldest are dropped."""
+    """Group failures by the name of a caller's request; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[str, _Failures] = OrderedDict()
@@ -38,7 +44,7 @@ class Suspects:
     def failed(self, name: str, group: str, sent: float, now: float) -> int:
         """Counts a failure of ``group`` with the request, which was sent at ``sent``. Returns the number of failures.
 
-        Several clients may have sent the same request: one failure counts once for all of them.
+        Several clients with one key may have sent the same request: one failure counts once for all of them.
         """
         self.count(name, now)
         known = self._failures.setdefault(name, _Failures())

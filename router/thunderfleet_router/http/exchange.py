@@ -178,7 +178,7 @@ class Exchanges:
                 if outcome.group_failed:
                     self._suspect(call)
                 elif outcome.verdict is Verdict.ANSWERED and self._suspects:
-                    self._suspects.answered(call.digest)
+                    self._suspects.answered(call.suspect)
                 if outcome.verdict in (Verdict.ANSWERED, Verdict.CUT):
                     call.estimate()
                     return
@@ -228,7 +228,7 @@ class Exchanges:
         return deployment is None or caller(catalog, call.request.headers, call.request.remote or "").may_use(deployment)
 
     def _suspect(self, call: "_Call") -> None:
-        count = self._suspects.failed(call.digest, call.sent_to, call.sent_at, time.monotonic())
+        count = self._suspects.failed(call.suspect, call.sent_to, call.sent_at, time.monotonic())
         self._metrics.group_failures.inc()
         log.warning(
             "the request was in flight when group %s of %s failed (%d of %d); digest %s",
@@ -237,7 +237,7 @@ class Exchanges:
 
     def _refuse_suspect(self, call: "_Call") -> None:
         """Raises ApiError for a request that was in flight at two failures."""
-        if not self._suspects or not self._suspects.refused(call.digest, time.monotonic()):
+        if not self._suspects or not self._suspects.refused(call.suspect, time.monotonic()):
             return
         self._metrics.suspects.inc()
         text = "the request is refused: digest %s was in flight at two group failures"
@@ -272,6 +272,11 @@ class _Call:
         if not self._digest:
             self._digest = suspects.digest(self.deployment.uid, self.request.path, self.body)
         return self._digest
+
+    @property
+    def suspect(self) -> str:
+        """Its name among suspects."""
+        return suspects.of_caller(self.who.id, self.digest)
 
     @property
     def headers(self) -> dict[str, str]:

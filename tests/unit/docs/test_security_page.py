@@ -118,6 +118,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "anyone on the LAN | read prompts and answers between": UNPROTECTED,
     "API keys should be random": ADVICE,
     "A request that makes groups fail": (f"{ROUTED}::test_a_request_that_was_there_at_two_failures_is_refused",),
+    "Nobody can have requests of others": (f"{ROUTED}::test_who_makes_groups_fail_has_only_own_requests_refused",),
     "The body of a request is checked for its size": (
         f"{ROUTES}::test_bodies_are_bounded_before_they_become_objects",
         f"{ROUTED}::test_odd_requests_kill_nothing_and_always_get_a_response",

@@ -290,6 +290,13 @@ def test_a_renamed_body_is_otherwise_the_same() -> None:
     assert json.loads(renamed) == body | {"model": "a/b"}
 
 
+def test_a_renamed_body_of_another_script_is_not_larger() -> None:
+    body = json.dumps(
+        {"model": "alias", "messages": [{"role": "user", "content": "é語😀" * 1000}]}, ensure_ascii=False
+    ).encode()
+    assert len(asked.parse(body).renamed("a/b")) <= len(body)
+
+
 def test_a_conversation_that_goes_on_begins_with_what_it_was() -> None:
     first = [{"role": "system", "content": "s" * 3000}, {"role": "user", "content": "q" * 3000}]
     before = asked.parse(json.dumps({"messages": first, "temperature": 1}).encode()).prompt

@@ -24,7 +24,7 @@ from thunderfleet_router.http.exchange import Settings
 
 from tests.support.routing import CHAT, Gateway, Model, gateways
 from tests.support.waiting import until_async
-from tests.unit.router.api_server import NAMESPACE, SECRETS, ApiServer, api_server
+from tests.unit.router.api_server import DEPLOYMENTS, NAMESPACE, SECRETS, ApiServer, api_server
 
 ASLEEP: dict[str, Any] = {"replicas": 0, "autoscaling": {"minReplicas": 0}}
 
@@ -208,6 +208,29 @@ async def test_a_request_with_a_key_wakes_a_model(monkeypatch: pytest.MonkeyPatc
             assert operator.wakes == 1
             server.model(Model(keys={"alice": "sk-1"}, spec=ASLEEP | {"replicas": 1}, urls=[a.url]))
             assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 5
+
+
+@pytest.mark.parametrize("spec", [{}, ASLEEP], ids=["loading", "sleeping"])
+async def test_requests_that_wait_end_with_their_key_and_with_their_model(spec: dict[str, Any]) -> None:
+    async with api_server() as server:
+        operator = Operator()
+        server.secret(*operator.pair)
+        # Without a group, it sleeps or is not placed yet.
+        server.model(Model(keys={"alice": "sk-1", "bob": "sk-2"}, spec=spec))
+        async with operator.running(), _running(server, operator=operator.url) as (router, session):
+            await until_async(lambda: router.watch.catalog.deployments)
+            removed, kept = (asyncio.create_task(_ask(session, key)) for key in ("sk-1", "sk-2"))
+            await until_async(lambda: router.dispatcher.waiting == 2)
+            server.model(Model(keys={"bob": "sk-2"}, spec=spec))
+            async with asyncio.timeout(30):
+                answer = await removed
+            assert answer.status == 401 and (await answer.json())["error"]["code"] == "invalid_api_key"
+            assert router.dispatcher.waiting == 1 and not kept.done()
+            server.remove(DEPLOYMENTS, "default/tiny")
+            async with asyncio.timeout(30):
+                answer = await kept
+            assert answer.status == 404 and "was deleted" in (await answer.json())["error"]["message"]
+            assert router.dispatcher.waiting == 0
 
 
 async def test_anonymous_requests_wake_only_if_the_chart_allows_it() -> None:

@@ -331,6 +331,38 @@ async def test_a_request_that_was_there_at_two_failures_is_refused(caplog: pytes
             assert (await _chat(client, seed=1))[0] == 200
 
 
+async def test_who_makes_groups_fail_has_only_own_requests_refused() -> None:
+    """Mallory has what kills a group, and sends at the same time what Alice sends too."""
+    async with gateways("a", "b") as (a, b):
+        at_work: list[web.Request] = []
+
+        async def die_with_the_killer(request: web.Request, body: bytes) -> web.StreamResponse:
+            if b"killer" not in body:
+                at_work.append(request)
+                await asyncio.Event().wait()
+            await until_async(lambda: at_work)
+            for other in at_work:
+                assert other.transport is not None
+                other.transport.abort()
+            at_work.clear()
+            return await _abort(request, body)
+
+        a.behaves = b.behaves = die_with_the_killer
+        kit = Kit(Model(urls=[a.url], keys={"alice": "1", "mallory": "2"}))
+        async with client_of(kit) as client:
+            for number, gateway in enumerate((a, b)):
+                kit.set(Model(urls=[gateway.url], keys={"alice": "1", "mallory": "2"}, epoch=number + 1))
+                copied = asyncio.create_task(_chat(client, headers=bearer("2")))
+                killer = asyncio.create_task(_chat(client, headers=bearer("2"), user=f"killer {number}"))
+                assert {(await copied)[0], (await killer)[0]} <= {422, 503}
+            a.behaves = b.behaves = None
+            kit.set(Model(urls=[a.url, b.url], keys={"alice": "1", "mallory": "2"}, epoch=3))
+            assert (await _chat(client, headers=bearer("2")))[0] == 422
+            assert (await _chat(client, headers=bearer("1")))[0] == 200
+            # Her answer clears nobody else's request.
+            assert (await _chat(client, headers=bearer("2")))[0] == 422
+
+
 async def test_a_group_that_is_not_there_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "BUSY_SECONDS", 0.01)
     async with gateways("a", "b") as (a, b):
