@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupState
 from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_lib.net import tls
 
-from thunderfleet_operator.act.keys import KeyPair, client_context
+from thunderfleet_operator.act.keys import KeyPair
 from thunderfleet_operator.observe.plans import Report
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class _Poller:
         self._started = self._answered = self._phase_since = time.monotonic()
         self._draining: asyncio.Task[None] | None = None
         self._accepted = False
-        self._context = client_context(pair)
+        self._context = tls.pinned(pair.certificate, pair.key, server=False)
         self._session = session
         self._changed = changed
         self._stepped = stepped

@@ -16,6 +16,7 @@ from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.timestamps import age_seconds
 
+from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON
 from thunderfleet_operator.decide.weights import quantizing, status
 from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
@@ -36,20 +37,6 @@ from thunderfleet_operator.observe.weights import (
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
 """Pause after a refusal that only a user, such as the repository's author, can resolve."""
-SLOW = frozenset(
-    (
-        Reason.GATED,
-        Reason.TOKEN_REFUSED,
-        Reason.REPOSITORY_NOT_FOUND,
-        Reason.REPOSITORY_MOVED,
-        Reason.REVISION_NOT_FOUND,
-        Reason.FILES_REFUSED,
-        Reason.QUANTIZATION_REFUSED,
-        Reason.HOST_NOT_ALLOWED,
-        Reason.MANIFEST_NOT_FOUND,
-        Reason.MANIFEST_MISMATCH,
-    )
-)
 START_SECONDS = 120.0
 """A pod that has not started after this time is created on another Mac."""
 RECHECK_SECONDS = 15.0
@@ -252,7 +239,7 @@ def _failed(observed: ObservedCache, pod: FetchPod) -> Download:
     wait = RETRY.seconds(before.attempts + 1)
     if found is not None and found.retry_seconds is not None:
         wait = max(5.0, float(found.retry_seconds))
-    elif reason in SLOW:
+    elif reason in NEEDS_A_PERSON:
         wait = SLOW_SECONDS
     until = observed.now + timedelta(seconds=wait)
     return Download(node=pod.node, attempts=before.attempts + 1, next_time=until, reason=reason, message=text)
