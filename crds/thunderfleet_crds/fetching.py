@@ -10,9 +10,9 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from thunderfleet_crds.nodeprofile import Model
-from thunderfleet_crds.parts import MAX_PARTS, WeightFile, numbers
+from thunderfleet_crds.kinds.nodeprofile import Model
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.weights.parts import MAX_PARTS, WeightFile, numbers
 
 STORE_FOLDER: Final = "/store"
 """Mount path of the Mac's model store in a pod that downloads."""

@@ -17,11 +17,11 @@ from typing import Any, Final
 import yaml
 
 from thunderfleet_crds import names
-from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.modelcache import ModelCache
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.kinds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.apimodel import ApiModel
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from thunderfleet_crds.nodeprofile import Agent
+from thunderfleet_crds.kinds.nodeprofile import Agent
 from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.net import listener

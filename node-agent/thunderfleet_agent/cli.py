@@ -227,8 +227,8 @@ def _rate(text: str) -> float:
 
 
 async def _inspect(arguments: argparse.Namespace) -> int:
-    from thunderfleet_crds.apimodel import ObjectMeta
-    from thunderfleet_crds.nodeprofile import NodeProfile
+    from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+    from thunderfleet_crds.meta.apimodel import ObjectMeta
     from thunderfleet_lib.host.hostcmd import Host
 
     from thunderfleet_agent.derive.profile import profile

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
-from thunderfleet_crds.nodeprofile import Agent, GroupUse, Reachability
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse, Reachability
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.clock import Moment
 from thunderfleet_lib.kube import ApiError, Json, Reflector

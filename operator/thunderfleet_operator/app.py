@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 
 from aiohttp import web
-from thunderfleet_crds.routing import DemandReport
+from thunderfleet_crds.exchange.routing import DemandReport
 from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
 from thunderfleet_lib.net.listener import allow_descriptors
 from thunderfleet_lib.net.tlsbuffers import small_buffers
 
-from thunderfleet_operator.act.cache_controller import CacheController
-from thunderfleet_operator.act.certificate_controller import CertificateController
+from thunderfleet_operator.act.controllers.cache import CacheController
+from thunderfleet_operator.act.controllers.certificate import CertificateController
+from thunderfleet_operator.act.controllers.link import LinkController
+from thunderfleet_operator.act.controllers.mac import MacController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import CHECK_SECONDS, Executor
 from thunderfleet_operator.act.group_client import GroupClient
-from thunderfleet_operator.act.link_controller import LinkController
-from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.operator_key import KEY_SECRET, operator_keys
 from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.routers.demand import DemandServer
@@ -35,7 +35,7 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.concerns import FLEET, concerned, work_key
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess

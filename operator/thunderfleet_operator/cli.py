@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
 
-from thunderfleet_operator.decide.ports import PortRange, PortSettings
+from thunderfleet_operator.decide.placing.ports import PortRange, PortSettings
 from thunderfleet_operator.plan_cli.arguments import add_arguments
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
-from thunderfleet_crds.conditions import Condition, find_condition
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.conditions import Condition, find_condition
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.objects.nodes import Node
 
 PREFIX = "thunderfleet_"
 VALUES: Mapping[ConditionStatus, float] = {ConditionStatus.TRUE: 1.0, ConditionStatus.FALSE: 0.0, ConditionStatus.UNKNOWN: -1.0}

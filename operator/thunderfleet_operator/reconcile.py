@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.timestamps import age_seconds
 
@@ -23,12 +23,12 @@ from thunderfleet_operator.decide.deployment import ADVICE_SECONDS, Decision, Se
 from thunderfleet_operator.decide.scaling.turns import take_turns
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.concerns import Profiles, Reach, reach
+from thunderfleet_operator.observe.fleet.steadiness import Steadiness
+from thunderfleet_operator.observe.fleet.weights import WeightsFleets
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.load import Candidate
 from thunderfleet_operator.observe.observed import Advice, Observed
 from thunderfleet_operator.observe.reader import groups_of, observe_deployment
-from thunderfleet_operator.observe.steadiness import Steadiness
-from thunderfleet_operator.observe.weights import WeightsFleets
 from thunderfleet_operator.placement import Fleet, WhatIsBetter
 from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.planner import Planner

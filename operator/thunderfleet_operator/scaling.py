@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.routing import DemandReport
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.exchange.routing import DemandReport
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 
-from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS, ready
+from thunderfleet_operator.decide.group.lifecycle import DRAIN_SECONDS, ready
 from thunderfleet_operator.decide.scaling.autoscaling import FRESH_SECONDS, WAKE_SECONDS, Scaling, idle_seconds, in_flight
 from thunderfleet_operator.observe.demands import Demands, Key
 from thunderfleet_operator.observe.load import Candidate, Load, Signals
-from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
 
 TURN_SECONDS = 30.0
 """How long a ModelDeployment tries to make room for another one."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import aiohttp
 from pydantic import ValidationError
-from thunderfleet_crds import routing
-from thunderfleet_crds.routing import DemandAnswer, DemandReport
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.routing import DemandAnswer, DemandReport
 from thunderfleet_lib.net import tls
 
 from thunderfleet_router.dispatcher import Dispatcher

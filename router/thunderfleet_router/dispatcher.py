@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from thunderfleet_crds.routing import MAX_DEMANDS, Demand, DemandAnswer
+from thunderfleet_crds.exchange.routing import MAX_DEMANDS, Demand, DemandAnswer
 from thunderfleet_lib.httpapi.errors import ApiError
 from thunderfleet_lib.httpapi.shares import Full, Scope, Shares
 

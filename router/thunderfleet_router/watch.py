@@ -5,7 +5,7 @@ import base64
 import logging
 from collections.abc import Callable
 
-from thunderfleet_crds import routing
+from thunderfleet_crds.exchange import routing
 from thunderfleet_crds.names import API_VERSION, MODELDEPLOYMENT_PLURAL
 from thunderfleet_lib.kube import Kube, Reflector
 

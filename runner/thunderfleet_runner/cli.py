@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
-from thunderfleet_crds.group import TERMINATION_LOG, LastWords
+from thunderfleet_crds.exchange.group import TERMINATION_LOG, LastWords
+from thunderfleet_crds.exchange.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
 from thunderfleet_crds.names import MAX_WORLD_SIZE
-from thunderfleet_crds.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
 from thunderfleet_lib import logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.host.sandbox import mounted

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from thunderfleet_crds.plan import MemoryPlan
+from thunderfleet_crds.exchange.plan import MemoryPlan
 from thunderfleet_crds.vocabulary import Backend, Split
 
 from thunderfleet_runner.framing import BrokenStream, frame

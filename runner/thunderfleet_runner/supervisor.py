@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import LEAVE_SECONDS, Plan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import LEAVE_SECONDS, Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import GroupPhase, Verify
 from thunderfleet_lib.net import listener
@@ -26,12 +26,12 @@ from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Service
 from thunderfleet_runner.api.upkeep import canary
-from thunderfleet_runner.group import attempts, events
+from thunderfleet_runner.group.decide import attempts, events
+from thunderfleet_runner.group.decide.rendezvous import Identity
 from thunderfleet_runner.group.follower import Follower
 from thunderfleet_runner.group.leader import Leader
 from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.group.metrics import GroupMetrics
-from thunderfleet_runner.group.rendezvous import Identity
 from thunderfleet_runner.host import preflight, wired_memory
 from thunderfleet_runner.host.intakeprocess import IntakeStarter, intake_command
 from thunderfleet_runner.host.rankprocess import ignored_variables, mlx_settings, rank_command

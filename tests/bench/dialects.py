@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from thunderfleet_crds.plan import MemoryPlan
+from thunderfleet_crds.exchange.plan import MemoryPlan
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner.group.attempts import Phase
+from thunderfleet_runner.group.decide.attempts import Phase
 
 from tests.bench import formation
 from tests.bench.figures import Bound, Figure, table

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS
+from thunderfleet_crds.exchange.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS
+from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
 from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
-from thunderfleet_crds.plan import PLAN_KEY, Plan
 from thunderfleet_lib.kube import ApiError, Kube
 
 from tests.bench.written import LEASES, mac_name

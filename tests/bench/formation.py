@@ -18,10 +18,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act import keys
-from thunderfleet_runner.group.attempts import Phase
+from thunderfleet_runner.group.decide.attempts import Phase
 from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings
 
 from tests.bench.byhand import free_port

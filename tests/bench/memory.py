@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.proofs import TRUSTING
+from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.watch.cache import CACHED, PODS, Cache
 
 from tests.bench.figures import Bound, Figure, table

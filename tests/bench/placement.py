@@ -15,7 +15,7 @@ from typing import Any
 
 from thunderfleet_crds.vocabulary import PlacementPolicy, Transport
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.proofs import TRUSTING
+from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.placement import (
     Cable,
     Dials,

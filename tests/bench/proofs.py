@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from thunderfleet_crds.plan import MemoryPlan, Plan, ProvenLengths
+from thunderfleet_crds.exchange.plan import MemoryPlan, Plan, ProvenLengths
 from thunderfleet_crds.vocabulary import ConditionStatus
-from thunderfleet_runner.group.attempts import Phase
+from thunderfleet_runner.group.decide.attempts import Phase
 from thunderfleet_runner.host import preflight
 
 from tests.bench import formation, models

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES
+from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.kinds.thunderboltlink import link_name
 from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
-from thunderfleet_crds.plan import PLAN_KEY, Plan
-from thunderfleet_crds.thunderboltlink import link_name
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove

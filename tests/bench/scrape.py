@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import generate_latest
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.objects.nodes import Node
 
 from tests.bench.figures import Bound, Figure, table
 

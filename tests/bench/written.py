@@ -21,9 +21,9 @@ from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, field_manager
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
-from thunderfleet_crds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import Endpoint, LinkEnd, ThunderboltLink, ThunderboltLinkSpec, link_name, ordered
+from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.rdma import parse

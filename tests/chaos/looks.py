@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from thunderfleet_crds.group import STATE_PATH
+from thunderfleet_crds.exchange.group import STATE_PATH
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_localcluster.client.cluster import Cluster
 

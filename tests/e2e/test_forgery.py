@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.names import ANNOTATION_PORTS
 from thunderfleet_crds.names import ANNOTATION_SIGNATURE as SIGNATURE
-from thunderfleet_crds.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act.keys import unsigned_group_keys
 from thunderfleet_operator.act.operator_key import KEY_FIELD

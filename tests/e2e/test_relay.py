@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.api import OURS

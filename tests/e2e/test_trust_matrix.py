@@ -23,7 +23,7 @@ import pytest
 import yaml
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial import NODE_HEADER
-from thunderfleet_crds.plan import GROUP_TLS_NAME
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME
 from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.host.hostcmd import Host

@@ -7,7 +7,10 @@ from pathlib import Path
 # Modules that decide and compute. Those that wait, write or talk are tested by other means.
 PURE = {
     "lib": ("lib/thunderfleet_lib", "backoff csr/* host/parsing quantity rdma/*"),
-    "operator": ("operator/thunderfleet_operator", "decide/* decide/status/* observe/*"),
+    "operator": (
+        "operator/thunderfleet_operator",
+        "decide/* decide/group/* decide/placing/* decide/status/* observe/* observe/fleet/* observe/objects/*",
+    ),
     "placement": ("operator/thunderfleet_operator/placement", "**/*"),
     "agent": (
         "node-agent/thunderfleet_agent",
@@ -15,7 +18,7 @@ PURE = {
     ),
     "runner": (
         "runner/thunderfleet_runner",
-        "faults framing group/attempts group/rendezvous group/stall group/status "
+        "faults framing group/decide/attempts group/decide/rendezvous group/decide/stall group/decide/status "
         "api/prepare api/openai/* api/request/* api/answer/* rank/stops net/jaccl net/ports sizing/arithmetic",
     ),
     "kubelet": (
@@ -29,7 +32,8 @@ PURE = {
     "view": ("view/thunderfleet_view", "details facts follow live/fleet problems why web/guard"),
     "cli": (
         "cli/thunderfleet_cli",
-        "run/manifest doctor/check doctor/cluster doctor/network doctor/power doctor/security doctor/selftest doctor/system",
+        "run/manifest doctor/checks/check doctor/checks/cluster doctor/checks/network doctor/checks/power "
+        "doctor/checks/security doctor/checks/selftest doctor/checks/system",
     ),
 }
 UNIT = {program: f"tests/unit/{'operator' if program == 'placement' else program}" for program in PURE}

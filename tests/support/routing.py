@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from thunderfleet_crds import routing
-from thunderfleet_crds.routing import AcceptedKey, GroupKey, KeyLimits, Routes
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.routing import AcceptedKey, GroupKey, KeyLimits, Routes
 from thunderfleet_lib.httpapi import routed
 
 from tests.support.ports import claim

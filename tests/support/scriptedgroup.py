@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import examine, prepare

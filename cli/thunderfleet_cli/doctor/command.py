@@ -13,11 +13,12 @@ from thunderfleet_lib.host.privilege import ROOT, take_own_environment
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from thunderfleet_cli.connection import connect
-from thunderfleet_cli.doctor import host, installed, limit, mac, page
-from thunderfleet_cli.doctor.apiservers import api_servers
-from thunderfleet_cli.doctor.check import Check, State
+from thunderfleet_cli.doctor import host, installed, limit, page
+from thunderfleet_cli.doctor.checks import mac
+from thunderfleet_cli.doctor.checks.apiservers import api_servers
+from thunderfleet_cli.doctor.checks.check import Check, State
+from thunderfleet_cli.doctor.checks.system import VERSION
 from thunderfleet_cli.doctor.objects import cluster_checks
-from thunderfleet_cli.doctor.system import VERSION
 
 
 def doctor(arguments: argparse.Namespace) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from thunderfleet_lib.host.hostcmd import Failure, Host, Output
 
-from thunderfleet_cli.doctor.check import Argv, Check, Repair, State
-from thunderfleet_cli.doctor.security import FIREWALL_FOLDER
+from thunderfleet_cli.doctor.checks.check import Argv, Check, Repair, State
+from thunderfleet_cli.doctor.checks.security import FIREWALL_FOLDER
 
 REPAIR_SECONDS = 20.0
 

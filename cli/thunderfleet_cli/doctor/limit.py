@@ -6,9 +6,9 @@ from thunderfleet_controlplane.install.mac import gpu_memory
 from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.host.parsing import ParseError
 
-from thunderfleet_cli.doctor.check import Repair
+from thunderfleet_cli.doctor.checks.check import Repair
+from thunderfleet_cli.doctor.checks.system import MEMORY, SYSTEM_MB, memory_of, most_gpu_memory
 from thunderfleet_cli.doctor.host import Repaired
-from thunderfleet_cli.doctor.system import MEMORY, SYSTEM_MB, memory_of, most_gpu_memory
 
 MOST, DEFAULT = "max", "default"
 LEAST_MB = 1024

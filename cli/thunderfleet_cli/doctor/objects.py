@@ -11,9 +11,9 @@ from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_lib.kube.execution import run_in_pod
 
 from thunderfleet_cli.connection import Connection
-from thunderfleet_cli.doctor import cabletests
-from thunderfleet_cli.doctor.check import Check, State
-from thunderfleet_cli.doctor.cluster import Objects, checks, testable
+from thunderfleet_cli.doctor.checks import cabletests
+from thunderfleet_cli.doctor.checks.check import Check, State
+from thunderfleet_cli.doctor.checks.cluster import Objects, checks, testable
 
 SECONDS = 30.0
 TEST_SECONDS = 90.0

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from thunderfleet_cli.doctor.check import THIS_MAC, Check, State, shown
+from thunderfleet_cli.doctor.checks.check import THIS_MAC, Check, State, shown
+from thunderfleet_cli.doctor.checks.security import PATHS
 from thunderfleet_cli.doctor.host import Repaired
-from thunderfleet_cli.doctor.security import PATHS
 
 
 def as_values(checks: Sequence[Check], repairs: Sequence[Repaired]) -> dict[str, Any]:

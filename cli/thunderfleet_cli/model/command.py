@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from thunderfleet_crds import uris
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL, NODEPROFILE_PLURAL
-from thunderfleet_crds.quantization import Quantize, kept_name
+from thunderfleet_crds.weights.quantization import Quantize, kept_name
 from thunderfleet_lib.kube import ApiError, Json, Kube
 from thunderfleet_localcluster.errors import LocalClusterError
 

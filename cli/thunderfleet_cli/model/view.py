@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds.fields import binary_size
+from thunderfleet_crds.meta.fields import binary_size
 from thunderfleet_crds.names import API_VERSION, MAX_NAME_LENGTH, MODELCACHE_KIND
-from thunderfleet_crds.quantization import Quantize, kept_name
+from thunderfleet_crds.weights.quantization import Quantize, kept_name
 from thunderfleet_lib.timestamps import age_seconds
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_crds import names
-from thunderfleet_crds.routing import LABEL_ROUTES
+from thunderfleet_crds.exchange.routing import LABEL_ROUTES
 
 Json = Mapping[str, Any]
 

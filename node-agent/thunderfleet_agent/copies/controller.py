@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from thunderfleet_crds.copies import CopyState
-from thunderfleet_crds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import CopyState
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest, load
 

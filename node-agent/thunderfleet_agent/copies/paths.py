@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from thunderfleet_crds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse
 
 from thunderfleet_agent.measure.schedule.probes import Target
 from thunderfleet_agent.measure.schedule.view import View

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.nodeprofile import Hardware
+from thunderfleet_crds.kinds.nodeprofile import Hardware
+from thunderfleet_crds.meta.fields import binary_size
 from thunderfleet_lib.host.gpu_memory import gpu_memory_limit
 
 from thunderfleet_agent.observe.facts import Facts

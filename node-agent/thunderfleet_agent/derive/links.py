@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus, ThunderboltPeer, ThunderboltPort
-from thunderfleet_crds.thunderboltlink import (
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus, ThunderboltPeer, ThunderboltPort
+from thunderfleet_crds.kinds.thunderboltlink import (
     MAX_NODE_NAME_LENGTH,
     Endpoint,
     LinkEnd,

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from thunderfleet_crds.nodeprofile import Interface, InterfaceAddress
+from thunderfleet_crds.kinds.nodeprofile import Interface, InterfaceAddress
 from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
 from thunderfleet_lib.macnet import parse as parser
 

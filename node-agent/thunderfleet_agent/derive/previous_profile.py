@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thunderfleet_crds.nodeprofile import Model, NodeProfile, Runtime
+from thunderfleet_crds.kinds.nodeprofile import Model, NodeProfile, Runtime
 
 from thunderfleet_agent.observe.facts import Facts, Source
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.conditions import Condition, set_condition
-from thunderfleet_crds.copies import ModelCopy
-from thunderfleet_crds.nodeprofile import (
+from thunderfleet_crds.kinds.nodeprofile import (
     RDMA,
     Agent,
     Benchmarks,
@@ -21,8 +19,10 @@ from thunderfleet_crds.nodeprofile import (
     Thunderbolt,
     domain_labels,
 )
+from thunderfleet_crds.meta.conditions import Condition, set_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType
+from thunderfleet_crds.weights.copies import ModelCopy
 
 from thunderfleet_agent.derive import clock as clocks
 from thunderfleet_agent.derive.bridges import bridge_free

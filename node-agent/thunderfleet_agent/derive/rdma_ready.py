@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thunderfleet_crds.nodeprofile import RDMADevice, ThunderboltPort
+from thunderfleet_crds.kinds.nodeprofile import RDMADevice, ThunderboltPort
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import RDMADeviceState
 from thunderfleet_lib.host.hostcmd import FailureKind

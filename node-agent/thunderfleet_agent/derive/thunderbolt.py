@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from thunderfleet_crds.nodeprofile import RDMADevice, ThunderboltPeer, ThunderboltPort
+from thunderfleet_crds.kinds.nodeprofile import RDMADevice, ThunderboltPeer, ThunderboltPort
 from thunderfleet_crds.vocabulary import RDMADeviceState
 from thunderfleet_lib.rdma.parse import DeviceInfo, port_state
 from thunderfleet_lib.rdma.rules import interface_of

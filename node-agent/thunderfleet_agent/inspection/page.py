@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.nodeprofile import Interface, Model, NodeProfileStatus
-from thunderfleet_crds.thunderboltlink import generation
+from thunderfleet_crds.kinds.nodeprofile import Interface, Model, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import generation
+from thunderfleet_crds.meta.fields import binary_size
 
 from thunderfleet_agent.derive.profile import Profile
 from thunderfleet_agent.inspection.problems import PROVIDES, problems, speed_text

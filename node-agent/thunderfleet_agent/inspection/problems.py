@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thunderfleet_crds.nodeprofile import NodeProfileStatus, ThunderboltPort
+from thunderfleet_crds.kinds.nodeprofile import NodeProfileStatus, ThunderboltPort
+from thunderfleet_crds.kinds.thunderboltlink import generation
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 from thunderfleet_lib.rdma import rules
 

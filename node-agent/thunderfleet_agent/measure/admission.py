@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thunderfleet_crds.nodeprofile import GroupUse
+from thunderfleet_crds.kinds.nodeprofile import GroupUse
 
 from thunderfleet_agent.measure.schedule import gates
 from thunderfleet_agent.measure.schedule.due import room

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
-from thunderfleet_crds.nodeprofile import Benchmarks, NodeProfile, Reachability
-from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_crds.kinds.nodeprofile import Benchmarks, NodeProfile, Reachability
+from thunderfleet_crds.kinds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_agent.measure import published

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.vocabulary import MeasurementTransport
 from thunderfleet_lib.kube import ApiError, Kube
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from thunderfleet_crds.nodeprofile import GroupUse
+from thunderfleet_crds.kinds.nodeprofile import GroupUse
 from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_agent.derive.condition import ConditionValue

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from thunderfleet_crds.fields import quantity
-from thunderfleet_crds.nodeprofile import Benchmarks, ComputeBenchmark, MemoryBenchmark, NodeProfile, Reachability
-from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_crds.kinds.nodeprofile import Benchmarks, ComputeBenchmark, MemoryBenchmark, NodeProfile, Reachability
+from thunderfleet_crds.kinds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_crds.meta.fields import quantity
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
 from thunderfleet_agent.measure.schedule.figures import GIGA, Figures, Result, result

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
-from thunderfleet_crds.nodeprofile import Runtime
+from thunderfleet_crds.kinds.nodeprofile import Runtime
 from thunderfleet_lib.host import gpu_memory
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host, Output, quote
 from thunderfleet_lib.host.parsing import ParseError, Partial, require_text

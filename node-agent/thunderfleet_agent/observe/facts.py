@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from thunderfleet_crds.nodeprofile import Model, Runtime
+from thunderfleet_crds.kinds.nodeprofile import Model, Runtime
 from thunderfleet_lib.host.hostcmd import Failure
 from thunderfleet_lib.macnet.parse import Interface, Service
 from thunderfleet_lib.rdma.parse import DeviceInfo

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.kinds.nodeprofile import Model
 from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_lib import jsonbounds
 from thunderfleet_lib.host.hostcmd import Failure, Host, quote

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from thunderfleet_crds.nodeprofile import MAX_REACHABILITY, GroupUse, NodeProfile, NodeProfileStatus
-from thunderfleet_crds.thunderboltlink import ThunderboltLinkSpec
+from thunderfleet_crds.kinds.nodeprofile import MAX_REACHABILITY, GroupUse, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLinkSpec
 from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
 
 from thunderfleet_agent.publish.fleet_sample import SAMPLE_SIZE

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from thunderfleet_crds.nodeprofile import Agent, NodeProfile, NodeProfileStatus, Reachability
-from thunderfleet_crds.thunderboltlink import ThunderboltLinkSpec
+from thunderfleet_crds.kinds.nodeprofile import Agent, NodeProfile, NodeProfileStatus, Reachability
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLinkSpec
 from thunderfleet_crds.vocabulary import ReachabilityState
 from thunderfleet_lib.kube import ApiError
 

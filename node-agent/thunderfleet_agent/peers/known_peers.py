@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from thunderfleet_crds.nodeprofile import Agent, NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import Agent, NodeProfile
 from thunderfleet_lib.kube import ApiError
 
 from thunderfleet_agent.peers.token_bucket import TokenBucket

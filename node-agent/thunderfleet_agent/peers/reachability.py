@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from thunderfleet_crds.nodeprofile import MAX_REACHABILITY, Reachability
+from thunderfleet_crds.kinds.nodeprofile import MAX_REACHABILITY, Reachability
 from thunderfleet_crds.vocabulary import ReachabilityState
 from thunderfleet_lib.timestamps import age_seconds
 

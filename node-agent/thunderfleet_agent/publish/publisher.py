@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from thunderfleet_crds.apimodel import ApiModel, ObjectMeta, OwnerReference
-from thunderfleet_crds.conditions import Condition
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse, NodeProfile, Reachability
+from thunderfleet_crds.kinds.thunderboltlink import Measurement, ThunderboltLink
+from thunderfleet_crds.meta.apimodel import ApiModel, ObjectMeta, OwnerReference
+from thunderfleet_crds.meta.conditions import Condition
 from thunderfleet_crds.names import (
     API_VERSION,
     LABEL_DOMAIN_PREFIX,
@@ -25,8 +27,6 @@ from thunderfleet_crds.names import (
     end_label,
     short_hash,
 )
-from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, Reachability
-from thunderfleet_crds.thunderboltlink import Measurement, ThunderboltLink
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_agent.derive.links import LinkReport

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from thunderfleet_crds.copies import CopyState, ModelCopy
 from thunderfleet_crds.fetching import PROGRESS_FILE
-from thunderfleet_crds.modelcache import ModelCache
-from thunderfleet_crds.quantization import conversion_id
+from thunderfleet_crds.kinds.modelcache import ModelCache
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import CopyState, ModelCopy
+from thunderfleet_crds.weights.quantization import conversion_id
 
 PROGRESS_BYTES = 1024
 _SAID = {

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Protocol
 
 from pydantic import ValidationError
-from thunderfleet_crds.copies import CopyState, ModelCopy
-from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modelcache import ModelCache
+from thunderfleet_crds.kinds.nodeprofile import ModelStore
 from thunderfleet_crds.names import API_VERSION, MODELCACHE_PLURAL
-from thunderfleet_crds.nodeprofile import ModelStore
-from thunderfleet_crds.parts import ranges
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import CopyState, ModelCopy
+from thunderfleet_crds.weights.parts import ranges
 from thunderfleet_lib.kube import Kube, Reflector
 from thunderfleet_lib.modelstore.adoption import Adoption
 from thunderfleet_lib.modelstore.eviction import Kept, evict

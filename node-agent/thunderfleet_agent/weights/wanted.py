@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from thunderfleet_crds.copies import CopyState, ModelCopy
-from thunderfleet_crds.modelcache import Assignment, ModelCache
-from thunderfleet_crds.parts import numbers, ranges
+from thunderfleet_crds.kinds.modelcache import Assignment, ModelCache
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import CopyState, ModelCopy
+from thunderfleet_crds.weights.parts import numbers, ranges
 from thunderfleet_lib.modelstore.manifest import Manifest
 
 MAX_COPIES = 64

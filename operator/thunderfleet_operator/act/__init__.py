@@ -1,12 +1,9 @@
 """Carries decisions out.
 
 executor         the decision of one round for a ModelDeployment
+controllers      one round for a Mac, a cable, a ModelCache, the certificate requests of a Node
 batches          requests that depend on no other, a few at a time
 refusals         why the API server refuses an object of a group
-mac_controller   one round for one Mac
-link_controller  one round for one cable
-cache_controller  one round for one ModelCache
-certificate_controller  one round for the certificate requests of a Node
 group_client     polls rank 0 of each group, and asks it to drain
 drains           groups that are draining, and since when
 routers          what routers get to know, and their reports

@@ -7,7 +7,7 @@ again from zero, and the runner's own limits hold meanwhile.
 from collections.abc import Callable, Iterable, Set
 
 from thunderfleet_operator.act.group_client import GroupClient
-from thunderfleet_operator.observe.plans import GroupView
+from thunderfleet_operator.observe.objects.plans import GroupView
 
 NOTICE_SECONDS = 1.0
 """Between the status that names another endpoint and the drain of the group behind the old one."""

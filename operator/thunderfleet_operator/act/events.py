@@ -4,10 +4,10 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.names import API_VERSION
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 
 from thunderfleet_operator.decide.status.events import Occurrence
 

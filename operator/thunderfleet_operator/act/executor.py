@@ -11,23 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from thunderfleet_crds.modeldeployment import ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.names import ANNOTATION_HASH, API_VERSION, MODELDEPLOYMENT_KIND
-from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, key_of
 
 from thunderfleet_operator.act import refusals
 from thunderfleet_operator.act.batches import in_batches
+from thunderfleet_operator.act.controllers.mac import MacController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.keys import KeyPair, group_keys, secret_name, unsigned_group_keys
-from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide import manifests
-from thunderfleet_operator.decide.cables import connections
 from thunderfleet_operator.decide.deployment import (
     BLOCKED_SECONDS,
     Decision,
@@ -37,17 +36,18 @@ from thunderfleet_operator.decide.deployment import (
     status_after,
     views_after,
 )
+from thunderfleet_operator.decide.group.cables import connections
 from thunderfleet_operator.decide.manifests import PodSettings, transport
 from thunderfleet_operator.decide.routing.endpoints import is_headless
 from thunderfleet_operator.decide.status.events import occurrences
 from thunderfleet_operator.decide.status.outcome import Blocked
 from thunderfleet_operator.metrics import Metrics
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.objects import annotation
+from thunderfleet_operator.observe.objects.metadata import annotation
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.plans import Epoch, GroupView, read_epoch
+from thunderfleet_operator.observe.objects.pods import Pod, read_pod
+from thunderfleet_operator.observe.objects.proofs import Keyring, Proof
 from thunderfleet_operator.observe.observed import ServiceView
-from thunderfleet_operator.observe.plans import Epoch, GroupView, read_epoch
-from thunderfleet_operator.observe.pods import Pod, read_pod
-from thunderfleet_operator.observe.proofs import Keyring, Proof
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
 

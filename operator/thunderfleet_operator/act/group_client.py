@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 
 import aiohttp
 from pydantic import ValidationError
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH, GroupState
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.exchange.group import DRAIN_PATH, STATE_PATH, GroupState
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.net import tls
 
 from thunderfleet_operator.act.keys import KeyPair
-from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.observe.objects.plans import Report
 
 log = logging.getLogger(__name__)
 

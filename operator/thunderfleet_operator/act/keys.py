@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
-from thunderfleet_crds.routing import OPERATOR_TLS_NAME
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.exchange.routing import OPERATOR_TLS_NAME
 from thunderfleet_lib.net import tls
 
 # Fixed, so that the certificate is the same every time it is derived. It is used as long as its placement exists.

@@ -11,7 +11,7 @@ import secrets
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_operator.act.keys import MASTER_BYTES
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.objects.proofs import Keyring
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ loaded. Each report would be a write to the API server, and one to everybody who
 import time
 from collections.abc import Callable
 
-from thunderfleet_crds.modeldeployment import Group, ModelDeploymentStatus, Rank
+from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeploymentStatus, Rank
 
 PROGRESS_SECONDS = 1.0
 """Seconds from one status to the next one that differs in progress only."""

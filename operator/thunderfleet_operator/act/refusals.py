@@ -2,8 +2,8 @@
 
 import re
 
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.names import RESOURCE_GPU_MEMORY
-from thunderfleet_crds.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.quantity import to_bytes

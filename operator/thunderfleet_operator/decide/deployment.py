@@ -6,24 +6,25 @@ The memory, ports and queue pairs of a placed group are not available to the gro
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.modeldeployment import AvoidedLink, Failure, LostPlace, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.exchange.plan import Plan, group_name
+from thunderfleet_crds.kinds.modeldeployment import AvoidedLink, Failure, LostPlace, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.names import ANNOTATION_HASH, MAX_RANKS
-from thunderfleet_crds.plan import Plan, group_name
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide import manifests, port_aware_placement
-from thunderfleet_operator.decide.account import Account
-from thunderfleet_operator.decide.avoided import avoided, counted, seconds_left, without
-from thunderfleet_operator.decide.cables import unknown_rdma
-from thunderfleet_operator.decide.failback import Failback, failback, lost_after, lost_place
-from thunderfleet_operator.decide.lifecycle import NextStep, Step, must_drain, next_step, ready
+from thunderfleet_operator.decide import manifests
+from thunderfleet_operator.decide.group.avoided import avoided, counted, seconds_left, without
+from thunderfleet_operator.decide.group.cables import unknown_rdma
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step, must_drain, next_step, ready
+from thunderfleet_operator.decide.group.rollout import next_to_roll
 from thunderfleet_operator.decide.mac_usage import quarantine_for
 from thunderfleet_operator.decide.manifests import Manifest, PodSettings, transport
-from thunderfleet_operator.decide.model import Resolution, resolve
-from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.decide.request import request, spec_hash
-from thunderfleet_operator.decide.rollout import next_to_roll
+from thunderfleet_operator.decide.placing import port_aware_placement
+from thunderfleet_operator.decide.placing.account import Account
+from thunderfleet_operator.decide.placing.failback import Failback, failback, lost_after, lost_place
+from thunderfleet_operator.decide.placing.model import Resolution, resolve
+from thunderfleet_operator.decide.placing.ports import PortSettings
+from thunderfleet_operator.decide.placing.request import request, spec_hash
 from thunderfleet_operator.decide.routing import endpoints
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings
 from thunderfleet_operator.decide.scaling.autoscaling import Scaling, scale, staying
@@ -33,12 +34,12 @@ from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_speed
 from thunderfleet_operator.decide.weights.deployment import needed, resolution, shown, waiting_message, waits
 from thunderfleet_operator.decide.weights.manifests import NO_HUB, HubSettings
-from thunderfleet_operator.observe.fleet import occupied
+from thunderfleet_operator.observe.fleet.builder import occupied
 from thunderfleet_operator.observe.load import Candidate
-from thunderfleet_operator.observe.objects import GroupKey
+from thunderfleet_operator.observe.objects.metadata import GroupKey
+from thunderfleet_operator.observe.objects.plans import Epoch, GroupView, Report
+from thunderfleet_operator.observe.objects.pods import Pod
 from thunderfleet_operator.observe.observed import Observed
-from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
-from thunderfleet_operator.observe.pods import Pod
 from thunderfleet_operator.placement import (
     Answers,
     Fleet,

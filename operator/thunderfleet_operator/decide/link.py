@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 from thunderfleet_lib.timestamps import age_seconds
 

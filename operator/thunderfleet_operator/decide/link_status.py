@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from thunderfleet_crds.conditions import Condition, find_condition, set_condition
-from thunderfleet_crds.fields import quantity
-from thunderfleet_crds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus, ThunderboltPort
+from thunderfleet_crds.kinds.nodeprofile import THUNDERBOLT4_MBPS, NodeProfile, NodeProfileStatus, ThunderboltPort
+from thunderfleet_crds.kinds.thunderboltlink import CONDITION_TYPES, SUMMARY_FIELDS, Endpoint, ThunderboltLink, generation
+from thunderfleet_crds.meta.conditions import Condition, find_condition, set_condition
+from thunderfleet_crds.meta.fields import quantity
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import CONDITION_TYPES, SUMMARY_FIELDS, Endpoint, ThunderboltLink, generation
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, MeasurementTransport
 from thunderfleet_lib.rdma import rules
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds.conditions import Condition, find_condition, set_condition
-from thunderfleet_crds.modeldeployment import Failure
-from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, Quarantine
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import Failure
+from thunderfleet_crds.kinds.nodeprofile import GroupUse, NodeProfile, Quarantine
+from thunderfleet_crds.kinds.thunderboltlink import Endpoint, ThunderboltLink
+from thunderfleet_crds.meta.conditions import Condition, find_condition, set_condition
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, ConditionStatus, ConditionType, FaultClass, GroupPhase
 
 from thunderfleet_operator.decide.status.events import Occurrence
-from thunderfleet_operator.observe.fleet import endpoint_of
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.fleet.builder import endpoint_of
+from thunderfleet_operator.observe.objects.nodes import Node
 from thunderfleet_operator.observe.observed import MacPlacement, ObservedMac
 
 Status = dict[str, Any]

@@ -7,27 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds import modeldeployment, names
-from thunderfleet_crds.modeldeployment import ModelDeployment, RuntimeSpec, duration_seconds
-from thunderfleet_crds.names import (
-    ANNOTATION_HASH,
-    ANNOTATION_PORTS,
-    ANNOTATION_REASON,
-    ANNOTATION_SIGNATURE,
-    API_VERSION,
-    LABEL_DEPLOYMENT,
-    LABEL_EPOCH,
-    LABEL_GROUP,
-    LABEL_MANAGED_BY,
-    LABEL_NAME,
-    LABEL_RANK,
-    MANAGED_BY,
-    MODELDEPLOYMENT_KIND,
-    RESOURCE_GPU_MEMORY,
-    RUNNER_NAME,
-    RUNTIME_CLASS,
-)
-from thunderfleet_crds.plan import (
+from thunderfleet_crds import names
+from thunderfleet_crds.exchange.plan import (
     API_KEY_FOLDER,
     KEYS_FOLDER,
     MODEL_FOLDER,
@@ -47,13 +28,33 @@ from thunderfleet_crds.plan import (
     group_name,
     loopback_of,
 )
-from thunderfleet_crds.podmetadata import pod_group
+from thunderfleet_crds.kinds import modeldeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment, RuntimeSpec, duration_seconds
+from thunderfleet_crds.meta.podmetadata import pod_group
+from thunderfleet_crds.names import (
+    ANNOTATION_HASH,
+    ANNOTATION_PORTS,
+    ANNOTATION_REASON,
+    ANNOTATION_SIGNATURE,
+    API_VERSION,
+    LABEL_DEPLOYMENT,
+    LABEL_EPOCH,
+    LABEL_GROUP,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    LABEL_RANK,
+    MANAGED_BY,
+    MODELDEPLOYMENT_KIND,
+    RESOURCE_GPU_MEMORY,
+    RUNNER_NAME,
+    RUNTIME_CLASS,
+)
 from thunderfleet_crds.vocabulary import Backend, FastSynch, PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.decide.routing.keys import router_plan
-from thunderfleet_operator.observe import plans, pods
-from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.observe.proofs import Keyring, Purpose
+from thunderfleet_operator.observe.objects import plans, pods
+from thunderfleet_operator.observe.objects.pods import RankPorts
+from thunderfleet_operator.observe.objects.proofs import Keyring, Purpose
 from thunderfleet_operator.placement import Placement
 
 TRANSPORTS: dict[Backend, PlacedTransport] = {

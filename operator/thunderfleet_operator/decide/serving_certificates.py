@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from thunderfleet_lib.csr.rules import WAIT_SECONDS, Surroundings, Verdict, decide_serving
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.observe.requests import ObservedRequests, ReadRequest, SentRequest
+from thunderfleet_operator.observe.objects.requests import ObservedRequests, ReadRequest, SentRequest
 
 RECHECK_SECONDS = 5.0
 """A waiting request may wait for a change of another Node."""

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import IntEnum
 
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_lib.csr.names import NODE_PREFIX
 
-from thunderfleet_operator.observe.fetchpods import cache_key
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.nodes import read_node
-from thunderfleet_operator.observe.objects import Json, owner_key, owner_uid
-from thunderfleet_operator.observe.plans import read_plan
-from thunderfleet_operator.observe.pods import ENDED, pod_node
-from thunderfleet_operator.observe.routers import router_state
+from thunderfleet_operator.observe.objects.fetchpods import cache_key
+from thunderfleet_operator.observe.objects.metadata import Json, owner_key, owner_uid
+from thunderfleet_operator.observe.objects.nodes import read_node
+from thunderfleet_operator.observe.objects.plans import read_plan
+from thunderfleet_operator.observe.objects.pods import ENDED, pod_node
+from thunderfleet_operator.observe.objects.routers import router_state
 from thunderfleet_operator.placement import AddressKinds, Cable, Fleet, Mac
 from thunderfleet_operator.watch.cache import (
     CACHES,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from thunderfleet_crds.routing import DEMAND_SECONDS, Demand, DemandReport
+from thunderfleet_crds.exchange.routing import DEMAND_SECONDS, Demand, DemandReport
 
 from thunderfleet_operator.observe.load import Asked
 

@@ -10,25 +10,25 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
-from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.modelcache import ModelCache
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.apimodel import ApiModel
 
-from thunderfleet_operator.observe.fetchpods import FetchPod, read_fetch_pod
-from thunderfleet_operator.observe.fleet import FleetBuilder
-from thunderfleet_operator.observe.linksof import LinksOf
-from thunderfleet_operator.observe.nodes import Node, read_node
-from thunderfleet_operator.observe.objects import DeploymentKey, Json, PlacementKey
-from thunderfleet_operator.observe.plans import Epoch, accepted, counts, newest_epochs, placement_key, read_epoch
-from thunderfleet_operator.observe.pods import Pod, proven, read_pod
-from thunderfleet_operator.observe.profiles import ProfileReader
-from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.requests import SentRequest, read_request
-from thunderfleet_operator.observe.routers import Router
-from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.observe.fleet.builder import FleetBuilder
+from thunderfleet_operator.observe.fleet.links import LinksOf
+from thunderfleet_operator.observe.fleet.usage import Taken, Usage
+from thunderfleet_operator.observe.objects.fetchpods import FetchPod, read_fetch_pod
+from thunderfleet_operator.observe.objects.metadata import DeploymentKey, Json, PlacementKey
+from thunderfleet_operator.observe.objects.nodes import Node, read_node
+from thunderfleet_operator.observe.objects.plans import Epoch, accepted, counts, newest_epochs, placement_key, read_epoch
+from thunderfleet_operator.observe.objects.pods import Pod, proven, read_pod
+from thunderfleet_operator.observe.objects.profiles import ProfileReader
+from thunderfleet_operator.observe.objects.proofs import Keyring
+from thunderfleet_operator.observe.objects.requests import SentRequest, read_request
+from thunderfleet_operator.observe.objects.routers import Router
 from thunderfleet_operator.placement import Fleet
 from thunderfleet_operator.watch.cache import (
     CACHES,

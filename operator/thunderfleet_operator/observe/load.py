@@ -7,7 +7,7 @@ monotonic, in seconds.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 
 BUCKET_SECONDS = 2.0
 """Samples that are closer together are merged into one, which has their lowest and their highest value."""

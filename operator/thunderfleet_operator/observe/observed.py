@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from thunderfleet_crds.modelcache import Download, ModelCache
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modelcache import Download, ModelCache
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 
-from thunderfleet_operator.observe.fetchpods import FetchPod
+from thunderfleet_operator.observe.fleet.usage import Taken, Usage
+from thunderfleet_operator.observe.fleet.weights import Need, Weights
 from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.objects import Json, PlacementKey
-from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.observe.routers import Router
-from thunderfleet_operator.observe.usage import Taken, Usage
-from thunderfleet_operator.observe.weights import Need, Weights
+from thunderfleet_operator.observe.objects.fetchpods import FetchPod
+from thunderfleet_operator.observe.objects.metadata import Json, PlacementKey
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.routers import Router
 from thunderfleet_operator.placement import Fleet
 
 

@@ -3,16 +3,22 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from thunderfleet_crds.group import GroupState, RankReport
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.exchange.group import GroupState, RankReport
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_HASH
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_lib.csr.parse import parse
 
-from thunderfleet_operator.observe.corrections import corrections
+from thunderfleet_operator.observe.fleet.corrections import corrections
+from thunderfleet_operator.observe.fleet.steadiness import Steadiness
+from thunderfleet_operator.observe.fleet.weights import WeightsFleets, needed_by, of_deployment
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.load import NO_SIGNALS, Candidate, Signals
-from thunderfleet_operator.observe.objects import annotation, owner_uid
+from thunderfleet_operator.observe.objects.metadata import annotation, owner_uid
+from thunderfleet_operator.observe.objects.plans import GroupView, Report, group_views
+from thunderfleet_operator.observe.objects.proofs import Proof
+from thunderfleet_operator.observe.objects.requests import ObservedRequests, ReadRequest, SentRequest
+from thunderfleet_operator.observe.objects.routers import Router
 from thunderfleet_operator.observe.observed import (
     Advice,
     MacPlacement,
@@ -22,12 +28,6 @@ from thunderfleet_operator.observe.observed import (
     ObservedMac,
     ServiceView,
 )
-from thunderfleet_operator.observe.plans import GroupView, Report, group_views
-from thunderfleet_operator.observe.proofs import Proof
-from thunderfleet_operator.observe.requests import ObservedRequests, ReadRequest, SentRequest
-from thunderfleet_operator.observe.routers import Router
-from thunderfleet_operator.observe.steadiness import Steadiness
-from thunderfleet_operator.observe.weights import WeightsFleets, needed_by, of_deployment
 
 
 def groups_of(index: Index, deployment: ModelDeployment) -> Mapping[int, GroupView]:

@@ -14,20 +14,13 @@ graph        which Mac reaches which, and which can be rank 0
 cohorts      which Macs can work together
 eligibility  which Macs may take a rank at all
 memory       how much memory each rank reserves, and how a model is divided
+rating       how good a placement is: score and predicted speed
 result       the answer
-score        how good a placement is
-preferences  the order of transports and splits
-request      the question
-speed        predicted tokens per second
-chips        what chips can do, until a Mac has measured itself
-fleet        Macs, cables and what they have reached
-blocks       parts of a fleet that stay connected without any one of their Macs
-model        what a model needs
-buckets      buckets of measured rates
+inputs       the question, the fleet and the model
 units        quantities as text
 """
 
-from thunderfleet_operator.placement.fleet import (
+from thunderfleet_operator.placement.inputs.fleet import (
     QUEUE_PAIRS,
     AddressKind,
     AddressKinds,
@@ -42,10 +35,12 @@ from thunderfleet_operator.placement.fleet import (
     Taint,
     Unsteady,
 )
-from thunderfleet_operator.placement.model import KVLayer, ModelFacts, TensorFacts
+from thunderfleet_operator.placement.inputs.model import KVLayer, ModelFacts, TensorFacts
+from thunderfleet_operator.placement.inputs.request import Lengths, MemoryRequest, Request, Toleration
 from thunderfleet_operator.placement.planner import better, confirm, plan, present
 from thunderfleet_operator.placement.questions import Answer, Answers, Question, WhatIsBetter, WherePlaced
-from thunderfleet_operator.placement.request import Lengths, MemoryRequest, Request, Toleration
+from thunderfleet_operator.placement.rating.score import Score
+from thunderfleet_operator.placement.rating.speed import Speed, predict
 from thunderfleet_operator.placement.result import (
     MacReason,
     NearMiss,
@@ -55,8 +50,6 @@ from thunderfleet_operator.placement.result import (
     RunnerUp,
     Unplaceable,
 )
-from thunderfleet_operator.placement.score import Score
-from thunderfleet_operator.placement.speed import Speed, predict
 
 __all__ = [
     "QUEUE_PAIRS",

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from thunderfleet_crds.vocabulary import Transport
 
-from thunderfleet_operator.placement.chips import generation
-from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.graph.hops import RELAY_COST, rdma_problem
+from thunderfleet_operator.placement.inputs.fleet import Mac
+from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.memory import Division
-from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, allowed_splits
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.rating.chips import generation
+from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS, allowed_splits
+from thunderfleet_operator.placement.rating.speed import Speed, predict
 from thunderfleet_operator.placement.result import Placement, RankPlacement, Relay, RunnerUp
 from thunderfleet_operator.placement.search.candidates import Candidate
-from thunderfleet_operator.placement.speed import Speed, predict
 
 NAMED = 3
 """Most Macs named in a reason."""

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from thunderfleet_operator.placement.eligibility import wanted_model
-from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.inputs.fleet import Mac
+from thunderfleet_operator.placement.inputs.model import ModelFacts
+from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.memory import Needs, figures
-from thunderfleet_operator.placement.model import ModelFacts
-from thunderfleet_operator.placement.request import Request
 
 
 @dataclass(frozen=True, slots=True)

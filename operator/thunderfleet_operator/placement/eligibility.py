@@ -11,16 +11,16 @@ To add a rule:
 4. If the fact changes often, and a change cannot affect groups on other Macs, leave it out in ``_for_all`` of
    ``observe.concerns``: otherwise each change queues every ModelDeployment.
 
-A rule about several Macs belongs to ``cohorts``, one about links to ``graph.hops``, a preference to ``score``.
+A rule about several Macs belongs to ``cohorts``, one about links to ``graph.hops``, a preference to ``rating.score``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from thunderfleet_operator.placement.fleet import Mac, Taint
-from thunderfleet_operator.placement.model import ModelFacts
-from thunderfleet_operator.placement.request import Request, Toleration
+from thunderfleet_operator.placement.inputs.fleet import Mac, Taint
+from thunderfleet_operator.placement.inputs.model import ModelFacts
+from thunderfleet_operator.placement.inputs.request import Request, Toleration
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:

@@ -14,8 +14,8 @@ from operator import add
 from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.vocabulary import PlacedSplit, Split
 
-from thunderfleet_operator.placement.model import KVLayer, ModelFacts
-from thunderfleet_operator.placement.request import MemoryRequest
+from thunderfleet_operator.placement.inputs.model import KVLayer, ModelFacts
+from thunderfleet_operator.placement.inputs.request import MemoryRequest
 
 UNSIZED = "no agent has computed the memory that the model needs; see their logs"
 Layers = tuple[tuple[int, int], ...]

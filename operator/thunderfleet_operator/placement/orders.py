@@ -14,11 +14,11 @@ from typing import NamedTuple
 from thunderfleet_crds.vocabulary import PlacedTransport, Split
 
 from thunderfleet_operator.placement.cohorts import Cohort
-from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.inputs.fleet import Mac
+from thunderfleet_operator.placement.inputs.model import ModelFacts
 from thunderfleet_operator.placement.memory import Division
-from thunderfleet_operator.placement.model import ModelFacts
+from thunderfleet_operator.placement.rating.speed import predict
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
-from thunderfleet_operator.placement.speed import predict
 
 EVERY = 5
 """Most ranks of which every order is compared."""

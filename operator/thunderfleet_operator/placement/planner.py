@@ -7,12 +7,12 @@ from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Placement
 
 from thunderfleet_operator.placement.assembly import assemble, by_score, predicted
 from thunderfleet_operator.placement.explain.explanation import explain
-from thunderfleet_operator.placement.fleet import Fleet
+from thunderfleet_operator.placement.inputs.fleet import Fleet
+from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.policy import ALIKE, Choice, Chosen, Unpredicted, best, choose, threshold
-from thunderfleet_operator.placement.preferences import LAN_RING, RDMA_TRANSPORTS
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.rating.preferences import LAN_RING, RDMA_TRANSPORTS
+from thunderfleet_operator.placement.rating.score import Score
 from thunderfleet_operator.placement.result import Placement, RunnerUp, Unplaceable
-from thunderfleet_operator.placement.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 from thunderfleet_operator.placement.search.hop_graphs import KnownHops

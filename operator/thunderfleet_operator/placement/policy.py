@@ -12,13 +12,13 @@ from typing import NamedTuple
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacementPolicy, Split
 
 from thunderfleet_operator.placement.assembly import predicted
-from thunderfleet_operator.placement.buckets import MEMORY_STEP, Buckets
-from thunderfleet_operator.placement.fleet import MAX_RANKS, Mac
+from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Mac
 from thunderfleet_operator.placement.orders import Orders, steps
-from thunderfleet_operator.placement.preferences import Stage
+from thunderfleet_operator.placement.rating.buckets import MEMORY_STEP, Buckets
+from thunderfleet_operator.placement.rating.preferences import Stage
+from thunderfleet_operator.placement.rating.speed import Speed, bandwidth, predict, unknown
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
-from thunderfleet_operator.placement.speed import Speed, bandwidth, predict, unknown
 
 MORE_MACS = 8
 """Placements on up to this many Macs more than the fewest are considered."""

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
-from thunderfleet_operator.placement.fleet import Fleet
+from thunderfleet_operator.placement.inputs.fleet import Fleet
+from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.planner import MAX_STEPS, better, plan
-from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.result import Placement, Unplaceable
 from thunderfleet_operator.placement.search.hop_graphs import KnownHops
 

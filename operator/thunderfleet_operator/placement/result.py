@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
-from thunderfleet_operator.placement.score import Score
-from thunderfleet_operator.placement.speed import Speed
+from thunderfleet_operator.placement.rating.score import Score
+from thunderfleet_operator.placement.rating.speed import Speed
 
 
 @dataclass(frozen=True, slots=True)

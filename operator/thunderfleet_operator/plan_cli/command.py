@@ -4,7 +4,7 @@ import argparse
 import sys
 from datetime import UTC, datetime
 
-from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.placement.units import one_line
 from thunderfleet_operator.plan_cli.cluster import read_cluster
 from thunderfleet_operator.plan_cli.hypothetical import NewCable, judge_links, plug_in, without

@@ -4,14 +4,14 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.names import API_VERSION
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import RDMADeviceState
 from thunderfleet_lib.kube import Json
 
 from thunderfleet_operator.decide import link_status
-from thunderfleet_operator.observe.nodes import is_ready
+from thunderfleet_operator.observe.objects.nodes import is_ready
 from thunderfleet_operator.plan_cli.read import BadInput
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, Cache
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.apimodel import ApiModel
-from thunderfleet_crds.modelcache import ModelCache
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.apimodel import ApiModel
 from thunderfleet_crds.names import MAX_NAME_LENGTH
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.observe.nodes import allocatable_bytes, boot_id, internal_ip, is_ready, taints
-from thunderfleet_operator.observe.objects import epoch_number, group_index, owner_uid
-from thunderfleet_operator.observe.plans import read_epoch
-from thunderfleet_operator.observe.pods import annotated_ports, pod_memory, pod_node, pod_ports, read_pod
-from thunderfleet_operator.observe.proofs import TRUSTING
+from thunderfleet_operator.observe.objects.metadata import epoch_number, group_index, owner_uid
+from thunderfleet_operator.observe.objects.nodes import allocatable_bytes, boot_id, internal_ip, is_ready, taints
+from thunderfleet_operator.observe.objects.plans import read_epoch
+from thunderfleet_operator.observe.objects.pods import annotated_ports, pod_memory, pod_node, pod_ports, read_pod
+from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.watch.cache import (
     CACHES,
     CONFIGMAPS,

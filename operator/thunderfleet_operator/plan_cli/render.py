@@ -7,8 +7,8 @@ import yaml
 from thunderfleet_crds.uris import host_of
 from thunderfleet_crds.vocabulary import CopySource, Transport
 
-from thunderfleet_operator.placement.preferences import LABELS
-from thunderfleet_operator.placement.score import ABOUT
+from thunderfleet_operator.placement.rating.preferences import LABELS
+from thunderfleet_operator.placement.rating.score import ABOUT
 from thunderfleet_operator.placement.units import gbits, gib, one_line
 from thunderfleet_operator.plan_cli.report import GroupReport, PlanReport, SpeedReport
 from thunderfleet_operator.plan_cli.weights import WeightsReport

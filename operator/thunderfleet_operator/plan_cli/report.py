@@ -5,17 +5,17 @@ from itertools import combinations
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import Transport
 
-from thunderfleet_operator.decide.model import resolve
-from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.placing.model import resolve
+from thunderfleet_operator.decide.placing.request import request
 from thunderfleet_operator.decide.weights.deployment import resolution
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.observe.proofs import TRUSTING
+from thunderfleet_operator.observe.objects.pods import RankPorts
+from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.placement import Fleet, Placement, RankPlacement, Speed, Unplaceable
-from thunderfleet_operator.placement.score import PARTS
+from thunderfleet_operator.placement.rating.score import PARTS
 from thunderfleet_operator.plan_cli.simulate import Planned
 from thunderfleet_operator.plan_cli.weights import WeightsReport, weights_report, with_weights
 from thunderfleet_operator.watch.cache import Cache

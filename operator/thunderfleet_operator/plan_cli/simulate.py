@@ -5,30 +5,32 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import combinations
 
-from thunderfleet_crds.modeldeployment import AutoscalingStatus, AvoidedLink, Failure, Group, ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import AutoscalingStatus, AvoidedLink, Failure, Group, ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase, PlacedTransport, Split, Transport
 
-from thunderfleet_operator.decide import avoided, manifests, port_aware_placement
-from thunderfleet_operator.decide.lifecycle import NextStep, Step, next_step, place_after
+from thunderfleet_operator.decide import manifests
+from thunderfleet_operator.decide.group import avoided
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step, next_step, place_after
 from thunderfleet_operator.decide.mac_usage import quarantine_for
-from thunderfleet_operator.decide.port_aware_placement import Asked
-from thunderfleet_operator.decide.ports import PortSettings
-from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.placing import port_aware_placement
+from thunderfleet_operator.decide.placing.port_aware_placement import Asked
+from thunderfleet_operator.decide.placing.ports import PortSettings
+from thunderfleet_operator.decide.placing.request import spec_hash
 from thunderfleet_operator.decide.status.speed import predicted_speed
-from thunderfleet_operator.observe.corrections import corrections
-from thunderfleet_operator.observe.fleet import occupied
+from thunderfleet_operator.observe.fleet.builder import occupied
+from thunderfleet_operator.observe.fleet.corrections import corrections
+from thunderfleet_operator.observe.fleet.usage import Taken
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.observe.proofs import TRUSTING
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.pods import RankPorts
+from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.observe.reader import groups_of
-from thunderfleet_operator.observe.usage import Taken
 from thunderfleet_operator.placement import Cable, Fleet, Mac, Placement, RankPlacement, Request, Speed, Unplaceable, present
 from thunderfleet_operator.placement.eligibility import mended
 from thunderfleet_operator.placement.graph.hops import rdma_hops, ring_hops
 from thunderfleet_operator.placement.planner import KEPT
-from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS
 from thunderfleet_operator.placement.questions import where
+from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS
 from thunderfleet_operator.plan_cli.weights import with_weights
 from thunderfleet_operator.watch.cache import Cache
 

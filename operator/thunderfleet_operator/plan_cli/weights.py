@@ -4,15 +4,14 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from thunderfleet_crds.modelcache import ModelCache
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.parts import bytes_for
+from thunderfleet_crds.kinds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.parts import bytes_for
 
 from thunderfleet_operator.decide.weights.uplink import download_order
-from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.weights import (
+from thunderfleet_operator.observe.fleet.weights import (
     Need,
     Weights,
     WeightsFleets,
@@ -23,6 +22,7 @@ from thunderfleet_operator.observe.weights import (
     needed_files,
     of_deployment,
 )
+from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.placement import Fleet, Placement
 
 

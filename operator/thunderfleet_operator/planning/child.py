@@ -16,8 +16,8 @@ import time
 import traceback
 from typing import Any, BinaryIO, TypeVar
 
-from thunderfleet_operator.placement.fleet import Fleet, Mac
-from thunderfleet_operator.placement.model import ModelFacts
+from thunderfleet_operator.placement.inputs.fleet import Fleet, Mac
+from thunderfleet_operator.placement.inputs.model import ModelFacts
 from thunderfleet_operator.placement.questions import Question, WhatIsBetter, WherePlaced, answer
 from thunderfleet_operator.planning import wire
 

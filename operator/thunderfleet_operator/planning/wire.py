@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport
 
-from thunderfleet_operator.placement.fleet import Cable, Mac
+from thunderfleet_operator.placement.inputs.fleet import Cable, Mac
+from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.questions import Answer
-from thunderfleet_operator.placement.request import Request
 
 LENGTH = struct.Struct(">I")
 MAX_BYTES = 64 * 2**20

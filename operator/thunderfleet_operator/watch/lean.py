@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Container
 from typing import Any, NamedTuple
 
+from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY
 from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE
-from thunderfleet_crds.plan import PLAN_BYTES, PLAN_KEY
 from thunderfleet_lib.csr.names import NODE_PREFIX
 from thunderfleet_lib.csr.parse import REQUEST_BYTES
 from thunderfleet_lib.kube import Json

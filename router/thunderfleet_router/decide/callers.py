@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from thunderfleet_crds import routing
-from thunderfleet_crds.routing import AcceptedKey
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.routing import AcceptedKey
 
 from thunderfleet_router.decide.catalog import Catalog, Deployment
 

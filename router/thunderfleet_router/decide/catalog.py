@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-from thunderfleet_crds import routing
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.routing import AcceptedKey, Routes
 from thunderfleet_crds.names import client_names, served_name
-from thunderfleet_crds.routing import AcceptedKey, Routes
 from thunderfleet_crds.vocabulary import GroupPhase
 
 _COMING = frozenset(

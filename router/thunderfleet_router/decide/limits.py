@@ -8,7 +8,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_crds.exchange.routing import KeyLimits
 
 MAX_CALLERS = 4096
 """Callers with a state. The least recently used is dropped, unless it has requests in flight."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from aiohttp import web
-from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_crds.exchange.routing import KeyLimits
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.bodies import Bodies

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
-from thunderfleet_crds.group import BenchmarkReport, GroupState
-from thunderfleet_crds.plan import MemoryPlan, Plan
+from thunderfleet_crds.exchange.group import BenchmarkReport, GroupState
+from thunderfleet_crds.exchange.plan import MemoryPlan, Plan
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.passages import Answers, fitting

@@ -2,14 +2,7 @@
 
 leader      rank 0: feeds the state machine, carries out its actions
 follower    the other ranks: join rank 0, obey its orders
-attempts    the state machine of attempts; pure
-events      its events and actions; pure
-rendezvous  which supervisors may join; pure
-evidence    what the ranks report about their models and Macs; pure
-answers     compares the answer to the test prompt with earlier ones; pure
-stall       when a group makes no progress; pure
-status      the group's state for users; pure
-verification  whether the group has passed its checks; pure
+decide      what happens next: attempts, stalls, checks, what users see; pure
 history     state that survives a restart of rank 0's container
 metrics     the group's state for Prometheus
 member      carries out orders of the leader and reports results, on every rank

@@ -10,8 +10,8 @@ import random
 import ssl
 from collections.abc import Callable
 
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.backoff import Backoff
 

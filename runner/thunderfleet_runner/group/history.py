@@ -8,7 +8,7 @@ import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from thunderfleet_crds.plan import Plan, RecordedAnswer
+from thunderfleet_crds.exchange.plan import Plan, RecordedAnswer
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.vocabulary import Backend, Split, Verify, WiredLimit
 
 from thunderfleet_runner import framing, protocol

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.group import Failure, GroupState, RankReport
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import Failure, GroupState, RankReport
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, RankPhase, Verify
 
@@ -21,12 +21,13 @@ from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api.passages import fitting
 from thunderfleet_runner.api.service import GenerationFailed, Refused, Service, Unavailable, Vocabulary
 from thunderfleet_runner.api.upkeep import continuation
-from thunderfleet_runner.group import attempts, events, history, status
-from thunderfleet_runner.group.attempts import Phase, StateMachine
-from thunderfleet_runner.group.evidence import Evidence
+from thunderfleet_runner.group import history
+from thunderfleet_runner.group.decide import attempts, events, status
+from thunderfleet_runner.group.decide.attempts import Phase, StateMachine
+from thunderfleet_runner.group.decide.evidence import Evidence
+from thunderfleet_runner.group.decide.rendezvous import Identity, Rendezvous
+from thunderfleet_runner.group.decide.stall import TICK_SECONDS, StallDetector
 from thunderfleet_runner.group.member import Member
-from thunderfleet_runner.group.rendezvous import Identity, Rendezvous
-from thunderfleet_runner.group.stall import TICK_SECONDS, StallDetector
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.net import jaccl, peers
 from thunderfleet_runner.net.connection import Connection

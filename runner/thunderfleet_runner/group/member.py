@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, Verify
 from thunderfleet_lib import logs

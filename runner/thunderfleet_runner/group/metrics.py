@@ -6,7 +6,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from thunderfleet_crds.group import Failure, GroupState
+from thunderfleet_crds.exchange.group import Failure, GroupState
 from thunderfleet_crds.vocabulary import ReportedGroupPhase
 from thunderfleet_lib.metrics import ProcessMetrics
 

@@ -8,7 +8,7 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.exchange.plan import Plan, RankPlan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass
 from thunderfleet_lib import jsonbounds

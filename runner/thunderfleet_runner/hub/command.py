@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thunderfleet_crds.exchange.group import TERMINATION_LOG
 from thunderfleet_crds.fetching import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER, TOKEN_KEY, FetchResult
-from thunderfleet_crds.group import TERMINATION_LOG
-from thunderfleet_crds.parts import numbers
-from thunderfleet_crds.quantization import Quantize
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.weights.parts import numbers
+from thunderfleet_crds.weights.quantization import Quantize
 from thunderfleet_lib.host.sandbox import mounted
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.quantization import Quantize
+from thunderfleet_crds.weights.quantization import Quantize
 
 PLAN_SECONDS = 300.0
 PLAN_MEMORY_BYTES = 3 * 2**30

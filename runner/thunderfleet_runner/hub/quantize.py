@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thunderfleet_crds.fetching import PROGRESS_FILE, FetchResult
-from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.weights.quantization import Quantize, kept_name
 from thunderfleet_lib.modelstore import selection
 from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import (

@@ -10,10 +10,10 @@ import struct
 from pathlib import Path
 
 from thunderfleet_crds.fetching import FetchResult
+from thunderfleet_crds.kinds.nodeprofile import Model
 from thunderfleet_crds.names import MAX_WORLD_SIZE
-from thunderfleet_crds.nodeprofile import Model
-from thunderfleet_crds.parts import MAX_PARTS, WeightFile, ranges
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.weights.parts import MAX_PARTS, WeightFile, ranges
 from thunderfleet_lib.modelstore import hashing, selection
 from thunderfleet_lib.modelstore.hashing import WrongBytes
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
-from thunderfleet_crds.group import CONNECTIONS_CHARACTERS, DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, GroupState
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import CONNECTIONS_CHARACTERS, DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS, GroupState
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_lib.net.listener import Listener
 
 from thunderfleet_runner.net import peers

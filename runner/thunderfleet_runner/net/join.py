@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan
 
 from thunderfleet_runner.net import peers
 from thunderfleet_runner.net.connection import Connection

@@ -7,7 +7,7 @@ attempt carries its number, so that one that was in flight when the attempt ende
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.exchange.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass, RuntimeVariable
 
 CUT_OFF_SECONDS = 3.0

@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, loopback_of
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan, loopback_of
 from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_runner import faults

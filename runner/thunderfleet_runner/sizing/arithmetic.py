@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from thunderfleet_crds.nodeprofile import KVLayer, Model, PipelineSize, TensorSize
+from thunderfleet_crds.kinds.nodeprofile import KVLayer, Model, PipelineSize, TensorSize
 from thunderfleet_crds.vocabulary import SizedBy
 
 from thunderfleet_runner.host.weightfiles import Tensor, layer_of

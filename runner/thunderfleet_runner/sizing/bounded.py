@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.nodeprofile import KVLayer
+from thunderfleet_crds.kinds.nodeprofile import KVLayer
 
 from thunderfleet_runner.sizing import arithmetic
 from thunderfleet_runner.sizing.arithmetic import Facts, Workspace

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.kinds.nodeprofile import Model
 from thunderfleet_lib import jsonbounds
 
 from thunderfleet_runner.host import broken_models, preflight, weightfiles

@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from thunderfleet_crds.kinds.nodeprofile import KVLayer
 from thunderfleet_crds.names import MAX_WORLD_SIZE
-from thunderfleet_crds.nodeprofile import KVLayer
 from thunderfleet_crds.vocabulary import Split
 
 from thunderfleet_runner.rank import loading, mlxlm, partial

@@ -19,7 +19,7 @@ from thunderfleet_agent.measure.schedule.settings import MeasureSettings, Rdma
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.measure.session.messages import ProbeRequest
 from thunderfleet_agent.measure.session.result import ProbeRefused
-from thunderfleet_crds.nodeprofile import GroupUse
+from thunderfleet_crds.kinds.nodeprofile import GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
 LINK, HERE, THERE = "a.tb1--b.tb1", "10.0.0.1", "10.0.0.2"

@@ -31,8 +31,8 @@ from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher
 from thunderfleet_agent.rounds import AgentSettings, Rounds
 from thunderfleet_agent.server import Server
 from thunderfleet_agent.weights.keeper import Keeper
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.nodeprofile import Agent, NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import Agent, NodeProfile
+from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_lib import logtext
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.host.hostcmd import FailureKind, Host

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_agent.weights import keeper
-from thunderfleet_crds.quantization import Quantize, conversion_id, kept_name
 from thunderfleet_crds.vocabulary import CopyPhase
+from thunderfleet_crds.weights.quantization import Quantize, conversion_id, kept_name
 from thunderfleet_lib.modelstore.manifest import Conversion, FileEntry, InvalidManifest, Manifest, converted_commit, load
 
 from tests.unit.agent.test_weights import UID, Json, Mac, cache, contents, manifest

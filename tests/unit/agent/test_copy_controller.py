@@ -17,12 +17,12 @@ from thunderfleet_agent.measure.schedule.probes import CableEnd, Target
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.peers.identity import Identity
 from thunderfleet_agent.weights.wanted import MAX_SOURCES, Wanted, wanted_of
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.copies import MacCopy
-from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheSpec, ModelCacheStatus
-from thunderfleet_crds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.kinds.modelcache import Assignment, ModelCache, ModelCacheSpec, ModelCacheStatus
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import MacCopy
 from thunderfleet_lib.modelstore.manifest import Manifest
 
 from tests.support.copies import COMMIT, REPOSITORY, Fleet, Mac, content, fill, make_identity, manifest

@@ -16,7 +16,7 @@ from thunderfleet_agent.copies.rates import WINDOW_SECONDS, From, Rates, seconds
 from thunderfleet_agent.copies.wire import Answer, Op, Request, WireError
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Target
 from thunderfleet_agent.measure.schedule.view import Cable, View
-from thunderfleet_crds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse
 
 BLOBS = st.one_of(st.text("0123456789abcdef", min_size=64, max_size=64), st.text("0123456789abcdef", min_size=40, max_size=40))
 NODES = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?", fullmatch=True)

@@ -15,10 +15,10 @@ from thunderfleet_agent.derive.network import address_class
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import hardware, thunderbolt
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.conditions import Condition, find_condition
-from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
-from thunderfleet_crds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_crds.meta.apimodel import ObjectMeta
+from thunderfleet_crds.meta.conditions import Condition, find_condition
 from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind
 from thunderfleet_lib.host.parsing import ParseError

@@ -17,8 +17,8 @@ from thunderfleet_agent.peers.known_peers import (
     KnownPeers,
 )
 from thunderfleet_agent.peers.token_bucket import TokenBucket
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.nodeprofile import Agent, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.nodeprofile import Agent, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_lib.kube import ApiError
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]

@@ -51,8 +51,8 @@ from thunderfleet_agent.measure.worker import gpu
 from thunderfleet_agent.measure.worker.child import local_measurements
 from thunderfleet_agent.measure.worker.warm_up import best, is_steady
 from thunderfleet_agent.metrics import _FIGURES
-from thunderfleet_crds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
-from thunderfleet_crds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse, NodeProfile, NodeProfileStatus, Reachability
+from thunderfleet_crds.kinds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
 from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState
 
 WALL = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -41,7 +41,7 @@ from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
-from thunderfleet_crds.nodeprofile import Agent, GroupUse
+from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
 from tests.support.ports import claim
@@ -785,7 +785,7 @@ from thunderfleet_agent.measure.schedule.settings import parse
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
-from thunderfleet_crds.nodeprofile import Agent
+from thunderfleet_crds.kinds.nodeprofile import Agent
 from thunderfleet_lib.backoff import Backoff
 
 async def main(said):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from thunderfleet_agent.observe import models
 from thunderfleet_agent.observe.kept_sizes import KeptSizes
 from thunderfleet_agent.observe.models import Library, find, look, sized
-from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.kinds.nodeprofile import Model
 from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_lib.host.hostcmd import Host
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from thunderfleet_agent.observe.collector import parse_capabilities
 from thunderfleet_agent.observe.parsers import hardware, thunderbolt
-from thunderfleet_crds import nodeprofile
+from thunderfleet_crds.kinds import nodeprofile
 from thunderfleet_lib.host.parsing import ParseError, Partial, clean
 from thunderfleet_lib.macnet import parse as network
 from thunderfleet_lib.rdma import parse as rdma

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from thunderfleet_agent.derive.previous_profile import PreviousProfile
 from thunderfleet_agent.observe.facts import Facts, Source
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.nodeprofile import Model, NodeProfile, NodeProfileStatus, Runtime
+from thunderfleet_crds.kinds.nodeprofile import Model, NodeProfile, NodeProfileStatus, Runtime
+from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind
 
 SIZED = Model.load({"path": "/m/a", "bytes": 10, "complete": True, "revision": "r1", "architecture": "qwen2", "sizedBy": "MLX"})

@@ -11,7 +11,7 @@ from thunderfleet_agent.derive.profile import Profile, profile
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers import thunderbolt
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher, covers, field_manager
-from thunderfleet_crds.thunderboltlink import Endpoint
+from thunderfleet_crds.kinds.thunderboltlink import Endpoint
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.macnet import parse as network
 

@@ -26,8 +26,7 @@ from thunderfleet_agent.peers.reachability import DialOutcome, ReachabilityTable
 from thunderfleet_agent.publish import fleet_sample
 from thunderfleet_agent.publish.publisher import PROFILES, Publisher
 from thunderfleet_agent.server import Server
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.nodeprofile import (
+from thunderfleet_crds.kinds.nodeprofile import (
     MAX_REACHABILITY,
     Agent,
     GroupUse,
@@ -39,7 +38,8 @@ from thunderfleet_crds.nodeprofile import (
     Thunderbolt,
     ThunderboltPort,
 )
-from thunderfleet_crds.thunderboltlink import LinkEnd, ordered
+from thunderfleet_crds.kinds.thunderboltlink import LinkEnd, ordered
+from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_crds.vocabulary import AddressClass, InterfaceKind
 from thunderfleet_lib.host.hostcmd import Host
 

@@ -12,11 +12,11 @@ from thunderfleet_agent.weights import keeper as keepers
 from thunderfleet_agent.weights.keeper import Keeper
 from thunderfleet_agent.weights.progress import Rate
 from thunderfleet_agent.weights.wanted import Wanted, wanted_of
-from thunderfleet_crds.copies import CopyState
-from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modelcache import ModelCache
 from thunderfleet_crds.names import API_VERSION
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import CopyState
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.modelstore import adoption
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest

@@ -5,9 +5,9 @@ from collections import Counter
 from typing import Any
 
 from thunderfleet_cli.view import status, topology
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink, link_name
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink, link_name
 from thunderfleet_view.facts import Picture
 
 from tests.bench import commands, written

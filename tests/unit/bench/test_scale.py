@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_agent.publish.publisher import LINKS
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.thunderboltlink import link_name
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.thunderboltlink import link_name
 
 from tests.bench import scale
 from tests.bench.scale import DEPLOYED, SIZES, Fleet, Seen, _taken_twice, percentile

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from thunderfleet_agent import cli as agent_cli
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings, parse
+from thunderfleet_crds.kinds.thunderboltlink import SUMMARY_FIELDS
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
     ANNOTATION_PORTS,
@@ -25,10 +26,9 @@ from thunderfleet_crds.names import (
     MANAGED_BY,
     RUNNER_NAME,
 )
-from thunderfleet_crds.thunderboltlink import SUMMARY_FIELDS
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_operator import cli as operator_cli
-from thunderfleet_operator.act.certificate_controller import ENDPOINTS, SERVICE
+from thunderfleet_operator.act.controllers.certificate import ENDPOINTS, SERVICE
 from thunderfleet_operator.act.operator_key import KEY_SECRET
 from thunderfleet_operator.decide.manifests import GATEWAY_PORT
 from thunderfleet_operator.watch.cache import CACHED

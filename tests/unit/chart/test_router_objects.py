@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from thunderfleet_crds.routing import ROUTING_SECRET
+from thunderfleet_crds.exchange.routing import ROUTING_SECRET
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.cli import _routers
-from thunderfleet_operator.observe.routers import is_router
+from thunderfleet_operator.observe.objects.routers import is_router
 from thunderfleet_router import cli as router_cli
 from thunderfleet_router import tracing
 from thunderfleet_router.viewers import RESOURCES

@@ -15,7 +15,7 @@ import pytest
 from thunderfleet_cli.cli import main
 from thunderfleet_cli.connection import Connection
 from thunderfleet_cli.doctor import installed, page
-from thunderfleet_cli.doctor.check import Check, State
+from thunderfleet_cli.doctor.checks.check import Check, State
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_lib.host import privilege
 from thunderfleet_lib.kube import plugin as limits

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from thunderfleet_cli.doctor import cabletests
-from thunderfleet_cli.doctor.apiservers import api_servers
-from thunderfleet_cli.doctor.cabletests import Tried
-from thunderfleet_cli.doctor.selftest import self_test
+from thunderfleet_cli.doctor.checks import cabletests
+from thunderfleet_cli.doctor.checks.apiservers import api_servers
+from thunderfleet_cli.doctor.checks.cabletests import Tried
+from thunderfleet_cli.doctor.checks.selftest import self_test
 from thunderfleet_controlplane.balancer.look import Look
 from thunderfleet_crds.vocabulary import MeasurementTransport
 

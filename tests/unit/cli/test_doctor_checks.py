@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_cli.doctor import cluster, mac, network, power, security, system
-from thunderfleet_cli.doctor.check import Answers, Argv, Check, State
+from thunderfleet_cli.doctor.checks import cluster, mac, network, power, security, system
+from thunderfleet_cli.doctor.checks.check import Answers, Argv, Check, State
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.host.gpu_memory import COMMAND as GPU_MEMORY
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Output

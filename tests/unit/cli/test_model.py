@@ -8,7 +8,7 @@ import pytest
 from thunderfleet_cli.cli import parser
 from thunderfleet_cli.model import command, patience, view
 from thunderfleet_cli.model.patience import Patience
-from thunderfleet_crds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modelcache import ModelCache
 from thunderfleet_lib.kube import Kube
 from thunderfleet_localcluster.errors import LocalClusterError
 

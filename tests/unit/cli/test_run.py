@@ -17,7 +17,7 @@ from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.run import command
 from thunderfleet_cli.run.chat import Conversation, NotServing, printable
 from thunderfleet_cli.run.manifest import manifest, name_for
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import MAX_NAME_LENGTH
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.errors import LocalClusterError

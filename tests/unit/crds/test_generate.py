@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field
 from thunderfleet_crds import generate
-from thunderfleet_crds.apimodel import ApiModel
+from thunderfleet_crds.meta.apimodel import ApiModel
 
 Json = dict[str, Any]
 Walk = Callable[[Json, str], Iterator[tuple[str, Json]]]
@@ -54,9 +54,9 @@ def test_every_node_is_structural_and_bounded(name: str, schemas: dict[str, Json
             continue
         if node["type"] == "string":
             bounded = "maxLength" in node or "enum" in node or node.get("format") == "date-time"
-            assert bounded, f"{path}: give the string a length, such as a type of crds/thunderfleet_crds/fields.py"
+            assert bounded, f"{path}: give the string a length, such as a type of crds/thunderfleet_crds/meta/fields.py"
         if node["type"] == "integer":
-            how = f"{path}: give the integer bounds, such as a type of crds/thunderfleet_crds/fields.py"
+            how = f"{path}: give the integer bounds, such as a type of crds/thunderfleet_crds/meta/fields.py"
             assert node.get("minimum", -1) >= 0 and node.get("format") in {"int32", "int64"}, how
         if node["type"] == "array":
             assert "maxItems" in node, f"{path}: give the list a max_length"

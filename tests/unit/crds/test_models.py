@@ -14,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from thunderfleet_crds import generate, group
-from thunderfleet_crds.apimodel import to_api_name
-from thunderfleet_crds.conditions import Condition, find_condition, set_condition
-from thunderfleet_crds.fields import binary_size, quantity
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment, Nodes, Rank, Unplaceable, duration_seconds
+from thunderfleet_crds import generate
+from thunderfleet_crds.exchange import group
+from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeployment, Nodes, Rank, Unplaceable, duration_seconds
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus, Reachability, domain_labels
+from thunderfleet_crds.kinds.thunderboltlink import LinkEnd, Measurement, generation, link_name, ordered
+from thunderfleet_crds.meta.apimodel import to_api_name
+from thunderfleet_crds.meta.conditions import Condition, find_condition, set_condition
+from thunderfleet_crds.meta.fields import binary_size, quantity
 from thunderfleet_crds.names import API_VERSION
-from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus, Reachability, domain_labels
-from thunderfleet_crds.thunderboltlink import LinkEnd, Measurement, generation, link_name, ordered
 from thunderfleet_crds.vocabulary import (
     ConditionStatus,
     GroupPhase,

@@ -4,9 +4,9 @@ import base64
 
 import pytest
 from pydantic import ValidationError
-from thunderfleet_crds import routing
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.routing import AcceptedKey, Demand, DemandReport, GroupKey, KeyLimits, Routes
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.exchange.routing import AcceptedKey, Demand, DemandReport, GroupKey, KeyLimits, Routes
 from thunderfleet_crds.vocabulary import KeyPriority
 
 FIRST, SECOND = b"1" * 32, b"2" * 32

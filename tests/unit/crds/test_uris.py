@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import ValidationError
-from thunderfleet_crds.modelcache import ModelCache
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modelcache import ModelCache
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.uris import host_of, is_listed, not_allowed
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.nodes import has_gpu_memory
+from thunderfleet_crds.exchange.nodes import has_gpu_memory
 from thunderfleet_kubelet.config import Config
 from thunderfleet_kubelet.node import status as node_status
 from thunderfleet_kubelet.node.facts import GIB, Machine, Readings

@@ -17,10 +17,10 @@ from thunderfleet_agent.derive.links import PeerPort, link_reports
 from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.inspection.problems import rdma_fault
 from thunderfleet_agent.observe.collector import Collector
-from thunderfleet_crds.apimodel import ObjectMeta
-from thunderfleet_crds.nodeprofile import NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkStatus
 from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, Host, Output, Stop
 from thunderfleet_lib.rdma import rules
 from thunderfleet_localcluster.fleet.file import parse_fleet

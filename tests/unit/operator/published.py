@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 from thunderfleet_operator.placement import KVLayer, Lengths, Mac, ModelFacts, predict
-from thunderfleet_operator.placement.speed import CALIBRATED, Constants
+from thunderfleet_operator.placement.rating.speed import CALIBRATED, Constants
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.routing import Demand, DemandReport
+from thunderfleet_crds.exchange.routing import Demand, DemandReport
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase
-from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.placing.request import spec_hash
 from thunderfleet_operator.decide.scaling.autoscaling import (
     DOWN_SECONDS,
     DRAIN_LIMIT_SECONDS,
@@ -22,7 +22,7 @@ from thunderfleet_operator.decide.scaling.autoscaling import (
 from thunderfleet_operator.decide.scaling.turns import MAX_CANDIDATES, RESIDENCY_SECONDS, yielding
 from thunderfleet_operator.observe.demands import FORGET_SECONDS, Demands
 from thunderfleet_operator.observe.load import Asked, Candidate, Load, Signals
-from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.observe.objects.plans import Report
 from thunderfleet_operator.scaling import ScalingMemory
 
 from .values import NOW, report, view

@@ -4,14 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import MAX_AVOIDED_LINKS, AvoidedLink, Failure
-from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.kinds.modeldeployment import MAX_AVOIDED_LINKS, AvoidedLink, Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, GroupPhase
-from thunderfleet_operator.decide.avoided import FORGOTTEN_SECONDS, LAST_RESORT_SECONDS, avoided, without
-from thunderfleet_operator.decide.cables import cable_between
-from thunderfleet_operator.decide.trouble import trouble
-from thunderfleet_operator.observe.steadiness import STEADY_SECONDS
+from thunderfleet_operator.decide.group.avoided import FORGOTTEN_SECONDS, LAST_RESORT_SECONDS, avoided, without
+from thunderfleet_operator.decide.group.cables import cable_between
+from thunderfleet_operator.decide.group.trouble import trouble
+from thunderfleet_operator.observe.fleet.steadiness import STEADY_SECONDS
 from thunderfleet_operator.placement import Cable, Fleet, Unsteady
 from thunderfleet_operator.placement.graph.hops import rdma_problem
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS

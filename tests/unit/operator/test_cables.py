@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, FaultClass
-from thunderfleet_operator.decide.cables import BrokenCable, broken_cable, connections
 from thunderfleet_operator.decide.deployment import SETTLE_SECONDS
-from thunderfleet_operator.decide.lifecycle import CABLE_SECONDS
-from thunderfleet_operator.observe.fleet import FleetBuilder
-from thunderfleet_operator.observe.steadiness import (
+from thunderfleet_operator.decide.group.cables import BrokenCable, broken_cable, connections
+from thunderfleet_operator.decide.group.lifecycle import CABLE_SECONDS
+from thunderfleet_operator.observe.fleet.builder import FleetBuilder
+from thunderfleet_operator.observe.fleet.steadiness import (
     STEADY_LIMIT_SECONDS,
     STEADY_SECONDS,
     UNRELIABLE,
@@ -25,7 +25,7 @@ from thunderfleet_operator.observe.steadiness import (
     Steadiness,
     needed_seconds,
 )
-from thunderfleet_operator.observe.usage import Taken
+from thunderfleet_operator.observe.fleet.usage import Taken
 from thunderfleet_operator.placement import Cable, CableFault, End, Fleet
 from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_problem
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, Collection

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from thunderfleet_lib.kube import PAGE, Kube
 from thunderfleet_lib.kube.client import Page
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.nodes import read_node
-from thunderfleet_operator.observe.proofs import TRUSTING
+from thunderfleet_operator.observe.objects.nodes import read_node
+from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, REMEMBERED, Cache, Store
 from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean, Packed

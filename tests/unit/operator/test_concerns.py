@@ -12,7 +12,7 @@ from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 from thunderfleet_operator.watch.leader import Identity, Leader

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.drains import NOTICE_SECONDS
-from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS
-from thunderfleet_operator.decide.trouble import STOPPED_SECONDS
-from thunderfleet_operator.observe.plans import Report
+from thunderfleet_operator.decide.group.lifecycle import DRAIN_SECONDS
+from thunderfleet_operator.decide.group.trouble import STOPPED_SECONDS
+from thunderfleet_operator.observe.objects.plans import Report
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, NODES, PODS
 
 from tests.unit.operator.world import World

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeploymentStatus, Rank
+from thunderfleet_crds.kinds.modeldeployment import Failure, Group, ModelDeploymentStatus, Rank
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_operator.decide.status.events import occurrences
 

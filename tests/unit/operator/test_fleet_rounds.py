@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_operator.decide.deployment import ADVICE_SECONDS
 from thunderfleet_operator.observe.concerns import FLEET_KEY, Reach, concerned, reach, work_key
-from thunderfleet_operator.observe.plans import Report
-from thunderfleet_operator.observe.steadiness import Key
+from thunderfleet_operator.observe.fleet.steadiness import Key
+from thunderfleet_operator.observe.objects.plans import Report
 from thunderfleet_operator.placement import Cable, End, Fleet, Mac, Question, WhatIsBetter
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, Collection

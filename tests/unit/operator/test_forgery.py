@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from thunderfleet_crds.plan import PLAN_BYTES, Plan
+from thunderfleet_crds.exchange.plan import PLAN_BYTES, Plan
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose
+from thunderfleet_operator.observe.objects.proofs import Keyring, Proof, Purpose
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, PODS, SECRETS, SERVICES
 
 from tests.unit.operator.world import GIB, Json, World

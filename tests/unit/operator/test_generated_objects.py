@@ -10,14 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from thunderfleet_crds import names
 from thunderfleet_operator.observe.concerns import macs_of
-from thunderfleet_operator.observe.fetchpods import read_fetch_pod
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.nodes import read_node
-from thunderfleet_operator.observe.plans import read_epoch
-from thunderfleet_operator.observe.pods import RankPorts, read_pod
-from thunderfleet_operator.observe.proofs import Keyring, Proof
-from thunderfleet_operator.observe.requests import read_request
-from thunderfleet_operator.observe.routers import router_state
+from thunderfleet_operator.observe.objects.fetchpods import read_fetch_pod
+from thunderfleet_operator.observe.objects.nodes import read_node
+from thunderfleet_operator.observe.objects.plans import read_epoch
+from thunderfleet_operator.observe.objects.pods import RankPorts, read_pod
+from thunderfleet_operator.observe.objects.proofs import Keyring, Proof
+from thunderfleet_operator.observe.objects.requests import read_request
+from thunderfleet_operator.observe.objects.routers import router_state
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, PODS, Cache
 
 from tests.support import schemas

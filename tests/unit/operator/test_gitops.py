@@ -12,13 +12,13 @@ import pytest
 import yaml
 from thunderfleet_controlplane.assets import Bundle, find_go
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modeldeployment import Failure
+from thunderfleet_crds.kinds.modeldeployment import Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, FaultClass
-from thunderfleet_operator.decide.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.weights.cache import decide
-from thunderfleet_operator.observe.fetchpods import Task
+from thunderfleet_operator.observe.objects.fetchpods import Task
 
 from tests.unit.operator.test_progress import LOADS, SERVES, UNPLACED, after, deployment
 from tests.unit.operator.test_weights import GIB, RESOLVED, cache, observed, profile

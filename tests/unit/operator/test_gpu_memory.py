@@ -6,8 +6,8 @@ import pytest
 from thunderfleet_crds.names import RESOURCE_GPU_MEMORY
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act import refusals
-from thunderfleet_operator.observe.nodes import read_node
-from thunderfleet_operator.observe.pods import pod_memory
+from thunderfleet_operator.observe.objects.nodes import read_node
+from thunderfleet_operator.observe.objects.pods import pod_memory
 from thunderfleet_operator.watch.cache import NODEPROFILES, NODES, PODS
 
 from tests.unit.operator.values import plan

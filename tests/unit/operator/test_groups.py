@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio.config.config_exception import ConfigException
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.exchange.group import DRAIN_PATH, STATE_PATH
+from thunderfleet_crds.exchange.plan import MemoryPlan, Plan, RankPlan
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import Backend, GroupPhase, Split
 from thunderfleet_operator import app
 from thunderfleet_operator.act import group_client as listening
@@ -27,8 +27,8 @@ from thunderfleet_operator.app import Configuration
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.link_status import summary
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.model import resolve
-from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.placing.model import resolve
+from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.placement import Fleet, Mac, ModelFacts, Request
 from thunderfleet_operator.watch.leader import Identity
 

@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import Failure, Group, Recovery
+from thunderfleet_crds.kinds.modeldeployment import Failure, Group, Recovery
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_operator.decide.lifecycle import NextStep, Step, backoff_seconds, must_drain, next_step, ready, serves
-from thunderfleet_operator.decide.rollout import next_to_roll
-from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.observe.proofs import Finding, Proof
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step, backoff_seconds, must_drain, next_step, ready, serves
+from thunderfleet_operator.decide.group.rollout import next_to_roll
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.proofs import Finding, Proof
 from thunderfleet_operator.placement import Cable, CableFault, End, Fleet
 
 from tests.unit.operator.values import NODES, NOW, group_status, plan, pod, report, view

@@ -4,15 +4,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import SUMMARY_FIELDS, ThunderboltLink
 from thunderfleet_crds.reasons import Reason
-from thunderfleet_crds.thunderboltlink import SUMMARY_FIELDS, ThunderboltLink
 from thunderfleet_lib.kube import Json
 from thunderfleet_operator.act import events
 from thunderfleet_operator.decide.link import LINGER_SECONDS, LinkDecision, change, decide, lingers
 from thunderfleet_operator.decide.link_status import current, summary
 from thunderfleet_operator.decide.status.events import Occurrence
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.objects.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedLink
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,18 +5,18 @@ import json
 from typing import Any
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import GroupUse, NodeProfile, NodeProfileStatus
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import GroupUse, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.vocabulary import ConditionType
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide import mac_usage
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned, macs_of
 from thunderfleet_operator.observe.observed import MacPlacement, ObservedMac
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS

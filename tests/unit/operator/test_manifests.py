@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_operator.decide import manifests
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.request import spec_hash
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.decide.placing.request import spec_hash
+from thunderfleet_operator.observe.objects.proofs import Keyring
 
 from tests.unit.operator.values import plan
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
-from thunderfleet_crds.conditions import Condition
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
+from thunderfleet_crds.meta.conditions import Condition
 from thunderfleet_crds.names import ANNOTATION_BACKUP
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import ConditionStatus
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
-from thunderfleet_operator.observe.nodes import Node, read_node
+from thunderfleet_operator.observe.objects.nodes import Node, read_node
 
 Json = dict[str, Any]
 

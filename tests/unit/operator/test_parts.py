@@ -11,14 +11,14 @@ import pytest
 from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.plan import GROUP_TLS_NAME
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME
 from thunderfleet_operator.act.keys import client_context, group_keys, secret_name, unsigned_group_keys
 from thunderfleet_operator.act.operator_key import operator_keys
 from thunderfleet_operator.cli import main
-from thunderfleet_operator.decide.lifecycle import backoff_seconds
-from thunderfleet_operator.decide.ports import NoPortsLeft, PortRange, PortSettings, allocate
-from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.observe.proofs import Keyring, Proof, Purpose
+from thunderfleet_operator.decide.group.lifecycle import backoff_seconds
+from thunderfleet_operator.decide.placing.ports import NoPortsLeft, PortRange, PortSettings, allocate
+from thunderfleet_operator.observe.objects.pods import RankPorts
+from thunderfleet_operator.observe.objects.proofs import Keyring, Proof, Purpose
 from thunderfleet_operator.watch.cache import PODS, Store
 from thunderfleet_operator.watch.workqueue import WorkQueue
 
@@ -312,7 +312,7 @@ def test_a_list_takes_out_what_is_gone_but_not_what_came_later() -> None:
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:
-    from thunderfleet_crds.modeldeployment import Recovery
+    from thunderfleet_crds.kinds.modeldeployment import Recovery
 
     recovery = Recovery(backoff_seconds=10, backoff_limit_seconds=300)
     assert [backoff_seconds(recovery, n) for n in (0, 1, 2, 5, 5000)] == [10, 20, 40, 300, 300]

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise, permutations
 import pytest
 from thunderfleet_crds.vocabulary import PlacementPolicy
 from thunderfleet_operator.placement import Cable, Dials, End, Fleet, Mac, MemoryRequest, ModelFacts, Request, TensorFacts, plan
-from thunderfleet_operator.placement.blocks import blocks, short_blocks
+from thunderfleet_operator.placement.inputs.blocks import blocks, short_blocks
 
 NO_KV = MemoryRequest(1, 1, 0, 0)
 GIB = 2**30

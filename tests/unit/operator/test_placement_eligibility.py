@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.vocabulary import Transport
-from thunderfleet_operator.observe.nodes import taints
+from thunderfleet_operator.observe.objects.nodes import taints
 from thunderfleet_operator.placement.cohorts import cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason, tolerates, untolerated, wanted_model
 from thunderfleet_operator.placement.explain.changed import fixed
-from thunderfleet_operator.placement.fleet import Mac, Taint
-from thunderfleet_operator.placement.model import ModelFacts
-from thunderfleet_operator.placement.request import Request, Toleration
+from thunderfleet_operator.placement.inputs.fleet import Mac, Taint
+from thunderfleet_operator.placement.inputs.model import ModelFacts
+from thunderfleet_operator.placement.inputs.request import Request, Toleration
 
 MODEL = ModelFacts("/m", "org/m", "abc", problem="", complete=True, sized=True)
 MAC = Mac("a", "10.0.0.1", 100, models=(MODEL,), labels={"zone": "x"})

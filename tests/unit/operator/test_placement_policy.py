@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_crds.kinds.modeldeployment import ModelDeploymentSpec
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, PlacementPolicy, Split, Transport
-from thunderfleet_operator.decide.request import request as request_of
-from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.placing.request import request as request_of
+from thunderfleet_operator.decide.placing.request import spec_hash
 from thunderfleet_operator.placement import (
     Cable,
     Dials,
@@ -46,10 +46,10 @@ from thunderfleet_operator.placement.policy import (
     threshold,
 )
 from thunderfleet_operator.placement.questions import WherePlaced, where
+from thunderfleet_operator.placement.rating.speed import Speed
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
 from thunderfleet_operator.placement.search.roots import SetSearch
-from thunderfleet_operator.placement.speed import Speed
 
 GIB = 2**30
 BOTH = frozenset({"ring", "jaccl"})

@@ -19,9 +19,9 @@ from thunderfleet_operator.placement import (
     Unplaceable,
     plan,
 )
-from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.graph.hops import Hop, queue_pairs_suffice
 from thunderfleet_operator.placement.memory import UNSIZED, Bounds, Needs, largest_remainder
+from thunderfleet_operator.placement.rating.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.cycles import best_cycle, same_cable
 from thunderfleet_operator.placement.search.fitting import joined_pairs

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentSpec
+from thunderfleet_crds.kinds.modeldeployment import BenchmarkResult, ModelDeployment, ModelDeploymentSpec
 from thunderfleet_crds.vocabulary import PlacementPolicy, Split, Transport
 from thunderfleet_operator.decide.status.speed import predicted_status
-from thunderfleet_operator.observe.corrections import corrections
+from thunderfleet_operator.observe.fleet.corrections import corrections
 from thunderfleet_operator.placement import (
     Cable,
     End,
@@ -26,8 +26,8 @@ from thunderfleet_operator.placement import (
     plan,
     predict,
 )
-from thunderfleet_operator.placement.chips import chip
-from thunderfleet_operator.placement.speed import CALIBRATED
+from thunderfleet_operator.placement.rating.chips import chip
+from thunderfleet_operator.placement.rating.speed import CALIBRATED
 from thunderfleet_operator.plan_cli import render, report
 
 from tests.unit.operator.published import ROWS, Row, errors, fitted, held_out, tables

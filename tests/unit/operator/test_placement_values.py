@@ -21,9 +21,9 @@ from thunderfleet_operator.placement import (
     Taint,
     Toleration,
 )
-from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.eligibility import tolerates, untolerated
-from thunderfleet_operator.placement.preferences import LAN_RING, Stage, allowed_splits, allowed_transports, stages
+from thunderfleet_operator.placement.rating.buckets import LINK_STEP, MEMORY_STEP, Buckets
+from thunderfleet_operator.placement.rating.preferences import LAN_RING, Stage, allowed_splits, allowed_transports, stages
 from thunderfleet_operator.placement.units import distinct_gib, gbits, gib, gigabytes
 
 GIB = 2**30

@@ -3,15 +3,15 @@
 import copy
 from typing import Any
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import Backend
-from thunderfleet_operator.decide import port_aware_placement
-from thunderfleet_operator.decide.account import Account
-from thunderfleet_operator.decide.ports import PortRange, PortSettings
+from thunderfleet_operator.decide.placing import port_aware_placement
+from thunderfleet_operator.decide.placing.account import Account
+from thunderfleet_operator.decide.placing.ports import PortRange, PortSettings
+from thunderfleet_operator.observe.fleet.usage import Taken
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.pods import RankPorts
-from thunderfleet_operator.observe.usage import Taken
+from thunderfleet_operator.observe.objects.pods import RankPorts
 from thunderfleet_operator.placement import Fleet, Placement, Unplaceable
 from thunderfleet_operator.placement.questions import where
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, PODS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH

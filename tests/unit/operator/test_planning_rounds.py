@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.clock import Moment
 from thunderfleet_operator.act import group_client

@@ -3,11 +3,11 @@
 import copy
 from typing import Any
 
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_operator.observe.fleet import FleetBuilder
-from thunderfleet_operator.observe.nodes import read_node
-from thunderfleet_operator.observe.profiles import ProfileReader
-from thunderfleet_operator.observe.usage import Taken
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_operator.observe.fleet.builder import FleetBuilder
+from thunderfleet_operator.observe.fleet.usage import Taken
+from thunderfleet_operator.observe.objects.nodes import read_node
+from thunderfleet_operator.observe.objects.profiles import ProfileReader
 
 MODEL = {"path": "/m", "bytes": 5, "complete": True, "pipeline": {"layerBytes": [1, 2]}, "kv": [{"bytesPerToken": 4}]}
 

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.kinds.modeldeployment import Failure, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_operator.decide.lifecycle import NextStep, Step
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.status.deployment import build
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.placement import Unplaceable

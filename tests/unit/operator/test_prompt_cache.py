@@ -5,9 +5,9 @@ import json
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import ModelDeploymentSpec
-from thunderfleet_crds.plan import Plan
-from thunderfleet_operator.decide.request import request, spec_hash
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import ModelDeploymentSpec
+from thunderfleet_operator.decide.placing.request import request, spec_hash
 from thunderfleet_operator.watch.cache import CONFIGMAPS
 
 from tests.unit.operator.world import World

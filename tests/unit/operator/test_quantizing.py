@@ -6,27 +6,27 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.copies import ModelCopy
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modelcache import ModelCache, QuantizedFrom
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.quantization import Quantize, conversion_id, kept_name
+from thunderfleet_crds.kinds.modelcache import ModelCache, QuantizedFrom
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import ModelCopy
+from thunderfleet_crds.weights.quantization import Quantize, conversion_id, kept_name
 from thunderfleet_lib.modelstore.manifest import check_repository
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.model import Resolution
-from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.placing.model import Resolution
+from thunderfleet_operator.decide.placing.request import request
 from thunderfleet_operator.decide.weights import manifests, quantizing
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
 from thunderfleet_operator.decide.weights.deployment import resolution, shown
 from thunderfleet_operator.decide.weights.manifests import NO_HUB, NewPod
-from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
-from thunderfleet_operator.observe.pods import pod_memory
-from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.weights import Weights, WeightsFleets, of_deployment
+from thunderfleet_operator.observe.fleet.weights import Weights, WeightsFleets, of_deployment
+from thunderfleet_operator.observe.objects.fetchpods import FetchPod, Task, read_fetch_pod
+from thunderfleet_operator.observe.objects.pods import pod_memory
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.placement import Fleet, Mac
 
 from tests.unit.operator import test_progress as progress

@@ -5,13 +5,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act import executor, keys
 from thunderfleet_operator.act.writer import NotLeading
 from thunderfleet_operator.decide.deployment import EPOCHS_TRIED
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, SERVICES
 
 from tests.unit.operator.world import World

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODES, PODS
 
 from tests.unit.operator.world import World

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.batches import AT_ONCE as BATCH
 from thunderfleet_operator.act.batches import in_batches

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.routing import (
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.exchange.routing import (
     DEMAND_BYTES,
     DEMAND_PATH,
     OPERATOR_TLS_NAME,
@@ -24,7 +24,7 @@ from thunderfleet_crds.routing import (
     key_digest,
     routes_name,
 )
-from thunderfleet_crds.routing import routing_keys as read_routing_keys
+from thunderfleet_crds.exchange.routing import routing_keys as read_routing_keys
 from thunderfleet_lib.kube import ApiError, key_of
 from thunderfleet_operator.act import executor
 from thunderfleet_operator.act.keys import KeyPair, client_context, group_keys, router_pair
@@ -32,13 +32,13 @@ from thunderfleet_operator.act.routers.api_keys import REREAD_SECONDS
 from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import AGAIN_SECONDS, Publisher
 from thunderfleet_operator.decide import manifests
-from thunderfleet_operator.decide.lifecycle import DRAIN_SECONDS
+from thunderfleet_operator.decide.group.lifecycle import DRAIN_SECONDS
 from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, digests
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoint_slice
 from thunderfleet_operator.decide.scaling.turns import RESIDENCY_SECONDS
 from thunderfleet_operator.observe.concerns import concerned, work_key
-from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.routers import Router
+from thunderfleet_operator.observe.objects.proofs import Keyring
+from thunderfleet_operator.observe.objects.routers import Router
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
 
 from .values import plan

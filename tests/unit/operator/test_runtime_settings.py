@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
-from thunderfleet_crds.plan import Plan, RuntimePlan
+from thunderfleet_crds.exchange.plan import Plan, RuntimePlan
+from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeployment, ModelDeploymentSpec
 from thunderfleet_crds.vocabulary import GroupPhase, PlacedSplit, PlacedTransport, RankPhase, Split, Transport, WiredLimit
-from thunderfleet_operator.decide.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step
 from thunderfleet_operator.decide.manifests import make_plan
-from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.placing.request import spec_hash
 from thunderfleet_operator.decide.status.group import group_status
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
-from thunderfleet_operator.observe.pods import RankPorts
+from thunderfleet_operator.observe.objects.pods import RankPorts
 from thunderfleet_operator.placement import Placement
 from thunderfleet_operator.placement.result import RankPlacement
 

@@ -7,7 +7,7 @@ import pytest
 from thunderfleet_lib.csr.parse import REQUEST_BYTES
 from thunderfleet_lib.csr.rules import AGAIN, CONTROL_PLANE_LABEL, WAIT_SECONDS
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act.certificate_controller import ENDPOINTS, SERVICE
+from thunderfleet_operator.act.controllers.certificate import ENDPOINTS, SERVICE
 from thunderfleet_operator.act.writer import NotLeading
 from thunderfleet_operator.observe.concerns import concerned
 from thunderfleet_operator.observe.reader import REQUESTS_AT_ONCE

@@ -5,17 +5,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeployment, ModelDeploymentStatus
+from thunderfleet_crds.kinds.modeldeployment import Failure, Group, ModelDeployment, ModelDeploymentStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, FaultClass, GroupPhase, RankPhase, Split, Transport
-from thunderfleet_operator.decide.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step
 from thunderfleet_operator.decide.manifests import transport
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.status.deployment import build
 from thunderfleet_operator.decide.status.group import endpoint, group_status, host_port
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
-from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.pods import Pod
 from thunderfleet_operator.placement import Unplaceable
 from thunderfleet_operator.placement.result import MacReason, NearMiss
 

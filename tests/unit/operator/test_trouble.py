@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import Failure
+from thunderfleet_crds.kinds.modeldeployment import Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_operator.decide.trouble import Trouble, trouble
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.decide.group.trouble import Trouble, trouble
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.placement import AddressKind, AddressKinds, Fleet, Kind, Mac
 
 from tests.unit.operator.values import NODES, NOW, group_status, not_ready, pod, report, view

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import Model, ModelStore, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.kinds.modelcache import ModelCache, ModelCacheStatus
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import Model, ModelStore, NodeProfile, NodeProfileStatus
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.uris import kept_name
 from thunderfleet_crds.vocabulary import ConditionType
@@ -17,10 +17,10 @@ from thunderfleet_operator.decide.manifests import PodSettings, served_name
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod, UriSettings
-from thunderfleet_operator.observe.fetchpods import FetchPod, Task
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.objects.fetchpods import FetchPod, Task
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.proofs import Keyring
 from thunderfleet_operator.watch.cache import CACHES, NODEPROFILES
 
 from tests.unit.operator.world import World, tiny_model

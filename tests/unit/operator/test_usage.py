@@ -4,17 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.vocabulary import Backend
-from thunderfleet_operator.decide.account import Account
-from thunderfleet_operator.observe.fleet import occupied
-from thunderfleet_operator.observe.plans import Epoch, accepted, group_views, newest_epochs
-from thunderfleet_operator.observe.plans import read_epoch as read_signed
-from thunderfleet_operator.observe.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, proven
-from thunderfleet_operator.observe.pods import read_pod as read_signed_pod
-from thunderfleet_operator.observe.proofs import TRUSTING, Finding, Proof
-from thunderfleet_operator.observe.usage import Taken, Usage
+from thunderfleet_operator.decide.placing.account import Account
+from thunderfleet_operator.observe.fleet.builder import occupied
+from thunderfleet_operator.observe.fleet.usage import Taken, Usage
+from thunderfleet_operator.observe.objects.plans import Epoch, accepted, group_views, newest_epochs
+from thunderfleet_operator.observe.objects.plans import read_epoch as read_signed
+from thunderfleet_operator.observe.objects.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, proven
+from thunderfleet_operator.observe.objects.pods import read_pod as read_signed_pod
+from thunderfleet_operator.observe.objects.proofs import TRUSTING, Finding, Proof
 from thunderfleet_operator.placement import Cable, End, Fleet, Mac
 
 from tests.unit.operator.values import plan, pod, view

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.modeldeployment import (
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import (
     MAX_PROVEN_LENGTHS,
     Group,
     ModelDeployment,
@@ -13,15 +13,15 @@ from thunderfleet_crds.modeldeployment import (
     ProvenLengths,
     VerifiedStatus,
 )
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase, Verify
-from thunderfleet_operator.decide.lifecycle import NextStep, Step
-from thunderfleet_operator.decide.model import Resolution
-from thunderfleet_operator.decide.request import spec_hash
+from thunderfleet_operator.decide.group.lifecycle import NextStep, Step
+from thunderfleet_operator.decide.placing.model import Resolution
+from thunderfleet_operator.decide.placing.request import spec_hash
 from thunderfleet_operator.decide.status.deployment import build
 from thunderfleet_operator.decide.status.outcome import Outcome
-from thunderfleet_operator.observe.plans import GroupView, Report
-from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.pods import Pod
 from thunderfleet_operator.watch.cache import CONFIGMAPS, PODS
 
 from tests.unit.operator.values import NOW, group_status, report, view

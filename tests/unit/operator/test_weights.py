@@ -10,12 +10,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.copies import MacCopy, ModelCopy
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modelcache import ModelCache, ModelCacheStatus
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.nodeprofile import (
+from thunderfleet_crds.kinds.modelcache import ModelCache, ModelCacheStatus
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.nodeprofile import (
     Agent,
     Interface,
     InterfaceAddress,
@@ -26,15 +25,16 @@ from thunderfleet_crds.nodeprofile import (
     NodeProfileStatus,
     PipelineSize,
 )
-from thunderfleet_crds.parts import WeightFile
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, Copies, CopyPhase, CopySource, InterfaceKind
+from thunderfleet_crds.weights.copies import MacCopy, ModelCopy
+from thunderfleet_crds.weights.parts import WeightFile
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act.cache_controller import CacheController
+from thunderfleet_operator.act.controllers.cache import CacheController
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.weights import cache as decisions
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.cache import CacheDecision, decide
@@ -42,12 +42,12 @@ from thunderfleet_operator.decide.weights.deployment import needed, resolution
 from thunderfleet_operator.decide.weights.manifests import HubSettings, NewPod
 from thunderfleet_operator.decide.weights.status import progress
 from thunderfleet_operator.decide.weights.uplink import uplink_mbps
-from thunderfleet_operator.observe.fetchpods import FetchPod, Task, read_fetch_pod
+from thunderfleet_operator.observe.fleet.weights import Need, Weights, WeightsFleets, needed_by, part_path, snapshot
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.objects.fetchpods import FetchPod, Task, read_fetch_pod
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.weights import Need, Weights, WeightsFleets, needed_by, part_path, snapshot
 from thunderfleet_operator.placement import Fleet, Mac
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

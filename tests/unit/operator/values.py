@@ -4,14 +4,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import Group, Rank
-from thunderfleet_crds.plan import MemoryPlan, Plan, RankPlan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import MemoryPlan, Plan, RankPlan
+from thunderfleet_crds.kinds.modeldeployment import Group, Rank
 from thunderfleet_crds.vocabulary import Backend, GroupPhase, RankPhase, Split
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.plans import Epoch, GroupView, Report
-from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.observe.proofs import Finding, Proof
+from thunderfleet_operator.observe.objects.nodes import Node
+from thunderfleet_operator.observe.objects.plans import Epoch, GroupView, Report
+from thunderfleet_operator.observe.objects.pods import Pod
+from thunderfleet_operator.observe.objects.proofs import Finding, Proof
 
 PROVEN = Finding(Proof.VALID, "key")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,26 +6,26 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act.certificate_controller import CertificateController
+from thunderfleet_operator.act.controllers.certificate import CertificateController
+from thunderfleet_operator.act.controllers.link import LinkController
+from thunderfleet_operator.act.controllers.mac import MacController
 from thunderfleet_operator.act.drains import Drains
 from thunderfleet_operator.act.executor import Executor
-from thunderfleet_operator.act.link_controller import LinkController
-from thunderfleet_operator.act.mac_controller import MacController
 from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
-from thunderfleet_operator.decide.ports import PortSettings
+from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings
 from thunderfleet_operator.decide.weights.manifests import NO_HUB
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.plans import Report
-from thunderfleet_operator.observe.proofs import Keyring
-from thunderfleet_operator.observe.routers import is_router
+from thunderfleet_operator.observe.objects.plans import Report
+from thunderfleet_operator.observe.objects.proofs import Keyring
+from thunderfleet_operator.observe.objects.routers import is_router
 from thunderfleet_operator.placement import Question
 from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.places import Places

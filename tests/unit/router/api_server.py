@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from thunderfleet_crds import routing
+from thunderfleet_crds.exchange import routing
 from thunderfleet_lib.kube import Kube
 
 from tests.support.ports import claim

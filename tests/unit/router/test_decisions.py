@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds import routing
-from thunderfleet_crds.modeldeployment import Memory
-from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.routing import KeyLimits
+from thunderfleet_crds.kinds.modeldeployment import Memory
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi.errors import ApiError
 from thunderfleet_lib.httpapi.fairqueue import FairQueue

@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
-from thunderfleet_crds import routing
-from thunderfleet_crds.routing import DemandAnswer, DemandReport, Refusal
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.routing import DemandAnswer, DemandReport, Refusal
 from thunderfleet_lib.net import tls
 from thunderfleet_router import certificate, demand, spans, watch
 from thunderfleet_router.app import Options, Router

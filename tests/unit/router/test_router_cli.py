@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from thunderfleet_crds.names import LABEL_NAME
-from thunderfleet_operator.observe import routers
+from thunderfleet_operator.observe.objects import routers
 from thunderfleet_router import cli
 from thunderfleet_router.http.metrics import RouterMetrics
 

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds import routing
-from thunderfleet_crds.plan import RouterPlan
-from thunderfleet_crds.routing import KeyLimits
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.plan import RouterPlan
+from thunderfleet_crds.exchange.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed

@@ -19,13 +19,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.image import WITHOUT_COMPILER
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.recorded import jaccl
-from thunderfleet_runner.group import attempts, follower
+from thunderfleet_runner.group import follower
+from thunderfleet_runner.group.decide import attempts
 from thunderfleet_runner.host.intakeprocess import intake_command
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings

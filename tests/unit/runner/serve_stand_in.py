@@ -5,7 +5,7 @@ import logging
 import sys
 from pathlib import Path
 
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_runner.supervisor import SupervisorSettings, serve
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.plan import LEAVE_SECONDS, POD_GRACE_SECONDS
+from thunderfleet_crds.exchange.plan import LEAVE_SECONDS, POD_GRACE_SECONDS
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import GRACE_IS_OVER, Fault
-from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
-from thunderfleet_runner.group.events import (
+from thunderfleet_runner.group.decide.attempts import Limits, Phase, StateMachine
+from thunderfleet_runner.group.decide.events import (
     Action,
     Admit,
     Checked,

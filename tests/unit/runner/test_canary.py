@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.exchange.group import GroupState
 from thunderfleet_crds.vocabulary import GroupPhase, Verify
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import passages

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import framing, intakeprotocol, protocol
 from thunderfleet_runner.api.service import Service
 from thunderfleet_runner.framing import BrokenStream
+from thunderfleet_runner.group.decide.rendezvous import Identity, Rendezvous
 from thunderfleet_runner.group.leader import Leader
 from thunderfleet_runner.group.metrics import GroupMetrics
-from thunderfleet_runner.group.rendezvous import Identity, Rendezvous
 from thunderfleet_runner.net import peers
 from thunderfleet_runner.net.control import MESSAGE_LIMIT
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import CONNECTIONS_CHARACTERS, STATE_PATH, WAIT_LIMIT_SECONDS
-from thunderfleet_crds.plan import GROUP_TLS_NAME
+from thunderfleet_crds.exchange.group import CONNECTIONS_CHARACTERS, STATE_PATH, WAIT_LIMIT_SECONDS
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.net import control
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import MemoryPlan, ProvenLengths
+from thunderfleet_crds.exchange.plan import MemoryPlan, ProvenLengths
 from thunderfleet_crds.vocabulary import GroupPhase, Split
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.api.upkeep import canary
-from thunderfleet_runner.group import attempts, launch, stall
-from thunderfleet_runner.group.attempts import Phase, StateMachine
+from thunderfleet_runner.group import launch
+from thunderfleet_runner.group.decide import attempts, stall
+from thunderfleet_runner.group.decide.attempts import Phase, StateMachine
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
-from thunderfleet_crds import routing
-from thunderfleet_crds.group import GroupState, RankReport
-from thunderfleet_crds.plan import RouterPlan
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.group import GroupState, RankReport
+from thunderfleet_crds.exchange.plan import RouterPlan
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_lib.httpapi import bodies, routed
 from thunderfleet_runner import protocol

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, Split, Verify
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_localcluster.fleet.file import parse_fleet
@@ -23,7 +23,8 @@ from thunderfleet_localcluster.recorded.folder import write_machine
 from thunderfleet_localcluster.recorded.jaccl import write_control
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.service import Unavailable
-from thunderfleet_runner.group import attempts, launch
+from thunderfleet_runner.group import launch
+from thunderfleet_runner.group.decide import attempts
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.rank.proof import SIZES
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_runner.net import jaccl
 
 

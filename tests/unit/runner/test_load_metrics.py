@@ -1,7 +1,7 @@
 """Metrics of the ranks' progress in loading the model."""
 
 from prometheus_client import CollectorRegistry
-from thunderfleet_crds.group import GroupState, RankReport
+from thunderfleet_crds.exchange.group import GroupState, RankReport
 from thunderfleet_crds.vocabulary import GroupPhase, RankPhase
 from thunderfleet_runner.group.metrics import GroupMetrics
 

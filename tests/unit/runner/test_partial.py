@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from mlx.utils import tree_flatten
-from thunderfleet_crds.parts import numbers
 from thunderfleet_crds.vocabulary import Split
+from thunderfleet_crds.weights.parts import numbers
 from thunderfleet_lib.modelstore.parts import PART_FILE, Part
 from thunderfleet_runner.host import weightfiles, weightvalues
 from thunderfleet_runner.host.weightfiles import IncompleteModel

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.quantization import Quantize, kept_name
 from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.weights.quantization import Quantize, kept_name
 from thunderfleet_lib.modelstore.manifest import Manifest, load
 from thunderfleet_lib.modelstore.store import Store
 from thunderfleet_localcluster.models import hub as testhub

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.plan import GROUP_TLS_NAME, Plan, RelayPlan, loopback_of
+from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan, RelayPlan, loopback_of
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner import protocol

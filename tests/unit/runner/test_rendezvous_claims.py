@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from thunderfleet_runner.group.rendezvous import Identity, Rendezvous
+from thunderfleet_runner.group.decide.rendezvous import Identity, Rendezvous
 from thunderfleet_runner.net.peers import Hello
 
 

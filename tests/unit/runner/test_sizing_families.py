@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from thunderfleet_crds.nodeprofile import KVLayer, Model
+from thunderfleet_crds.kinds.nodeprofile import KVLayer, Model
 from thunderfleet_crds.vocabulary import SizedBy, Split
 from thunderfleet_runner.rank import loading, mlxlm
 from thunderfleet_runner.sizing import arithmetic, blank, dryrun

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from thunderfleet_crds.nodeprofile import Model
+from thunderfleet_crds.kinds.nodeprofile import Model
 from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host import weightfiles

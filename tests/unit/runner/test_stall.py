@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from thunderfleet_runner.group.attempts import Phase
-from thunderfleet_runner.group.stall import STILL_SECONDS, TICK_SECONDS, StallDetector
+from thunderfleet_runner.group.decide.attempts import Phase
+from thunderfleet_runner.group.decide.stall import STILL_SECONDS, TICK_SECONDS, StallDetector
 from thunderfleet_runner.net import peers
 
 CHECK = "if this recurs, check the cables with `kubectl get tbl`"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from thunderfleet_runner.group.attempts import Phase
-from thunderfleet_runner.group.stall import STALL_SECONDS, STALL_UNKNOWN_SECONDS, TICK_SECONDS, StallDetector
+from thunderfleet_runner.group.decide.attempts import Phase
+from thunderfleet_runner.group.decide.stall import STALL_SECONDS, STALL_UNKNOWN_SECONDS, TICK_SECONDS, StallDetector
 from thunderfleet_runner.net import peers
 from thunderfleet_runner.rank.step_times import Step, StepTimes
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_runner.group import launch
 from thunderfleet_runner.protocol import Start
 

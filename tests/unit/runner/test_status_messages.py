@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import RankReport
+from thunderfleet_crds.exchange.group import RankReport
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_runner import faults
-from thunderfleet_runner.group import status
-from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
-from thunderfleet_runner.group.events import Cause
+from thunderfleet_runner.group.decide import status
+from thunderfleet_runner.group.decide.attempts import Limits, Phase, StateMachine
+from thunderfleet_runner.group.decide.events import Cause
 
 CAUSE = Cause(1, 4, faults.Stage.SERVE, faults.Fault(FaultClass.RETRY, "RankKilled", "it was killed"))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import DRAIN_PATH, STATE_PATH
+from thunderfleet_crds.exchange.group import DRAIN_PATH, STATE_PATH
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api.http import gateway

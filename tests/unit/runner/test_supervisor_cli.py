@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import LastWords
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.group import LastWords
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_lib.host.sandbox import MOUNT_POINT_VARIABLE

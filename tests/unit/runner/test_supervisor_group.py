@@ -13,14 +13,15 @@ from typing import Any
 
 import aiohttp
 import pytest
-from thunderfleet_crds.group import GroupState
+from thunderfleet_crds.exchange.group import GroupState
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import service
 from thunderfleet_runner.api.service import Unavailable
-from thunderfleet_runner.group import events, heartbeats, stall
-from thunderfleet_runner.group.attempts import Phase
+from thunderfleet_runner.group import heartbeats
+from thunderfleet_runner.group.decide import events, stall
+from thunderfleet_runner.group.decide.attempts import Phase
 from thunderfleet_runner.group.leader import Leader
 from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.supervisor import Supervisor

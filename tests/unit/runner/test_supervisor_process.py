@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import thunderfleet_runner
-from thunderfleet_crds.plan import RuntimePlan
+from thunderfleet_crds.exchange.plan import RuntimePlan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner.host import rankprocess
 

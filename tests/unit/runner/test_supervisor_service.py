@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.group import BenchmarkReport, GroupState
-from thunderfleet_crds.plan import BenchmarkPlan
+from thunderfleet_crds.exchange.group import BenchmarkReport, GroupState
+from thunderfleet_crds.exchange.plan import BenchmarkPlan
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_runner import protocol
 from thunderfleet_runner.api import service as service_module

@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds import routing
-from thunderfleet_crds.plan import RouterPlan
+from thunderfleet_crds.exchange import routing
+from thunderfleet_crds.exchange.plan import RouterPlan
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_runner.api.http.turns import ANYONE, Place, Turn, Turns, place_of

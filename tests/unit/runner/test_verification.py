@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.vocabulary import FaultClass
 from thunderfleet_runner import faults
 from thunderfleet_runner.api.passages import Answers
-from thunderfleet_runner.group.attempts import Limits, Phase, StateMachine
-from thunderfleet_runner.group.events import Cause
-from thunderfleet_runner.group.verification import Proofs, Proved, verified
+from thunderfleet_runner.group.decide.attempts import Limits, Phase, StateMachine
+from thunderfleet_runner.group.decide.events import Cause
+from thunderfleet_runner.group.decide.verification import Proofs, Proved, verified
 from thunderfleet_runner.net import peers
 
 LINK = faults.link_corrupts("from rank 1 (b) to rank 0 (a)", "value 7 is 1 instead of 2")

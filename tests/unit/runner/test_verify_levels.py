@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import MemoryPlan, ProvenLengths
+from thunderfleet_crds.exchange.plan import MemoryPlan, ProvenLengths
 from thunderfleet_crds.vocabulary import Verify
 from thunderfleet_runner import protocol
 from thunderfleet_runner.host import preflight

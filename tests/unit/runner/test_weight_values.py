@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.plan import KnownWeights, RecordedAnswer
+from thunderfleet_crds.exchange.plan import KnownWeights, RecordedAnswer
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner.group import answers
-from thunderfleet_runner.group.evidence import Evidence
-from thunderfleet_runner.group.rendezvous import Identity
+from thunderfleet_runner.group.decide import answers
+from thunderfleet_runner.group.decide.evidence import Evidence
+from thunderfleet_runner.group.decide.rendezvous import Identity
 from thunderfleet_runner.host import weightvalues
 from thunderfleet_runner.host.weightvalues import Interrupted, Known, digest, signature
 from thunderfleet_runner.net import peers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thunderfleet_crds.nodeprofile import GroupUse
+from thunderfleet_crds.kinds.nodeprofile import GroupUse
 
 from thunderfleet_agent.measure.schedule.probes import Need, Probe
 

@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from thunderfleet_crds.nodeprofile import Agent, NodeProfileStatus, Reachability
-from thunderfleet_crds.thunderboltlink import ThunderboltLink, ThunderboltLinkSpec, link_name
+from thunderfleet_crds.kinds.nodeprofile import Agent, NodeProfileStatus, Reachability
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink, ThunderboltLinkSpec, link_name
 from thunderfleet_crds.vocabulary import ConditionType, MeasurementTransport, ReachabilityState
 from thunderfleet_lib.rdma.rules import LEAST_MACOS_TEXT
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 from pydantic import ValidationError
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.routing import DEMAND_BYTES, DEMAND_PATH, DemandAnswer, DemandReport
+from thunderfleet_crds.exchange.routing import DEMAND_BYTES, DEMAND_PATH, DemandAnswer, DemandReport
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.net import tls
 from thunderfleet_lib.net.listener import Listener
 

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Callable
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_operator.act.keys import KeyPair, router_pair
@@ -14,7 +14,7 @@ from thunderfleet_operator.act.writer import NotLeading, Writer
 from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, config_map, document, secret_of
 from thunderfleet_operator.decide.routing.keys import routing_key, routing_keys, secret
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.watch.cache import CONFIGMAPS, SECRETS
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
-from thunderfleet_crds.plan import Plan
-from thunderfleet_crds.routing import (
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.exchange.routing import (
     LABEL_ROUTES,
     MAX_KEY_BYTES,
     MAX_KEYS,
@@ -22,6 +20,8 @@ from thunderfleet_crds.routing import (
     key_id,
     routes_name,
 )
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
 
 NAME_PREFIX = "thunderfleet-routes-"
 """Prefix of the names of all documents."""

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds.modeldeployment import MAX_ENDPOINTS, ModelDeployment, RouterEndpoint
+from thunderfleet_crds.kinds.modeldeployment import MAX_ENDPOINTS, ModelDeployment, RouterEndpoint
 from thunderfleet_crds.names import ANNOTATION_HASH, MANAGED_BY
 
-from thunderfleet_operator.observe.routers import Router
+from thunderfleet_operator.observe.objects.routers import Router
 
 SLICE_ENDPOINTS = 100
 """The most endpoints of an EndpointSlice, as the control plane makes them."""

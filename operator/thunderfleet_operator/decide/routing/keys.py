@@ -3,9 +3,8 @@
 import base64
 import hmac
 
-from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
-from thunderfleet_crds.plan import Plan, RouterPlan
-from thunderfleet_crds.routing import (
+from thunderfleet_crds.exchange.plan import Plan, RouterPlan
+from thunderfleet_crds.exchange.routing import (
     KEY_FIELD_PREFIX,
     MAX_ROUTING_KEYS,
     OPERATOR_FIELD,
@@ -17,8 +16,9 @@ from thunderfleet_crds.routing import (
     group_credential,
     key_id,
 )
+from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
 
-from thunderfleet_operator.observe.proofs import Keyring
+from thunderfleet_operator.observe.objects.proofs import Keyring
 
 Manifest = dict[str, object]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.routing import DemandReport, Refusal
+from thunderfleet_crds.exchange.routing import DemandReport, Refusal
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 
 PLACED_AGAIN_SECONDS = 30

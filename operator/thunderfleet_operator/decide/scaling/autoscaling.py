@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from thunderfleet_crds.modeldeployment import AutoscalingStatus, ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import AutoscalingStatus, ModelDeployment
 
-from thunderfleet_operator.decide.lifecycle import ready
+from thunderfleet_operator.decide.group.lifecycle import ready
 from thunderfleet_operator.observe.load import Load, Signals
-from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
 
 UP_SECONDS = 15.0
 """How long more groups must have been needed before some are added."""

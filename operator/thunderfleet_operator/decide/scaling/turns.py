@@ -10,7 +10,7 @@ without it, no user has agreed that models of other namespaces may stop theirs.
 
 from collections.abc import Callable, Sequence
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 
 from thunderfleet_operator.observe.load import Candidate
 

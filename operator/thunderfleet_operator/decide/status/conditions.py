@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from thunderfleet_crds.conditions import Condition, set_condition
-from thunderfleet_crds.modeldeployment import BenchmarkResult, Group, ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import BenchmarkResult, Group, ModelDeployment
+from thunderfleet_crds.meta.conditions import Condition, set_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, FailbackPolicy, GroupPhase
 
-from thunderfleet_operator.decide.lifecycle import by_cable
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.group.lifecycle import by_cable
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.progress import Progress, reconciling, stalled
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined, no_groups
 from thunderfleet_operator.decide.status.verification import verified
-from thunderfleet_operator.observe.proofs import Proof
+from thunderfleet_operator.observe.objects.proofs import Proof
 
 FORMED = (GroupPhase.LOADING, GroupPhase.READY, GroupPhase.DRAINING)
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from thunderfleet_crds import group as report
-from thunderfleet_crds.fields import quantity
-from thunderfleet_crds.modeldeployment import (
+from thunderfleet_crds.exchange import group as report
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import (
     BenchmarkResult,
     Group,
     ModelDeployment,
@@ -14,11 +14,11 @@ from thunderfleet_crds.modeldeployment import (
     RouterEndpoint,
     TerminatingPod,
 )
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.meta.fields import quantity
 from thunderfleet_crds.vocabulary import GroupPhase
 
 from thunderfleet_operator.decide.manifests import served_name, serving_selector, transport
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoints
 from thunderfleet_operator.decide.scaling.autoscaling import Scaling, staying
 from thunderfleet_operator.decide.status.conditions import conditions
@@ -26,8 +26,8 @@ from thunderfleet_operator.decide.status.group import group_status
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.speed import predicted_status
 from thunderfleet_operator.decide.status.unplaced import unplaceable
-from thunderfleet_operator.observe.pods import Pod
-from thunderfleet_operator.observe.routers import Router
+from thunderfleet_operator.observe.objects.pods import Pod
+from thunderfleet_operator.observe.objects.routers import Router
 
 TERMINATING_PODS = 256
 """Entries of ``status.terminatingPods``."""

@@ -5,8 +5,8 @@ The statuses are compared and nothing is remembered, so an operator that restart
 
 from dataclasses import dataclass
 
-from thunderfleet_crds.conditions import Condition, find_condition
-from thunderfleet_crds.modeldeployment import Group, ModelDeploymentStatus
+from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeploymentStatus
+from thunderfleet_crds.meta.conditions import Condition, find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, GroupPhase
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds import group as report
-from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.modeldeployment import Failure, Group, LayerRange, LostPlace, ModelDeployment, Predicted, Rank
-from thunderfleet_crds.plan import Plan, RankPlan
+from thunderfleet_crds.exchange import group as report
+from thunderfleet_crds.exchange.plan import Plan, RankPlan
+from thunderfleet_crds.kinds.modeldeployment import Failure, Group, LayerRange, LostPlace, ModelDeployment, Predicted, Rank
+from thunderfleet_crds.meta.fields import binary_size
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import (
     ConditionType,
@@ -18,13 +18,13 @@ from thunderfleet_crds.vocabulary import (
     Split,
 )
 
-from thunderfleet_operator.decide.lifecycle import PROVEN_SECONDS, Step, by_cable
+from thunderfleet_operator.decide.group.lifecycle import PROVEN_SECONDS, Step, by_cable
+from thunderfleet_operator.decide.group.trouble import reported
 from thunderfleet_operator.decide.manifests import transport, uses_fast_synch
 from thunderfleet_operator.decide.status import verification
 from thunderfleet_operator.decide.status.outcome import Outcome
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
-from thunderfleet_operator.decide.trouble import reported
-from thunderfleet_operator.observe.pods import Pod
+from thunderfleet_operator.observe.objects.pods import Pod
 
 FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""

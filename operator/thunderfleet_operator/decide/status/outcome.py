@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from thunderfleet_crds.modeldeployment import AvoidedLink, LostPlace
+from thunderfleet_crds.kinds.modeldeployment import AvoidedLink, LostPlace
 
-from thunderfleet_operator.decide.lifecycle import NextStep
-from thunderfleet_operator.observe.plans import GroupView, Report
+from thunderfleet_operator.decide.group.lifecycle import NextStep
+from thunderfleet_operator.observe.objects.plans import GroupView, Report
 from thunderfleet_operator.placement import Speed, Unplaceable
 
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from thunderfleet_crds.conditions import Condition, find_condition
-from thunderfleet_crds.modeldeployment import Failure, Group, ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import Failure, Group, ModelDeployment
+from thunderfleet_crds.meta.conditions import Condition, find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, FaultClass, GroupPhase
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.model import Resolution
+from thunderfleet_operator.decide.placing.model import Resolution
 from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.status.verdict import Verdict, joined, no_groups
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from thunderfleet_crds.fields import quantity
-from thunderfleet_crds.modeldeployment import BenchmarkResult, ModelDeploymentSpec, Predicted
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import BenchmarkResult, ModelDeploymentSpec, Predicted
+from thunderfleet_crds.meta.fields import quantity
 
 from thunderfleet_operator.decide.manifests import transport
 from thunderfleet_operator.placement import Fleet, Lengths, Speed, predict

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from thunderfleet_crds.modeldeployment import Unplaceable as Entry
+from thunderfleet_crds.kinds.modeldeployment import Unplaceable as Entry
 from thunderfleet_crds.names import MAX_RANKS
 
 from thunderfleet_operator.decide.status.outcome import Outcome

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.reasons import Reason
 
 MESSAGE_LENGTH = 1500

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from thunderfleet_crds.group import GroupState
-from thunderfleet_crds.modeldeployment import (
+from thunderfleet_crds.exchange.group import GroupState
+from thunderfleet_crds.kinds.modeldeployment import (
     MAX_PROVEN_LENGTHS,
     MAX_RECORDED_ANSWERS,
     MAX_RECORDED_TOKENS,
@@ -19,7 +19,7 @@ from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, Verify
 
 from thunderfleet_operator.decide.status.verdict import Verdict, joined, no_groups
-from thunderfleet_operator.observe.plans import GroupView
+from thunderfleet_operator.observe.objects.plans import GroupView
 
 DISABLED = "spec.verify is None, so nothing is checked"
 OUTCOMES = {ConditionStatus.TRUE: True, ConditionStatus.FALSE: False, ConditionStatus.UNKNOWN: None}

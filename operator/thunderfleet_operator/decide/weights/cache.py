@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modelcache import Assignment, Download, ModelCacheStatus
-from thunderfleet_crds.parts import ranges
+from thunderfleet_crds.kinds.modelcache import Assignment, Download, ModelCacheStatus
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase, CopySource
+from thunderfleet_crds.weights.parts import ranges
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.timestamps import age_seconds
 
@@ -20,9 +20,7 @@ from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON
 from thunderfleet_operator.decide.weights import quantizing, status
 from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
-from thunderfleet_operator.observe.fetchpods import FetchPod, Task
-from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import (
+from thunderfleet_operator.observe.fleet.weights import (
     Need,
     bytes_done,
     copy_phase,
@@ -33,6 +31,8 @@ from thunderfleet_operator.observe.weights import (
     origin,
     resolved_from,
 )
+from thunderfleet_operator.observe.objects.fetchpods import FetchPod, Task
+from thunderfleet_operator.observe.observed import ObservedCache
 
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0

@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass
 
-from thunderfleet_crds.conditions import find_condition
-from thunderfleet_crds.copies import MacCopy
-from thunderfleet_crds.modeldeployment import ModelDeployment
-from thunderfleet_crds.plan import Plan
+from thunderfleet_crds.exchange.plan import Plan
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.meta.conditions import find_condition
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, Copies
+from thunderfleet_crds.weights.copies import MacCopy
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, check_repository
 
 from thunderfleet_operator.decide.manifests import Manifest
-from thunderfleet_operator.decide.model import Resolution, listed
-from thunderfleet_operator.decide.request import request
+from thunderfleet_operator.decide.placing.model import Resolution, listed
+from thunderfleet_operator.decide.placing.request import request
 from thunderfleet_operator.decide.weights import manifests
 from thunderfleet_operator.decide.weights.manifests import HubSettings
 from thunderfleet_operator.decide.weights.status import server_of, short, summary
-from thunderfleet_operator.observe.weights import Weights, has_parts, is_quantized_now, is_resolved, source_of
+from thunderfleet_operator.observe.fleet.weights import Weights, has_parts, is_quantized_now, is_resolved, source_of
 from thunderfleet_operator.placement import Fleet, Mac
 from thunderfleet_operator.placement.eligibility import wanted_model
 

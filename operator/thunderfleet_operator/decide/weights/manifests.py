@@ -12,8 +12,8 @@ from thunderfleet_crds.fetching import (
     URI_HOSTS,
     URI_PRIVATE_HOSTS,
 )
-from thunderfleet_crds.modelcache import Download, ModelCache, QuantizedFrom
-from thunderfleet_crds.modeldeployment import ModelDeployment
+from thunderfleet_crds.kinds.modelcache import Download, ModelCache, QuantizedFrom
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import (
     ANNOTATION_SIGNATURE,
     API_VERSION,
@@ -31,9 +31,9 @@ from thunderfleet_crds.uris import host_of, not_allowed
 
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.weights import quantizing
-from thunderfleet_operator.observe.fetchpods import Task, statement
-from thunderfleet_operator.observe.proofs import Keyring, Purpose
-from thunderfleet_operator.observe.weights import origin
+from thunderfleet_operator.observe.fleet.weights import origin
+from thunderfleet_operator.observe.objects.fetchpods import Task, statement
+from thunderfleet_operator.observe.objects.proofs import Keyring, Purpose
 
 Manifest = dict[str, Any]
 MEMORY = "256Mi"

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from thunderfleet_crds.fetching import FetchResult
-from thunderfleet_crds.modelcache import ModelCache, ModelCacheSpec, QuantizedFrom
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.modelcache import ModelCache, ModelCacheSpec, QuantizedFrom
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase
 
 from thunderfleet_operator.decide.weights.uplink import download_order
-from thunderfleet_operator.observe.fetchpods import FetchPod, Task
-from thunderfleet_operator.observe.nodes import Node
+from thunderfleet_operator.observe.fleet.weights import bytes_done, copy_phase, origin
+from thunderfleet_operator.observe.objects.fetchpods import FetchPod, Task
+from thunderfleet_operator.observe.objects.nodes import Node
 from thunderfleet_operator.observe.observed import ObservedCache
-from thunderfleet_operator.observe.weights import bytes_done, copy_phase, origin
 
 LOST_SECONDS = 300.0
 """Quantized files that no Mac has had for this long are made again,"""

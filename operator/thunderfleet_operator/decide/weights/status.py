@@ -3,23 +3,23 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from thunderfleet_crds.conditions import find_condition, set_condition
-from thunderfleet_crds.copies import MacCopy
-from thunderfleet_crds.fields import binary_size
-from thunderfleet_crds.modelcache import Assignment, ModelCache, ModelCacheSpec, ModelCacheStatus, QuantizedFrom
-from thunderfleet_crds.nodeprofile import NodeProfile
-from thunderfleet_crds.parts import numbers
-from thunderfleet_crds.quantization import conversion_id
+from thunderfleet_crds.kinds.modelcache import Assignment, ModelCache, ModelCacheSpec, ModelCacheStatus, QuantizedFrom
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.meta.conditions import find_condition, set_condition
+from thunderfleet_crds.meta.fields import binary_size
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.uris import host_of
 from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType, CopyPhase, CopySource
+from thunderfleet_crds.weights.copies import MacCopy
+from thunderfleet_crds.weights.parts import numbers
+from thunderfleet_crds.weights.quantization import conversion_id
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED, SEE_STALLED
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.decide.weights import quantizing
-from thunderfleet_operator.observe.nodes import Node
-from thunderfleet_operator.observe.weights import layers_of_copy
+from thunderfleet_operator.observe.fleet.weights import layers_of_copy
+from thunderfleet_operator.observe.objects.nodes import Node
 
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
 """Phases in which a Mac has all files that it shall have."""

@@ -1,9 +1,9 @@
 """The probable speed of a Mac's connection to the hub: that of the interface with the Mac's address (its default route)."""
 
-from thunderfleet_crds.nodeprofile import NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.vocabulary import InterfaceKind
 
-from thunderfleet_operator.observe.weights import bytes_done
+from thunderfleet_operator.observe.fleet.weights import bytes_done
 
 USUAL_MBPS = {
     InterfaceKind.ETHERNET: 1000,

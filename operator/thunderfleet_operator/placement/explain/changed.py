@@ -7,9 +7,9 @@ from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Tr
 
 from thunderfleet_operator.placement.cohorts import Cohort
 from thunderfleet_operator.placement.eligibility import mended
-from thunderfleet_operator.placement.fleet import Cable, Dials, End, Fleet, Mac
-from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, backend
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.inputs.fleet import Cable, Dials, End, Fleet, Mac
+from thunderfleet_operator.placement.inputs.request import Request
+from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS, backend
 from thunderfleet_operator.placement.result import Changes
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch

@@ -14,9 +14,9 @@ from thunderfleet_operator.placement.explain.miss import NAMED, Miss, by_message
 from thunderfleet_operator.placement.explain.obstacles import without_backends
 from thunderfleet_operator.placement.explain.shortage import alone_text
 from thunderfleet_operator.placement.explain.transports import single_mac_misses, transport_misses
-from thunderfleet_operator.placement.fleet import MAX_RANKS, Mac
+from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Mac
 from thunderfleet_operator.placement.memory import Bounds, Needs
-from thunderfleet_operator.placement.preferences import LABELS, allowed_transports, backend
+from thunderfleet_operator.placement.rating.preferences import LABELS, allowed_transports, backend
 from thunderfleet_operator.placement.result import Changes, MacReason, NearMiss, Unplaceable
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch

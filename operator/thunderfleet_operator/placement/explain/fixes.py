@@ -21,11 +21,11 @@ from thunderfleet_operator.placement.explain.miss import (
 )
 from thunderfleet_operator.placement.explain.obstacles import HopObstacles
 from thunderfleet_operator.placement.explain.shortage import alone_text, rank_text, smallest_needs
-from thunderfleet_operator.placement.fleet import Fleet, Mac
 from thunderfleet_operator.placement.graph.coordinators import coordinators
 from thunderfleet_operator.placement.graph.hops import too_few_queue_pairs
-from thunderfleet_operator.placement.preferences import LABELS, RDMA_TRANSPORTS
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.inputs.fleet import Fleet, Mac
+from thunderfleet_operator.placement.inputs.request import Request
+from thunderfleet_operator.placement.rating.preferences import LABELS, RDMA_TRANSPORTS
 from thunderfleet_operator.placement.result import Changes, NearMiss
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import joined_pairs

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from thunderfleet_crds.reasons import Reason
 
-from thunderfleet_operator.placement.preferences import RANKING
+from thunderfleet_operator.placement.rating.preferences import RANKING
 from thunderfleet_operator.placement.result import NearMiss
 
 COST_SETTING = 1

@@ -10,7 +10,6 @@ from thunderfleet_lib.rdma.rules import LEAST_MACOS_TEXT
 from thunderfleet_operator.placement.cohorts import Cohort, mlx_versions
 from thunderfleet_operator.placement.eligibility import ineligible_reasons, wanted_model
 from thunderfleet_operator.placement.explain.miss import COST_CABLE, COST_CHECK, COST_MEMORY, COST_SETTING, Obstacle
-from thunderfleet_operator.placement.fleet import Cable, Fleet, Mac
 from thunderfleet_operator.placement.graph.hops import (
     Hop,
     LANHops,
@@ -20,8 +19,9 @@ from thunderfleet_operator.placement.graph.hops import (
     ring_problem,
     too_few_queue_pairs,
 )
-from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, backend
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.inputs.fleet import Cable, Fleet, Mac
+from thunderfleet_operator.placement.inputs.request import Request
+from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS, backend
 
 COST_SELECTED_OUT = COST_MEMORY + 5
 """Cost for a Mac that the selector excludes. The deployment does not want this Mac, so memory elsewhere is suggested first."""

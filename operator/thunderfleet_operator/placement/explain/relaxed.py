@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from thunderfleet_crds.vocabulary import Transport
 
-from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.explain.fixes import Way
 from thunderfleet_operator.placement.explain.obstacles import HopObstacles
-from thunderfleet_operator.placement.fleet import Fleet, Mac
 from thunderfleet_operator.placement.graph.hops import Hop
+from thunderfleet_operator.placement.inputs.fleet import Fleet, Mac
 from thunderfleet_operator.placement.memory import Bounds
+from thunderfleet_operator.placement.rating.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import Fitting
 from thunderfleet_operator.placement.search.hop_graph import HopGraph

@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 
 from thunderfleet_crds.vocabulary import PlacedSplit, Split
 
-from thunderfleet_operator.placement.fleet import Mac
+from thunderfleet_operator.placement.inputs.fleet import Mac
 from thunderfleet_operator.placement.memory import Bounds, Needs
 from thunderfleet_operator.placement.units import distinct_gib
 

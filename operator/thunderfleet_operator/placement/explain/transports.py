@@ -13,9 +13,9 @@ from thunderfleet_operator.placement.explain.miss import COST_MEMORY, NEW_MAC, M
 from thunderfleet_operator.placement.explain.obstacles import HopObstacles, helpful_macs
 from thunderfleet_operator.placement.explain.relaxed import cheapest_set
 from thunderfleet_operator.placement.explain.shortage import least_missing
-from thunderfleet_operator.placement.fleet import MAX_RANKS, Mac
+from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Mac
 from thunderfleet_operator.placement.memory import Bounds
-from thunderfleet_operator.placement.preferences import (
+from thunderfleet_operator.placement.rating.preferences import (
     LABELS,
     MESH_RANKS,
     allowed_splits,

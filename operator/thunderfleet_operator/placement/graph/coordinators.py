@@ -11,8 +11,8 @@ from enum import IntEnum
 
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
 
-from thunderfleet_operator.placement.fleet import AddressKind, Fleet, Kind, Mac
 from thunderfleet_operator.placement.graph.hops import RING_ORDER, SIDE_ORDER, UNKNOWN, address_rank
+from thunderfleet_operator.placement.inputs.fleet import AddressKind, Fleet, Kind, Mac
 
 CABLE = AddressKind(Kind.THUNDERBOLT)
 

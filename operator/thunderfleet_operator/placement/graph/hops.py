@@ -14,7 +14,7 @@ from typing import NamedTuple
 from thunderfleet_crds.vocabulary import PlacedTransport, Transport
 from thunderfleet_lib.macnet import advice
 
-from thunderfleet_operator.placement.fleet import AddressKind, Cable, Fleet, Kind, Mac
+from thunderfleet_operator.placement.inputs.fleet import AddressKind, Cable, Fleet, Kind, Mac
 
 RING_ORDER = (Kind.THUNDERBOLT, Kind.ETHERNET, Kind.WIFI, Kind.OTHER)
 """Interfaces in the order that ring traffic prefers."""

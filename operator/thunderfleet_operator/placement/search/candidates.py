@@ -13,10 +13,11 @@ from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Tr
 
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
 from thunderfleet_operator.placement.eligibility import ineligible_reason
-from thunderfleet_operator.placement.fleet import MAX_RANKS, Fleet
+from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Fleet
+from thunderfleet_operator.placement.inputs.model import ModelFacts
+from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.memory import Bounds
-from thunderfleet_operator.placement.model import ModelFacts
-from thunderfleet_operator.placement.preferences import (
+from thunderfleet_operator.placement.rating.preferences import (
     LAN_RING,
     MESH_RANKS,
     RDMA_TRANSPORTS,
@@ -24,8 +25,7 @@ from thunderfleet_operator.placement.preferences import (
     allowed_splits,
     stages,
 )
-from thunderfleet_operator.placement.request import Request
-from thunderfleet_operator.placement.score import Score
+from thunderfleet_operator.placement.rating.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import Fitting
 from thunderfleet_operator.placement.search.hop_graph import HopGraph

@@ -6,11 +6,11 @@ from itertools import combinations
 
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Transport
 
-from thunderfleet_operator.placement.fleet import Fleet
 from thunderfleet_operator.placement.graph.coordinators import coordinators
 from thunderfleet_operator.placement.graph.hops import Hop, queue_pairs_suffice
+from thunderfleet_operator.placement.inputs.fleet import Fleet
 from thunderfleet_operator.placement.memory import Bounds, Needs
-from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS
+from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 from thunderfleet_operator.placement.search.rank_order import RankOrderSearch

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from thunderfleet_operator.placement.buckets import Buckets
-from thunderfleet_operator.placement.fleet import Mac
 from thunderfleet_operator.placement.graph.hops import Hop
+from thunderfleet_operator.placement.inputs.fleet import Mac
 from thunderfleet_operator.placement.memory import Bounds
+from thunderfleet_operator.placement.rating.buckets import Buckets
 
 Key = tuple[int, int, int, int, int]
 """Shared, negated speed, negated bandwidth, spread, room: the parts of a score that differ within one stage and size."""

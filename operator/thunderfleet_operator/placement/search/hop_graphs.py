@@ -8,12 +8,12 @@ from functools import cache, cached_property
 
 from thunderfleet_crds.vocabulary import Transport
 
-from thunderfleet_operator.placement.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.cohorts import Cohort
-from thunderfleet_operator.placement.fleet import MAX_RANKS, Fleet, Mac
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS, Hop, LANHops, hops_of
-from thunderfleet_operator.placement.preferences import RDMA_TRANSPORTS, Stage, backend
-from thunderfleet_operator.placement.request import Request
+from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Fleet, Mac
+from thunderfleet_operator.placement.inputs.request import Request
+from thunderfleet_operator.placement.rating.buckets import LINK_STEP, MEMORY_STEP, Buckets
+from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS, Stage, backend
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 
 HopsOf = Callable[[str], Mapping[str, Hop]]

@@ -5,7 +5,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thunderfleet_crds.plan import RouterPlan
+from thunderfleet_crds.exchange.plan import RouterPlan
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi import routed
 from thunderfleet_lib.httpapi.fairqueue import FairQueue

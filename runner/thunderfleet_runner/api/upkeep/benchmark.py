@@ -14,8 +14,8 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from thunderfleet_crds.group import BenchmarkReport, GroupState
-from thunderfleet_crds.plan import BenchmarkPlan
+from thunderfleet_crds.exchange.group import BenchmarkReport, GroupState
+from thunderfleet_crds.exchange.plan import BenchmarkPlan
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_runner import protocol
