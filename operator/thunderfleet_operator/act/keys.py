@@ -80,7 +80,7 @@ def secret_name(master: bytes, plan: Plan) -> str:
 
 
 def unsigned_group_keys(master: bytes, plan: Plan) -> KeyPair:
-    """The key pair of a placement from a version that did not sign plans. The operator only talks to such groups with it."""
+    """The key pair of a placement from a version that did not sign plans. Used only to connect to such groups."""
     label = f"{plan.uid}/{plan.index}/{plan.epoch}"
     seed, serial = _derive(master, f"thunderfleet/key/{label}", 32), _derive(master, f"thunderfleet/serial/{label}", 19)
     return _pair(seed, serial, f"{plan.uid[:40]}-{plan.index}-e{plan.epoch}")

@@ -17,7 +17,7 @@ from thunderfleet_operator.decide.routing.refusals import refusals
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 1024 + 64
-"""One for each router, and some that have not said yet who they are."""
+"""One for each router, and some for clients that are not identified yet."""
 MAX_ROUTERS = 1024
 LEAST_SECONDS = 0.5
 """Reports of one router that come sooner after each other are refused: routers send at most one a second."""

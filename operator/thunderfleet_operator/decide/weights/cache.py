@@ -1,4 +1,4 @@
-"""One round for one ModelCache: which Macs are to have the model, and which pods read from the hub.
+"""One round for one ModelCache: which Macs need the model, and which pods read from the hub.
 
 A fleet downloads a model once: one Mac downloads, and others copy from it. The message of a pod that has ended has the cause.
 A failure is retried later: at the time that the hub names, or with growing pauses.
@@ -107,12 +107,12 @@ def _layers(observed: ObservedCache, name: str) -> frozenset[int]:
 
 
 def _has_files(observed: ObservedCache, name: str, need: Need) -> bool:
-    """Whether a Mac has all files that it is to have."""
+    """Whether a Mac has all files that it needs."""
     return _is_complete(observed, name) or (not need.whole and need.layers <= _layers(observed, name))
 
 
 def _satisfied(observed: ObservedCache, name: str, need: Need) -> bool:
-    """Whether a Mac has all files that it is to have, in the folder that its ranks read."""
+    """Whether a Mac has all files that it needs, in the folder that its ranks read."""
     return _has_files(observed, name, need) and need.layers <= _layers(observed, name)
 
 
@@ -121,7 +121,7 @@ def _files(observed: ObservedCache, need: Need) -> frozenset[int]:
 
 
 def holders(observed: ObservedCache) -> dict[str, Need]:
-    """What each Mac shall have: the Macs that need the model or a part of it, and as many others as the spec asks for."""
+    """What each Mac needs: the Macs that need the model or a part of it, and as many others as the spec requests."""
     spec, before = observed.cache.spec, {one.node for one in observed.cache.status.assignments}
     found = {name: need for name, need in observed.needed.items() if name in observed.nodes}
     chosen = {name for name, need in found.items() if need.whole}
@@ -168,7 +168,7 @@ def _given(observed: ObservedCache, name: str, files: frozenset[int]) -> bool:
 
 
 def _lacked(observed: ObservedCache, name: str, need: Need) -> frozenset[int]:
-    """The files that a Mac is to have, without those of the layers that it has."""
+    """The files that a Mac needs, without those of the layers that it has."""
     layers = _layers(observed, name)
     return _files(observed, need) - (_files(observed, Need(False, layers)) if layers else frozenset())
 
@@ -176,7 +176,7 @@ def _lacked(observed: ObservedCache, name: str, need: Need) -> frozenset[int]:
 def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime | None:
     """Since when a Mac has reached no other Mac that has the model; None if it has reached one, or if no Mac has it.
 
-    A Mac that downloads the model for this reason does not look for other Macs, so the time stays as it is.
+    A Mac that downloads the model for this reason does not search for other Macs, so the time stays as it is.
     """
     profile, status = observed.profiles.get(name), observed.cache.status
     copies = profile.status.copies if profile is not None else ()
