@@ -5,11 +5,9 @@ from thunderfleet_dashboards.queries import CLUSTER, NODE, OBJECT, OF_A_RUNNER, 
 
 READY = latest("thunderfleet_modeldeployment_ready_replicas", OBJECT, "namespace", "name")
 WANTED = latest("thunderfleet_modeldeployment_replicas", OBJECT, "namespace", "name")
-DOWN_AT = latest("thunderfleet_modeldeployment_not_ready_timestamp_seconds", OBJECT, "namespace", "name")
 RESERVED = latest("thunderfleet_mac_gpu_memory_reserved_bytes", NODE, "node")
 LIMIT = latest("thunderfleet_mac_gpu_memory_limit_bytes", NODE, "node")
 FREE = latest("thunderfleet_mac_disk_free_bytes", NODE, "node")
-SIZE = latest("thunderfleet_mac_disk_size_bytes", NODE, "node")
 CONDITION = "thunderfleet_mac_condition"
 MACS = latest("thunderfleet_mac_ready", NODE, "node")
 CONNECTED = latest("thunderfleet_thunderboltlink_condition", CLUSTER + ', type="Connected"', "name")

@@ -26,7 +26,7 @@ TOKEN_FOLDER: Final = "/token"
 TOKEN_KEY: Final = "token"
 """The key of the Secret, and the name of the file."""
 URI_HOSTS: Final = "THUNDERFLEET_URI_HOSTS"
-"""Variables of a pod that reads from a URI: hosts that it may ask, those that may have private addresses, and certificates."""
+"""Variables of a pod that reads from a URI: allowed hosts, those that may have private addresses, and certificates."""
 URI_PRIVATE_HOSTS: Final = "THUNDERFLEET_URI_PRIVATE_HOSTS"
 URI_AUTHORITIES: Final = "THUNDERFLEET_URI_AUTHORITIES"
 MESSAGE_BYTES: Final = 4096
@@ -44,7 +44,7 @@ class FetchResult:
     reason: str
     message: str = ""
     retry_seconds: int | None = None
-    """Seconds after which the hub asks for a new request."""
+    """Seconds after which the hub accepts a new request."""
     commit: str | None = None
     manifest: str | None = None
     files: int = 0
@@ -57,7 +57,7 @@ class FetchResult:
     no_parts: str = ""
     """Why Macs can have only the whole model."""
     quantized_bytes: int = 0
-    """Bytes that the weights will have when they are quantized, if that was asked for."""
+    """Bytes that the weights will have when they are quantized, if that was requested."""
     mlx_lm: str = ""
     """Version of mlx-lm that has quantized them."""
 

@@ -33,7 +33,7 @@ class ConditionType(StrEnum):
     # ModelCache
     RESOLVED = "Resolved"
     FETCHED = "Fetched"
-    # ModelDeployment and ModelCache: for tools that know only generic conditions.
+    # ModelDeployment and ModelCache: for tools that read only generic conditions.
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
 

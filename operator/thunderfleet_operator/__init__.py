@@ -4,7 +4,7 @@ Packages, in the order in which a key passes through them:
 
 watch      events from the API server in, keys out
 observe    the cached objects as immutable values
-planning   asks the planner in a process of its own
+planning   queries the planner, which is a process of its own
 decide     from what was observed to one decision; pure
 placement  the planner; pure
 act        carries the decision out
@@ -17,7 +17,7 @@ app        starts and stops everything in order
 worker     takes keys from the queue and runs their rounds
 reconcile  one round for one ModelDeployment
 places     lets one round at a time take room on Macs
-scaling    what autoscaling remembers: requests, turns, reports of routers
+scaling    the state of autoscaling between rounds: requests, turns, reports of routers
 health     the endpoints /metrics, /healthz and /readyz
 metrics    the operator's own Prometheus metrics
 object_metrics  Prometheus metrics of ModelDeployments, cables and Macs

@@ -66,8 +66,10 @@ KEY_RETRY_SECONDS = 2.0
 AT_ONCE = 8
 """Rounds of each worker at a time. Most of a round is the wait for the API server."""
 TOGETHER_SECONDS = 0.25
-"""Changes of the fleet, and those of one Mac, are collected for so long before a round looks at them. A start would else look
-at the whole fleet once for each of its cables."""
+"""Changes of the fleet, and those of one Mac, are collected for this time before a round handles them.
+
+Otherwise a start would read the whole fleet once for each of its cables.
+"""
 PODS_SECONDS = 0.1
 """The same for changes of the pods of a ModelDeployment, which are bound and start one after the other."""
 STEPS_SECONDS = 1.0

@@ -66,7 +66,7 @@ class Metrics:
             "thunderfleet_operator_placements", "Placements made, by transport.", ["transport"], registry=self.registry
         )
         for transport in set(Transport) - {Transport.AUTO}:
-            # From 0 on: Prometheus sees no increase where a series begins.
+            # From 0 on: Prometheus counts no increase where a series begins.
             self.placements.labels(transport.value)
 
     def unrenewed(self, seconds: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""One round at a time takes what others may want too: memory, ports and cables of Macs, a turn, the ModelCache of a model.
+"""One round at a time takes what others may need too: memory, ports and cables of Macs, a turn, the ModelCache of a model.
 
 Rounds of several keys run at once. What one of them takes is in the cache as soon as the API server has accepted it, so each
 decides again from the cache once the one before has written.

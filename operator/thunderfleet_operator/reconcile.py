@@ -1,9 +1,9 @@
 """One round for one ModelDeployment: observe, decide, carry out once.
 
-A round does not wait for the planner: it asks the open questions of the decision, and the answer puts the key on the queue
-again.
+A round does not wait for the planner: it sends the open questions of the decision to the planner, and the answer puts the key
+on the queue again.
 
-Rounds of several ModelDeployments run at once. One at a time takes what others may want too (``places``); it ends its turn at
+Rounds of several ModelDeployments run at once. One at a time takes what others may need too (``places``); it ends its turn at
 the planner with that, and the next one decides while this one creates Secrets and pods and writes its status.
 """
 
@@ -37,7 +37,7 @@ from thunderfleet_operator.scaling import ScalingMemory
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 1.0
-"""How long a round waits for the planner to say where a group goes, before the other groups go on without it."""
+"""How long a round waits for the planner's placement of a group, before the other groups go on without it."""
 LINE_SECONDS = 10.0
 """The same for a ModelDeployment without a status that waits for its turn: the planner finds a place for others meanwhile."""
 CROWD = 10
@@ -54,7 +54,7 @@ def _epoch(observed: Observed, group: int) -> int:
 class Reconciler:
     """``clock`` is UTC now, ``monotonic`` a clock in seconds.
 
-    ``yields`` is called with a ModelDeployment (``namespace/name``) that is to make room for another one, ``again`` with one
+    ``yields`` is called with a ModelDeployment (``namespace/name``) that has to make room for another one, ``again`` with one
     that a change of the fleet concerns, and the seconds until its round. ``places``: of all rounds that take something.
     """
 
@@ -152,7 +152,7 @@ class Reconciler:
         return 0.0 if unasked else again
 
     def _note(self, key: str, decision: Decision) -> float:
-        """Remembers what later rounds need of a decision. Seconds until it is carried out, without an answer of the planner."""
+        """Records what later rounds need of a decision. Seconds until it is carried out, without an answer of the planner."""
         self._settle(key, decision)
         if any(group.planning and group.unplaceable is None for group in decision.groups):
             left = self._patience(key, decision)
@@ -200,24 +200,24 @@ class Reconciler:
     def _put_off(self, key: str, found: Reach) -> float:
         """Seconds until the round of a ModelDeployment that a change of the fleet may concern."""
         if key in self._settled or (found is Reach.TAKEN and key not in self.unplaced):
-            # A better place is looked for once in a while, however often the fleet changes. What others take is none.
+            # A better placement is searched once in a while, however often the fleet changes. What others take is none.
             return ADVICE_SECONDS
         # Without a place before, and with less room now: only its message may change.
         crowd = len(self.unplaced) if found is Reach.TAKEN else 0
         return min(ADVICE_SECONDS, CROWD_SECONDS * crowd) if crowd > CROWD else 0.0
 
     def _see_fleet(self) -> None:
-        """Remembers interruptions of cables. A fleet that no round sees is not remembered."""
+        """Records interruptions of cables. A fleet that no round reads is not recorded."""
         self._steadiness = self._steadiness.with_fleet(self._index.fleet, self._monotonic())
 
     def _settle(self, key: str, decision: Decision) -> None:
-        """Remembers since when groups wait for reports about a cable."""
+        """Records since when groups wait for reports about a cable."""
         waiting = {(key, group.view.index) for group in decision.groups if group.unknown is not None}
         self._settling = {of: at for of, at in self._settling.items() if of[0] != key or of in waiting}
         for group in waiting:
             self._settling.setdefault(group, self._monotonic())
         if waiting:
-            # The next round asks again: what was planned over TCP still holds, but something better may be there.
+            # The next round sends the question again: what was planned over TCP still holds, but something better may be there.
             self._planner.keep(key, {group.view.index for group in decision.groups if group.unknown is None})
 
     def _patience(self, key: str, decision: Decision) -> float:
@@ -299,7 +299,7 @@ class Reconciler:
         return tuple(found)
 
     def _deployment(self, key: str) -> ModelDeployment | None:
-        """The ModelDeployment; None, and everything about it is forgotten, if it has been deleted."""
+        """The ModelDeployment; None, and everything about it is dropped, if it has been deleted."""
         deployments = self._index.deployments
         deployment = deployments.get(key)
         if key in deployments and deployment is None:

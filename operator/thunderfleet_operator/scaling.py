@@ -1,4 +1,4 @@
-"""What autoscaling remembers between rounds, in memory only: requests, turns, and reports of routers."""
+"""The state of autoscaling between rounds, in memory only: requests, turns, and reports of routers."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -69,7 +69,7 @@ class ScalingMemory:
     def keep(
         self, key: str, scaling: Scaling | None, candidates: Iterable[Candidate] = (), *, placed: bool = False
     ) -> tuple[str, ...]:
-        """Remembers a decision. The ModelDeployments that are to make room, to be decided soon.
+        """Records a decision. The ModelDeployments that have to make room, to be decided soon.
 
         ``candidates``: those that it was decided among. Their room is kept until ``placed``: whether all groups have a place.
         """

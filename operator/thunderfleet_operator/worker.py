@@ -55,7 +55,7 @@ class Worker:
         self._busy_since: dict[str, float] = {}
         """By key, when its round began (monotonic)."""
         for kind in rounds:
-            # From 0 on: Prometheus sees no increase where a series begins.
+            # From 0 on: Prometheus counts no increase where a series begins.
             metrics.errors.labels(kind)
 
     @property
@@ -97,7 +97,8 @@ class Worker:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Of something that the round has waited for. Raised on, it would end this task, and nobody would start another.
+            # Of something that the round has waited for. If it were raised here, it would end this task, which is not started
+            # again.
             await self._failed(kind, key, RuntimeError("cut short by something that it waited for"))
         except Exception as error:
             await self._failed(kind, key, error)

@@ -132,11 +132,6 @@ class Pool:
         """Whether a waiting request may wake the ModelDeployment."""
         return self.deployment.outlook is not Outlook.READY and any(ticket.may_wake for ticket in self.waiting)
 
-    def in_flight_at(self, group: str) -> int:
-        """Number of requests that were sent to the group with this name."""
-        load = self._loads.get(group)
-        return len(load.seats) if load is not None else 0
-
     # --- requests ---
 
     def ask(self, ticket: Ticket, *, again: bool = False) -> None:

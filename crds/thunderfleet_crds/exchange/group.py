@@ -19,7 +19,7 @@ STATE_PATH = "/v1/state"
 
 With ``?wait=SECONDS&phase=PHASE&attempt=N`` the response comes as soon as the group leaves that phase or attempt, and after
 that many seconds (at most WAIT_LIMIT_SECONDS) in any case. So a failure shorter than the polling interval is not missed.
-With ``&connections=TEXT`` (at most CONNECTIONS_CHARACTERS) the operator says what identifies the connections of the group's
+With ``&connections=TEXT`` (at most CONNECTIONS_CHARACTERS) the operator sends what identifies the connections of the group's
 cables. When the text changes, a cable was interrupted, and rank 0 checks the group's answers again while it is idle.
 """
 WAIT_LIMIT_SECONDS = 30.0

@@ -9,7 +9,8 @@ from thunderfleet_crds.names import RESOURCE_GPU_MEMORY, RUNTIME_GPU_MEMORY
 def has_gpu_memory(node: Mapping[str, Any]) -> bool:
     """Whether a Node has GPU memory as a resource that pods can request.
 
-    A kubelet that does not know the resource fails pods that request it, though the Node keeps what a later kubelet published.
+    A kubelet that does not support the resource fails pods that request it, though the Node keeps what a later kubelet
+    published.
     """
     status = node.get("status") or {}
     runtime = str((status.get("nodeInfo") or {}).get("containerRuntimeVersion") or "")

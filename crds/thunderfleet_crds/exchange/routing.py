@@ -9,7 +9,7 @@ Routers read no Secret with API keys. They read three things, and write nothing:
   write there, so these need no signature.
 
 **API keys.** A document holds the HMAC-SHA256 of each accepted key with a routing key (``key_digest``). The routing key is the
-salt: it is random, and without it nobody can test guesses. A slow hash such as scrypt would cost 50 ms for every request,
+salt: it is random, and without it guesses cannot be tested. A slow hash such as scrypt would cost 50 ms for every request,
 including those of strangers; its only advantage is with short keys in the hands of a reader of the Secret, who can use every
 group anyway. The digest does not depend on the ModelDeployment, so a router computes one for each routing key and looks it up.
 
@@ -179,7 +179,7 @@ class Demand(_Value):
 class DemandReport(_Value):
     """The body of a request to ``DEMAND_PATH``. It replaces what the same router reported before.
 
-    The operator forgets the last report of a router after 3 × DEMAND_SECONDS.
+    The operator drops the last report of a router after 3 × DEMAND_SECONDS.
     """
 
     router: Annotated[str, Field(min_length=1, max_length=253)]

@@ -252,7 +252,7 @@ class Memory(ApiModel):
 
     @property
     def cache_capacity(self) -> int:
-        """Capacity of the prompt cache in tokens: the longest conversation has room, unless the spec says otherwise."""
+        """Capacity of the prompt cache in tokens: the longest conversation has room, unless the spec sets another value."""
         return cache_capacity(self.cached_tokens, self.context_tokens)
 
 

@@ -23,7 +23,7 @@ from typing import BinaryIO
 from thunderfleet_lib.modelstore import hashing, parts
 from thunderfleet_lib.modelstore.eviction import Kept
 from thunderfleet_lib.modelstore.hashing import WrongBytes
-from thunderfleet_lib.modelstore.layout import INCOMPLETE, RESTRICTED, Layout
+from thunderfleet_lib.modelstore.layout import RESTRICTED, Layout
 from thunderfleet_lib.modelstore.manifest import MAX_MANIFEST_BYTES, FileEntry, InvalidManifest, Manifest, load
 
 log = logging.getLogger(__name__)
@@ -441,11 +441,6 @@ def read_manifest(path: Path, digest: str) -> Manifest | None:
     except InvalidManifest as error:
         log.warning("%s: %s", path, error)
         return None
-
-
-def is_incomplete(name: str) -> bool:
-    """Whether a file of this name is a blob that arrives."""
-    return name.endswith(INCOMPLETE)
 
 
 def _remove_file(path: Path) -> int:

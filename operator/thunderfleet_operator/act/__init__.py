@@ -4,9 +4,9 @@ executor         the decision of one round for a ModelDeployment
 controllers      one round for a Mac, a cable, a ModelCache, the certificate requests of a Node
 batches          requests that depend on no other, a few at a time
 refusals         why the API server refuses an object of a group
-group_client     polls rank 0 of each group, and asks it to drain
+group_client     polls rank 0 of each group, and lets it drain
 drains           groups that are draining, and since when
-routers          what routers get to know, and their reports
+routers          the data that routers read, and their reports
 writer           server-side apply, deletes and Events
 events           Events, as objects of the API server
 pacing           how often progress is written

@@ -1,4 +1,4 @@
-"""Groups that must drain: asks rank 0 of each after a short notice, and remembers when each began to drain.
+"""Groups that must drain: sends the request to rank 0 of each after a short notice, and records when each began to drain.
 
 Which groups drain follows from plan and status in every round. Only the time is kept here: an operator that restarts counts
 again from zero, and the runner's own limits hold meanwhile.
@@ -45,5 +45,5 @@ class Drains:
         return rechecks
 
     def keep(self, key: str, indexes: Set[int]) -> None:
-        """Forgets all groups of the ModelDeployment except these."""
+        """Drops all groups of the ModelDeployment except these."""
         self._since = {drain: since for drain, since in self._since.items() if drain[0] != key or drain[1] in indexes}

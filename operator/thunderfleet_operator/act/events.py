@@ -18,7 +18,7 @@ REPORTER = "thunderfleet-operator"
 def manifest(about: About, occurrence: Occurrence, instance: str) -> dict[str, Any]:
     """An Event about an object. Its name differs with text and time.
 
-    Events about cluster-scoped objects are in the namespace `default`, where `kubectl describe` looks for them.
+    Events about cluster-scoped objects are in the namespace `default`, where `kubectl describe` finds them.
     """
     meta = about.metadata
     now = datetime.now(UTC)

@@ -113,7 +113,7 @@ class Executor:
         """The Services and EndpointSlices that this process has written, and when, by ModelDeployment and kind."""
 
     async def place(self, decision: Decision) -> Placed:
-        """What other rounds may want too: quarantines, placements, and the ModelCache. For one round at a time.
+        """What other rounds may take too: quarantines, placements, and the ModelCache. For one round at a time.
 
         Raises ApiError. What was written before stays: the next round goes on from there.
         """
@@ -272,7 +272,7 @@ class Executor:
         self._later(key)
 
     async def check_secrets(self, key: str) -> None:
-        """Creates the Secrets of a ModelDeployment's groups again if somebody has deleted them. Raises ApiError."""
+        """Creates the Secrets of a ModelDeployment's groups again if they were deleted. Raises ApiError."""
         unchecked = self._unchecked.get(key, {})
         for index, epoch in list(unchecked.items()):
             try:
@@ -293,7 +293,7 @@ class Executor:
             try:
                 answer = await self._writer.create(CONFIGMAPS, manifest)
             except ApiError as error:
-                # The operator sees only ConfigMaps with its label: another one may have the name.
+                # The operator watches only ConfigMaps with its label: another one may have the name.
                 if error.status != 409 or plan.epoch > view.last_epoch + NAMES_TRIED:
                     raise
                 plan = manifests.renumbered(plan, plan.epoch + 1)
@@ -360,7 +360,7 @@ class Executor:
     async def _front(self, key: str, deployment: ModelDeployment, decision: Decision) -> tuple[Blocked | None, float | None]:
         """Writes the Service and its EndpointSlice. Why there is no Service; seconds until one of them is restored."""
         known = decision.observed.service
-        # One with another hash is of another version, and not one that somebody has changed.
+        # One with another hash is of another version, and was not changed by others.
         edited = (
             known is not None and decision.service is not None and known.hash == annotation(decision.service, ANNOTATION_HASH)
         )
@@ -450,7 +450,7 @@ class Executor:
             try:
                 await self._writer.create(CACHES, decision.cache)
             except ApiError as error:
-                # The cache is behind: the next round sees it.
+                # The cache is behind: the next round reads it.
                 if error.status != 409:
                     raise
         else:

@@ -1,8 +1,8 @@
-"""The client of the groups: polls rank 0 of each for its state, and asks it to drain, over mutual TLS with the group's keys.
+"""The client of the groups: polls rank 0 of each for its state, and requests drains, over mutual TLS with the group's keys.
 
 A long poll: rank 0 answers as soon as its group enters another phase, so no failure is missed between two polls. Each change,
 and a silence that lasts, puts the ModelDeployment on the work queue. A group that starts passes its phases in seconds, and only
-the status tells of them: those that follow one another quickly have one round.
+the status shows them: those that follow one another quickly have one round.
 """
 
 import asyncio
@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from thunderfleet_crds.exchange.group import DRAIN_PATH, STATE_PATH, GroupState
 from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan
 from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_lib.net import tls
 
-from thunderfleet_operator.act.keys import KeyPair, client_context
+from thunderfleet_operator.act.keys import KeyPair
 from thunderfleet_operator.observe.objects.plans import Report
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class _Poller:
         self._started = self._answered = self._phase_since = time.monotonic()
         self._draining: asyncio.Task[None] | None = None
         self._accepted = False
-        self._context = client_context(pair)
+        self._context = tls.pinned(pair.certificate, pair.key, server=False)
         self._session = session
         self._changed = changed
         self._stepped = stepped
@@ -107,7 +108,7 @@ class _Poller:
         return f"https://{_host(leader.address)}:{leader.control_port}{path}"
 
     def drain(self) -> None:
-        """Starts to ask rank 0 to drain, until it accepts or this replica no longer leads."""
+        """Starts to request a drain of rank 0, until it accepts or this replica no longer leads."""
         if self._draining is None or (self._draining.done() and not self._accepted):
             self._draining = asyncio.create_task(self._drain(), name=f"drain {self.plan.group} e{self.plan.epoch}")
 
@@ -228,7 +229,7 @@ class GroupClient:
                 poller.connections = (connections or {}).get(index, "")
 
     def drain(self, key: str, index: int, epoch: int) -> None:
-        """Asks rank 0 to admit no new requests, and to stop the ranks when the running ones have ended."""
+        """Requests that rank 0 admits no new requests, and stops the ranks when the running ones have ended."""
         poller = self._pollers.get((key, index))
         if poller is not None and poller.plan.epoch == epoch:
             poller.drain()

@@ -5,11 +5,8 @@ has one Ed25519 key and one self-signed certificate, which every supervisor pres
 """
 
 import json
-import ssl
-import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -83,22 +80,7 @@ def secret_name(master: bytes, plan: Plan) -> str:
 
 
 def unsigned_group_keys(master: bytes, plan: Plan) -> KeyPair:
-    """The key pair of a placement from a version that did not sign plans. The operator only talks to such groups with it."""
+    """The key pair of a placement from a version that did not sign plans. Used only to connect to such groups."""
     label = f"{plan.uid}/{plan.index}/{plan.epoch}"
     seed, serial = _derive(master, f"thunderfleet/key/{label}", 32), _derive(master, f"thunderfleet/serial/{label}", 19)
     return _pair(seed, serial, f"{plan.uid[:40]}-{plan.index}-e{plan.epoch}")
-
-
-def client_context(pair: KeyPair) -> ssl.SSLContext:
-    """A TLS client that presents the pair and trusts only this pair."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=pair.certificate)
-    # The ssl module loads a certificate chain from files only.
-    with tempfile.TemporaryDirectory(prefix="thunderfleet-") as folder:
-        certificate, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
-        certificate.write_text(pair.certificate)
-        key.touch(mode=0o600)
-        key.write_text(pair.key)
-        context.load_cert_chain(certificate, key)
-    return context

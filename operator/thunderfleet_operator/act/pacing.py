@@ -1,7 +1,7 @@
 """Limits how often the progress of a ModelDeployment is written.
 
 A group that starts reports something new several times a second: which rank has joined, what a rank does, how much it has
-loaded. Each report would be a write to the API server, and one to everybody who watches.
+loaded. Each report would be a write to the API server, and an event for all watches.
 """
 
 import time
@@ -14,7 +14,7 @@ PROGRESS_SECONDS = 1.0
 
 
 class Pacing:
-    """Remembers when the status of each ModelDeployment was written. ``clock``: monotonic seconds."""
+    """Records when the status of each ModelDeployment was written. ``clock``: monotonic seconds."""
 
     def __init__(self, seconds: float = PROGRESS_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

@@ -1,6 +1,6 @@
 """Writes to the API server: creates, server-side apply under one field manager, and deletes that name the UID.
 
-Every answer goes into the cache at once, so the next round sees the writes of this one. The watch then has no news about
+Every answer goes into the cache at once, so the next round reads the writes of this one. The watch then has no news about
 them, so the writer itself reports each change.
 """
 

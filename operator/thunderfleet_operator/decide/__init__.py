@@ -1,7 +1,7 @@
 """From what was observed to one decision. Pure: equal inputs give equal decisions.
 
 deployment            one round for a ModelDeployment: all its groups at once
-group                 one group: keep, drain, place, back off or give up; its cables
+group                 one group: keep, drain, place, back off or stop restarting; its cables
 placing               a placement for one group: request, resources in use, ports
 scaling               how many groups a ModelDeployment has
 routing               the data that routers read, and the addresses of routers

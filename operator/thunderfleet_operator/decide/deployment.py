@@ -58,9 +58,9 @@ BLOCKED_SECONDS = 10.0
 PLACED_SECONDS = 2.0
 ENDING_SECONDS = 1.0
 EPOCHS_TRIED = 64
-"""Epochs that are looked at for one whose names are free."""
+"""Number of epochs that are tried, to find one whose names are free."""
 ADVICE_SECONDS = 30.0
-"""How often at most the planner is asked whether a group that serves would be placed better."""
+"""The shortest time between two questions to the planner whether a group that serves would be placed better."""
 SETTLE_SECONDS = 15.0
 """How long a first placement over TCP waits for the agents to report whether a cable of its Macs carries RDMA. Without this
 wait, a group that is applied seconds after the installation would stay on TCP."""
@@ -143,9 +143,9 @@ class Decision:
     quarantines: tuple[tuple[Failure, str], ...]
     """Failures that take a Mac out of placement, each with the name of its group."""
     groups: tuple[GroupDecision, ...]
-    """The groups that the spec asks for, in the order in which they were decided."""
+    """The groups of the spec, in the order in which they were decided."""
     ending: tuple[GroupDecision, ...]
-    """Groups that the spec no longer asks for."""
+    """Groups that the spec no longer requires."""
     collect: tuple[Epoch, ...]
     """Old placements without pods: their ConfigMaps and Secrets are deleted."""
     service: Manifest | None
@@ -161,7 +161,7 @@ class Decision:
     avoids: frozenset[str]
     """Cables that the answers to ``questions`` leave out because they corrupted data."""
     questions: Mapping[int, Question]
-    """Questions to the planner, by group. At most one asks for a place, because the next one depends on its answer."""
+    """Questions to the planner, by group. At most one requests a placement, because the next one depends on its answer."""
     routers: RouterSettings | None
     scaling: Scaling | None
     """What autoscaling does; None without it."""
@@ -174,7 +174,7 @@ class Decision:
 
     @property
     def exclusive(self) -> bool:
-        """Whether it takes what others may want too: room on Macs, a turn, or the ModelCache of a model.
+        """Whether it takes what others may need too: room on Macs, a turn, or the ModelCache of a model.
 
         It must have been decided after everything that others have taken, and be written before they decide.
         """
@@ -184,7 +184,7 @@ class Decision:
 
     @property
     def settled(self) -> bool:
-        """Whether all groups serve and nothing is to be done: changes of Macs and cables of others allow better places only."""
+        """Whether all groups serve and nothing is due: changes of Macs and cables of others allow better places only."""
         return not self.ending and not self.quarantines and all(group.settled for group in self.groups)
 
     @property
@@ -345,7 +345,7 @@ def _group(
     *,
     waiting: bool,
 ) -> tuple[GroupDecision, WherePlaced | None]:
-    """Decides about one group that the spec asks for. Returns the decision and the questions to the planner.
+    """Decides about one group of the spec. Returns the decision and the questions to the planner.
 
     ``waiting``: an earlier group waits for an answer. Only then is it known what is left for this one.
     """
@@ -456,7 +456,7 @@ def _free_epoch(observed: Observed, view: GroupView) -> int:
 
 
 def _ending(observed: Observed, view: GroupView) -> GroupDecision:
-    """A group that the spec no longer asks for drains, and then its pods are deleted."""
+    """A group that the spec no longer requires drains, and then its pods are deleted."""
     report = observed.reports[view.index]
     drains = must_drain(view, report, observed.draining_seconds[view.index])
     delete = _alive(view.old_pods if drains else view.all_pods)

@@ -1,6 +1,7 @@
 """The status of a ThunderboltLink: conditions and columns, from the reports of its two ends.
 
-A condition that is False says what to do. The report of an end whose Node is not Ready is out of date and does not count.
+The message of a condition that is False has the fix. The report of an end whose Node is not Ready is out of date and does not
+count.
 """
 
 from collections.abc import Mapping
@@ -122,7 +123,7 @@ def _unplugged_end(link: ThunderboltLink, profiles: Profiles, ready: frozenset[s
 
 
 def _end_without_carrier(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> str | None:
-    """The end that sees only a hub or a display, and over which no network works.
+    """The end that detects only a hub or a display, and over which no network works.
 
     When the hub was unplugged at the other Mac, and the agent there does not run, only this end can report it. If a display
     only hides the other Mac, the network interface still has a carrier.
@@ -140,10 +141,10 @@ def _end_without_carrier(link: ThunderboltLink, profiles: Profiles, ready: froze
 
 
 def _seen_in_profiles(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str]) -> bool:
-    """Whether the profile of a Mac says that its end sees the other one.
+    """Whether the profile of a Mac shows that its end detects the other one.
 
     When a cable is pulled, an agent first updates its profile and then removes its end from the link. So if an end is missing
-    from the link but the profile still shows it, somebody else has removed it. The agent reports it again within a minute.
+    from the link but the profile still shows it, another client has removed it. The agent reports it again within a minute.
     """
     if not ready.issuperset(link_ends(link)):
         return False
@@ -190,7 +191,7 @@ def _connected(link: ThunderboltLink, profiles: Profiles, ready: frozenset[str],
 
 
 def _disconnected(link: ThunderboltLink, ready: frozenset[str]) -> Verdict:
-    """Why no end sees the other."""
+    """Why no end detects the other."""
     a, b = link_ends(link)
     silent = [node for node in (a, b) if node not in ready]
     if len(silent) == 2:

@@ -268,7 +268,7 @@ def secret(plan: Plan, config_map_uid: str, name: str, certificate: str, key: st
     """The immutable Secret that carries a placement's certificate and key (PEM).
 
     It belongs to the plan's ConfigMap, so the garbage collector deletes exactly this Secret after it. The operator deletes no
-    Secret: it could not tell whether one is its own.
+    Secret: it could not identify its own.
     """
     files = {"tls.crt": certificate, "tls.key": key}
     return {
@@ -287,7 +287,7 @@ def secret(plan: Plan, config_map_uid: str, name: str, certificate: str, key: st
 
 
 def _resources(memory_bytes: int, gpu_memory: bool) -> Manifest:
-    """Requests of a rank. Kubernetes wants a limit on an extended resource that is equal to the request."""
+    """Requests of a rank. Kubernetes requires a limit on an extended resource that is equal to the request."""
     asked = str(memory_bytes)
     if not gpu_memory:
         return {"requests": {"memory": asked}}

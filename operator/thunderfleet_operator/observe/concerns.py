@@ -225,7 +225,7 @@ def concerned(
     ``own``: whether the operator has made the change.
     """
     if collection is LINKS and _only_summary(before, after):
-        # Where two Macs are joined is as before, and the round that has written the summary knows it.
+        # Where two Macs are joined is as before, and the round that has written the summary has used it.
         yield from () if own else (work_key(LINKS, key),)
         yield from _fleet_keys(index, LINKS, key, macs_of(LINKS, key, after))
     else:
@@ -258,7 +258,7 @@ def _concerned(
         return
     if _concerns_all(collection, before, after):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
-    # The previous owner too, because somebody may have removed the owner reference.
+    # The previous owner too, because the owner reference may have been removed.
     yield from {work_key(DEPLOYMENTS, owner): None for one in (before, after) if one and (owner := owner_key(one))}
     if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)

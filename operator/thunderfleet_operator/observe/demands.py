@@ -11,7 +11,7 @@ FORGET_SECONDS = 3 * DEMAND_SECONDS
 """The report of a router that has been silent for this long no longer counts."""
 MAX_ROUTERS = 1024
 MAX_REMEMBERED = 10_000
-"""ModelDeployments whose last request is remembered."""
+"""ModelDeployments whose last request is kept."""
 
 Key = tuple[str, str, str]
 """Namespace, name and UID of a ModelDeployment."""

@@ -129,7 +129,7 @@ class Index:
         self._profile_reader = ProfileReader()
 
     def _follow_keys(self) -> None:
-        """Forgets all values when the keys have changed, because signatures were checked with the earlier keys."""
+        """Drops all values when the keys have changed, because signatures were checked with the earlier keys."""
         keys = self._keys()
         if self._kept_with is not keys:
             self._kept.clear()

@@ -84,7 +84,7 @@ class Signals:
     asked: Asked = Asked()
     now: float = 0.0
     alive_seconds: float = 0.0
-    """Seconds since the operator first saw the ModelDeployment, or since it was last woken. Earlier requests are not known."""
+    """Seconds since the operator first read the ModelDeployment, or since it was last woken. Earlier requests are not known."""
     can_wake: bool = True
     """Whether there are routers, which can wake it."""
     yields_to: str | None = None

@@ -61,7 +61,7 @@ class Observed:
     deployment: ModelDeployment
     now: datetime
     groups: Mapping[int, GroupView]
-    """Every group that the spec asks for or that has objects left, by index."""
+    """Every group of the spec, or that has objects left, by index."""
     reports: Mapping[int, Report]
     """By group, the last report of rank 0 of its newest placement."""
     draining_seconds: Mapping[int, float]

@@ -31,7 +31,7 @@ from thunderfleet_operator.observe.observed import (
 
 
 def groups_of(index: Index, deployment: ModelDeployment) -> Mapping[int, GroupView]:
-    """By index, every group that the spec asks for or that has objects left."""
+    """By index, every group of the spec, or that has objects left."""
     meta = deployment.metadata
     key = (str(meta.namespace), meta.name)
     return group_views(deployment, index.epochs_of.get(key, ()), index.pods_of.get(key, ()))

@@ -1,10 +1,10 @@
 """Placement: from a fleet and a request to a placement with its reasons, or to why there is none.
 
-A pure function of values: nothing here knows Kubernetes, a clock, a file or a socket, so every decision can be replayed from a
+A pure function of values: nothing here uses Kubernetes, a clock, a file or a socket, so every decision can be replayed from a
 snapshot and checked against brute force.
 
 questions    what may take long, as values that another process can answer
-planner      the entry: ``plan`` a group, or ask whether another placement would be ``better``
+planner      the entry: ``plan`` a group, or find out whether another placement would be ``better``
 policy       the choice by predicted speed
 orders       the order of a pipeline's ranks by predicted speed
 assembly     a placement made from the chosen candidate: ranks, addresses, devices, reason

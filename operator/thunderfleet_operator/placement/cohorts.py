@@ -1,7 +1,7 @@
 """Which Macs can work together: their ranks refuse each other unless they hold the same model and run the same MLX.
 
 To require that the Macs of a group share something else, add it to ``fleet.Mac`` (set in ``observe.fleet``) and to the key of a
-cohort here, and say in ``explain.obstacles`` why a Mac is in another cohort.
+cohort here, and report in ``explain.obstacles`` why a Mac is in another cohort.
 """
 
 from collections.abc import Collection, Mapping

@@ -7,7 +7,8 @@ To add a rule:
 1. Add its fact to ``fleet.Mac``, which ``observe.fleet`` makes from Node and NodeProfile.
 2. Add its message to ``_node_reasons``, and the fact of a Mac that follows the rule to ``mended`` below it. Near misses and
    simulated failures use that; ``test_a_mended_mac_may_take_a_rank`` fails without it.
-3. If the rule takes more than a setting to follow, say so in ``_cost`` of ``explain.obstacles``, which orders near misses.
+3. If the rule takes more than a setting to follow, set its cost in ``_cost`` of ``explain.obstacles``, by which near
+   misses are ordered.
 4. If the fact changes often, and a change cannot affect groups on other Macs, leave it out in ``_for_all`` of
    ``observe.concerns``: otherwise each change queues every ModelDeployment.
 
@@ -122,7 +123,7 @@ def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:
 
 
 def mended(mac: Mac, request: Request) -> Mac:
-    """The Mac once nothing of ``_node_reasons`` keeps it away, except what only ``request`` says (``avoid``)."""
+    """The Mac once nothing of ``_node_reasons`` keeps it away, except what only ``request`` excludes (``avoid``)."""
     labels = {**mac.labels, **request.selector}
     return replace(mac, ready=True, schedulable=True, quarantine=None, labels=labels, taints=())
 

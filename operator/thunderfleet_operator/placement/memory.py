@@ -208,7 +208,7 @@ class Needs:
     def advance(self, split: PlacedSplit, held: int, rank: int, size: int, free: int) -> int:
         """The state after one more rank, from the last rank to rank 0; 0 if the rank has no room.
 
-        In a pipeline, bit i of ``held`` says that the ranks so far can hold exactly the first i layers, at least one each (the
+        In a pipeline, bit i of ``held`` is set if the ranks so far can hold exactly the first i layers, at least one each (the
         last rank holds the first layers). For other splits ``held`` is 1 while every rank has room.
         """
         if split is not Split.PIPELINE:
@@ -227,7 +227,7 @@ class Needs:
         return following
 
     def _movable(self, room: int) -> int:
-        """Bit i says that layer i alone fits into this room."""
+        """Bit i is set if layer i alone fits into this room."""
         if room >= self._largest:
             return (1 << len(self._costs) + 1) - 1
         found = self._fitting.get(room)

@@ -40,7 +40,7 @@ def plan(
 
     ``runners_up``: how many placements with worse scores to report. ``max_steps``: when the search takes more steps, the best
     placement found so far is returned and marked as not proven. ``explained``: whether to find out why there is no placement.
-    ``hops``: what other requests on this fleet have looked at.
+    ``hops``: what other requests on this fleet have examined.
     """
     found = _placed(CandidateSearch(fleet, request, StepBudget(max_steps), hops=hops), runners_up, max_steps)
     if isinstance(found, Placement):
@@ -202,7 +202,7 @@ def _scores_better(found: Candidate, running: Score) -> str | None:
 
 
 def _faster(choice: Choice, kept: Candidate, speed: float, running: Score, request: Request) -> str | None:
-    """``better`` by predicted speed, as ``request.policy`` asks: faster by the threshold, or as fast with a better score."""
+    """``better`` by predicted speed, by ``request.policy``: faster by the threshold, or as fast with a better score."""
     found = choice.candidate
     if request.policy is not None and choice.speed >= threshold(found, kept, request.policy) * speed:
         nodes = ", ".join(found.nodes)

@@ -76,7 +76,7 @@ def choose(search: CandidateSearch, policy: PlacementPolicy) -> Chosen | Unpredi
         if isinstance(choices, Unpredicted):
             return choices
         if choices:
-            # The current choice only gets faster, so sizes that were not fast enough need no second look.
+            # The current choice only gets faster, so sizes that were not fast enough need no second check.
             better = _of_better_split(choices, policy)
             current, fastest, least = _fastest(better), _top(better), min(least, size)
     return Chosen(current, parts.proven) if current is not None else None

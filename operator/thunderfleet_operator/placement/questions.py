@@ -28,7 +28,7 @@ class WherePlaced:
     """How many placements with worse scores to report."""
 
     def same_request(self, other: "WherePlaced") -> bool:
-        """Whether both ask for the same, apart from what the fleet lacks at the moment."""
+        """Whether both request the same, apart from what the fleet lacks at the moment."""
         return _wanted(self.requests[-1]) == _wanted(other.requests[-1])
 
 

@@ -1,7 +1,7 @@
 """``thunderfleet-operator plan``: the planner on files or a cluster, without changing it, to answer "what would happen if".
 
 The fleet is the output of ``kubectl get nodes,np,tbl,md,mc,pods -A -o yaml``, edited at will. If the list includes ConfigMaps,
-the plans in them say which queue pairs and cables other groups use; otherwise this is derived from the status of
+the plans in them name the queue pairs and cables that other groups use; otherwise this is derived from the status of
 ModelDeployments.
 
 command       runs the command

@@ -166,7 +166,7 @@ def _check(path: Path, item: Json, model: type[ApiModel] | None) -> None:
 
 
 def _check_fields(path: Path, name: str, item: Json, model: type[ApiModel]) -> None:
-    """Rejects fields that this version does not know: they may be misspelled, and would be ignored."""
+    """Rejects fields that this version does not have: they may be misspelled, and would be ignored."""
     for part in ("spec", "status"):
         field = model.model_fields.get(part)
         if field is None or field.annotation is None or item.get(part) is None:
@@ -220,7 +220,7 @@ def read_fleet(path: Path, objects: Iterable[Json] | None = None) -> Cache:
         _check(path, item, model)
         if key_of(item) in cache[collection].items:
             raise BadInput(f"{path}: {name}: metadata.name: duplicate")
-        # Edited objects keep their old resourceVersion, so it says nothing about their content.
+        # Edited objects keep their old resourceVersion, so it does not identify their content.
         item["metadata"] = {**item["metadata"], "resourceVersion": str(number)}
         item["metadata"].setdefault("uid", f"{item['kind']}/{key_of(item)}")
         cache[collection].items[key_of(item)] = _bound(item) if collection is PODS else item

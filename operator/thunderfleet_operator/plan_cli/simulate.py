@@ -205,7 +205,7 @@ def _measured(deployment: ModelDeployment, group: Group | None) -> float | None:
 
 
 class _Simulation:
-    """Plans all groups of a deployment in order. Each sees the groups before it and those of other deployments."""
+    """Plans all groups of a deployment in order. Each is planned after the groups before it and those of other deployments."""
 
     def __init__(
         self, cache: Cache, deployment: ModelDeployment, settings: PortSettings, runners_up: int, now: datetime
@@ -272,7 +272,7 @@ class _Simulation:
         ports = self._ports(found, asked)
         self._settled.add(number)
         if step.step is Step.KEEP and (view.plan is not None or found.score is None):
-            # It uses what its plan says or, without a plan, its pods and its status.
+            # It uses its plan or, without a plan, its pods and its status.
             return Planned(number, found, free, ports, _measured(deployment, view.status))
         plan = manifests.make_plan(deployment, number, view.last_epoch + 1, found, ports)
         self._usage = self._usage.without(key).placed(key, plan)

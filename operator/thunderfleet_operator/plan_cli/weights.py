@@ -55,7 +55,7 @@ class WeightsReport(_Report):
 
 
 def with_weights(index: Index, deployment: ModelDeployment, fleet: Fleet) -> tuple[Fleet, Weights]:
-    """The fleet as the operator sees it: Macs with room for a model that is fetched count as if they had it."""
+    """The fleet as the operator reads it: Macs with room for a model that is fetched count as if they had it."""
     meta = deployment.metadata
     cache = of_deployment(index.caches, deployment)
     return WeightsFleets().of(f"{meta.namespace}/{meta.name}", fleet, index.profiles, cache, deployment.spec.model.copies)

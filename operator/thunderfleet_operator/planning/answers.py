@@ -34,7 +34,7 @@ class KnownAnswers:
         self._better: dict[int, str | None] = {}
 
     def put(self, group: int, question: Question, answer: Answer, *, final: bool = True) -> None:
-        """Stores an answer. ``final`` False: the question must be asked again."""
+        """Stores an answer. ``final`` False: the question must be repeated."""
         if isinstance(question, WhatIsBetter):
             self._better[group] = answer if isinstance(answer, str) else None
         elif isinstance(answer, Placement | Unplaceable):
@@ -48,7 +48,7 @@ class KnownAnswers:
         if own is not None and isinstance(own.answer, Placement) and own.question.same_request(question):
             recent = self._clock() - own.at < LASTING_SECONDS
             return _confirmed(question, own.answer) if recent or not question.fleet.difference(own.question.fleet) else None
-        # Groups of one deployment ask the same as long as none of them is placed.
+        # Groups of one deployment have the same question as long as none of them is placed.
         for known in self._where.values():
             if isinstance(known.answer, Unplaceable) and known.final and known.answers(question):
                 return known.answer
@@ -67,7 +67,7 @@ class KnownAnswers:
         return found
 
     def keep(self, groups: Set[int]) -> None:
-        """Forgets the answers for all groups except these."""
+        """Drops the answers for all groups except these."""
         self._where = {group: known for group, known in self._where.items() if group in groups}
 
 

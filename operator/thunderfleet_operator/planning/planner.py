@@ -1,12 +1,12 @@
 """Decides which question is answered next. One process answers the questions of all ModelDeployments, one at a time.
 
-Each ModelDeployment has at most one question for each group. A question that took long last time is asked later and less often:
-a deployment that cannot be placed takes at most a tenth of the process's time, and advice about serving groups at most a
+Each ModelDeployment has at most one question for each group. A question that took long last time is repeated later and less
+often: a deployment that cannot be placed takes at most a tenth of the process's time, and advice about serving groups at most a
 quarter.
 
-ModelDeployments that wait for a placement often ask the same, and a placement that one of them gets is not available to the
-next. So a ModelDeployment asks about the fleet as it is when its turn comes. Its turn ends with the round that carries the
-answer out.
+ModelDeployments that wait for a placement often have the same question, and a placement that one of them gets is not available
+to the next. So the question of a ModelDeployment is about the fleet as it is when its turn comes. Its turn ends with the round
+that carries the answer out.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MOMENT_SECONDS = 0.1
 """How long a round waits for its answers. Most arrive within this time. The rounds of other keys wait too."""
 DUTY = 10.0
-"""A question is asked again after this many times the processor time of its last answer."""
+"""A question is repeated after this many times the processor time of its last answer."""
 ADVICE_DUTY = 3.0
 """After advice about a better placement, no advice is computed for this many times its processor time."""
 IDLE_SECONDS = 60.0
@@ -49,7 +49,7 @@ class Process(Protocol):
         ...
 
     async def end(self) -> None:
-        """Frees what it holds; it may be asked again."""
+        """Frees what it holds; it may be repeated."""
         ...
 
 
@@ -63,9 +63,9 @@ class _Client:
     since: float = 0.0
     """Time since which it waits for its turn (monotonic)."""
     fleet: object = None
-    """The fleet at the time when it asked."""
+    """The fleet at the time of the question."""
     asked: int = 0
-    """Number of times that it has asked."""
+    """Number of questions that it has sent."""
     listening: bool = False
     """Whether a round waits for the answer."""
     answered: int = 0
@@ -77,7 +77,7 @@ class _Client:
     failures: int = 0
     """Number of times in a row that this question got no answer."""
     again: float = float("-inf")
-    """Time before which this question is not asked again."""
+    """Time before which this question is not repeated."""
 
     @property
     def first(self) -> tuple[int, Question]:
@@ -99,13 +99,13 @@ class _Client:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Sort key of clients: in the order in which they asked, but hard questions later, and advice last."""
+        """Sort key of clients: in the order of their questions, but hard ones later, and advice last."""
         return not isinstance(self.first[1], WherePlaced), self.since + DUTY * self.cost
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """All other questions wait for a round of ``key``, until it has asked more than ``asked`` times."""
+    """All other questions wait for a round of ``key``, until it has sent more than ``asked`` questions."""
 
     key: str
     asked: int
@@ -114,8 +114,8 @@ class _Turn:
 class Planner:
     """``changed(key)`` is called when there is an answer about a ModelDeployment. ``clock``: monotonic seconds.
 
-    ``turn(key)`` is called instead if all other questions wait for its round, in which it asks again or carries out an answer.
-    ``fleet`` returns another value after each change of the fleet.
+    ``turn(key)`` is called instead if all other questions wait for its round, in which it repeats its question or carries out
+    an answer. ``fleet`` returns another value after each change of the fleet.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Planner:
         client = self._client(key)
         if not client.waiting:
             client.since = self._clock()
-        # A question that is being answered is not asked again because the fleet has changed since.
+        # A question that is being answered is not repeated because the fleet has changed since.
         client.waiting = {group: new for group, new in questions.items() if not self._is_running(key, group, new)}
         client.fleet, client.asked = self._fleet(), client.asked + 1
         self._wake.set()
@@ -178,7 +178,7 @@ class Planner:
         return key == (self._turn.key if self._turn is not None else self._next()[0])
 
     def in_line(self, key: str) -> bool:
-        """Whether a ModelDeployment waits for its turn to ask for a placement. Until then, it ignores changes of the fleet."""
+        """Whether a ModelDeployment waits for its turn to request a placement. Until then, it ignores changes of the fleet."""
         client = self._clients.get(key)
         return client is not None and client.wants_place
 
@@ -196,11 +196,11 @@ class Planner:
         return client.due if isinstance(client.first[1], WherePlaced) else max(client.due, self._advice_at)
 
     def keep(self, key: str, groups: Set[int]) -> None:
-        """Forgets where all groups but these go."""
+        """Drops the placements of all groups but these."""
         self._client(key).known.keep(groups)
 
     def forget(self, key: str) -> None:
-        """Forgets a ModelDeployment."""
+        """Drops a ModelDeployment."""
         self._clients.pop(key, None)
         if self._turn is not None and self._turn.key == key:
             self._end_turn()
@@ -218,7 +218,7 @@ class Planner:
             await self._process.end()
 
     async def _is_current(self, key: str) -> bool:
-        """Whether a client's next question can be answered now. A question about an older fleet has to be asked again first."""
+        """Whether a client's next question can be answered now. A question about an older fleet has to be repeated first."""
         client = self._clients[key]
         if not client.wants_place or client.fleet is self._fleet():
             return True
@@ -297,7 +297,7 @@ class Planner:
         turn = self._turn = _Turn(key, client.asked)
         if not client.listening:
             self._give_turn(key)
-        # The memory that it gets is not available to the next one. For its own next group it may ask at once.
+        # The memory that it gets is not available to the next one. For its own next group it may send a question at once.
         await self._until(lambda: self._turn is not turn or (client.asked != turn.asked and client.wants_place))
         if self._turn is turn and client.asked == turn.asked:
             self._turn = None
@@ -314,7 +314,7 @@ class Planner:
 
 
 def _similar(one: Question, other: Question) -> bool:
-    """Whether both ask the same, regardless of the fleet."""
+    """Whether both are the same question, regardless of the fleet."""
     if isinstance(one, WherePlaced) and isinstance(other, WherePlaced):
         return one.same_request(other)
     return type(one) is type(other)

@@ -1,6 +1,6 @@
 """The collections that the operator keeps in memory, from kopf's events, from lists and from its own writes.
 
-Each write returns the new object, which is cached at once, so the operator always sees its own writes. The resourceVersions of
+Each write returns the new object, which is cached at once, so the operator always reads its own writes. The resourceVersions of
 one cluster are ordered, so an older object never replaces a newer one.
 """
 
@@ -68,7 +68,7 @@ REQUESTS = Collection(
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, ENDPOINT_SLICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
 
 REMEMBERED = 512
-"""Number of changes of a collection whose keys are remembered, so that derived values can be updated without reading all
+"""Number of changes of a collection whose keys are kept, so that derived values can be updated without reading all
 objects."""
 
 Kept = Packed | Json

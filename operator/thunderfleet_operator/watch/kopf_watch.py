@@ -20,7 +20,7 @@ from thunderfleet_operator.watch.cache import CACHED, Collection
 log = logging.getLogger(__name__)
 
 LOGIN_SECONDS = 300
-"""How long kopf uses credentials before it asks for them again; tokens rotate."""
+"""How long kopf uses credentials before it requests them again; tokens rotate."""
 IDLE_SECONDS = 0.1
 """How long kopf keeps a whole object after it has handled its event. With several seconds, it would keep everything that it
 lists at its start."""
@@ -157,7 +157,7 @@ def _quiet_logs() -> None:
     """Kopf logs every event that it handles, and every retry of every watch."""
     logger = logging.getLogger("kopf")
     logger.setLevel(logging.WARNING)
-    # A handler sees the records of all loggers below its own; a filter of a logger does not.
+    # A handler gets the records of all loggers below its own; a filter of a logger does not.
     logger.propagate = False
     logger.handlers = [_OncePerMinute()]
 

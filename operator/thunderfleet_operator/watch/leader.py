@@ -1,9 +1,9 @@
 """Leader election with a Lease. The other replicas keep their caches up to date and wait.
 
 A holder that cannot renew the Lease stops acting before another replica may take over. A standby measures the age of the Lease
-by its own clock, from when it last saw the Lease change, so the clocks of the replicas need not agree. A holder that shuts down
-releases the Lease. If the process of a holder was killed, the next process of the same pod takes the Lease over without waiting
-for it to expire, because a container starts again only after its process has ended.
+by its own clock, from when it last observed a change of the Lease, so the clocks of the replicas need not match. A holder that
+shuts down releases the Lease. If the process of a holder was killed, the next process of the same pod takes the Lease over
+without waiting for it to expire, because a container starts again only after its process has ended.
 
 A holder measures the age of its last renewal by a clock that counts sleep and by the wall clock, and the longer of both counts:
 a machine that was asleep, or a virtual one that was stopped, must not act on a Lease that has expired meanwhile.

@@ -57,7 +57,7 @@ class Lists:
     async def refill(self) -> None:
         """Lists everything once more, after a write whose result is unknown. Raises ApiError.
 
-        Of rounds that fail together each asks for it: lists that begin after they have asked serve all of them.
+        Of rounds that fail together each requests one: a list that begins after their requests serves all of them.
         """
         asked = self._begun
         async with self._refilling:

@@ -1,6 +1,6 @@
 """The work queue: keys, each at most once.
 
-It is level-triggered: a key says that something about it may have changed, not what. A key that is added during its round gets
+It is level-triggered: a key means that something about it may have changed, not what. A key that is added during its round gets
 another round afterwards. A key can be added with a delay; the earliest time counts.
 
 Most changes that come during a round are answers to its own writes, or follow from them. They get one round together, a moment

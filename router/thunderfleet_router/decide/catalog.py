@@ -81,7 +81,6 @@ class Deployment:
     cached_tokens: int
     groups: tuple[Group, ...]
     outlook: Outlook
-    autoscales: bool
     message: str
     """Why it does not serve, from its condition Ready."""
     deleting: bool = False
@@ -157,7 +156,6 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
         document = None
     groups = tuple(_groups(namespace, name, uid, status, document, keys))
     requires_key = bool(server.get("apiKeySecret"))
-    autoscaling = spec.get("autoscaling")
     context_tokens = int(memory.get("contextTokens") or routing.DEFAULT_CONTEXT_TOKENS)
     cached_tokens = memory.get("cachedTokens")
     return Deployment(
@@ -173,7 +171,6 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
         cached_tokens=routing.cache_capacity(None if cached_tokens is None else int(cached_tokens), context_tokens),
         groups=groups,
         outlook=_outlook(metadata, spec, status, groups),
-        autoscales=isinstance(autoscaling, Mapping),
         message=_message(status),
         deleting=bool(metadata.get("deletionTimestamp")),
         keys={key.digest: key for key in document.keys} if document is not None and requires_key else {},

@@ -231,7 +231,7 @@ class Member:
             return
         await self.slot.prepare()
         try:
-            passed = await asyncio.to_thread(self._check)
+            digest = await asyncio.to_thread(self._check)
             await self.slot.until_warm()
             port = self._take_port()
         except preflight.PreflightFailed as error:
@@ -245,7 +245,7 @@ class Member:
             self._loads = await asyncio.to_thread(self._signature)
             known = await asyncio.to_thread(self._known_weights)
             signature, weights = known if known is not None else ("", "")
-            self._report(peers.Checked(attempt=attempt, port=port, digest=passed.digest, weights=weights, signature=signature))
+            self._report(peers.Checked(attempt=attempt, port=port, digest=digest, weights=weights, signature=signature))
 
     def _known_weights(self) -> tuple[str, str] | None:
         """Signature and hash of the copy of the model, from this pod or from an earlier placement."""
@@ -286,7 +286,7 @@ class Member:
             return
         self._report(peers.WeightsRead(signature=found[0], weights=found[1]))
 
-    def _check(self) -> preflight.Passed:
+    def _check(self) -> str:
         pid = self.slot.spare_pid
         return preflight.check(self.plan, self.entry, held=resident_bytes(pid) if pid is not None else 0)
 

@@ -5,7 +5,6 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -47,26 +46,18 @@ class PreflightFailed(Exception):
         self.fault = fault
 
 
-@dataclass(frozen=True)
-class Passed:
-    """Results of a preflight. ``digest`` identifies the model's content except for the weights' values."""
-
-    digest: str
-    weight_bytes: int
-
-
-def check(plan: Plan, entry: RankPlan, held: int = 0) -> Passed:
+def check(plan: Plan, entry: RankPlan, held: int = 0) -> str:
     """Runs all checks for one rank. ``held``: bytes of its reservation that its own process already uses.
 
-    Raises PreflightFailed for the first check that fails.
+    Returns the model's digest, as ``check_model``. Raises PreflightFailed for the first check that fails.
     """
     check_addresses(plan, entry)
     if plan.backend is Backend.JACCL:
         check_rdma(plan, entry)
-    passed = check_model(plan, entry)
+    digest = check_model(plan, entry)
     free = memory.free_bytes()
     check_memory(entry, None if free is None else free + held)
-    return passed
+    return digest
 
 
 def check_addresses(plan: Plan, entry: RankPlan) -> None:
@@ -92,8 +83,11 @@ def check_rdma(plan: Plan, entry: RankPlan) -> None:
         raise PreflightFailed(fault)
 
 
-def check_model(plan: Plan, entry: RankPlan) -> Passed:
-    """The model is complete: every tensor, in files of the right length. Reads headers and small files only."""
+def check_model(plan: Plan, entry: RankPlan) -> str:
+    """The model is complete: every tensor, in files of the right length. Reads headers and small files only.
+
+    Returns a digest of the model's content, except for the values of its weights. Raises PreflightFailed.
+    """
     folder = Path(plan.model_path)
     if not (folder / "config.json").is_file():
         raise PreflightFailed(
@@ -105,8 +99,7 @@ def check_model(plan: Plan, entry: RankPlan) -> Passed:
         )
     try:
         _check_known(folder, entry.node)
-        tensors = weightfiles.read(folder)
-        return Passed(_digest(folder, tensors, _part(folder, entry)), sum(tensor.nbytes for tensor in tensors))
+        return _digest(folder, weightfiles.read(folder), _part(folder, entry))
     except weightfiles.IncompleteModel as error:
         text = f"the model in {folder} on node {entry.node} is incomplete: {error}; download it again"
         raise PreflightFailed(Fault(FaultClass.CONFIGURE, Reason.MODEL_INCOMPLETE, text)) from error
@@ -159,7 +152,7 @@ def check_memory(entry: RankPlan, free: int | None) -> None:
 def digest(plan: Plan) -> str:
     """The model's digest, or "" when it cannot be read."""
     try:
-        return check_model(plan, plan.ranks[0]).digest
+        return check_model(plan, plan.ranks[0])
     except PreflightFailed:
         return ""
 

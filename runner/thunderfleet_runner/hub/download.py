@@ -166,7 +166,9 @@ class Download:
                 file.truncate(0)
             if entry.size:
                 self._continue(entry, file, path)
-        self._check_small(entry, path)
+        # The agent checks the hashes of all files; for small ones this is quick.
+        if entry.sha256 is None:
+            check(entry, path, self._hub.endpoint)
         os.chmod(path, 0o644)
         os.replace(path, self._staging / entry.blob)
         log.info("downloaded %s, %d bytes", entry.path, entry.size)
@@ -188,17 +190,6 @@ class Download:
                     raise
                 log.warning("%s; continuing at byte %d", fault, path.stat().st_size)
                 self._stop.wait(RETRY.seconds(failures + 1))
-
-    def _check_small(self, entry: FileEntry, path: Path) -> None:
-        """Checks the hash of a small file. The agent checks all files."""
-        if entry.sha256 is not None:
-            return
-        try:
-            with path.open("rb", buffering=0) as file:
-                hashing.check(file, entry)
-        except WrongBytes as error:
-            path.unlink(missing_ok=True)
-            raise HubFault(Reason.WRONG_BYTES, f"{self._hub.endpoint}: {error}") from error
 
     def _drop_taken(self) -> None:
         """Removes staged files that the store has."""
@@ -229,3 +220,13 @@ class Download:
         on_the_way = (self._staging / entry.blob).exists() or arriving.exists()
         if not on_the_way and not self._store.has(self._manifest.repository, entry):
             raise HubFault(Reason.WRONG_BYTES, f"{self._hub.endpoint}: {entry.path} does not have the hash that it lists")
+
+
+def check(entry: FileEntry, path: Path, endpoint: str) -> None:
+    """Checks the hash of a file that came from ``endpoint``, and removes a wrong one. Raises HubFault, OSError."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            hashing.check(file, entry)
+    except WrongBytes as error:
+        path.unlink(missing_ok=True)
+        raise HubFault(Reason.WRONG_BYTES, f"{endpoint}: {error}") from error

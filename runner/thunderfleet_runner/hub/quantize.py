@@ -20,8 +20,7 @@ from pathlib import Path
 from thunderfleet_crds.fetching import PROGRESS_FILE, FetchResult
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.weights.quantization import Quantize, kept_name
-from thunderfleet_lib.modelstore import hashing, selection
-from thunderfleet_lib.modelstore.hashing import WrongBytes
+from thunderfleet_lib.modelstore import selection
 from thunderfleet_lib.modelstore.layout import INCOMPLETE
 from thunderfleet_lib.modelstore.manifest import (
     Conversion,
@@ -36,7 +35,7 @@ from thunderfleet_runner.host import preflight
 from thunderfleet_runner.hub import convert, resolve
 from thunderfleet_runner.hub.client import Hub
 from thunderfleet_runner.hub.convert import Refused
-from thunderfleet_runner.hub.download import MANIFEST, RESERVE_BYTES, Download
+from thunderfleet_runner.hub.download import MANIFEST, RESERVE_BYTES, Download, check
 from thunderfleet_runner.hub.errors import HubFault
 
 log = logging.getLogger(__name__)
@@ -117,18 +116,10 @@ class Quantization:
         for entry in self._source.files:
             target = folder / entry.blob
             if target.exists():
-                self._check(entry, target)
+                check(entry, target, self._hub.endpoint)
             else:
                 target = self._store.layout.blob(self._source.repository, entry.blob)
             (model / entry.path).symlink_to(target)
-
-    def _check(self, entry: FileEntry, path: Path) -> None:
-        try:
-            with path.open("rb", buffering=0) as file:
-                hashing.check(file, entry)
-        except WrongBytes as error:
-            path.unlink(missing_ok=True)
-            raise HubFault(Reason.WRONG_BYTES, f"{self._hub.endpoint}: {error}") from error
 
     def _read_bytes(self) -> int:
         done = 0

@@ -12,7 +12,8 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME
-from thunderfleet_operator.act.keys import client_context, group_keys, secret_name, unsigned_group_keys
+from thunderfleet_lib.net import tls
+from thunderfleet_operator.act.keys import group_keys, secret_name, unsigned_group_keys
 from thunderfleet_operator.act.operator_key import operator_keys
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.decide.group.lifecycle import backoff_seconds
@@ -157,13 +158,13 @@ def _server(tmp_path: Any, pair: Any) -> ssl.SSLContext:
 
 async def test_a_group_trusts_only_its_own_certificate(tmp_path: Any) -> None:
     mine, past = group_keys(MASTER, plan(2)), group_keys(MASTER, plan(1))
-    strict = client_context(mine)
+    strict = tls.pinned(mine.certificate, mine.key, server=False)
     strict.verify_flags |= ssl.VERIFY_X509_STRICT
     assert await _shake(_server(tmp_path, mine), strict) == b"hello"
     with pytest.raises(ssl.SSLError):
-        await _shake(_server(tmp_path, mine), client_context(past))
+        await _shake(_server(tmp_path, mine), tls.pinned(past.certificate, past.key, server=False))
     with pytest.raises(ssl.SSLError):
-        await _shake(_server(tmp_path, mine), client_context(mine), "other.example")
+        await _shake(_server(tmp_path, mine), tls.pinned(mine.certificate, mine.key, server=False), "other.example")
 
 
 # --- ports ---

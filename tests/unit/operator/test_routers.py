@@ -26,8 +26,9 @@ from thunderfleet_crds.exchange.routing import (
 )
 from thunderfleet_crds.exchange.routing import routing_keys as read_routing_keys
 from thunderfleet_lib.kube import ApiError, key_of
+from thunderfleet_lib.net import tls
 from thunderfleet_operator.act import executor
-from thunderfleet_operator.act.keys import KeyPair, client_context, group_keys, router_pair
+from thunderfleet_operator.act.keys import KeyPair, group_keys, router_pair
 from thunderfleet_operator.act.routers.api_keys import REREAD_SECONDS
 from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import AGAIN_SECONDS, Publisher
@@ -712,7 +713,7 @@ async def test_only_routers_can_report(world: World, pair: KeyPair, strangers: l
     server = Server(world)
     async with server.serving(pair):
         for stranger in strangers:
-            context = client_context(stranger)
+            context = tls.pinned(stranger.certificate, stranger.key, server=False)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             with pytest.raises((aiohttp.ClientError, OSError)):
                 await server.send(context, _body())
@@ -721,12 +722,12 @@ async def test_only_routers_can_report(world: World, pair: KeyPair, strangers: l
         with pytest.raises((aiohttp.ClientError, OSError)):
             await server.send(naked, _body())
         assert server.reports == []
-        status, _ = await server.send(client_context(pair), _body())
+        status, _ = await server.send(tls.pinned(pair.certificate, pair.key, server=False), _body())
     assert status == 200 and len(server.reports) == 1
 
 
 async def test_reports_are_bounded_in_size_and_rate_and_refused_by_a_standby(world: World, pair: KeyPair) -> None:
-    server, context = Server(world), client_context(pair)
+    server, context = Server(world), tls.pinned(pair.certificate, pair.key, server=False)
     async with server.serving(pair):
         assert (await server.send(context, b"{}"))[0] == 400
         assert (await server.send(context, b" " * (DEMAND_BYTES + 1)))[0] == 413
@@ -741,7 +742,7 @@ async def test_reports_are_bounded_in_size_and_rate_and_refused_by_a_standby(wor
 
 
 async def test_a_router_learns_why_a_deployment_is_not_woken(world: World, pair: KeyPair) -> None:
-    server, context = Server(world), client_context(pair)
+    server, context = Server(world), tls.pinned(pair.certificate, pair.key, server=False)
     texts = []
     async with server.serving(pair):
         for spec in ({"replicas": 0}, {"suspend": True}, {"autoscaling": SLEEPS}, None):

@@ -21,9 +21,7 @@ def refused(plan: Any, entry: Any) -> Any:
 
 
 def test_all_is_well(group: Any) -> None:
-    passed = preflight.check(group.plan, group.plan.ranks[0])
-    assert passed.weight_bytes == 16
-    assert passed.digest == preflight.digest(group.plan) != ""
+    assert preflight.check(group.plan, group.plan.ranks[0]) == preflight.digest(group.plan) != ""
 
 
 def test_an_address_that_has_gone_needs_another_placement(group: Any) -> None:
@@ -100,7 +98,7 @@ def test_models_that_are_known_to_fail(config: dict[str, Any], version: str, bro
 @pytest.mark.parametrize("text", ["[]", "{", '{"model_type": NaN}'])
 def test_a_configuration_that_cannot_be_read_is_left_to_the_loader(group: Any, text: str) -> None:
     (group.model / "config.json").write_text(text)
-    assert preflight.check(group.plan, group.plan.ranks[0]).weight_bytes == 16
+    assert preflight.check(group.plan, group.plan.ranks[0]) != ""
 
 
 def test_a_model_that_mlx_lm_cannot_run_is_named_before_it_is_loaded(group: Any) -> None:

@@ -59,7 +59,7 @@ class CertificateController:
                 return
             if error.status != 409:
                 raise
-            # Somebody else has decided it; the event about that is on its way.
+            # Another approver has decided it; the event about that is on its way.
             log.info("certificate request %s has changed meanwhile", sent.name)
             return
         done = "approved" if verdict.action == "Approve" else "denied"

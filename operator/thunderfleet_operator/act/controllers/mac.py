@@ -49,7 +49,7 @@ class MacController:
     async def round(self, node: str, quarantine: Quarantine | None = None) -> None:
         """Writes which groups have this Mac and whether it is in quarantine, if that has changed.
 
-        Rounds of one Mac run one after the other, also when several rounds of ModelDeployments ask for them: of two writes at
+        Rounds of one Mac run one after the other, also when several rounds of ModelDeployments request them: of two writes at
         the same time, the last one could be that of the round that had read less.
         """
         lock = self._rounds.get(node)

@@ -41,7 +41,7 @@ class ApiKeys:
         return known.found if known is not None else None
 
     async def refresh(self, secrets: Collection[str], routing_key: bytes) -> None:
-        """Reads outdated Secrets again, at most PER_SECOND, and forgets Secrets that are not in ``secrets``."""
+        """Reads outdated Secrets again, at most PER_SECOND, and drops Secrets that are not in ``secrets``."""
         if routing_key != self._with:
             self._read.clear()
             self._with = routing_key

@@ -1,16 +1,14 @@
 """Receives the reports of routers, over TLS with the certificate that only the operator and routers have."""
 
 import logging
-import ssl
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from aiohttp import web
 from pydantic import ValidationError
 from thunderfleet_crds.exchange.routing import DEMAND_BYTES, DEMAND_PATH, DemandAnswer, DemandReport
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_lib.net import tls
 from thunderfleet_lib.net.listener import Listener
 
 from thunderfleet_operator.act.keys import KeyPair
@@ -19,27 +17,11 @@ from thunderfleet_operator.decide.routing.refusals import refusals
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 1024 + 64
-"""One for each router, and some that have not said yet who they are."""
+"""One for each router, and some for clients that are not identified yet."""
 MAX_ROUTERS = 1024
 LEAST_SECONDS = 0.5
 """Reports of one router that come sooner after each other are refused: routers send at most one a second."""
 RETRY_SECONDS = 1
-
-
-def server_context(pair: KeyPair) -> ssl.SSLContext:
-    """A TLS server that presents the pair and accepts clients only with the same certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(cadata=pair.certificate)
-    with tempfile.TemporaryDirectory(prefix="thunderfleet-") as folder:
-        certificate, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
-        certificate.write_text(pair.certificate)
-        key.touch(mode=0o600)
-        key.write_text(pair.key)
-        context.load_cert_chain(certificate, key)
-    return context
 
 
 class DemandServer:
@@ -71,7 +53,7 @@ class DemandServer:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
-            self.port = await self._listener.listen(runner, host, port, server_context(pair))
+            self.port = await self._listener.listen(runner, host, port, tls.pinned(pair.certificate, pair.key, server=True))
         except BaseException:
             await runner.cleanup()
             raise

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 1.0
 AGAIN_SECONDS = 300.0
-"""How often everything is written again although nothing has changed here: somebody may have deleted it."""
+"""How often everything is written again although nothing has changed here: it may have been deleted."""
 
 
 class Publisher:
@@ -76,7 +76,7 @@ class Publisher:
             await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self) -> None:
-        """Writes objects that differ from the wanted ones. Raises ApiError and NotLeading."""
+        """Writes objects that differ from the desired ones. Raises ApiError and NotLeading."""
         if self._clock() - self._written_at >= AGAIN_SECONDS:
             self._written.clear()
             self._written_at = self._clock()

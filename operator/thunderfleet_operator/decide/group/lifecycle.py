@@ -1,4 +1,4 @@
-"""The next step of one group: keep, drain, place, back off or give up.
+"""The next step of one group: keep, drain, place, back off or stop restarting.
 
 The runner counts attempts, the operator counts placements. A serving group is drained before it is replaced, unless it has
 failed.
@@ -61,7 +61,7 @@ class NextStep:
     counts: bool = False
     avoid: Mapping[str, str] | None = None
     recheck_seconds: float | None = None
-    """When to look again although nothing may have changed."""
+    """When to check again although nothing may have changed."""
     ends: bool = False
     """Whether the current placement ends even if there is no other one, because no attempt in it can succeed."""
     returns: bool = False

@@ -14,7 +14,7 @@ from thunderfleet_operator.observe.objects.metadata import GroupKey
 from thunderfleet_operator.placement import Fleet
 
 RESERVED = ""
-"""UID that stands for plans whose memory and ports are reserved."""
+"""UID of plans whose memory and ports are reserved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ _GOES_BACK = "goes back to a better placement"
 
 @dataclass(frozen=True, slots=True)
 class Failback:
-    """``due``: the group goes back now. Otherwise ``waits`` says when it does, as the end of a sentence about the group."""
+    """``due``: the group goes back now. Otherwise ``waits`` is what it waits for, as the end of a sentence."""
 
     due: bool = False
     waits: str | None = None

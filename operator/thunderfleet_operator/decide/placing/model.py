@@ -1,4 +1,4 @@
-"""Whether any Mac has the model on its disk, and if not, where the agents looked."""
+"""Whether any Mac has the model on its disk, and if not, which folders the agents have scanned."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,7 +25,7 @@ class Resolution:
     reason: str
     message: str
     stalled: bool | None = None
-    """Whether the ModelCache that is to fetch the model is Stalled; None without one."""
+    """Whether the ModelCache that fetches the model is Stalled; None without one."""
 
 
 def _folders(mac: Mac) -> str:
@@ -59,7 +59,7 @@ def resolve(fleet: Fleet, request: Request) -> Resolution:
     if request.uri is not None:
         advice = "it is fetched when all Macs have reported and one has a model store (chart value agent.modelStore)"
         return Resolution(False, Reason.MODEL_NOT_FOUND, f"{request.uri} is on no Mac yet; {advice}")
-    # By value, not by Mac: a round of each ModelDeployment asks, and Macs with the same models share them.
+    # By value, not by Mac: rounds of all ModelDeployments read them, and Macs with the same models share them.
     holders = [
         (names, [model for model in wanted_models(models, request) if model.complete]) for models, names in fleet.holders
     ]

@@ -1,6 +1,6 @@
 """The allocation of ports. Pods share their Mac's network, so a port is a resource like memory.
 
-The ports in use are read from pods and plans, so an operator that restarts knows them.
+The ports in use are read from pods and plans, so an operator that restarts finds them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class PortRange:
 
     @classmethod
     def parse(cls, text: str) -> "PortRange":
-        """Reads ``20000-20999``. Raises ``ValueError`` that says what is allowed."""
+        """Reads ``20000-20999``. Raises ``ValueError`` that names what is allowed."""
         first, _, last = text.partition("-")
         try:
             found = cls(int(first), int(last))

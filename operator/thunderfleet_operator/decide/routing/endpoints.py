@@ -74,7 +74,7 @@ def endpoint_slice(
 
 
 def has(found: object, wanted: object) -> bool:
-    """Whether an object has everything that a manifest says; lists and selectors are compared whole.
+    """Whether an object has everything in a manifest; lists and selectors are compared whole.
 
     The API server adds fields, and omits empty values or returns null for them.
     """
@@ -89,7 +89,7 @@ def has(found: object, wanted: object) -> bool:
 
 
 def has_slice(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether an EndpointSlice has all that a manifest says. Items of a list have neither version nor kind."""
+    """Whether an EndpointSlice has everything in a manifest. Items of a list have neither version nor kind."""
     return has(found, {name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")})
 
 
@@ -99,7 +99,7 @@ def is_headless(spec: dict[str, Any]) -> bool:
 
 
 def has_service(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether the spec of a Service has all that a manifest says, and an address only if the manifest does."""
+    """Whether the spec of a Service has everything in a manifest, and an address only if the manifest does."""
     return has(found, wanted) and is_headless(found) == is_headless(wanted)
 
 

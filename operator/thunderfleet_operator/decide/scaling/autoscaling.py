@@ -26,7 +26,7 @@ NOTICE_SECONDS = 1.0
 DRAIN_LIMIT_SECONDS = 600.0
 """How long the requests of a group that is removed may take."""
 FRESH_SECONDS = 10.0
-"""A report that is older says nothing about requests."""
+"""An older report is not used."""
 WAKE_SECONDS = 15.0
 """How long a request to wake counts. Routers repeat it while the request waits."""
 START_SECONDS = 1800.0
@@ -36,7 +36,7 @@ RECHECK_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The decision. ``load``: includes the current sample. ``yields``: ModelDeployments that are to be stopped for this one."""
+    """The decision. ``load``: includes the current sample. ``yields``: ModelDeployments to stop for this one."""
 
     status: AutoscalingStatus
     load: Load
@@ -116,7 +116,7 @@ def _wish(deployment: ModelDeployment, current: int, idle: float, load: Load, si
 
 
 def _named(other: str, deployment: ModelDeployment) -> str:
-    # Readers of this status may not be allowed to know the ModelDeployments of other namespaces.
+    # Readers of this status may not be allowed to read the ModelDeployments of other namespaces.
     if other.partition("/")[0] == deployment.metadata.namespace:
         return other
     return f"a model of another namespace with the same priorityClassName ({deployment.spec.priority_class_name})"

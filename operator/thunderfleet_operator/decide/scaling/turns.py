@@ -5,7 +5,7 @@ that have served for a minimum time. The one with the oldest last request is sto
 none is stopped.
 
 ModelDeployments of one namespace take turns. Those of several namespaces do so only if both name the same PriorityClass:
-without it, no user has agreed that models of other namespaces may stop theirs.
+without it, no user has allowed models of other namespaces to stop theirs.
 """
 
 from collections.abc import Callable, Sequence

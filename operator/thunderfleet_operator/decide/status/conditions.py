@@ -1,4 +1,4 @@
-"""The conditions of a ModelDeployment. A message says what is wrong and what to do."""
+"""The conditions of a ModelDeployment. A message describes what is wrong and what to do."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -70,7 +70,7 @@ def _small_caches(outcomes: Sequence[Outcome]) -> str:
 
 
 def _better(outcome: Outcome, deployment: ModelDeployment) -> str:
-    """Says whether there is a better placement for a group, and when the group moves there."""
+    """Whether there is a better placement for a group, and when the group moves there."""
     index = outcome.view.index
     if outcome.waits is not None:
         better = f"; a better placement exists: on {outcome.better}" if outcome.better else ""

@@ -102,11 +102,11 @@ def build(
     weights: Mapping[str, Any] | None = None,
     ending: int = 0,
 ) -> ModelDeploymentStatus:
-    """The whole status. ``outcomes``: by index, every group that the spec asks for. ``terminating``: pods of old placements.
+    """The whole status. ``outcomes``: by index, every group of the spec. ``terminating``: pods of old placements.
 
     ``highest``: the highest epoch of any group. ``service``: why there is no Service. ``scaling``: of autoscaling.
     ``routers``: those that are ready, with their settings ``routing``; None without routers. ``weights``: fields about the
-    files of the model. ``ending``: number of groups with pods that the spec no longer asks for.
+    files of the model. ``ending``: number of groups with pods that the spec no longer requires.
     """
     autoscaling = scaling.status if scaling is not None else None
     wanted = staying(deployment, scaling)

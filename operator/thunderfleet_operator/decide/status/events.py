@@ -1,6 +1,6 @@
 """What changed between two statuses and is worth an Event.
 
-The statuses are compared and nothing is remembered, so an operator that restarts repeats no Event.
+The statuses are compared and there is no other state, so an operator that restarts repeats no Event.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The conditions Reconciling and Stalled, by which tools that know only generic conditions (kstatus) see whether to wait.
+"""The conditions Reconciling and Stalled, by which tools that read only generic conditions (kstatus) decide whether to wait.
 
 At most one of them is True: Reconciling while the operator works on the spec, Stalled once a person must change something. A
 wait that can end by itself, such as for a Mac with room, is Reconciling at first. A group that restarts although its fault does
@@ -119,7 +119,7 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
         # Quantizing takes longer than the download of the whole repository.
         return None
     if not of.resolution.found and of.resolution.stalled is not None:
-        # Its ModelCache knows how long the fault has lasted.
+        # Its ModelCache records how long the fault has lasted.
         return Verdict(True, of.resolution.reason, of.resolution.message) if of.resolution.stalled else None
     before = of.deployment.status.conditions
     if _still_stalled(of) is None:

@@ -1,4 +1,4 @@
-"""One round for one ModelCache: which Macs are to have the model, and which pods read from the hub.
+"""One round for one ModelCache: which Macs need the model, and which pods read from the hub.
 
 A fleet downloads a model once: one Mac downloads, and others copy from it. The message of a pod that has ended has the cause.
 A failure is retried later: at the time that the hub names, or with growing pauses.
@@ -16,6 +16,7 @@ from thunderfleet_crds.weights.parts import ranges
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.timestamps import age_seconds
 
+from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON
 from thunderfleet_operator.decide.weights import quantizing, status
 from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
@@ -36,20 +37,6 @@ from thunderfleet_operator.observe.observed import ObservedCache
 RETRY = Backoff(10.0, 600.0)
 SLOW_SECONDS = 300.0
 """Pause after a refusal that only a user, such as the repository's author, can resolve."""
-SLOW = frozenset(
-    (
-        Reason.GATED,
-        Reason.TOKEN_REFUSED,
-        Reason.REPOSITORY_NOT_FOUND,
-        Reason.REPOSITORY_MOVED,
-        Reason.REVISION_NOT_FOUND,
-        Reason.FILES_REFUSED,
-        Reason.QUANTIZATION_REFUSED,
-        Reason.HOST_NOT_ALLOWED,
-        Reason.MANIFEST_NOT_FOUND,
-        Reason.MANIFEST_MISMATCH,
-    )
-)
 START_SECONDS = 120.0
 """A pod that has not started after this time is created on another Mac."""
 RECHECK_SECONDS = 15.0
@@ -120,12 +107,12 @@ def _layers(observed: ObservedCache, name: str) -> frozenset[int]:
 
 
 def _has_files(observed: ObservedCache, name: str, need: Need) -> bool:
-    """Whether a Mac has all files that it is to have."""
+    """Whether a Mac has all files that it needs."""
     return _is_complete(observed, name) or (not need.whole and need.layers <= _layers(observed, name))
 
 
 def _satisfied(observed: ObservedCache, name: str, need: Need) -> bool:
-    """Whether a Mac has all files that it is to have, in the folder that its ranks read."""
+    """Whether a Mac has all files that it needs, in the folder that its ranks read."""
     return _has_files(observed, name, need) and need.layers <= _layers(observed, name)
 
 
@@ -134,7 +121,7 @@ def _files(observed: ObservedCache, need: Need) -> frozenset[int]:
 
 
 def holders(observed: ObservedCache) -> dict[str, Need]:
-    """What each Mac shall have: the Macs that need the model or a part of it, and as many others as the spec asks for."""
+    """What each Mac needs: the Macs that need the model or a part of it, and as many others as the spec requests."""
     spec, before = observed.cache.spec, {one.node for one in observed.cache.status.assignments}
     found = {name: need for name, need in observed.needed.items() if name in observed.nodes}
     chosen = {name for name, need in found.items() if need.whole}
@@ -181,7 +168,7 @@ def _given(observed: ObservedCache, name: str, files: frozenset[int]) -> bool:
 
 
 def _lacked(observed: ObservedCache, name: str, need: Need) -> frozenset[int]:
-    """The files that a Mac is to have, without those of the layers that it has."""
+    """The files that a Mac needs, without those of the layers that it has."""
     layers = _layers(observed, name)
     return _files(observed, need) - (_files(observed, Need(False, layers)) if layers else frozenset())
 
@@ -189,7 +176,7 @@ def _lacked(observed: ObservedCache, name: str, need: Need) -> frozenset[int]:
 def _no_source_since(observed: ObservedCache, name: str, need: Need) -> datetime | None:
     """Since when a Mac has reached no other Mac that has the model; None if it has reached one, or if no Mac has it.
 
-    A Mac that downloads the model for this reason does not look for other Macs, so the time stays as it is.
+    A Mac that downloads the model for this reason does not search for other Macs, so the time stays as it is.
     """
     profile, status = observed.profiles.get(name), observed.cache.status
     copies = profile.status.copies if profile is not None else ()
@@ -252,7 +239,7 @@ def _failed(observed: ObservedCache, pod: FetchPod) -> Download:
     wait = RETRY.seconds(before.attempts + 1)
     if found is not None and found.retry_seconds is not None:
         wait = max(5.0, float(found.retry_seconds))
-    elif reason in SLOW:
+    elif reason in NEEDS_A_PERSON:
         wait = SLOW_SECONDS
     until = observed.now + timedelta(seconds=wait)
     return Download(node=pod.node, attempts=before.attempts + 1, next_time=until, reason=reason, message=text)

@@ -1,4 +1,4 @@
-"""The ModelCache of a ModelDeployment: whether it needs one, and what the status says about it."""
+"""The ModelCache of a ModelDeployment: whether it needs one, and what the status reports about it."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ _UNKNOWN_PARTS = (
 class Needed:
     """What to do about the ModelCache. ``apply``: to create it, or to make it follow the spec.
 
-    ``coming``: text that says why the model will be fetched, before there is a ModelCache.
+    ``coming``: text with the reason why the model will be fetched, before there is a ModelCache.
     """
 
     apply: Manifest | None = None
@@ -53,7 +53,7 @@ def needed(
         if source_of(cache.spec) == source_of(model):
             return Needed()
         return Needed(manifests.model_cache(deployment, cache.metadata.name))
-    # First what is known without a look at all Macs.
+    # First what is known without reading all Macs.
     if cache is not None or not deployment.wanted_groups or (found and not unplaced):
         return Needed()
     if not _reported(fleet):
@@ -85,7 +85,7 @@ def _reported(fleet: Fleet) -> bool:
 
 
 def _awaited(fleet: Fleet) -> Resolution | None:
-    """Which Macs are to report their models before it is clear that the model must be fetched."""
+    """Which Macs must report their models before it is clear that the model must be fetched."""
     up = [mac for mac in fleet.macs.values() if mac.ready]
     silent = sorted(mac.name for mac in up if not _has_reported(mac))
     # If none of them has a model store, the model will not be fetched.

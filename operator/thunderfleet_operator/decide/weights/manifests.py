@@ -43,7 +43,7 @@ TOKEN_MODE = 0o440
 
 @dataclass(frozen=True, slots=True)
 class UriSettings:
-    """Which hosts of URIs Macs may ask: the chart's values. ``authorities``: certificates in PEM."""
+    """Which hosts of URIs Macs may contact: the chart's values. ``authorities``: certificates in PEM."""
 
     hosts: tuple[str, ...] = ()
     private_hosts: tuple[str, ...] = ()

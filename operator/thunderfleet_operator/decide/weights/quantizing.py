@@ -32,7 +32,7 @@ _ARRIVING = (CopyPhase.COPYING, CopyPhase.CHECKING, CopyPhase.COMPLETE)
 
 
 def source_of(found: FetchResult) -> QuantizedFrom | None:
-    """What is to be quantized, from the result of the pod that resolves; None if it does not say it."""
+    """What to quantize, from the result of the pod that resolves; None if it has no such result."""
     if found.commit is None or found.manifest is None or not found.quantized_bytes:
         return None
     return QuantizedFrom(commit=found.commit, manifest=found.manifest, bytes=found.bytes, quantized_bytes=found.quantized_bytes)
@@ -45,12 +45,12 @@ def arguments(cache: ModelCache, source: QuantizedFrom) -> tuple[str, ...]:
 
 
 def revision(spec: ModelCacheSpec) -> tuple[str, ...]:
-    """The arguments that say what is resolved; empty for a URI, whose hash is its version."""
+    """The arguments with what is resolved; empty for a URI, whose hash is its version."""
     return () if spec.uri is not None else ("--revision", spec.revision)
 
 
 def how(cache: ModelCache) -> tuple[str, ...]:
-    """The arguments that say how; empty if nothing is quantized."""
+    """The arguments with the settings; empty if nothing is quantized."""
     wanted = cache.spec.quantize
     return () if wanted is None else ("--bits", str(wanted.bits), "--group-size", str(wanted.group_size))
 
@@ -66,7 +66,7 @@ def memory_bytes(source: QuantizedFrom) -> int:
 
 
 def mine(cache: ModelCache, pods: Sequence[FetchPod]) -> list[FetchPod]:
-    """The pods that quantize what the spec asks for."""
+    """The pods that quantize for the spec."""
     source = cache.status.quantized_from
     wanted = arguments(cache, source) if source is not None else ()
     return [pod for pod in pods if pod.task is Task.QUANTIZE and pod.arguments == wanted and not pod.terminating]
@@ -108,7 +108,7 @@ def _room(profile: NodeProfile | None, source: QuantizedFrom) -> bool:
 
 
 def keeper(observed: ObservedCache, complete: Sequence[str]) -> str | None:
-    """The Mac that quantized the model, as long as none of the others that are to have it is in ``complete``."""
+    """The Mac that quantized the model, as long as none of the others that need it is in ``complete``."""
     source = observed.cache.status.quantized_from
     if source is None or source.node not in observed.nodes or any(name != source.node for name in complete):
         return None
@@ -127,7 +127,7 @@ def lost_since(observed: ObservedCache, *, given: bool) -> datetime | None:
 
 
 def made_again_at(source: QuantizedFrom, node: Node | None) -> datetime | None:
-    """When the files are to be made again; None if they are not lost. ``node``: of the Mac that has made them."""
+    """When the files have to be made again; None if they are not lost. ``node``: of the Mac that has made them."""
     if source.lost_since is None:
         return None
     returns = node is not None and not node.ready

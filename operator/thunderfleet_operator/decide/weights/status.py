@@ -22,13 +22,13 @@ from thunderfleet_operator.observe.fleet.weights import layers_of_copy
 from thunderfleet_operator.observe.objects.nodes import Node
 
 ENDED = frozenset((CopyPhase.COMPLETE, CopyPhase.PART))
-"""Phases in which a Mac has all files that it shall have."""
+"""Phases in which a Mac has all files that it needs."""
 LISTED = 4
 """Copies that a summary names."""
 FAULT_SECONDS = 600.0
 """A fault that a user may have to fix makes a ModelCache Stalled after this long."""
 FAULT_ATTEMPTS = 6
-"""Pods that fail within that time. One that fails after hours of work says nothing about the next one."""
+"""Pods that fail within that time. A failure after hours of work does not predict the next one."""
 WORKING = frozenset(
     (
         Reason.RESOLVING,
@@ -53,7 +53,7 @@ def rate(bytes_per_second: int) -> str:
 
 
 def server_of(spec: ModelCacheSpec) -> str:
-    """Whom pods ask for the model, in words."""
+    """The server that pods request the model from, in words."""
     return host_of(spec.uri) if spec.uri is not None else "the hub"
 
 
@@ -126,7 +126,7 @@ def _copies(
             shared = {name: getattr(known, name) for name in MacCopy.model_fields if name != "node"}
             copy = MacCopy(node=assigned.node, **shared)
         if copy.phase in ENDED and not _is_ended(assigned, copy):
-            # The agent has not yet read that its Mac is to have more files.
+            # The agent has not yet read that its Mac needs more files.
             copy = copy.model_copy(update={"phase": CopyPhase.WAITING, "bytes": max(copy.bytes, _bytes(status, assigned))})
         if copy.phase not in ENDED:
             copy = copy.model_copy(update=_waits(status, assigned.source, copy, node, profile))
@@ -144,14 +144,14 @@ def _copies(
 
 
 def _is_ended(assigned: Assignment, copy: MacCopy) -> bool:
-    """Whether a Mac has all files that it is to have, in the folder that its ranks read."""
+    """Whether a Mac has all files that it needs, in the folder that its ranks read."""
     if assigned.files is None and copy.phase is not CopyPhase.COMPLETE:
         return False
     return numbers(assigned.layers or "") <= layers_of_copy(copy)
 
 
 def _bytes(status: ModelCacheStatus, assigned: Assignment) -> int:
-    """Bytes of the files that a Mac is to have."""
+    """Bytes of the files that a Mac needs."""
     files = numbers(assigned.files) if assigned.files else None
     left_out = sum(one.bytes for one in status.weight_files if files is not None and one.file not in files)
     return max(0, (status.bytes or 0) - left_out)
@@ -160,7 +160,7 @@ def _bytes(status: ModelCacheStatus, assigned: Assignment) -> int:
 def _waits(
     status: ModelCacheStatus, source: CopySource, copy: MacCopy, node: Node | None, profile: NodeProfile | None
 ) -> dict[str, object]:
-    """Returns what a copy waits for, in cases that the agent of the Mac does not know."""
+    """Returns what a copy waits for, in cases that the agent of the Mac cannot detect."""
     store = profile.status.store if profile is not None else None
     if node is None or not node.ready:
         return {"message": "waiting for the Mac, which is not Ready", "bytes_per_second": None, "seconds_left": None}

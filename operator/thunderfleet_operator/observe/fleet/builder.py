@@ -54,7 +54,7 @@ FAULTS = {
 """Maps reasons of the condition Connected to why nothing can be sent. Reasons about Nodes that are not Ready are left out: it
 is not known then."""
 RDMA_FAULTS = frozenset({*rules.FAULT_CLASS, Reason.BELOW_THUNDERBOLT5}) - {Reason.COMMAND_FAILED}
-"""Reasons of RDMAUsable that say what is wrong, not what is unknown."""
+"""Reasons of RDMAUsable for faults, not for what is unknown."""
 NOT_SIZED = (
     "the agent has not computed the sizes of the model's layers yet; if this persists for more than a few minutes, see the "
     "log of the agent"
@@ -212,7 +212,7 @@ def _faults(link: ThunderboltLink) -> tuple[CableFault | None, CableFault | None
     ends = {link.spec.a.node, link.spec.b.node}
     seen = any(end.sees_peer for end in link.status.endpoints if end.node in ends)
     if connected is not None and connected.reason == Reason.UNPLUGGED and seen:
-        # The operator would not say this about these ends: somebody has edited the condition, or it is about to be updated.
+        # The operator would not report this about these ends: the condition was edited, or is about to be updated.
         return None, None
     if connected is not None and connected.reason in FAULTS:
         fault = CableFault(FAULTS[Reason(connected.reason)], connected.message)

@@ -16,7 +16,7 @@ def corrections(deployments: Iterable[ModelDeployment | None], fleet: Fleet) -> 
     """Returns the median ratio of measured to predicted rates for each chip and, under an empty name, for all chips.
 
     Chips without a benchmark use the median of all chips. If only chips with a benchmark were corrected, an error of all
-    predictions would look like a difference between chips. Empty without benchmarks.
+    predictions would appear as a difference between chips. Empty without benchmarks.
     """
     ratios: dict[str, list[float]] = {}
     for deployment in [one for one in deployments if one is not None and one.status.benchmark is not None]:

@@ -1,7 +1,7 @@
 """Which cables have worked long enough since their last interruption.
 
 A cable that was interrupted counts as steady when it has worked for 30 s. Each further interruption doubles this time, up to
-half an hour. Interruptions are forgotten when the cable has worked for half an hour. So a group moves less and less often while
+half an hour. Interruptions are dropped when the cable has worked for half an hour. So a group moves less and less often while
 its cable keeps failing. If there is no other placement, a cable is used one step earlier: after its first interruption at once.
 A group leaves a cable at its third interruption without waiting for it to work again.
 
@@ -44,7 +44,7 @@ class Steadiness:
     fleet: Fleet = field(default_factory=Fleet)
     known: tuple[tuple[Key, Interruptions], ...] = ()
     marked: Fleet = field(default_factory=Fleet)
-    """The fleet, in which cables that are not steady yet say so."""
+    """The fleet, in which cables that are not steady yet are marked."""
     marks: tuple[tuple[Key, Unsteady], ...] = ()
     unreliable: frozenset[str] = frozenset()
     """Cables that were interrupted repeatedly."""

@@ -67,7 +67,7 @@ class Usage:
     def taken(self, without: GroupKey | None = None) -> Taken:
         """The sums by Mac. ``without``: a group that does not count, because it makes room for its next placement.
 
-        A rank counts as its plan says until its pod is bound to the Mac; then the pod counts. A pod that is bound to no Mac
+        A rank counts as in its plan until its pod is bound to the Mac; then the pod counts. A pod that is bound to no Mac
         does not count: anybody could create one that requests a whole Mac and is never scheduled.
         """
         memory: dict[str, int] = {}

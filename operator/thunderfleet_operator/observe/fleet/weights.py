@@ -45,7 +45,7 @@ def layers_of(rank: PlacedRank, count: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a Mac shall have of a model: all files, or those of some layers. Ranks read ``layers`` from the folder for parts."""
+    """What a Mac needs of a model: all files, or those of some layers. Ranks read ``layers`` from the folder for parts."""
 
     whole: bool
     layers: frozenset[int] = frozenset()
@@ -77,7 +77,7 @@ def need_of(rank: PlacedRank, path: str, cache: ModelCache) -> Need:
 
 
 def needed_files(cache: ModelCache, need: Need) -> frozenset[int]:
-    """Numbers of the files that a Mac with this need shall hold."""
+    """Numbers of the files that a Mac with this need must have."""
     count = cache.status.files or 0
     return frozenset(range(count)) if need.whole else files_for(cache.status.weight_files, need.layers, count)
 
@@ -102,7 +102,7 @@ def resolved_from(spec: ModelCacheSpec) -> str:
 
 
 def origin(spec: ModelCacheSpec) -> tuple[str, ...]:
-    """The arguments of a pod that say where the model is."""
+    """The arguments of a pod with the place of the model."""
     if spec.uri is not None:
         return "--uri", spec.uri, "--sha256", spec.sha256 or ""
     return "--repository", spec.repository or ""
@@ -116,7 +116,7 @@ def is_resolved(cache: ModelCache) -> bool:
 
 
 def is_quantized_now(cache: ModelCache) -> bool:
-    """Whether the repository is known, and is to be quantized first."""
+    """Whether the repository is known, and has to be quantized first."""
     status = cache.status
     known = status.resolved_from == resolved_from(cache.spec)
     return known and status.quantized_from is not None and status.manifest is None

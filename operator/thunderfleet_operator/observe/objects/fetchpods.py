@@ -32,7 +32,7 @@ class FetchPod:
     cache_uid: str
     task: Task
     arguments: tuple[str, ...]
-    """Arguments of its command, which say what it reads."""
+    """Arguments of its command, which name what it reads."""
     node: str
     phase: str
     terminating: bool

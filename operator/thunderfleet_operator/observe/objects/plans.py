@@ -74,7 +74,7 @@ class Report:
     silent_seconds: float = 0.0
     phase_seconds: float = 0.0
     by_pods: bool = False
-    """Whether the state is derived from the pods' readiness, because rank 0 cannot be asked."""
+    """Whether the state is derived from the pods' readiness, because rank 0 does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def read_plan(item: Json) -> Plan | None:
 
 
 def statement(item: Json) -> Statement:
-    """What the signature of a plan covers: the plan as its runners read it, and what its ConfigMap says beside it."""
+    """What the signature of a plan covers: the plan as its runners read it, and the other data of its ConfigMap."""
     return {
         "namespace": item["metadata"].get("namespace"),
         "configMap": item["metadata"]["name"],
@@ -237,7 +237,7 @@ def counts(epoch: Epoch, deployment: ModelDeployment | None) -> bool:
 def _newest(epochs: Sequence[Epoch], pods: Iterable[Pod], status: Group | None) -> Epoch | None:
     """The placement that a group has now: the newest, unless it is an earlier one.
 
-    A group that the spec asks for again soon after it was removed has no status any more, but may still run.
+    A group that the spec requires again soon after it was removed has no status any more, but may still run.
     """
     if not epochs or epochs[-1].current:
         return epochs[-1] if epochs else None
@@ -247,7 +247,7 @@ def _newest(epochs: Sequence[Epoch], pods: Iterable[Pod], status: Group | None) 
 
 
 def group_views(deployment: ModelDeployment, epochs: Iterable[Epoch], pods: Iterable[Pod]) -> Mapping[int, GroupView]:
-    """By index, every group that the spec asks for or that has left objects behind.
+    """By index, every group of the spec, or that has left objects behind.
 
     ``epochs`` and ``pods`` are the operator's and belong to a ModelDeployment of this name. Those that a deleted one of that
     name left behind are not part of any group, but their names are taken: they count for ``last_epoch``.

@@ -87,7 +87,7 @@ class Pod:
     """Whether it was deleted by an eviction, or by a queue that needs its quota for others."""
     proof: Proof = Proof.NONE
     router: bool = False
-    """Whether its labels say that it is a router."""
+    """Whether it has the labels of a router."""
 
     @property
     def ended(self) -> bool:
@@ -193,7 +193,7 @@ def _proof(pod: Json, keys: Keyring) -> Proof:
     if owner_uid(pod) is None:
         return Proof.NONE
     if pod_node(pod) != _required_node(pod):
-        # A pod that names its Node itself takes any Node, whatever its affinity says.
+        # A pod that names its Node itself takes any Node, whatever its affinity is.
         return Proof.WRONG
     signature = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_SIGNATURE)
     return keys.check(Purpose.POD, statement(pod), signature).proof

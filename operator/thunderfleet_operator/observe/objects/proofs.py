@@ -1,6 +1,6 @@
 """Signatures by which the operator recognizes its plans and pods: an HMAC-SHA256 over their content, with the operator's key.
 
-Anybody who may write ConfigMaps or pods in a namespace can write objects that look like the operator's, but only the operator
+Any user who may write ConfigMaps or pods in a namespace can write objects that look like the operator's, but only the operator
 can sign them. A signature covers the namespace and the name of its object, so it is not valid for a copy elsewhere.
 """
 

@@ -26,7 +26,7 @@ class SentRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A request that has been parsed. ``content``: what it asks for, or why it cannot be a request of a kubelet."""
+    """A request that has been parsed. ``content``: what it contains, or why it cannot be a request of a kubelet."""
 
     sent: SentRequest
     content: Request | str

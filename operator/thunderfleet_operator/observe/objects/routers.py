@@ -20,7 +20,7 @@ class Router:
 
 
 def is_router(pod: Json) -> bool:
-    """Whether the labels of a pod say that it is a router."""
+    """Whether a pod has the labels of a router."""
     labels = pod["metadata"].get("labels") or {}
     return (labels.get(LABEL_NAME), labels.get(LABEL_COMPONENT)) == (NAME, COMPONENT)
 

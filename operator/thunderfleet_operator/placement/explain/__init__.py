@@ -1,4 +1,4 @@
-"""Why a request has no placement, as messages that say what to buy, plug in or switch on.
+"""Why a request has no placement, as messages that name what to buy, plug in or switch on.
 
 For each transport the search runs once more with relaxed rules: every two Macs count as joined, at a cost for each hop that is
 missing or unusable. The cheapest sets are the near misses. Each names everything that its Macs need, and is kept only if the

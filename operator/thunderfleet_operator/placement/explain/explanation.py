@@ -29,7 +29,7 @@ NO_MACS = (
 NEAR_MISSES = 16
 """Most near misses in an answer."""
 COHORTS = 3
-"""Most cohorts whose near misses are looked for: if every Mac has its own files, there are as many cohorts as Macs."""
+"""Maximum cohorts whose near misses are searched: if every Mac has its own files, there are as many cohorts as Macs."""
 STEPS = 40_000
 """Step limit of all near misses together."""
 

@@ -51,7 +51,7 @@ class Way:
     split: PlacedSplit
     hops: HopObstacles
     budget: StepBudget
-    """Step budget of all sets that are looked at."""
+    """Step budget of all sets that are examined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS, backend
 
 COST_SELECTED_OUT = COST_MEMORY + 5
-"""Cost for a Mac that the selector excludes. The deployment does not want this Mac, so memory elsewhere is suggested first."""
+"""Cost for a Mac that the selector excludes. The deployment excludes this Mac, so memory elsewhere is suggested first."""
 
 
 class HopObstacles:

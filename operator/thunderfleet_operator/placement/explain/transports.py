@@ -44,7 +44,7 @@ class _Pool:
 
 
 def transport_misses(search: CandidateSearch, cohort: Cohort, transport: PlacedTransport, budget: StepBudget) -> list[Miss]:
-    """What keeps these Macs from forming a group over this transport. Once ``budget`` is spent, no more sets are looked at."""
+    """What keeps these Macs from forming a group over this transport. Once ``budget`` is spent, no more sets are examined."""
     request, label = search.request, LABELS[transport]
     least, most = max(2, request.min_nodes), request.max_nodes or MAX_RANKS
     if transport is Transport.JACCL:

@@ -1,7 +1,7 @@
 """The blocks (biconnected components) of a graph: the largest parts that stay connected without any one of their Macs.
 
 Two Macs with a hop between them, all Macs of a ring and all Macs of a mesh are in one block. If the racks of a fleet are joined
-by one Mac each, each rack is a block, so no search has to look at the whole fleet.
+by one Mac each, each rack is a block, so no search has to visit the whole fleet.
 
 Racks that are joined in a circle are one block, although no group goes around the whole circle. So a large block is divided
 further. A ring of limited length lies within a few hops of each of its Macs, so it is in one block of that neighborhood.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 LOOKS = 8
-"""A block is divided further if each of its hops is looked at no more often than this."""
+"""A block is divided further if each of its hops is visited no more often than this."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The fleet as the planner sees it: one immutable value, a snapshot of one moment.
+"""The planner's view of the fleet: one immutable value, a snapshot of one moment.
 
 It holds only what a decision needs. Sizes are bytes, speeds Mbit/s. Indexes (the cables of a Mac, the connected components)
 are computed on first use and carried over to the next snapshot when little has changed.
@@ -183,7 +183,7 @@ class CableFault:
 class Unsteady:
     """A cable that works again after an interruption, but gets no new placements yet.
 
-    ``problem`` says why not. ``last_resort``: whether it may be used if there is no other placement.
+    ``problem`` is the reason. ``last_resort``: whether it may be used if there is no other placement.
     """
 
     problem: str

@@ -1,6 +1,6 @@
 """Buckets of rates, so that measurement noise does not decide between two placements.
 
-Two measurements of the same thing never agree exactly. Therefore the score compares buckets of rates; otherwise the first
+Two measurements of the same value are never exactly equal. Therefore the score compares buckets of rates; otherwise the first
 measured part would decide every comparison, and later parts of the score would never count. Fixed edges could separate two
 rates that are close to each other. So the edges are computed from the rates of the fleet: a bucket begins where two neighboring
 rates are far apart.

@@ -13,8 +13,8 @@ Keeping a healthy group where it is comes before any score. Then:
 7. ``spread``: the difference between the most and the least free memory of its Macs, so that similar Macs work together;
 8. ``room``: the free memory of its Macs in sum, so that big Macs stay free for big models.
 
-Rates are compared in buckets because two measurements never agree (see ``buckets``). Free memory, then the bytes of the model
-that would have to be fetched, then names decide between equal scores, so equal inputs give equal outputs.
+Rates are compared in buckets because two measurements are never equal (see ``buckets``). Free memory, then the bytes of the
+model that would have to be fetched, then names decide between equal scores, so equal inputs give equal outputs.
 """
 
 from dataclasses import dataclass, field

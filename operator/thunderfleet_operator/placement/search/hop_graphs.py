@@ -25,7 +25,7 @@ class HopGraphs:
     """Makes the graphs of a request's cohorts on a fleet."""
 
     def __init__(self, fleet: Fleet, request: Request, known: KnownHops) -> None:
-        """``known``: hops that other requests have looked at; those of this one are added."""
+        """``known``: hops that other requests have examined; those of this one are added."""
         self._fleet = fleet
         self._request = request
         self._known = known

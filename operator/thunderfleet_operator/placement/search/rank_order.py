@@ -57,7 +57,7 @@ class RankOrderSearch:
         self._seen: dict[tuple[int, int, int], list[tuple[Cost, int]]] = {}
 
     def search_from(self, coordinator: int) -> None:
-        """Looks at all orders that begin with this Mac as rank 0."""
+        """Tries all orders that begin with this Mac as rank 0."""
         self._extend((coordinator,), self._bits[coordinator], (self._shared, NO_HOPS), 1)
 
     def _extend(self, order: tuple[int, ...], mask: int, cost: Cost, held: int) -> None:

@@ -64,7 +64,7 @@ def _rings(search: SetSearch) -> None:
 
 
 def _steps(macs: int, hops: int) -> int:
-    """The steps that it takes to look at these hops of this many Macs."""
+    """The steps that it takes to examine these hops of this many Macs."""
     return 1 + macs // MACS_A_STEP + hops // HOPS_A_STEP
 
 

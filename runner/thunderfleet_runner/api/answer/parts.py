@@ -1,6 +1,5 @@
 """The pieces of an answer, in the order in which they become known. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,4 +48,3 @@ class End:
 
 
 Part = Text | CallBegin | CallArguments | CallEnd
-Parts = Sequence[Part]
