@@ -280,9 +280,7 @@ def _makes_room(index: Index, before: Json | None, after: Json | None) -> bool:
     return node is not None and node.mac and not (before is not None and _ended(before))
 
 
-def _concerns_all(
-    collection: Collection, key: str, before: Json | None, after: Json | None, routers: str | None
-) -> bool:
+def _concerns_all(collection: Collection, key: str, before: Json | None, after: Json | None, routers: str | None) -> bool:
     """Whether a change concerns all ModelDeployments: benchmarks correct their predictions, and routers are their endpoints.
 
     Any user may give pods the labels of routers; only those in the namespace of the release count.

@@ -2,8 +2,7 @@
 
 Each ModelDeployment has at most one question for each group. A question that took long last time is asked later and less often:
 a deployment that cannot be placed takes at most a tenth of the process's time, and advice about serving groups at most a
-quarter. Namespaces take turns, so that a user with thousands of deployments that cannot be placed delays nobody else by more than
-one answer.
+quarter. Namespaces take turns, so that a user with thousands of deployments that cannot be placed delays others by one answer.
 
 ModelDeployments that wait for a placement often ask the same, and a placement that one of them gets is not available to the
 next. So a ModelDeployment asks about the fleet as it is when its turn comes. Its turn ends with the round that carries the

@@ -91,7 +91,8 @@ def pod_only(item: Json) -> Json:
     told |= {key: status[key][:NOTE_BYTES] for key in ("message", "reason") if status.get(key)}
     if status.get("containerStatuses"):
         told["containerStatuses"] = [
-            {key: one[key] for key in ("state", "lastState", "restartCount") if key in one} for one in status["containerStatuses"]
+            {key: one[key] for key in ("state", "lastState", "restartCount") if key in one}
+            for one in status["containerStatuses"]
         ]
     return {"metadata": found, "spec": about, "status": told}
 

@@ -148,8 +148,10 @@ class _Made(NamedTuple):
 
 
 class Builder:
-    """Makes each catalog from the one before: any user can have a thousand ModelDeployments with hundreds of keys each, and one
-    of them changes at a time. Objects and texts are replaced when they change, never modified.
+    """Makes each catalog from the one before.
+
+    A user can have a thousand ModelDeployments with hundreds of keys each, and one of them changes at a time. Objects and texts
+    are replaced when they change, never modified.
     """
 
     def __init__(self) -> None:
