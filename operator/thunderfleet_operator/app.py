@@ -221,7 +221,9 @@ class Operator:
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None, *, own: bool = False) -> None:
         """Puts what an object's change concerns on the queue. ``own``: whether the operator has made it."""
-        for concern in concerned(self._index, collection, key, before, after, self.reconciler.unplaced, own=own):
+        unplaced, routing = self.reconciler.unplaced, self._configuration.settings.routers
+        routers = routing.namespace if routing is not None else None
+        for concern in concerned(self._index, collection, key, before, after, unplaced, own=own, routers=routers):
             self._enqueue(concern, PODS_SECONDS if collection is PODS else 0.0)
 
     def _enqueue(self, key: str, seconds: float = 0.0) -> None:

@@ -3,18 +3,22 @@
 import asyncio
 import base64
 import logging
+import time
 from collections.abc import Callable
 
 from thunderfleet_crds.exchange import routing
 from thunderfleet_crds.names import API_VERSION, MODELDEPLOYMENT_PLURAL
 from thunderfleet_lib.kube import Kube, Reflector
 
-from thunderfleet_router.decide.catalog import Catalog, build
+from thunderfleet_router.decide.catalog import Builder, Catalog
 
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.05
 """Changes within this time are handled together."""
+REST = 4.0
+"""After the time for one catalog, changes are collected for so many times as long: requests get most of the time."""
+MOST_REST_SECONDS = 2.0
 AWAY_SECONDS = 3.0
 """How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 
@@ -30,6 +34,7 @@ class Watch:
         """Certificate and key (PEM) for connections to the operator."""
         self.operator: str | None = None
         """URL of the operator replica that leads, where demand is reported."""
+        self._builder = Builder()
         self._on_change = on_change
         self._changed = asyncio.Event()
         core = f"/api/v1/namespaces/{namespace}"
@@ -66,19 +71,22 @@ class Watch:
         self._changed.set()
 
     async def _rebuild(self) -> None:
+        rest = 0.0
         while True:
             await self._changed.wait()
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(max(SETTLE_SECONDS, min(rest, MOST_REST_SECONDS)))
             self._changed.clear()
+            began = time.thread_time()
             if not self.synced:
                 continue
             secret = (next(iter(self._secret.items.values()), None) or {}).get("data") or {}
             self.pair = _pair(secret)
             self.operator = _operator(secret)
             documents = [str((item.get("data") or {}).get(routing.ROUTES_FIELD) or "") for item in self._routes.items.values()]
-            self.catalog = build(self._deployments.items.values(), documents, routing.routing_keys(secret))
+            self.catalog = self._builder.build(self._deployments.items.values(), documents, routing.routing_keys(secret))
             self.built = True
             self._on_change(self.catalog)
+            rest = REST * (time.thread_time() - began)
 
 
 def _operator(data: dict[str, object]) -> str | None:

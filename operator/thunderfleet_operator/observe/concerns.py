@@ -218,22 +218,29 @@ def concerned(
     unplaced: Iterable[str],
     *,
     own: bool = False,
+    routers: str | None = None,
 ) -> Iterator[str]:
     """The keys to work on after an object has changed from ``before`` to ``after``; None: no such object.
 
     ``unplaced``: the ModelDeployments that wait for a place, which the end of a pod or of another ModelDeployment may make.
-    ``own``: whether the operator has made the change.
+    ``own``: whether the operator has made the change. ``routers``: the namespace of routers, if there are any.
     """
     if collection is LINKS and _only_summary(before, after):
         # Where two Macs are joined is as before, and the round that has written the summary has used it.
         yield from () if own else (work_key(LINKS, key),)
         yield from _fleet_keys(index, LINKS, key, macs_of(LINKS, key, after))
     else:
-        yield from _concerned(index, collection, key, before, after, unplaced)
+        yield from _concerned(index, collection, key, before, after, unplaced, routers)
 
 
 def _concerned(
-    index: Index, collection: Collection, key: str, before: Json | None, after: Json | None, unplaced: Iterable[str]
+    index: Index,
+    collection: Collection,
+    key: str,
+    before: Json | None,
+    after: Json | None,
+    unplaced: Iterable[str],
+    routers: str | None,
 ) -> Iterator[str]:
     if collection is NODES and _only_heartbeat(before, after):
         return
@@ -256,19 +263,32 @@ def _concerned(
     if collection in (NODES, NODEPROFILES, LINKS):
         yield from _fleet_keys(index, collection, key, macs)
         return
-    if _concerns_all(collection, before, after):
+    if _concerns_all(collection, key, before, after, routers):
         yield from (work_key(DEPLOYMENTS, name) for name in index.deployments)
     # The previous owner too, because the owner reference may have been removed.
     yield from {work_key(DEPLOYMENTS, owner): None for one in (before, after) if one and (owner := owner_key(one))}
-    if (after is None and collection in (DEPLOYMENTS, PODS)) or (collection is PODS and after and _ended(after)):
+    if (collection is DEPLOYMENTS and after is None) or (collection is PODS and _makes_room(index, before, after)):
         yield from (work_key(DEPLOYMENTS, name) for name in unplaced)
 
 
-def _concerns_all(collection: Collection, before: Json | None, after: Json | None) -> bool:
-    """Whether a change concerns all ModelDeployments: benchmarks correct their predictions, and routers are their endpoints."""
+def _makes_room(index: Index, before: Json | None, after: Json | None) -> bool:
+    """Whether a pod that took something of a Mac has ended. Any user can create and delete other pods all the time."""
+    if after is not None and not _ended(after):
+        return False
+    item = before or after
+    node = index.nodes.get(str((item.get("spec") or {}).get("nodeName"))) if item is not None else None
+    return node is not None and node.mac and not (before is not None and _ended(before))
+
+
+def _concerns_all(collection: Collection, key: str, before: Json | None, after: Json | None, routers: str | None) -> bool:
+    """Whether a change concerns all ModelDeployments: benchmarks correct their predictions, and routers are their endpoints.
+
+    Any user may give pods the labels of routers; only those in the namespace of the release count.
+    """
     if collection is DEPLOYMENTS:
         return before is not None and _benchmarked(before) != _benchmarked(after)
-    return collection is PODS and router_state(before) != router_state(after)
+    ours = collection is PODS and routers is not None and key.startswith(f"{routers}/")
+    return ours and router_state(before) != router_state(after)
 
 
 def _benchmarked(deployment: Json | None) -> object:

@@ -2,7 +2,7 @@
 
 Each ModelDeployment has at most one question for each group. A question that took long last time is repeated later and less
 often: a deployment that cannot be placed takes at most a tenth of the process's time, and advice about serving groups at most a
-quarter.
+quarter. Namespaces take turns, so that a user with thousands of deployments that cannot be placed delays others by one answer.
 
 ModelDeployments that wait for a placement often have the same question, and a placement that one of them gets is not available
 to the next. So the question of a ModelDeployment is about the fleet as it is when its turn comes. Its turn ends with the round
@@ -134,6 +134,10 @@ class Planner:
         self._clock = clock
         self._turn: _Turn | None = None
         self._clients: dict[str, _Client] = {}
+        self._served: dict[str, int] = {}
+        """By namespace, the number of the last answer to it."""
+        self._count = 0
+        """Number of answers."""
         self._running: tuple[str, int, Question] | None = None
         self._advice_at = float("-inf")
         """Time before which no advice is given."""
@@ -202,6 +206,9 @@ class Planner:
     def forget(self, key: str) -> None:
         """Drops a ModelDeployment."""
         self._clients.pop(key, None)
+        namespace = _namespace(key)
+        if not any(_namespace(other) == namespace for other in self._clients):
+            self._served.pop(namespace, None)
         if self._turn is not None and self._turn.key == key:
             self._end_turn()
 
@@ -256,13 +263,20 @@ class Planner:
         if self._turn is not None and self._turn.key in ready:
             return self._turn.key, None
         if ready:
-            return min(ready, key=lambda key: ready[key].order), None
+            return min(ready, key=lambda key: self._order(key, ready[key])), None
         return None, min((self._due(client) - now for client in waiting.values()), default=None)
+
+    def _order(self, key: str, client: _Client) -> tuple[bool, int, float]:
+        """Sort key of clients: advice last, then the namespace that has waited longest for an answer."""
+        advice, due = client.order
+        return advice, self._served.get(_namespace(key), 0), due
 
     async def _answer(self, key: str) -> None:
         client = self._clients[key]
         group, question = client.first
         del client.waiting[group]
+        self._count += 1
+        self._served[_namespace(key)] = self._count
         if isinstance(question, WherePlaced) and client.unplaced is not None and not client.unplaced.same_request(question):
             client.failures = 0
         self._running = (key, group, question)
@@ -311,6 +325,10 @@ class Planner:
     def _is_running(self, key: str, group: int, question: Question) -> bool:
         running = self._running
         return running is not None and running[:2] == (key, group) and _similar(running[2], question)
+
+
+def _namespace(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def _similar(one: Question, other: Question) -> bool:

@@ -14,7 +14,7 @@ from thunderfleet_lib.csr.names import REQUESTS as REQUESTS_PATH
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, undecided_only, version
+from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, pod_only, undecided_only, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,9 @@ REQUESTS = Collection(
 )
 """Requests of kubelets for serving certificates."""
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, ENDPOINT_SLICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
+
+POD_BYTES = 32 * 1024
+"""Of a pod that takes more, packed, only what the operator reads is kept. Its own pods take less."""
 
 REMEMBERED = 512
 """Number of changes of a collection whose keys are kept, so that derived values can be updated without reading all
@@ -137,7 +140,10 @@ class Store:
         new = version(item)
         if new <= _version(self.items.kept.get(key)) or new <= self.gone.get(key, -1):
             return False
-        self.items.kept[key] = Packed.of(self._reduced(item))
+        packed = Packed.of(self._reduced(item))
+        if self.collection is PODS and len(packed.text) > POD_BYTES:
+            packed = Packed.of(pod_only(item))
+        self.items.kept[key] = packed
         self._changed(key)
         return True
 

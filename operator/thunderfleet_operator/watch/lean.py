@@ -12,7 +12,7 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 
 from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY
-from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE
+from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE, GROUP, MODELCACHE_KIND
 from thunderfleet_lib.csr.names import NODE_PREFIX
 from thunderfleet_lib.csr.parse import REQUEST_BYTES
 from thunderfleet_lib.kube import Json
@@ -24,6 +24,12 @@ SHARED_LIMIT = 4096
 
 _ANNOTATIONS = (ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE)
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+_POD_METADATA = ("creationTimestamp", "deletionGracePeriodSeconds")
+_READ = (f"{GROUP}/", "app.kubernetes.io/")
+"""Prefixes of labels and annotations that the operator reads of pods."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+GATES = 8
+"""Scheduling gates of a pod that are kept."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -55,6 +61,45 @@ def undecided_only(item: Json) -> Json:
     kept = {key: spec.get(key) for key in ("signerName", "username", "groups", "usages")}
     # One byte more than the parser accepts, so that it refuses a longer one.
     return {**found, "spec": {**kept, "request": str(spec.get("request") or "")[: REQUEST_BYTES + 1]}}
+
+
+def pod_only(item: Json) -> Json:
+    """What the operator reads of a pod. Any user who may create pods can create a thousand of a megabyte each."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    found: Json = {key: metadata[key] for key in (*_METADATA, *_POD_METADATA) if key in metadata}
+    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
+    if owners:
+        found["ownerReferences"] = owners
+    for name in ("labels", "annotations"):
+        kept = {key: value[:NOTE_BYTES] for key, value in (metadata.get(name) or {}).items() if key.startswith(_READ)}
+        if kept:
+            found[name] = kept
+    fetches = any(owner.get("kind") == MODELCACHE_KIND for owner in owners)
+    about = {key: spec[key] for key in ("nodeName", "hostNetwork", "overhead") if key in spec}
+    for key in ("containers", "initContainers"):
+        if spec.get(key):
+            about[key] = [_container(one, command=fetches) for one in spec[key]]
+    if "schedulingGates" in spec:
+        about["schedulingGates"] = spec["schedulingGates"][:GATES]
+    if fetches and "volumes" in spec:
+        about["volumes"] = spec["volumes"]
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED)
+    if required:
+        terms = [{"matchFields": term.get("matchFields")} for term in required.get("nodeSelectorTerms") or []]
+        about["affinity"] = {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}
+    told: Json = {key: status[key] for key in ("phase", "conditions") if key in status}
+    told |= {key: status[key][:NOTE_BYTES] for key in ("message", "reason") if status.get(key)}
+    if status.get("containerStatuses"):
+        told["containerStatuses"] = [
+            {key: one[key] for key in ("state", "lastState", "restartCount") if key in one}
+            for one in status["containerStatuses"]
+        ]
+    return {"metadata": found, "spec": about, "status": told}
+
+
+def _container(container: Json, *, command: bool) -> Json:
+    keys = ("resources", "ports", "restartPolicy", *(("command",) if command else ()))
+    return {key: container[key] for key in keys if key in container}
 
 
 def digest_of(models: object) -> bytes:

@@ -5,11 +5,49 @@ another round afterwards. A key can be added with a delay; the earliest time cou
 
 Most changes that come during a round are answers to its own writes, or follow from them. They get one round together, a moment
 after it.
+
+Kinds and namespaces take turns, so that a user with thousands of objects delays the rounds of others by one round each.
 """
 
 import asyncio
 import heapq
 import time
+
+
+class _Turns:
+    """Keys that are ready, each once. Those of one kind and namespace (``kind/namespace/name``) come in order."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, None]] = {}
+        """By kind and namespace, the one whose turn is next at the beginning."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._of.get(_whose(key), ())
+
+    def add(self, key: str) -> None:
+        """Adds a key, unless it is there."""
+        keys = self._of.setdefault(_whose(key), {})
+        self._count += key not in keys
+        keys[key] = None
+
+    def take(self, key: str | None = None) -> str:
+        """Removes and returns ``key``, else the next one."""
+        whose = _whose(key) if key is not None else next(iter(self._of))
+        keys = self._of.pop(whose)
+        found = key if key is not None else next(iter(keys))
+        del keys[found]
+        if keys:
+            self._of[whose] = keys
+        self._count -= 1
+        return found
+
+
+def _whose(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 class WorkQueue:
@@ -20,7 +58,7 @@ class WorkQueue:
 
     def __init__(self, moment: float = 0.0) -> None:
         self._moment = moment
-        self._ready: dict[str, None] = {}
+        self._ready = _Turns()
         self._working: set[str] = set()
         self._again: set[str] = set()
         self._changed: set[str] = set()
@@ -42,7 +80,7 @@ class WorkQueue:
         if key in self._working:
             self._again.add(key)
         else:
-            self._ready[key] = None
+            self._ready.add(key)
             self._wake.set()
 
     def changed(self, key: str) -> None:
@@ -85,9 +123,8 @@ class WorkQueue:
         while True:
             wait = self._promote()
             if self._ready:
-                key = next((key for key in self._first if key in self._ready), None) or next(iter(self._ready))
+                key = self._ready.take(next((key for key in self._first if key in self._ready), None))
                 self._first.pop(key, None)
-                del self._ready[key]
                 self._working.add(key)
                 return key
             self._wake.clear()

@@ -44,9 +44,15 @@ def caller(catalog: Catalog, headers: Mapping[str, str], address: str) -> Caller
     for key in sent_keys(headers):
         # While routing keys are replaced, documents have digests with different ones.
         digests = [routing.key_digest(routing_key, key) for routing_key in catalog.digest_keys]
-        found = [(deployment, digest) for digest in digests for deployment in catalog.by_digest.get(digest, ())]
-        if found:
-            grants = {deployment.uid: deployment.keys[digest] for deployment, digest in found}
-            namespaces = frozenset(deployment.namespace for deployment, _ in found)
-            return Caller(f"key {digests[0]}", next(iter(grants.values())).name, grants, namespaces)
+        if any(digest in catalog.by_digest for digest in digests):
+            # A key may be one of thousands of ModelDeployments.
+            return catalog.kept(("caller", *digests), lambda digests=digests: _holder(catalog, digests))  # type: ignore[misc]
     return Caller(f"address {address}")
+
+
+def _holder(catalog: Catalog, digests: list[str]) -> Caller:
+    """The holder of an accepted key."""
+    found = [(deployment, digest) for digest in digests for deployment in catalog.accepting(digest)]
+    grants = {deployment.uid: deployment.keys[digest] for deployment, digest in found}
+    namespaces = frozenset(deployment.namespace for deployment, _ in found)
+    return Caller(f"key {digests[0]}", next(iter(grants.values())).name, grants, namespaces)

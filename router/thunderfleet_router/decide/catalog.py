@@ -4,11 +4,11 @@ Objects may be written by other versions. Those that cannot be read are left out
 others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -23,6 +23,11 @@ _COMING = frozenset(
         GroupPhase.LOADING, GroupPhase.BACKING_OFF,
     }
 )  # fmt: skip
+
+MAX_KEPT = 64
+"""Values that are kept with one catalog."""
+
+T = TypeVar("T")
 
 
 class Outlook(StrEnum):
@@ -87,55 +92,147 @@ class Deployment:
     """Whether it has been deleted, and its groups end."""
     keys: Mapping[str, AcceptedKey] = field(default_factory=dict)
     """By digest."""
+    gateway_names: tuple[str, ...] = ()
+    """The names that its gateways accept, by precedence."""
 
     @property
     def full_name(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    @property
-    def gateway_names(self) -> tuple[str, ...]:
-        """The names that its gateways accept, by precedence."""
-        return client_names(self.namespace, self.name, self.model)
-
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All ModelDeployments, by ``namespace/name``, and the routing keys with which keys are looked up.
-
-    ``by_name``: the ModelDeployments that a name may mean, in the order of ``namespace/name``.
-    """
+    """All ModelDeployments, by ``namespace/name``, and the routing keys with which keys are looked up."""
 
     deployments: Mapping[str, Deployment] = field(default_factory=dict)
     digest_keys: tuple[bytes, ...] = ()
-    by_digest: Mapping[str, tuple[Deployment, ...]] = field(default_factory=dict)
-    by_name: Mapping[str, Sequence[Deployment]] = field(default_factory=dict)
+    by_digest: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By the digest of a key, the ModelDeployments that accept it."""
+    by_name: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By name, the ModelDeployments that it may mean, in order."""
+    all_require_keys: bool = False
+    """Whether there are ModelDeployments, and each requires a key."""
+    _kept: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def accepting(self, digest: str) -> list[Deployment]:
+        """The ModelDeployments that accept the key with this digest."""
+        return [self.deployments[name] for name in self.by_digest.get(digest, ())]
+
+    def named(self, name: str) -> list[Deployment]:
+        """The ModelDeployments that a name may mean."""
+        return [self.deployments[found] for found in self.by_name.get(name, ())]
+
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """``make()``, or what it returned for this key and this catalog before: clients ask the same again and again."""
+        if key not in self._kept:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = make()
+        return cast("T", self._kept[key])
+
+
+class _Document(NamedTuple):
+    """A Routes document. ``keys``: by digest."""
+
+    routes: Routes
+    keys: Mapping[str, AcceptedKey]
+
+
+class _Made(NamedTuple):
+    """A ModelDeployment, and what it was made from. None: it cannot be read."""
+
+    item: Mapping[str, Any]
+    document: _Document | None
+    deployment: Deployment | None
+
+
+class Builder:
+    """Makes each catalog from the one before.
+
+    A user can have a thousand ModelDeployments with hundreds of keys each, and one of them changes at a time. Objects and texts
+    are replaced when they change, never modified.
+    """
+
+    def __init__(self) -> None:
+        self._documents: dict[str, _Document | None] = {}
+        """By text."""
+        self._made: dict[int, _Made] = {}
+        """By the identity (``id``) of the object, which is kept here, so its identity is not reused."""
+        self._keys: Mapping[str, bytes] = {}
+        self._catalog = Catalog()
+
+    def build(self, objects: Iterable[Mapping[str, Any]], documents: Iterable[str], keys: Mapping[str, bytes]) -> Catalog:
+        """The catalog of ModelDeployments and Routes documents. ``keys``: routing keys by id."""
+        before = self._documents
+        self._documents = {text: before[text] if text in before else _document(text) for text in documents}
+        routes = {found.routes.uid: found for found in self._documents.values() if found is not None}
+        made = self._made if keys == self._keys else {}
+        self._keys, self._made = dict(keys), {}
+        deployments = {}
+        for item in objects:
+            known, document = made.get(id(item)), routes.get(_uid(item))
+            if known is None or known.item is not item or known.document is not document:
+                known = _Made(item, document, _read(item, document, keys))
+            self._made[id(item)] = known
+            if known.deployment is not None:
+                deployments[known.deployment.full_name] = known.deployment
+        used = {found.routes.key_id for found in routes.values()}
+        digest_keys = tuple(key for name, key in sorted(keys.items()) if name in used)
+        past, by_digest, by_name = self._catalog, self._catalog.by_digest, self._catalog.by_name
+        if not _same_index(past.deployments, deployments):
+            by_digest, by_name = _by_digest(deployments), _by_name(deployments)
+        closed = bool(deployments) and all(one.requires_key for one in deployments.values())
+        self._catalog = Catalog(deployments, digest_keys, by_digest, by_name, closed)
+        return self._catalog
 
 
 def build(objects: Iterable[Mapping[str, Any]], documents: Iterable[str], keys: Mapping[str, bytes]) -> Catalog:
-    """The catalog of ModelDeployments and Routes documents. ``keys``: routing keys by id."""
-    routes = {found.uid: found for found in (_routes(text) for text in documents) if found is not None}
-    deployments = {}
-    for item in objects:
-        try:
-            found = _deployment(item, routes, keys)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            continue
-        deployments[found.full_name] = found
-    used = {found.key_id for found in routes.values()}
-    by_digest: dict[str, tuple[Deployment, ...]] = {}
-    for deployment in deployments.values():
+    """The catalog, as ``Builder`` makes it."""
+    return Builder().build(objects, documents, keys)
+
+
+def _same_index(before: Mapping[str, Deployment], after: Mapping[str, Deployment]) -> bool:
+    """Whether both have the same names and keys in ``by_digest`` and ``by_name``."""
+    return before.keys() == after.keys() and all(_same_entries(before[name], one) for name, one in after.items())
+
+
+def _same_entries(one: Deployment, other: Deployment) -> bool:
+    if one is other:
+        return True
+    return (one.gateway_names, one.aliases) == (other.gateway_names, other.aliases) and one.keys.keys() == other.keys.keys()
+
+
+def _by_digest(deployments: Mapping[str, Deployment]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, deployment in deployments.items():
         for digest in deployment.keys:
-            by_digest[digest] = (*by_digest.get(digest, ()), deployment)
-    digest_keys = tuple(key for name, key in sorted(keys.items()) if name in used)
-    return Catalog(deployments, digest_keys, by_digest, _by_name(deployments))
-
-
-def _by_name(deployments: Mapping[str, Deployment]) -> dict[str, list[Deployment]]:
-    found: dict[str, list[Deployment]] = {}
-    for _, deployment in sorted(deployments.items()):
-        for name in dict.fromkeys((*deployment.gateway_names, *deployment.aliases)):
-            found.setdefault(name, []).append(deployment)
+            found.setdefault(digest, []).append(name)
     return found
+
+
+def _by_name(deployments: Mapping[str, Deployment]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for full_name, deployment in sorted(deployments.items()):
+        for name in dict.fromkeys((*deployment.gateway_names, *deployment.aliases)):
+            found.setdefault(name, []).append(full_name)
+    return found
+
+
+def _document(text: str) -> _Document | None:
+    found = _routes(text)
+    return _Document(found, {key.digest: key for key in found.keys}) if found is not None else None
+
+
+def _uid(item: Mapping[str, Any]) -> str:
+    metadata = item.get("metadata")
+    return str(metadata.get("uid")) if isinstance(metadata, Mapping) else ""
+
+
+def _read(item: Mapping[str, Any], document: _Document | None, keys: Mapping[str, bytes]) -> Deployment | None:
+    try:
+        return _deployment(item, document, keys)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _routes(text: str) -> Routes | None:
@@ -147,14 +244,14 @@ def _routes(text: str) -> Routes | None:
         return None
 
 
-def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Mapping[str, bytes]) -> Deployment:
+def _deployment(item: Mapping[str, Any], document: _Document | None, keys: Mapping[str, bytes]) -> Deployment:
     metadata, spec, status = item["metadata"], item["spec"], item.get("status") or {}
     namespace, name, uid = str(metadata["namespace"]), str(metadata["name"]), str(metadata["uid"])
     server, memory = spec.get("server") or {}, spec.get("memory") or {}
-    document = routes.get(uid)
-    if document is not None and (document.namespace, document.deployment) != (namespace, name):
+    if document is not None and (document.routes.namespace, document.routes.deployment) != (namespace, name):
         document = None
-    groups = tuple(_groups(namespace, name, uid, status, document, keys))
+    groups = tuple(_groups(namespace, name, uid, status, document.routes if document is not None else None, keys))
+    model = served_name(spec["model"].get("repository"), spec["model"].get("path"), spec["model"].get("uri"))
     requires_key = bool(server.get("apiKeySecret"))
     context_tokens = int(memory.get("contextTokens") or routing.DEFAULT_CONTEXT_TOKENS)
     cached_tokens = memory.get("cachedTokens")
@@ -162,7 +259,7 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
         namespace=namespace,
         name=name,
         uid=uid,
-        model=served_name(spec["model"].get("repository"), spec["model"].get("path"), spec["model"].get("uri")),
+        model=model,
         aliases=tuple(str(alias) for alias in (server.get("aliases") or ())[: routing.MAX_ALIASES]),
         created=_seconds(metadata.get("creationTimestamp")),
         requires_key=requires_key,
@@ -173,7 +270,8 @@ def _deployment(item: Mapping[str, Any], routes: Mapping[str, Routes], keys: Map
         outlook=_outlook(metadata, spec, status, groups),
         message=_message(status),
         deleting=bool(metadata.get("deletionTimestamp")),
-        keys={key.digest: key for key in document.keys} if document is not None and requires_key else {},
+        keys=document.keys if document is not None and requires_key else {},
+        gateway_names=client_names(namespace, name, model),
     )
 
 

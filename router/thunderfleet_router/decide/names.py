@@ -6,7 +6,7 @@ namespaces come first: those with a ModelDeployment that accepts the caller's ke
 the holder of a key, so an alias cannot attract requests of others.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thunderfleet_lib.httpapi.errors import ApiError
@@ -16,6 +16,9 @@ from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook
 
 LISTED = 20
 """Maximum number of names in an error."""
+MAX_LISTED = 4096
+"""Maximum number of entries of ``/v1/models``, which a client without a key may get. Models of the caller's own namespaces come
+first, and then one of each other namespace in turn, so that no namespace crowds out another."""
 Keys = Callable[[Deployment], tuple[str, ...]]
 Lookup = Callable[[int, str], list[Deployment]]
 """The ModelDeployments that have a name in one of the steps."""
@@ -45,13 +48,17 @@ def unauthorized() -> ApiError:
 
 def admit(catalog: Catalog, caller: Caller) -> None:
     """Raises ApiError if the caller has no key, and every ModelDeployment needs one."""
-    if not caller.known and catalog.deployments and all(one.requires_key for one in catalog.deployments.values()):
+    if not caller.known and catalog.all_require_keys:
         raise unauthorized()
 
 
-def usable(catalog: Catalog, caller: Caller) -> list[Deployment]:
+def usable(catalog: Catalog, caller: Caller) -> Sequence[Deployment]:
     """The ModelDeployments that the caller may use, own namespaces first. Raises ApiError if every one needs a key."""
     admit(catalog, caller)
+    return catalog.kept(("usable", caller.id if caller.known else ""), lambda: _usable(catalog, caller))
+
+
+def _usable(catalog: Catalog, caller: Caller) -> Sequence[Deployment]:
     found = [deployment for deployment in catalog.deployments.values() if caller.may_use(deployment)]
     return sorted(found, key=lambda deployment: (deployment.namespace not in caller.namespaces, deployment.full_name))
 
@@ -60,43 +67,31 @@ def resolve(catalog: Catalog, caller: Caller, name: str | None, aliases: Mapping
     """The ModelDeployment that the caller means. ``aliases``: fleet-wide alias to ``namespace/name``. Raises ApiError."""
     admit(catalog, caller)
     if name is not None:
-        found = _find(_scanned(_having(catalog, caller, name, aliases)), caller, name, aliases)
+        found = _find(_lookup(catalog, caller), caller, name, aliases)
         if found is not None:
             return found
     available = usable(catalog, caller)
     if name is None:
         if len(available) == 1:
             return available[0]
-        raise ApiError(400, f"the field model is missing; {_listed(available, caller)}", param="model")
+        raise ApiError(400, f"the field model is missing; {_listed(catalog, available, caller)}", param="model")
     if not caller.known and len(available) < len(catalog.deployments):
         raise unauthorized()
     raise ApiError(
         404,
-        f"the model {name[:200]!r} is not served here; {_listed(available, caller)}",
+        f"the model {name[:200]!r} is not served here; {_listed(catalog, available, caller)}",
         param="model",
         code="model_not_found",
     )
 
 
-def _having(catalog: Catalog, caller: Caller, name: str, aliases: Mapping[str, str]) -> list[Deployment]:
-    """Candidates for the name among the ModelDeployments that the caller may use. Avoids a scan of a thousand."""
-    found = {one.uid: one for wanted in (name, aliases.get(name)) for one in catalog.by_name.get(wanted or "", ())}
-    return [one for one in found.values() if caller.may_use(one)]
+def _lookup(catalog: Catalog, caller: Caller) -> Lookup:
+    """Looks names up among the ModelDeployments that the caller may use, by the catalog's index: there may be thousands."""
 
+    def lookup(step: int, name: str) -> list[Deployment]:
+        return [one for one in catalog.named(name) if name in _STEPS[step](one) and caller.may_use(one)]
 
-def _scanned(available: list[Deployment]) -> Lookup:
-    """Looks up one name."""
-    return lambda step, name: [deployment for deployment in available if name in _STEPS[step](deployment)]
-
-
-def _indexed(available: list[Deployment]) -> Lookup:
-    """Looks up many names with an index: scanning a thousand models and their aliases for each name would take minutes."""
-    found: dict[tuple[int, str], list[Deployment]] = {}
-    for deployment in available:
-        for step, keys in enumerate(_STEPS):
-            for name in dict.fromkeys(keys(deployment)):
-                found.setdefault((step, name), []).append(deployment)
-    return lambda step, name: found.get((step, name), [])
+    return lookup
 
 
 def _find(lookup: Lookup, caller: Caller, name: str, aliases: Mapping[str, str]) -> Deployment | None:
@@ -126,10 +121,10 @@ def _one(matching: list[Deployment], caller: Caller, name: str, *, by_model: boo
     )
 
 
-def _listed(available: list[Deployment], caller: Caller) -> str:
+def _listed(catalog: Catalog, available: Sequence[Deployment], caller: Caller) -> str:
     if not available:
         return "no model is available to this key" if caller.known else "no model is deployed"
-    lookup = _scanned(available)
+    lookup = _lookup(catalog, caller)
     names = [_shown_name(deployment, lookup, caller) for deployment in available[:LISTED]]
     more = len(available) - len(names)
     return "use " + ("one of " if len(available) > 1 else "") + ", ".join(names) + (f" and {more} more" if more else "")
@@ -147,10 +142,20 @@ def _shown_name(deployment: Deployment, lookup: Lookup, caller: Caller) -> str:
 def listing(catalog: Catalog, caller: Caller, aliases: Mapping[str, str]) -> list[dict[str, Any]]:
     """The entries of ``/v1/models``: names, then the aliases that the caller can use. Raises ApiError."""
     available = usable(catalog, caller)
-    lookup = _indexed(available)
-    entries = [_entry(_shown_name(deployment, lookup, caller), deployment) for deployment in available]
+    key = ("listing", caller.id if caller.known else "", frozenset(aliases.items()))
+    return catalog.kept(key, lambda: _listing(catalog, available, caller, aliases))
+
+
+def _listing(
+    catalog: Catalog, available: Sequence[Deployment], caller: Caller, aliases: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    shown = _of_each_in_turn(available, caller)
+    lookup = _lookup(catalog, caller)
+    entries = [_entry(_shown_name(deployment, lookup, caller), deployment) for deployment in shown]
     names = {entry["id"] for entry in entries}
-    for alias in sorted({alias for deployment in available for alias in deployment.aliases} | aliases.keys()):
+    for alias in sorted({alias for deployment in shown for alias in deployment.aliases} | aliases.keys()):
+        if len(entries) >= MAX_LISTED:
+            break
         try:
             found = _find(lookup, caller, alias, aliases)
         except ApiError:
@@ -158,6 +163,19 @@ def listing(catalog: Catalog, caller: Caller, aliases: Mapping[str, str]) -> lis
         if found is not None and alias not in names and alias not in found.gateway_names:
             entries.append(_entry(alias, found))
     return entries
+
+
+def _of_each_in_turn(available: Sequence[Deployment], caller: Caller) -> Sequence[Deployment]:
+    """At most MAX_LISTED of them, in their order."""
+    if len(available) <= MAX_LISTED:
+        return available
+    counts: dict[str, int] = {}
+    turns = {}
+    for one in available:
+        counts[one.namespace] = counts.get(one.namespace, 0) + 1
+        turns[one.uid] = 0 if one.namespace in caller.namespaces else counts[one.namespace]
+    chosen = {one.uid for one in sorted(available, key=lambda one: turns[one.uid])[:MAX_LISTED]}
+    return [one for one in available if one.uid in chosen]
 
 
 def described(name: str, deployment: Deployment) -> dict[str, Any]:

@@ -111,6 +111,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{ROUTES}::test_own_namespaces_come_first_and_aliases_never_shadow_names",
         f"{ROUTES}::test_an_alias_of_another_namespace_attracts_no_holder_of_a_key",
     ),
+    "user with thousands of ModelDeployments or API keys": (
+        f"{ROUTES}::test_a_change_of_one_model_costs_nothing_for_those_of_others",
+        f"{ROUTES}::test_no_namespace_crowds_others_out_of_the_list_of_models",
+        "unit/operator/test_routers.py::test_keys_of_a_namespace_are_bounded_and_its_oldest_models_keep_theirs",
+    ),
     "user who can read ConfigMaps of the release's namespace |": (
         "unit/crds/test_routing.py::test_a_key_has_another_digest_with_another_routing_key",
     ),
@@ -390,6 +395,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{LIVE_FORGERY}::test_an_odd_annotation_stops_no_placement",
         "unit/operator/test_generated_objects.py::test_any_pod_is_read",
         "unit/kubelet/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
+    ),
+    "creates thousands of ModelDeployments, or pods": (
+        "unit/operator/test_parts.py::test_a_user_with_thousands_of_objects_delays_others_by_one_round",
+        "unit/operator/test_planning.py::test_namespaces_take_turns_at_the_planner",
+        "unit/operator/test_routers.py::test_namespaces_take_turns_in_what_is_published",
+        "unit/operator/test_cached_objects.py::test_little_is_kept_of_the_megabyte_of_a_pod",
     ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
     "Two admission policies refuse": (

@@ -1,7 +1,9 @@
 """What the cache keeps of objects, and how lists fill it."""
 
+import base64
 import copy
 import json
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -14,7 +16,7 @@ from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.nodes import read_node
 from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, PODS, REMEMBERED, Cache, Store
+from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, POD_BYTES, PODS, REMEMBERED, Cache, Store
 from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
 
@@ -57,6 +59,21 @@ def test_what_nothing_reads_is_not_kept() -> None:
     }
     assert kept["status"] == {key: value for key, value in status.items() if key != "images"} and kept["spec"] == whole["spec"]
     assert read_node(kept) == read_node(whole)
+
+
+def test_little_is_kept_of_the_megabyte_of_a_pod() -> None:
+    """Any user who may create pods can create a thousand of them."""
+    noise = base64.b64encode(os.urandom(300_000)).decode()
+    container = {"name": "main", "image": noise, "env": [{"name": "A", "value": noise}], "ports": [{"hostPort": 80}]}
+    pod = item("a", metadata={"annotations": {"a": noise, "thunderfleet.io/ports": noise}}, spec={"containers": [container]})
+    store = Store(PODS)
+    store.put(pod)
+    kept = store.items.kept["a"]
+    assert isinstance(kept, Packed) and len(kept.text) < POD_BYTES
+    assert store.items["a"]["spec"]["containers"] == [{"ports": [{"hostPort": 80}]}]
+    small = item("b", spec={"containers": [{"name": "main", "image": "x"}]})
+    store.put(small)
+    assert store.items["b"]["spec"] == small["spec"]
 
 
 def test_equal_strings_and_models_are_kept_once() -> None:

@@ -38,6 +38,23 @@ async def test_a_pod_concerns_its_owner_its_mac_and_at_its_end_all_that_wait_for
     assert keys(pod, {**pod, "status": {"phase": "Failed"}}) == own | {waits}
     foreign = {"metadata": {"name": "x", "namespace": "y"}, "spec": {"nodeName": "mini"}, "status": {}}
     assert keys(foreign, copy.deepcopy(foreign)) == set() and keys(foreign, None) == {waits}
+    ended = {**foreign, "status": {"phase": "Succeeded"}}
+    assert keys(foreign, ended) == {waits} and keys(ended, None) == set()
+    for elsewhere in ({}, {"nodeName": "linux-1"}):
+        assert keys({**foreign, "spec": elsewhere}, None) == set(), "it has taken nothing of a Mac"
+
+
+async def test_pods_that_look_like_routers_concern_nobody_in_other_namespaces(world: World) -> None:
+    world.deploy()
+    labels = {"app.kubernetes.io/name": "thunderfleet", "app.kubernetes.io/component": "router"}
+    waits = {"metadata": {"name": "x", "labels": labels}, "status": {}}
+    ready = {**waits, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+
+    def keys(namespace: str, routers: str | None) -> set[str]:
+        return set(concerned(world.index, PODS, f"{namespace}/x", waits, ready, [], routers=routers))
+
+    assert keys("system", "system") == {DEPLOYMENT}
+    assert keys("tenant", "system") == keys("system-2", "system") == keys("system", None) == set()
 
 
 async def test_a_heartbeat_concerns_nothing(world: World) -> None:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from thunderfleet_crds import names
 from thunderfleet_operator.observe.concerns import macs_of
 from thunderfleet_operator.observe.index import Index
-from thunderfleet_operator.observe.objects.fetchpods import read_fetch_pod
+from thunderfleet_operator.observe.objects.fetchpods import cache_key, read_fetch_pod
+from thunderfleet_operator.observe.objects.fetchpods import statement as fetch_statement
+from thunderfleet_operator.observe.objects.metadata import owner_key, owner_uid
 from thunderfleet_operator.observe.objects.nodes import read_node
 from thunderfleet_operator.observe.objects.plans import read_epoch
 from thunderfleet_operator.observe.objects.pods import RankPorts, read_pod
@@ -19,6 +21,7 @@ from thunderfleet_operator.observe.objects.proofs import Keyring, Proof
 from thunderfleet_operator.observe.objects.requests import read_request
 from thunderfleet_operator.observe.objects.routers import router_state
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NODEPROFILES, PODS, Cache
+from thunderfleet_operator.watch.lean import pod_only
 
 from tests.support import schemas
 from tests.unit.operator.world import GIB, World
@@ -135,6 +138,16 @@ def test_any_pod_is_read(pod: dict[str, Any]) -> None:
     assert read_fetch_pod(pod | {"spec": pod.get("spec") or {}}, KEYS) is None
     assert all(isinstance(mac, str) for mac in macs_of(PODS, "tenant/x", pod))
     router_state(pod)
+
+
+@given(PODS_)
+def test_what_is_kept_of_a_large_pod_reads_as_the_whole(pod: dict[str, Any]) -> None:
+    lean = pod_only(pod)
+    assert read_pod(lean, KEYS) == read_pod(pod, KEYS)
+    assert router_state(lean) == router_state(pod) and cache_key(lean) == cache_key(pod)
+    assert (owner_uid(lean), owner_key(lean)) == (owner_uid(pod), owner_key(pod))
+    assert macs_of(PODS, "tenant/x", lean) == macs_of(PODS, "tenant/x", pod)
+    assert fetch_statement(lean) == fetch_statement(pod | {"spec": pod.get("spec") or {}}) or cache_key(pod) is None
 
 
 @given(st.fixed_dictionaries({"metadata": METADATA, "data": st.dictionaries(st.sampled_from(["plan.json", "other"]), TEXT)}))

@@ -231,6 +231,27 @@ async def test_a_key_is_handed_out_once_and_again_when_it_changed_meanwhile() ->
     assert len(queue) == 0
 
 
+async def test_a_user_with_thousands_of_objects_delays_others_by_one_round() -> None:
+    queue = WorkQueue()
+    for number in range(1000):
+        queue.add(f"modeldeployments/crowd/m{number}")
+    for key in ("modeldeployments/ns/one", "modeldeployments/ns/two", "nodeprofiles/mac-1", "fleet/all"):
+        queue.add(key)
+    queue.add("modeldeployments/crowd/m0")
+    assert len(queue) == 1004
+    assert [await queue.get() for _ in range(6)] == [
+        "modeldeployments/crowd/m0",
+        "modeldeployments/ns/one",
+        "nodeprofiles/mac-1",
+        "fleet/all",
+        "modeldeployments/crowd/m1",
+        "modeldeployments/ns/two",
+    ]
+    queue.add("modeldeployments/crowd/m999", first=True)
+    assert [await queue.get() for _ in range(2)] == ["modeldeployments/crowd/m999", "modeldeployments/crowd/m2"]
+    assert len(queue) == 996
+
+
 async def test_what_changes_during_a_round_gets_one_a_moment_later() -> None:
     queue = WorkQueue(moment=3600)
     queue.changed("a")

@@ -333,6 +333,22 @@ async def test_a_hard_question_is_asked_rarely_and_after_easy_ones(run: Run) -> 
     run.script.says(NO)
 
 
+async def test_namespaces_take_turns_at_the_planner(run: Run) -> None:
+    await run.wants("crowd/m0", where(1))
+    await run.asked(1)
+    for number in range(1, 20):
+        await run.wants(f"crowd/m{number}", where(1 + number))
+    for key, number in (("a/md", 50), ("b/md", 51), ("a/other", 52)):
+        await run.wants(key, where(number))
+    for count, expected in enumerate((50, 51, 2, 52, 3, 4), start=2):
+        run.script.says(NO)
+        assert await run.asked(count) == where(expected)
+    for number in range(20):
+        run.planner.forget(f"crowd/m{number}")
+    assert "crowd" not in run.planner._served
+    run.script.says(NO)
+
+
 async def test_a_question_without_an_answer_is_asked_again_with_back_off(run: Run) -> None:
     await run.wants("md", where(1))
     for count, wait in enumerate((RETRY.first, 2 * RETRY.first, 4 * RETRY.first), start=1):

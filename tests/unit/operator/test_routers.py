@@ -5,7 +5,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -29,11 +29,13 @@ from thunderfleet_lib.kube import ApiError, key_of
 from thunderfleet_lib.net import tls
 from thunderfleet_operator.act import executor
 from thunderfleet_operator.act.keys import KeyPair, group_keys, router_pair
-from thunderfleet_operator.act.routers.api_keys import REREAD_SECONDS
+from thunderfleet_operator.act.routers import publisher as publishing
+from thunderfleet_operator.act.routers.api_keys import PER_SECOND, REREAD_SECONDS, ApiKeys
 from thunderfleet_operator.act.routers.demand import DemandServer
 from thunderfleet_operator.act.routers.publisher import AGAIN_SECONDS, Publisher
 from thunderfleet_operator.decide import manifests
 from thunderfleet_operator.decide.group.lifecycle import DRAIN_SECONDS
+from thunderfleet_operator.decide.routing import documents
 from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, digests
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings, endpoint_slice
 from thunderfleet_operator.decide.scaling.turns import RESIDENCY_SECONDS
@@ -221,12 +223,83 @@ async def test_the_document_of_a_deleted_deployment_is_deleted(world: World) -> 
     assert CONFIGMAPS.item(RELEASE, "thunderfleet-dashboard") in world.objects
 
 
+def _deployments(world: World, namespace: str, count: int, **server: Any) -> None:
+    for number in range(count):
+        meta = {"name": f"m{number:04}", "namespace": namespace, "uid": f"{namespace}-{number}", "generation": 1}
+        meta |= {"creationTimestamp": f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z"}
+        spec = {"model": {"repository": "org/tiny"}, "replicas": 0, "server": server}
+        world.put(DEPLOYMENTS, {"metadata": meta, "spec": spec})
+
+
+async def test_a_document_that_is_refused_keeps_no_other_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    _deployments(world, "a-first", 2)
+    world.deploy()
+    refused = CONFIGMAPS.item(RELEASE, routes_name("a-first", "m0000"))
+    world.refuse = lambda verb, path: ApiError(413, "TooLarge", "too large") if path == refused else None
+    publisher = _publisher(world)
+    for _ in range(3):
+        world.later(1)
+        await publisher.round()
+    assert _routes(world).deployment == "md" and refused not in world.objects
+    assert caplog.text.count("cannot publish ConfigMap") == 1 and "a-first/m0000" in caplog.text
+
+
+async def test_namespaces_take_turns_in_what_is_published(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MAX_WRITES", 4)
+    _deployments(world, "a-crowd", 20)
+    world.deploy()
+    publisher = _publisher(world)
+    await publisher.round()
+    assert _routes(world).deployment == "md"
+    assert sum("thunderfleet-routes-" in path for path in world.objects) == 4
+    made = publisher._made["ns/md"]
+    for _ in range(5):
+        world.later(1)
+        await publisher.round()
+    assert sum("thunderfleet-routes-" in path for path in world.objects) == 21
+    assert publisher._made["ns/md"] is made, "made once, as long as nothing changes"
+
+
+async def test_keys_of_a_namespace_are_bounded_and_its_oldest_models_keep_theirs(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(documents, "MAX_KEYS_OF_NAMESPACE", 5)
+    _deployments(world, "ns", 4, apiKeySecret="keys")
+    _api_keys(world, a="sk-a", b="sk-b")
+    publisher = _publisher(world)
+    await publisher.round()
+    assert [len(_routes(world, f"m{number:04}").keys) for number in range(4)] == [2, 2, 0, 0]
+    assert "routers accept no key for ModelDeployment ns/m0003" in caplog.text
+    monkeypatch.setattr(documents, "MAX_SECRETS_OF_NAMESPACE", 0)
+    world.later(1)
+    await publisher.round()
+    assert not _routes(world, "m0000").keys
+
+
+async def test_namespaces_take_turns_when_secrets_are_read(world: World) -> None:
+    await ApiKeys(cast("Any", world), lambda: world.now.timestamp()).refresh(
+        [*(f"a-crowd/keys-{number}" for number in range(200)), "ns/keys"], b"k"
+    )
+    assert len(world.reads) == PER_SECOND and any(path.endswith("/ns/secrets/keys") for path in world.reads)
+
+
 def test_values_that_are_no_keys_have_no_digest() -> None:
     good = base64.b64encode(b"sk").decode()
     long = base64.b64encode(b"x" * 5000).decode()
     data = {"a": good, "b": "%%%", "c": base64.b64encode(b"\xff").decode(), "d": long, "e": ""}
     assert list(digests(data, b"1" * 32)) == ["a"]
     assert len(digests({str(number): good for number in range(1000)}, b"1" * 32)) == 256
+
+    class Counted(dict[str, str]):
+        reads = 0
+
+        def __getitem__(self, name: str) -> str:
+            self.reads += 1
+            return super().__getitem__(name)
+
+    for value in (good, "%%%"):
+        many = Counted({f"{number:06}": value for number in range(100_000)})
+        assert len(digests(many, b"1" * 32)) in (0, 256) and many.reads <= documents.MAX_FIELDS
 
 
 # --- where clients find routers --------------------------------------------------------------------------------------

@@ -2,22 +2,25 @@
 
 import json
 import random
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.exchange import routing
-from thunderfleet_crds.exchange.routing import KeyLimits
+from thunderfleet_crds.exchange.routing import MAX_KEYS, KeyLimits
 from thunderfleet_crds.kinds.modeldeployment import Memory
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib.httpapi.errors import ApiError
 from thunderfleet_lib.httpapi.fairqueue import FairQueue
 from thunderfleet_router.decide import asked, balance, limits, names, prefixes, suspects
+from thunderfleet_router.decide import catalog as catalogs
 from thunderfleet_router.decide.callers import Caller, caller
-from thunderfleet_router.decide.catalog import Catalog, Deployment, Outlook, build
+from thunderfleet_router.decide.catalog import Builder, Catalog, Deployment, Outlook, build
 
 from tests.support.routing import KEYS, ROUTING_KEY, Model
 
@@ -110,7 +113,9 @@ def test_a_name_means_the_same_as_when_all_models_are_examined(
 
     def examined() -> Deployment | None:
         available = names.usable(catalog, who)
-        found = names._find(names._scanned(available), who, name, aliases)
+        found = names._find(
+            lambda step, wanted: [one for one in available if wanted in names._STEPS[step](one)], who, name, aliases
+        )
         if found is None and not who.known and len(available) < len(catalog.deployments):
             raise names.unauthorized()
         return found
@@ -164,9 +169,74 @@ def test_a_list_of_many_models_looks_at_each_a_few_times(monkeypatch: pytest.Mon
     many = [Model(f"m{one}", aliases=[f"a{one}-{number}" for number in range(16)]) for one in range(100)]
     catalog = _catalog(*many)
     assert len(names.listing(catalog, _caller(catalog), {"best": "default/m7"})) == 100 * 17 + 1
-    assert looked == 100 * len(names._STEPS)
+    assert looked <= (100 * 18 + 1) * len(names._STEPS)
+    looked = 0
     with pytest.raises(ApiError, match="and 80 more"):
         _found(catalog, "nothing")
+    assert looked <= names.LISTED * len(names._STEPS)
+
+
+def test_no_namespace_crowds_others_out_of_the_list_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "MAX_LISTED", 10)
+    crowd = [Model(f"m{one:02}", "a-crowd", aliases=["one", "two"]) for one in range(40)]
+    catalog = _catalog(*crowd, *(Model("chat", f"n{one}") for one in range(3)), Model("own", "z", keys={"a": "sk-z"}))
+    assert len(names.listing(catalog, _caller(catalog), {})) == 10
+    assert {"n0/chat", "n1/chat", "n2/chat"} < {entry["id"] for entry in names.listing(catalog, _caller(catalog), {})}
+    listed = names.listing(catalog, _caller(catalog, "sk-z"), {})
+    assert (len(listed), listed[0]["id"]) == (10, "own")
+    assert names.listing(catalog, _caller(catalog), {}) != listed
+
+
+def _crowd(count: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """ModelDeployments of one user, all with one Secret of many keys."""
+    models = [Model(f"m{one}", "crowd", keys={f"k{key}": f"sk-{key}" for key in range(MAX_KEYS)}) for one in range(count)]
+    return [model.object() for model in models], [model.document() for model in models]
+
+
+def test_a_change_of_one_model_costs_nothing_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, documents = _crowd(20)
+    builder = Builder()
+    first = builder.build(objects, documents, KEYS)
+    reads: list[object] = []
+
+    def counted(real: Callable[..., object], *about: object) -> object:
+        reads.append(about)
+        return real(*about)
+
+    for name in ("_routes", "_deployment", "_by_digest"):
+        monkeypatch.setattr(catalogs, name, partial(counted, getattr(catalogs, name)))
+    assert builder.build(objects, documents, KEYS).by_digest == first.by_digest
+    assert not reads
+    ready = Model("m7", "crowd", urls=["http://127.0.0.1:1"], keys={"k1": "sk-1"})
+    changed = [ready.object() if item["metadata"]["name"] == "m7" else item for item in objects]
+    found = builder.build(changed, documents, KEYS)
+    assert len(reads) == 1 and found.deployments["crowd/m7"].groups
+    assert found.accepting(next(iter(found.by_digest)))[7].groups
+    # A removed document removes its keys, and a changed routing key all of them.
+    assert not builder.build(objects, documents[1:], KEYS).deployments["crowd/m0"].keys
+    again = builder.build(objects, documents, {"0" * 16: b"x" * 32})
+    assert not again.digest_keys and builder.build(objects, documents, KEYS) == first
+
+
+def test_many_models_with_the_same_keys_are_listed_in_linear_time() -> None:
+    (one,) = _catalog(Model("m", "crowd", keys={f"k{key}": f"sk-{key}" for key in range(64)})).deployments.values()
+
+    def seconds(count: int) -> float:
+        crowd = {name: replace(one, name=name, uid=name) for name in map(str, range(count))}
+        began = time.thread_time()
+        assert len(catalogs._by_digest(crowd)) == 64
+        return time.thread_time() - began
+
+    assert min(seconds(3000) for _ in range(3)) < 40 * min(seconds(300) for _ in range(3))
+
+
+def test_the_holder_of_a_key_of_many_models_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = _catalog(*(Model(f"m{one}", "crowd", keys={"k": "sk-1"}) for one in range(20)))
+    first = _caller(catalog, "sk-1")
+    assert len(first.grants) == 20 and first is _caller(catalog, "sk-1") is not _caller(catalog, "sk-2")
+    for other in range(1000):
+        catalog.kept(other, object)
+    assert len(catalog._kept) <= catalogs.MAX_KEPT and _caller(catalog, "sk-1") == first
 
 
 # --- keys and objects ---

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from thunderfleet_lib.kube import ApiError, Kube
 
-from thunderfleet_operator.decide.routing.documents import digests
+from thunderfleet_operator.decide.routing.documents import digests, in_turn
 
 log = logging.getLogger(__name__)
 
 REREAD_SECONDS = 2.0
-"""How old a digest may be. With many Secrets it is older: PER_SECOND bounds the requests."""
+"""How old a digest may be. With many Secrets it is older: PER_SECOND bounds the requests. Namespaces take turns."""
 PER_SECOND = 20
 NOTHING: Mapping[str, str] = {}
 
@@ -50,7 +50,7 @@ class ApiKeys:
         now = self._clock()
         old = [name for name in secrets if name not in self._read or now - self._read[name].at >= REREAD_SECONDS]
         old.sort(key=lambda name: self._read[name].at if name in self._read else 0.0)
-        for name in old[:PER_SECOND]:
+        for name in in_turn(old)[:PER_SECOND]:
             await self._reread(name)
 
     async def _reread(self, name: str) -> None:

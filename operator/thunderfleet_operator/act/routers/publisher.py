@@ -3,17 +3,31 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_
+from typing import NamedTuple
 
+from thunderfleet_crds.exchange.routing import routes_name
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
 from thunderfleet_operator.act.keys import KeyPair, router_pair
 from thunderfleet_operator.act.routers.api_keys import NOTHING, ApiKeys
 from thunderfleet_operator.act.writer import NotLeading, Writer
-from thunderfleet_operator.decide.routing.documents import NAME_PREFIX, config_map, document, secret_of
+from thunderfleet_operator.decide.routing.documents import (
+    MAX_KEYS_OF_NAMESPACE,
+    MAX_SECRETS_OF_NAMESPACE,
+    NAME_PREFIX,
+    config_map,
+    document,
+    in_turn,
+    secret_of,
+    secrets_of,
+    shares,
+)
 from thunderfleet_operator.decide.routing.keys import routing_key, routing_keys, secret
 from thunderfleet_operator.observe.index import Index
+from thunderfleet_operator.observe.objects.plans import Epoch
 from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.watch.cache import CONFIGMAPS, SECRETS
 
@@ -22,6 +36,24 @@ log = logging.getLogger(__name__)
 ROUND_SECONDS = 1.0
 AGAIN_SECONDS = 300.0
 """How often everything is written again although nothing has changed here: it may have been deleted."""
+MAX_WRITES = 200
+"""Documents that one round writes. Namespaces take turns, so nobody's documents wait for all of another user's."""
+
+
+class _Made(NamedTuple):
+    """A document, as the text of its ConfigMap, and what it was made from."""
+
+    deployment: ModelDeployment
+    digests: Mapping[str, str]
+    epochs: Sequence[Epoch]
+    keys: Keyring
+    name: str
+    text: str
+
+    def still(self, deployment: ModelDeployment, digests: Mapping[str, str], epochs: Sequence[Epoch], keys: Keyring) -> bool:
+        """Whether it would be the same from these."""
+        same = self.deployment is deployment and self.keys is keys and self.digests == digests
+        return same and len(self.epochs) == len(epochs) and all(map(is_, self.epochs, epochs))
 
 
 class Publisher:
@@ -46,8 +78,10 @@ class Publisher:
         self._address = address
         self._clock = clock
         self._api_keys = ApiKeys(kube, clock)
+        self._made: dict[str, _Made] = {}
         self._written: dict[str, str] = {}
         self._written_at = 0.0
+        self._said: dict[str, str] = {}
         self._pair: KeyPair | None = None
 
     @property
@@ -83,27 +117,67 @@ class Publisher:
         keys, pair = self._keys(), self.pair
         await self._write("secret", secret(self._namespace, keys, pair.certificate, pair.key, self._address))
         deployments = {key: found for key, found in self._index.deployments.items() if found is not None}
-        named = {name for found in deployments.values() if (name := secret_of(found)) is not None}
-        newest = routing_key(keys.newest)
-        await self._api_keys.refresh(named, newest)
-        wanted = set()
-        for key, deployment in deployments.items():
-            wanted.add(await self._document(key, deployment, newest, routing_keys(keys)))
-        await self._drop(wanted)
+        secrets = secrets_of(deployments.values())
+        await self._api_keys.refresh(secrets, routing_key(keys.newest))
+        found = {key: self._digests(one, secrets) for key, one in deployments.items()}
+        shared = shares({key: len(digests or ()) for key, digests in found.items()}, deployments)
+        self._tell_left_out(deployments, secrets, shared)
+        made = {}
+        for key, digests in found.items():
+            # Keys that have not been read yet must not be published as removed.
+            if digests is not None:
+                made[key] = self._document(key, deployments[key], digests if key in shared else NOTHING, keys)
+            elif key in self._made:
+                made[key] = self._made[key]
+        self._made = made
         self._written = {key: text for key, text in self._written.items() if key == "secret" or key in deployments}
+        self._said = {key: said for key, said in self._said.items() if key in deployments or "/" not in key}
+        for key in in_turn(key for key, one in made.items() if self._written.get(key) != one.text)[:MAX_WRITES]:
+            await self._publish(key, made[key])
+        await self._drop({routes_name(*key.split("/")) for key in deployments})
 
-    async def _document(self, key: str, deployment: ModelDeployment, newest: bytes, known: dict[str, bytes]) -> str:
-        """Writes one document. The name of its ConfigMap."""
+    def _digests(self, deployment: ModelDeployment, secrets: set[str]) -> Mapping[str, str] | None:
+        """Of its API keys; None if they have not been read yet."""
         name = secret_of(deployment)
-        digests = self._api_keys.digests(name) if name is not None else NOTHING
-        place = (str(deployment.metadata.namespace), deployment.metadata.name)
-        plans = [epoch.plan for epoch in self._index.epochs_of.get(place, ()) if epoch.current and not epoch.deleting]
-        routes = document(deployment, digests or NOTHING, newest, plans, known)
+        return self._api_keys.digests(name) if name in secrets and name is not None else NOTHING
+
+    def _document(self, key: str, deployment: ModelDeployment, digests: Mapping[str, str], keys: Keyring) -> _Made:
+        """The document of one ModelDeployment. Thousands that have not changed are not made again each second."""
+        epochs = self._index.epochs_of.get((str(deployment.metadata.namespace), deployment.metadata.name), ())
+        known = self._made.get(key)
+        if known is not None and known.still(deployment, digests, epochs, keys):
+            return known
+        plans = [epoch.plan for epoch in epochs if epoch.current and not epoch.deleting]
+        routes = document(deployment, digests, routing_key(keys.newest), plans, routing_keys(keys))
         manifest = config_map(self._namespace, routes)
-        # Keys that have not been read yet must not be published as removed.
-        if digests is not None:
-            await self._write(key, manifest)
-        return str(manifest["metadata"]["name"])
+        return _Made(deployment, digests, epochs, keys, str(manifest["metadata"]["name"]), json.dumps(manifest, sort_keys=True))
+
+    async def _publish(self, key: str, made: _Made) -> None:
+        """Writes one document. One that is refused does not keep others back. Raises ApiError if there is no answer."""
+        try:
+            await self._writer.apply(CONFIGMAPS, json.loads(made.text))
+        except ApiError as error:
+            if error.unanswered:
+                raise
+            self._say(key, f"cannot publish ConfigMap {self._namespace}/{made.name} of ModelDeployment {key}: {error}")
+        else:
+            self._written[key] = made.text
+            self._said.pop(key, None)
+
+    def _tell_left_out(self, deployments: Mapping[str, ModelDeployment], secrets: set[str], shared: set[str]) -> None:
+        left = {key for key, one in deployments.items() if (name := secret_of(one)) is not None and name not in secrets}
+        for key in left | (deployments.keys() - shared):
+            self._say(
+                key.partition("/")[0],
+                f"routers accept no key for ModelDeployment {key}: its namespace names more than {MAX_SECRETS_OF_NAMESPACE} "
+                f"Secrets with API keys, or has more than {MAX_KEYS_OF_NAMESPACE} keys in all",
+            )
+
+    def _say(self, about: str, text: str) -> None:
+        """Logs each problem once."""
+        if self._said.get(about) != text:
+            log.warning("%s", text)
+            self._said[about] = text
 
     async def _write(self, key: str, manifest: Json) -> None:
         text = json.dumps(manifest, sort_keys=True)
@@ -113,6 +187,6 @@ class Publisher:
 
     async def _drop(self, wanted: set[str]) -> None:
         """Deletes the documents of ModelDeployments that are gone."""
-        for name, uid in self._index.named_config_maps(self._namespace, NAME_PREFIX).items():
-            if name not in wanted:
-                await self._writer.delete(CONFIGMAPS, self._namespace, name, uid)
+        gone = {n: uid for n, uid in self._index.named_config_maps(self._namespace, NAME_PREFIX).items() if n not in wanted}
+        for name, uid in list(gone.items())[:MAX_WRITES]:
+            await self._writer.delete(CONFIGMAPS, self._namespace, name, uid)
