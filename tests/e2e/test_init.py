@@ -65,6 +65,24 @@ JOIN_STEPS = (
 )
 # With the first one, this Mac has a balancer, but has not joined; with the second one, the token may be used.
 FEW_JOIN_STEPS = ("[daemons] io.thunderfleet.balancer", "[kubelet] joining")
+UPGRADE_STEPS_OF_A_NODE = ("[upgrade] from", "[programs] installing", "[kubelet] starting")
+UPGRADE_STEPS = (
+    "[backup]",
+    "[upgrade] from",
+    "[daemons] io.thunderfleet.etcd",
+    "[wait]",
+    "[kubelet] starting",
+    "[chart] upgrading",
+    "[chart] waiting",
+)
+# Each is later than the one before, because a step that is done is not reported again.
+RESET_STEPS_OF_A_NODE = ("[reset] ended io.thunderfleet.kubelet", "[reset] removed /var/lib/thunderfleet/joined.json")
+RESET_STEPS = (
+    "[reset] stopping the pods",
+    "[reset] ended io.thunderfleet.approver",
+    "[reset] removed /var/lib/thunderfleet/joined.json",
+    "[reset] removed /var/lib/thunderfleet/control-plane",
+)
 # Runs a command, and prints the command lines with a text while it runs. Its own have it as an argument.
 WATCHED = """
 import os, subprocess, sys
@@ -530,9 +548,33 @@ def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: 
     first.kubectl("delete", "md", "serving")
 
 
+@pytest.mark.soak
+def test_an_upgrade_that_is_killed_at_any_step_is_completed(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
+    newest = f"{next_version(cluster, '0.9.1')}/bin/thunderfleet"
+    for mac in reversed(macs):
+        for step in UPGRADE_STEPS if mac is macs[0] else UPGRADE_STEPS_OF_A_NODE:
+            mac.killed_at(step, "upgrade", program=newest)
+        assert "version 0.9.1 runs" in mac.run(newest, "upgrade")
+        assert macs[0].field(".status.nodeInfo.kubeletVersion", "node", mac.machine.name).endswith("thunderfleet.0.9.1")
+        assert "former-version" not in mac.run("ls", "-A", "/var/lib/thunderfleet")
+
+
+def test_another_version_replaces_nothing_in_passing(macs: tuple[Mac, Mac]) -> None:
+    """The `thunderfleet` of PATH may still be the one from before the upgrade."""
+    mac = macs[0]
+    before = mac.pids()
+    for command in (("init",), ("token", "create", "--control-plane")):
+        assert "is installed, and this is version" in mac.run(mac.program, *command, code=1)
+    assert mac.pids() == before
+
+
 def test_reset_leaves_no_file_and_no_process(macs: tuple[Mac, Mac], before: Before) -> None:
+    for step in RESET_STEPS_OF_A_NODE:
+        macs[1].killed_at(step, "reset")
     said = macs[1].run(macs[1].program, "reset")
     assert "kubectl delete node studio-2" in said
+    for step in RESET_STEPS:
+        macs[0].killed_at(step, "reset")
     macs[0].run(macs[0].program, "reset")
     for mac, (files, processes, network) in zip(macs, before, strict=True):
         assert mac.network() == network

@@ -66,9 +66,9 @@ class Mac:
     def init(self, *options: str) -> str:
         return self.run(self.program, "init", "--config", self.config, *options)
 
-    def killed_at(self, step: str, *command: str) -> None:
+    def killed_at(self, step: str, *command: str, program: str = "") -> None:
         """Kills a command of `thunderfleet` as soon as it reports a step."""
-        assert self.run(self.python, "-c", KILLER, step, self.program, *command).strip() == "killed", step
+        assert self.run(self.python, "-c", KILLER, step, program or self.program, *command).strip() == "killed", step
 
     def network(self) -> list[str]:
         """The network services and the interfaces, in an order that does not depend on that of the bridge's members."""
