@@ -34,6 +34,7 @@ kubelets     a cluster of kubelets with many pods
 line         a fleet with the chart and the model installed
 logfiles     all logs of a local cluster, and whether a Secret is in one of them
 installed    a recorded Mac on which `thunderfleet` installs
+wheel        the wheel, installed without the checkout
 upgrading    a newer version to upgrade to, and a client that sends requests meanwhile
 trust        who may do what: the tables of identities and actions
 times        runs make targets and prints where the time went

@@ -1,11 +1,39 @@
 """A recorded Mac on which `thunderfleet` installs, as its administrator uses it."""
 
+import json
 import re
 
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.machines.own_root import OWN
 
 SECONDS = 300
 DAEMONS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "approver", "balancer", "kubelet")
+# Prints the program of every LaunchDaemon.
+PROGRAMS = """
+import glob, plistlib
+for path in glob.glob("/Library/LaunchDaemons/io.thunderfleet.*.plist"):
+    with open(path, "rb") as file:
+        print(plistlib.load(file)["ProgramArguments"][0])
+"""
+# Prints what is in folders, as JSON: by path, type and mode, owner, and a hash of the content.
+FILES = """
+import hashlib, json, os, sys
+found = {}
+def add(path):
+    about = os.lstat(path)
+    data = os.readlink(path).encode() if os.path.islink(path) else b""
+    if os.path.isfile(path) and not os.path.islink(path):
+        with open(path, "rb") as file:
+            data = file.read()
+    found[path] = f"{about.st_mode:o} {about.st_uid} {about.st_gid} {hashlib.sha256(data).hexdigest()[:16]}"
+for top in sys.argv[2:]:
+    add(top)
+    for folder, folders, files in os.walk(top):
+        folders[:] = [name for name in folders if os.path.join(folder, name) != sys.argv[1]]
+        for name in folders + files:
+            add(os.path.join(folder, name))
+print(json.dumps(found))
+"""
 # Ends a command as soon as it reports a step.
 KILLER = """
 import subprocess, sys
@@ -22,9 +50,11 @@ print("killed" if reached and command.wait() == -9 else "not reached")
 class Mac:
     """A recorded Mac, as its administrator uses it."""
 
-    def __init__(self, cluster: Cluster, machine: Machine) -> None:
+    def __init__(self, cluster: Cluster, machine: Machine, program: str = "") -> None:
+        """``program``: the command `thunderfleet`; that of the cluster's image unless it is given."""
         self.machine = machine
-        self.program = str(cluster.image_folder / "bin" / "thunderfleet")
+        self._cluster = str(cluster.folder.root)
+        self.program = program or str(cluster.image_folder / "bin" / "thunderfleet")
         self.python = str(cluster.image_folder / "bin" / "python3")
         self.config = str(machine.folder / "kubelet.yaml")
 
@@ -36,9 +66,9 @@ class Mac:
     def init(self, *options: str) -> str:
         return self.run(self.program, "init", "--config", self.config, *options)
 
-    def killed_at(self, step: str, *command: str) -> None:
+    def killed_at(self, step: str, *command: str, program: str = "") -> None:
         """Kills a command of `thunderfleet` as soon as it reports a step."""
-        assert self.run(self.python, "-c", KILLER, step, self.program, *command).strip() == "killed", step
+        assert self.run(self.python, "-c", KILLER, step, program or self.program, *command).strip() == "killed", step
 
     def network(self) -> list[str]:
         """The network services and the interfaces, in an order that does not depend on that of the bridge's members."""
@@ -93,10 +123,12 @@ class Mac:
         shown = {name: self.run("launchctl", "print", f"system/io.thunderfleet.{name}") for name in daemons}
         return {name: re.findall(r"^\tpid = (\d+)$", text, re.MULTILINE)[0] for name, text in shown.items()}
 
-    def files(self, cluster: Cluster) -> set[str]:
-        """Everything in the folders that are this Mac's own, without the folder of the cluster."""
-        roots = ["/Library", "/opt/thunderfleet", "/var/lib/thunderfleet"]
-        return set(self.run("find", *roots, "-path", str(cluster.folder.root), "-prune", "-o", "-print").splitlines())
+    def files(self) -> dict[str, str]:
+        """Everything in the folders that are this Mac's own, without the folder of the cluster: type, mode, owner, content."""
+        found: dict[str, str] = json.loads(self.run(self.python, "-c", FILES, self._cluster, *OWN))
+        # Every Mac has this folder, and a recorded one gets it with the first log.
+        found.pop("/Library/Logs", None)
+        return found
 
     def processes_of(self, *modules: str) -> set[str]:
         """Process and command line of everything with one of these words."""

@@ -15,7 +15,8 @@ ANSWER_SECONDS = 4.0
 NAME_PERIODS = 5
 """Names are checked less often: they are needed only after addresses have changed, and each look-up is a multicast."""
 FAILURES = 2
-"""Consecutive failures after which an API server counts as failed, and its connections are closed."""
+"""Consecutive failures after which an API server counts as failed. Its connections are closed, unless it still accepts new
+ones, and no other API server has answered since: then it is slow, and all clients at once would make it slower."""
 
 
 class Health:
@@ -26,6 +27,8 @@ class Health:
         self._identity = identity
         self._seconds = seconds
         self._checks: dict[ApiServer, asyncio.Task[None]] = {}
+        self._worked: dict[ApiServer, float] = {}
+        """When each API server last answered, by the loop's clock."""
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -34,6 +37,7 @@ class Health:
                 wanted = set(self._pool.every)
                 for server in self._checks.keys() - wanted:
                     self._checks.pop(server).cancel()
+                    self._worked.pop(server, None)
                 for server in wanted - self._checks.keys():
                     self._checks[server] = asyncio.create_task(self._follow(server))
                 await asyncio.sleep(self._seconds)
@@ -43,7 +47,7 @@ class Health:
             await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
     async def _follow(self, server: ApiServer) -> None:
-        failures = 0
+        failures, since = 0, 0.0
         while True:
             used = _stamp(self._identity)
             timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
@@ -54,15 +58,23 @@ class Health:
                 # Checks until the kubelet has another certificate.
                 while used == _stamp(self._identity):
                     works = await (accepts(server) if context is None else _is_ready(session, server, context))
-                    failures = 0 if works else failures + 1
-                    self._report(server, failures)
+                    now = asyncio.get_running_loop().time()
+                    failures, since = (0, now) if works else (failures + 1, since if failures else now)
+                    await self._report(server, failures, since)
                     await asyncio.sleep(self._seconds * (1 if is_address(server.host) else NAME_PERIODS))
 
-    def _report(self, server: ApiServer, failures: int) -> None:
+    async def _report(self, server: ApiServer, failures: int, since: float) -> None:
+        """``since``: the time of the first of the ``failures``, or of a success."""
+        if not failures:
+            self._worked[server] = since
         if failures in (0, FAILURES):
             self._pool.report(server, works=not failures)
-        if failures == FAILURES:
+        if failures >= FAILURES and (self._another_works(server, since) or not await accepts(server)):
             self._pool.cut(server)
+
+    def _another_works(self, server: ApiServer, since: float) -> bool:
+        # One API server can be in the list with several addresses, which fail together.
+        return any(when > since for other, when in self._worked.items() if other != server)
 
 
 def _stamp(identity: Path) -> tuple[int, int] | None:

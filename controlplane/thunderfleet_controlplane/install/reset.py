@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.macnet.keeper import undo
@@ -64,11 +65,11 @@ def reset(mac: Mac, wanted: Wanted | None = None) -> None:
 
 def _remove(mac: Mac, *, force: bool) -> None:
     layout = mac.layout
-    node, control_plane = read_json(layout.kubelet_state).get("name"), layout.control_plane.exists()
+    node, control_plane = _node(layout), layout.control_plane.exists()
     # Checked before any change, because the others may need this Mac.
     going = None if force else leaving(mac)
     if mac.launchctl.describe(label(KUBELET)) is not None and control_plane and node is not None:
-        _end_pods(mac, str(node))
+        _end_pods(mac, node)
     # A running kubelet would create its Node again, and an API server without etcd takes long to end.
     _end_daemons(mac, (KUBELET,))
     if going is not None:
@@ -90,6 +91,15 @@ def _remove(mac: Mac, *, force: bool) -> None:
     if node is not None and not control_plane:
         mac.step("reset", f"not removed: the Node of this Mac in its cluster; remove it with `kubectl delete node {node}`")
     mac.step("reset", "not removed: models, the cache of built programs, kubeconfigs in home folders, this program")
+
+
+def _node(layout: HostLayout) -> str | None:
+    """The name of this Mac's Node; None if it is unknown. An interrupted reset has left it in the kubelet's configuration."""
+    name = read_json(layout.kubelet_state).get("name")
+    if name is None:
+        with contextlib.suppress(OSError, ValueError, AttributeError, yaml.YAMLError):
+            name = yaml.safe_load(layout.kubelet_config.read_text(encoding="utf-8")).get("nodeName")
+    return None if name is None else str(name)
 
 
 def _chart(mac: Mac) -> Path:

@@ -5,7 +5,6 @@ completes it; the steps are those of `init`, each of which changes only what is 
 """
 
 import asyncio
-import plistlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from thunderfleet_lib.csr.rules import is_control_plane
 from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, KUBELET, NODE, ORDER, HostConfig, from_state, label
+from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, HostConfig, from_state, label
 from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.backup import archive
 from thunderfleet_controlplane.install.backup.save import contents
@@ -29,7 +28,7 @@ from thunderfleet_controlplane.install.init import Wanted as Init
 from thunderfleet_controlplane.install.init import install
 from thunderfleet_controlplane.install.join import start_kubelet, until_own_node_ready
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon
-from thunderfleet_controlplane.install.mac.facts import other_names
+from thunderfleet_controlplane.install.mac.facts import installed, other_names, version_in
 from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, write
 from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac, refuse
@@ -73,7 +72,10 @@ def upgrade(mac: Mac, steps: Steps | None = None) -> None:
 
 def _upgrade(mac: Mac, steps: Steps) -> None:
     layout = mac.layout
-    version, prefix = installed(layout)
+    found = installed(layout)
+    if found is None:
+        raise InstallError(f"no kubelet is installed: {INSTALL}")
+    version, prefix = found
     if layout.control_plane.exists() and (others := _others(mac)):
         raise InstallError("\n".join(others))
     _keep(mac, version)
@@ -87,23 +89,6 @@ def _upgrade(mac: Mac, steps: Steps) -> None:
         raise _rolled_back(mac, steps, error) from error
     remove(layout.former_version)
     mac.step("upgrade", f"version {mac.shipped.version} runs; pods of running groups keep the version they have")
-
-
-def installed(layout: HostLayout) -> tuple[str | None, Path]:
-    """The version of the kubelet that is installed, and the folder of its Python."""
-    try:
-        spec = plistlib.loads(layout.plist(label(KUBELET)).read_bytes())
-        prefix = Path(spec["ProgramArguments"][0]).parents[1]
-    except (OSError, ValueError, KeyError, IndexError):
-        raise InstallError(f"no kubelet is installed: {INSTALL}") from None
-    return version_in(prefix), prefix
-
-
-def version_in(prefix: Path) -> str | None:
-    """The version of thunderfleet in a Python environment."""
-    found = [path.name for path in prefix.glob("lib/python3.*/site-packages/thunderfleet-*.dist-info")]
-    match = re.fullmatch(r"thunderfleet-(.+)\.dist-info", found[0]) if len(found) == 1 else None
-    return match[1] if match else None
 
 
 def _keep(mac: Mac, version: str | None) -> None:

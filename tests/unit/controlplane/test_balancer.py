@@ -282,11 +282,13 @@ class RecordedApi:
     """An API server with TLS that answers the holders of a certificate of the cluster."""
 
     def __init__(self, folder: Path) -> None:
-        self.pki = make_pki(folder / "pki", ["127.0.0.1"], ["127.0.0.1"])
+        self.pki = make_pki(folder / "pki", ["127.0.0.1", "localhost"], ["127.0.0.1"])
         self.identity = folder / "identity"
         self.identity.mkdir()
         (self.identity / "ca.crt").write_bytes(self.pki.ca.read_bytes())
         self.ready = 200
+        self.works_at = 0
+        """A port at which it is ready in any case."""
         self.asked: list[tuple[str, str]] = []
 
     def join(self) -> None:
@@ -298,7 +300,7 @@ class RecordedApi:
         certificate = request.transport.get_extra_info("peercert") if request.transport else None
         self.asked.append((request.path, dict(part[0] for part in certificate["subject"])["commonName"] if certificate else ""))
         if request.path == "/readyz":
-            return web.Response(status=self.ready)
+            return web.Response(status=200 if request.url.port == self.works_at else self.ready)
         if request.path == CONFIG_MAP:
             return web.json_response({"data": {"studio-1": "127.0.0.1", "studio-2": "192.168.64.12 studio-2.local"}})
         return web.json_response({"endpoints": [{"addresses": ["192.168.64.13"]}]} if request.path == SLICE else {}, status=200)
@@ -319,6 +321,35 @@ class RecordedApi:
             yield ApiServer("127.0.0.1", runner.addresses[0][1])
         finally:
             await runner.cleanup()
+
+
+def test_one_that_is_slow_keeps_its_connections_unless_another_works(tmp_path: Path) -> None:
+    """Clients of the only API server would connect and list everything again, which makes it slower."""
+
+    async def run() -> None:
+        api = RecordedApi(tmp_path)
+        api.join()
+        async with api.serving() as server:
+            # An API server that is in the list twice, as that of a Mac with its local and its other address.
+            pool, cut, alias = Pool(server), list[ApiServer](), ApiServer("localhost", server.port)
+            pool.use((alias,))
+            pool.cut = cut.append
+            task = asyncio.create_task(Health(pool, api.identity, seconds=0.01).run())
+            await until_async(lambda: len(api.asked) > 3 and not pool.failing, "it works")
+            api.ready = 500
+            await until_async(lambda: pool.failing == {server, alias}, "it fails")
+            asked = len(api.asked)
+            await until_async(lambda: len(api.asked) > asked + 4, "it is asked again")
+            assert cut == [], "no other one would answer"
+            async with api.serving() as second:
+                api.works_at = second.port
+                pool.use((alias, second))
+                await until_async(lambda: {server, alias} <= set(cut), "another one answers")
+                assert second not in cut
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_the_balancer_asks_as_the_kubelet(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """What an installation reads from a Mac, with the commands of recorded Macs."""
 
 import os
+import plistlib
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from thunderfleet_controlplane import assets
 from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import KUBELET, NODE, ORDER, label
 from thunderfleet_controlplane.install.mac.facts import (
+    COPY_BYTES,
     addresses,
     default_address,
     macos_version,
@@ -16,6 +21,7 @@ from thunderfleet_controlplane.install.mac.facts import (
     port_in_use,
     read_facts,
 )
+from thunderfleet_controlplane.install.mac.files import write_json
 from thunderfleet_controlplane.install.mac.launchctl import Launchctl
 from thunderfleet_controlplane.install.mac.preflight import init_problems
 from thunderfleet_lib.host.hostcmd import BlockingHost
@@ -28,6 +34,8 @@ from tests.support.ports import claim
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
 
+LOADED: Any = SimpleNamespace(describe=lambda label: "loaded")
+"""A launchctl of a Mac on which all daemons run."""
 FLEET = """
 machines:
   - {name: studio-1, model: Mac Studio (M3 Ultra), memory: 96 GB}
@@ -115,11 +123,36 @@ def test_what_others_can_change_already_is_refused(host: BlockingHost, layout: H
     assert found.startswith(f"users other than root can write {path}: `sudo chmod go-w '{path}'`")
 
 
-def test_free_space_is_compared_with_what_the_build_needs(host: BlockingHost, layout: HostLayout) -> None:
-    facts = read_facts(host, Launchctl(host), layout, ())
+def test_free_space_is_compared_with_what_is_built_or_copied(host: BlockingHost, layout: HostLayout) -> None:
+    facts = read_facts(host, LOADED, layout, ORDER)
     assert facts.free_bytes and facts.needed_bytes == assets.FREE_BYTES
     short = replace(facts, free_bytes=assets.FREE_BYTES - 1)
     assert any("GB of disk are free" in one for one in init_problems(short, "studio-1", "192.168.64.11"))
+    assert read_facts(host, LOADED, layout, NODE).needed_bytes == COPY_BYTES, "a Mac that joins builds nothing"
+
+
+def test_a_control_plane_that_is_installed_needs_no_free_space(host: BlockingHost, layout: HostLayout) -> None:
+    """`init` renews certificates, and `token create` prints a line, also when models have filled the disk."""
+    layout.control_plane_programs.mkdir(parents=True)
+    (layout.control_plane_programs / "etcd").touch()
+    layout.data.mkdir()
+    write_json(layout.kubelet_state, {"name": "studio-1"})
+    facts = replace(read_facts(host, LOADED, layout, ORDER), free_bytes=0)
+    assert not any("of disk" in one for one in init_problems(facts, "studio-1", "192.168.64.11"))
+
+
+def test_the_installed_version_is_that_of_the_kubelet(host: BlockingHost, layout: HostLayout) -> None:
+    def found() -> tuple[str, str | None, Path | None]:
+        facts = read_facts(host, Launchctl(host), layout, ())
+        return facts.version, facts.installed, facts.prefix
+
+    assert found() == ("0.1.0", "", None)
+    prefix = layout.programs_root / "0.9.0"
+    (prefix / "lib/python3.11/site-packages/thunderfleet-0.9.0.dist-info").mkdir(parents=True)
+    layout.daemons.mkdir(parents=True, exist_ok=True)
+    spec = {"Label": label(KUBELET), "ProgramArguments": [f"{prefix}/bin/thunderfleet-kubelet", "run"]}
+    layout.plist(label(KUBELET)).write_bytes(plistlib.dumps(spec))
+    assert found() == ("0.1.0", "0.9.0", prefix)
 
 
 @needs_root

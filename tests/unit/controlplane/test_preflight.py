@@ -1,6 +1,7 @@
 """Why a Mac cannot become a control plane or a node."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from thunderfleet_controlplane.install.mac.preflight import Facts, init_problems, join_problems
@@ -16,6 +17,8 @@ def test_a_good_mac_has_no_problem() -> None:
     again = replace(GOOD, initialised={"name": "studio-1", "address": "192.168.1.3"}, joined={"caHash": HASH})
     assert init_problems(again, "studio-1", "192.168.1.7") == [], "a control plane whose address changed"
     assert join_problems(replace(GOOD, joined={"caHash": HASH}), "studio-1", HASH) == []
+    for version in ("0.1.0", None):
+        assert init_problems(replace(GOOD, version="0.1.0", installed=version), "studio-1", "192.168.1.7") == []
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,10 @@ def test_a_good_mac_has_no_problem() -> None:
         (replace(GOOD, free_bytes=1 << 30), "1.0 GB of disk are free, 6 GB are needed"),
         (replace(GOOD, changeable=("/opt belongs to user 501",)), "/opt belongs to user 501"),
         (replace(GOOD, busy_ports={10250: "kubelet"}), "port 10250 is needed by kubelet and in use"),
+        (
+            replace(GOOD, version="0.1.0", installed="0.9.0", prefix=Path("/opt/thunderfleet/0.9.0")),
+            "version 0.9.0 is installed, and this is version 0.1.0: run /opt/thunderfleet/0.9.0/bin/thunderfleet instead, or",
+        ),
     ],
 )
 def test_what_a_mac_lacks(facts: Facts, says: str) -> None:

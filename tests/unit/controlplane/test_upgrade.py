@@ -13,9 +13,10 @@ from thunderfleet_controlplane.daemons.plan import ORDER, label
 from thunderfleet_controlplane.install import upgrade as module
 from thunderfleet_controlplane.install.backup import archive
 from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.mac.facts import version_in
 from thunderfleet_controlplane.install.mac.files import write, write_json
 from thunderfleet_controlplane.install.mac.preflight import Facts
-from thunderfleet_controlplane.install.upgrade import REPOSITORY, Steps, outdated, unavailable, upgrade, version_in
+from thunderfleet_controlplane.install.upgrade import REPOSITORY, Steps, outdated, unavailable, upgrade
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root upgrades")
 

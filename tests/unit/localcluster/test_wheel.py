@@ -1,18 +1,14 @@
 """The wheel has everything: it is installed without the checkout, and its programs and data are used from there."""
 
-import os
-import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.shipped import shipped
 
-ROOT = Path(__file__).parents[3]
-SECONDS = 120
+from tests.support.wheel import ROOT, install, library, name_dependencies, run
+
 FILES = """
 import sys, thunderfleet_localcluster
 from thunderfleet_controlplane.assets import CONTROL_PLANE, ETCDUTL, MONITORING, digest
@@ -28,32 +24,11 @@ print(image_digest())
 """
 
 
-def run(*argv: str | Path, **environment: str) -> str:
-    """Standard output of a command that knows nothing of the checkout."""
-    env = {"PATH": os.defpath, "HOME": "/nonexistent", **environment}
-    done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel. Its dependencies are those of this environment, without our editable packages."""
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
-        cwd=ROOT, timeout=SECONDS, check=True, capture_output=True,
-    )  # fmt: skip
-    (wheel,) = folder.glob("*.whl")
-    environment = folder / "environment"
-    venv.create(environment, with_pip=False, symlinks=True)
-    run(
-        *(sys.executable, "-m", "pip", "--python", environment, "install", "--quiet", "--disable-pip-version-check"),
-        *("--no-deps", "--no-index", wheel),
-    )
-    # Folders that a .pth file adds are searched, but their own .pth files are not read.
-    (library,) = environment.glob("lib/python*/site-packages")
-    (library / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    environment = install(tmp_path_factory.mktemp("wheel"))
+    name_dependencies(environment)
     return environment
 
 
@@ -69,8 +44,7 @@ def test_an_installed_wheel_has_its_programs_the_chart_and_the_go_modules(instal
 
 
 def test_the_chart_in_the_wheel_is_that_of_the_checkout(installed: Path) -> None:
-    (library,) = installed.glob("lib/python*/site-packages")
-    here, there = ROOT / "charts/thunderfleet", library / "thunderfleet_localcluster/shipped/charts/thunderfleet"
+    here, there = ROOT / "charts/thunderfleet", library(installed) / "thunderfleet_localcluster/shipped/charts/thunderfleet"
 
     def files(chart: Path) -> dict[Path, bytes]:
         found = (path for path in chart.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
@@ -94,9 +68,9 @@ except LocalClusterError as error:
 def test_an_installed_wheel_is_copied_for_root_unless_it_was_changed(installed: Path, tmp_path: Path) -> None:
     """With the RECORD that pip wrote."""
     assert run(installed / "bin/python", "-c", COPY, tmp_path / "copy") == ""
-    (library,) = (tmp_path / "copy").glob("lib/python3.*/site-packages")
-    assert (library / "thunderfleet_kubelet").is_dir()
-    changed = library.relative_to(tmp_path / "copy") / "thunderfleet_kubelet" / "cli.py"
+    packages = library(tmp_path / "copy")
+    assert (packages / "thunderfleet_kubelet").is_dir()
+    changed = packages.relative_to(tmp_path / "copy") / "thunderfleet_kubelet" / "cli.py"
     original = (installed / changed).read_bytes()
     try:
         (installed / changed).write_bytes(original + b"# evil")

@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import plistlib
 import re
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, Output
@@ -16,7 +17,7 @@ from thunderfleet_controlplane.assets import FREE_BYTES
 from thunderfleet_controlplane.balancer.servers import ApiServer, api_server
 from thunderfleet_controlplane.daemons.job import PREFIX
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.daemons.plan import API_PORT, label, ports
+from thunderfleet_controlplane.daemons.plan import API_PORT, KUBELET, label, ports
 from thunderfleet_controlplane.install.mac.files import read_json
 from thunderfleet_controlplane.install.mac.launchctl import Launchctl
 from thunderfleet_controlplane.install.mac.preflight import NODE_NAME, Facts
@@ -24,9 +25,11 @@ from thunderfleet_controlplane.install.mac.preflight import NODE_NAME, Facts
 COMMAND_SECONDS = 10.0
 PROBE_SECONDS = 1.0
 THUNDERBOLT_BRIDGE = "bridge0"
+COPY_BYTES = 1 << 30
+"""Space that a copy of Python with all packages needs, rounded up."""
 
 
-def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, daemons: Iterable[str]) -> Facts:
+def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, daemons: Sequence[str]) -> Facts:
     """Facts of this machine. ``daemons``: daemons whose ports must be free, or in use by these daemons."""
     root, has_launchctl = os.geteuid() == 0, host.find("launchctl") is not None
     busy: dict[int, str] = {}
@@ -34,6 +37,8 @@ def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, dae
     for daemon in daemons if root and has_launchctl else ():
         if launchctl.describe(label(daemon)) is None:
             busy |= {port: daemon for port in ports(daemon) if port_in_use(port)}
+    joined = read_json(layout.kubelet_state)
+    version, prefix = installed(layout) or ("", None)
     return Facts(
         root,
         macos_version(host),
@@ -41,13 +46,40 @@ def read_facts(host: BlockingHost, launchctl: Launchctl, layout: HostLayout, dae
         addresses(host),
         busy,
         _free_bytes(layout.data),
-        FREE_BYTES,
+        _needed_bytes(layout, builds="etcd" in daemons, joined=bool(joined)),
         read_json(layout.state),
-        read_json(layout.kubelet_state),
+        joined,
         layout.former.exists(),
         layout.joining.exists(),
         changeable([*folders(layout), *_existing(layout)]) if root else (),
+        layout.version,
+        version,
+        prefix,
     )
+
+
+def installed(layout: HostLayout) -> tuple[str | None, Path] | None:
+    """The version of the kubelet that is installed, if it is known, and the folder of its Python; None without a kubelet."""
+    try:
+        spec = plistlib.loads(layout.plist(label(KUBELET)).read_bytes())
+        prefix = Path(spec["ProgramArguments"][0]).parents[1]
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    return version_in(prefix), prefix
+
+
+def version_in(prefix: Path) -> str | None:
+    """The version of thunderfleet in a Python environment."""
+    found = [path.name for path in prefix.glob("lib/python3.*/site-packages/thunderfleet-*.dist-info")]
+    match = re.fullmatch(r"thunderfleet-(.+)\.dist-info", found[0]) if len(found) == 1 else None
+    return match[1] if match else None
+
+
+def _needed_bytes(layout: HostLayout, *, builds: bool, joined: bool) -> int:
+    """Space that an installation needs. What is installed already needs none, so that it can be repaired on a full disk."""
+    if builds and not (layout.control_plane_programs / "etcd").exists():
+        return FREE_BYTES
+    return 0 if joined else COPY_BYTES
 
 
 def folders(layout: HostLayout) -> list[Path]:

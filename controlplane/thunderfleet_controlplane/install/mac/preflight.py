@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MACOS = (14, 0)
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -31,7 +32,7 @@ class Facts:
     free_bytes: int | None = None
     """Free space where etcd's data and the programs are."""
     needed_bytes: int = 0
-    """Space that building the programs needs."""
+    """Space that building or copying the programs needs."""
     initialised: Mapping[str, object] = field(default_factory=dict)
     """The arguments of an earlier `init`; empty if there was none."""
     joined: Mapping[str, object] = field(default_factory=dict)
@@ -42,6 +43,12 @@ class Facts:
     """Whether `join --control-plane` was interrupted."""
     changeable: tuple[str, ...] = ()
     """Folders and files of an installation that other users can change, with the fix."""
+    version: str = ""
+    """The version that runs this command."""
+    installed: str | None = ""
+    """The version of the installed kubelet; empty if there is none, None if it is unknown."""
+    prefix: Path | None = None
+    """The folder of the Python of the installed kubelet."""
 
 
 def _machine(facts: Facts) -> list[str]:
@@ -62,7 +69,17 @@ def _machine(facts: Facts) -> list[str]:
         f"port {port} is needed by {what} and in use: end the program that listens on it"
         for port, what in facts.busy_ports.items()
     ]
-    return [*found, *facts.changeable]
+    return [*found, *_version(facts), *facts.changeable]
+
+
+def _version(facts: Facts) -> list[str]:
+    """Another version would be started in place of the installed one, at once and without a way back."""
+    if not facts.installed or facts.installed == facts.version:
+        return []
+    return [
+        f"version {facts.installed} is installed, and this is version {facts.version}: run {facts.prefix}/bin/thunderfleet "
+        "instead, or `upgrade` with this version first"
+    ]
 
 
 def _node_name(name: str) -> list[str]:
