@@ -133,13 +133,17 @@ class Store:
 
     def put(self, item: Json) -> bool:
         """Adds or replaces an object; False if it is not newer than the one that is known."""
-        key = key_of(item)
-        new = version(item)
-        if new <= _version(self.items.kept.get(key)) or new <= self.gone.get(key, -1):
+        if not self.is_news(item):
             return False
+        key = key_of(item)
         self.items.kept[key] = Packed.of(self._reduced(item))
         self._changed(key)
         return True
+
+    def is_news(self, item: Json) -> bool:
+        """Whether an object is newer than the one that is known."""
+        key, new = key_of(item), version(item)
+        return new > _version(self.items.kept.get(key)) and new > self.gone.get(key, -1)
 
     def _changed(self, key: str) -> None:
         self.revision += 1

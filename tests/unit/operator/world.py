@@ -11,6 +11,7 @@ from thunderfleet_crds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator.act.certificate_controller import CertificateController
 from thunderfleet_operator.act.drains import Drains
+from thunderfleet_operator.act.events import About, manifest
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.link_controller import LinkController
 from thunderfleet_operator.act.mac_controller import MacController
@@ -20,6 +21,7 @@ from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.ports import PortSettings
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings
+from thunderfleet_operator.decide.status.events import Occurrence
 from thunderfleet_operator.decide.weights.manifests import NO_HUB
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
@@ -118,7 +120,7 @@ class World:
         self.scaling = ScalingMemory(lambda: self.now.timestamp())
         self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
-        writer = Writer(kube, self.cache, self.metrics, self.leads, "operator-0", self.changed)
+        writer = Writer(kube, self.cache, self.metrics, self.leads, self.changed, self.event)
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.certificates = CertificateController(kube, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
@@ -157,6 +159,9 @@ class World:
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         self.changes.append((collection, key, before, after))
+
+    def event(self, about: About, occurrence: Occurrence) -> None:
+        self.events.append(manifest(about, occurrence, "operator-0"))
 
     async def refill(self) -> None:
         """Lists everything once more."""
