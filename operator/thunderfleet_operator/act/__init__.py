@@ -10,8 +10,8 @@ certificate_controller  one round for the certificate requests of a Node
 group_client     polls rank 0 of each group, and asks it to drain
 drains           groups that are draining, and since when
 routers          what routers get to know, and their reports
-writer           server-side apply, deletes and Events
-events           Events, as objects of the API server
+writer           creates, server-side apply and deletes
+events           Events, which are written after everything else
 pacing           how often progress is written
 keys             the TLS keys of a group, derived from the operator's key
 operator_key     the operator's own keys

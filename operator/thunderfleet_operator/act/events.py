@@ -1,7 +1,7 @@
 """Events, as objects of the API server.
 
 They are written one after the other, beside all other writes: nobody waits for an Event as for a status, and an operator that
-starts in front of a thousand new cables has as many Events to write as statuses.
+starts in front of a thousand new cables has as many Events to write as statuses. Those that wait when it ends are lost.
 """
 
 import asyncio
@@ -86,7 +86,8 @@ class Events:
         if not self._limit.take(str(about.metadata.uid), time.monotonic()):
             log.debug("Event %s about %s is not created: there were too many", occurrence.reason, about.metadata.name)
         elif len(self._waiting) >= MOST_WAITING:
-            log.warning("Event %s about %s is not created: %d others wait", occurrence.reason, about.metadata.name, MOST_WAITING)
+            name = about.metadata.name
+            log.warning("Event %s about %s is not created: %d others wait", occurrence.reason, name, MOST_WAITING)
         else:
             self._waiting.append(_Waiting(self._term(), manifest(about, occurrence, self._instance)))
             self._wake.set()

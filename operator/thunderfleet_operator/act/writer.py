@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from thunderfleet_crds.names import MANAGED_BY
-from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.kube import Json, Kube, key_of
 
 from thunderfleet_operator.act.events import About
 from thunderfleet_operator.decide.status.events import Occurrence

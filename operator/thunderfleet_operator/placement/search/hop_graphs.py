@@ -58,9 +58,7 @@ class Known:
                 found[name] = known[1]
         return found
 
-    def of(
-        self, fleet: Fleet, members: Sequence[Mac], rdma: bool, hops: HopsOf, make: Callable[[], HopGraph]
-    ) -> HopGraph:
+    def of(self, fleet: Fleet, members: Sequence[Mac], rdma: bool, hops: HopsOf, make: Callable[[], HopGraph]) -> HopGraph:
         """The graph of these Macs, as it is known, or as it is made."""
         rates = fleet.rates(rdma=False), fleet.rates(rdma=True), fleet.memory_rates
         if self._rates != rates or len(self._graphs) > GRAPHS_A_MAC * len(fleet.macs):
