@@ -62,7 +62,7 @@ V = TypeVar("V", Pod, Epoch)
 
 
 class _Kept(NamedTuple):
-    """``revision``: of the collection of ``objects``, of the collections of a table, or the values that a value was made from."""
+    """``revision``: of the collection of ``objects``, of the collections of a table, or the inputs of a value."""
 
     revision: Any
     objects: dict[str, Any]
