@@ -78,7 +78,7 @@ def where(question: WherePlaced, known: Known | None = None) -> Placement | Unpl
     # All requests together take the steps of one.
     steps, more = MAX_STEPS // len(question.requests), question.runners_up
     known = Known() if known is None else known
-    known.hops.clear()
+    known.begin()
     for request in before:
         found = plan(question.fleet, request, runners_up=more, max_steps=steps, explained=False, known=known)
         if isinstance(found, Placement):

@@ -1,6 +1,7 @@
 """Macs that may form a group, numbered by free memory, absent files and name, with the hops between them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 from thunderfleet_operator.placement.buckets import Buckets
@@ -51,12 +52,15 @@ class HopGraph:
         self._speeds: dict[int, frozenset[int]] = {}
         self._roots: dict[tuple[int, Bounds], Roots] = {}
         self._holds: dict[tuple[int, Bounds], bool] = {}
-        self.first = self.tie({0, min(1, len(self.macs) - 1), len(self.macs) - 1})
-        """Sort key of graphs."""
         self._slowest: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.macs)
+
+    @cached_property
+    def first(self) -> Tie:
+        """Sort key of graphs of several Macs."""
+        return self.tie((0, 1, len(self) - 1))
 
     def positions(self, names: Sequence[str]) -> tuple[int, ...] | None:
         """Positions of Macs by name; None if one is not in this graph."""

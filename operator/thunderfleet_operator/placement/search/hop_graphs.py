@@ -20,8 +20,6 @@ from thunderfleet_operator.placement.request import Request
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 
 HopsOf = Callable[[str], Mapping[str, Hop]]
-GRAPHS_A_MAC = 4
-"""Most graphs that are kept, for each Mac of the fleet."""
 
 
 class _Graph(NamedTuple):
@@ -41,32 +39,36 @@ class Known:
         self.hops: dict[tuple[int, bool, bool, bool], tuple[Fleet, HopsOf]] = {}
         """Hops by Mac: by identity of the fleet, which is kept, RDMA, LAN, and whether LANs are relayed."""
         self._graphs: dict[tuple[bool, int, str], _Graph] = {}
+        self._before: dict[tuple[bool, int, str], _Graph] = {}
         self._rates: object = None
         self._request: Request | None = None
         self._reasons: dict[str, tuple[Mac, str | None]] = {}
 
+    def begin(self) -> None:
+        """Another question follows. What the last one has not used is forgotten, with the earlier fleets that it holds."""
+        self.hops.clear()
+        self._before, self._graphs = self._graphs, {}
+
     def ineligible(self, macs: Mapping[str, Mac], request: Request) -> dict[str, str]:
         """Why Macs may not take a rank, by name."""
-        if self._request != request or len(self._reasons) > GRAPHS_A_MAC * len(macs):
-            self._request, self._reasons = request, {}
-        reasons, found = self._reasons, dict[str, str]()
+        before = self._reasons if self._request == request else {}
+        self._request, self._reasons = request, {}
         for name, mac in macs.items():
-            known = reasons.get(name)
-            if known is None or known[0] is not mac:
-                known = reasons[name] = mac, ineligible_reason(mac, request)
-            if known[1] is not None:
-                found[name] = known[1]
-        return found
+            known = before.get(name)
+            self._reasons[name] = known if known is not None and known[0] is mac else (mac, ineligible_reason(mac, request))
+        return {name: why for name, (_, why) in self._reasons.items() if why is not None}
 
     def of(self, fleet: Fleet, members: Sequence[Mac], rdma: bool, hops: HopsOf, make: Callable[[], HopGraph]) -> HopGraph:
         """The graph of these Macs, as it is known, or as it is made."""
         rates = fleet.rates(rdma=False), fleet.rates(rdma=True), fleet.memory_rates
-        if self._rates != rates or len(self._graphs) > GRAPHS_A_MAC * len(fleet.macs):
-            self._graphs.clear()
-            self._rates = rates
+        if self._rates != rates:
+            self._graphs, self._before = {}, {}
+        # The sets of this fleet, which compare by identity from here on.
+        self._rates = rates
         key, links = (rdma, len(members), members[0].name), [fleet.links(mac.name) for mac in members]
-        known = self._graphs.get(key)
+        known = self._graphs.get(key) or self._before.get(key)
         if known is not None and all(map(is_, known.members, members)) and all(map(is_, known.links, links)):
+            self._graphs[key] = known
             return known.graph.on(hops)
         made = make()
         self._graphs[key] = _Graph(members, links, made)
