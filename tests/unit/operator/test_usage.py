@@ -340,6 +340,7 @@ TABLES = ("pods", "pods_of", "epochs", "epochs_of", "plans", "plans_on", "newest
 
 
 async def test_a_status_that_says_the_same_about_plans_and_pods_leaves_their_tables(world: World) -> None:
+    world.deploy()
     await world.serve()
     index = world.index
     before = {name: getattr(index, name) for name in TABLES}
