@@ -125,7 +125,7 @@ async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_o
     )
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
-    writer = Writer(kube, world.cache, world.metrics, lambda: True, operator.changed, world.event)
+    writer = Writer(kube, world.cache, world.metrics, lambda: True, operator.changed, world.happened)
 
     name = {"name": "md", "namespace": "ns"}
     await writer.apply_status(DEPLOYMENTS, {"metadata": name, "status": {"benchmark": {"epoch": 1}}})
@@ -190,7 +190,7 @@ async def test_a_write_that_removes_an_object_reports_it_once(world: World) -> N
     world.deploy()
     known = world.cache[DEPLOYMENTS].items["ns/md"]
     kube: Any = world
-    writer = Writer(kube, world.cache, world.metrics, lambda: True, world.changed, world.event)
+    writer = Writer(kube, world.cache, world.metrics, lambda: True, world.changed, world.happened)
     for _ in range(2):
         writer.forget(DEPLOYMENTS, "ns/md", known["metadata"]["uid"])
     assert [(collection.name, key, after) for collection, key, _, after in world.changes] == [

@@ -120,7 +120,7 @@ class World:
         self.scaling = ScalingMemory(lambda: self.now.timestamp())
         self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
-        writer = Writer(kube, self.cache, self.metrics, self.leads, self.changed, self.event)
+        writer = Writer(kube, self.cache, self.metrics, self.leads, self.changed, self.happened)
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.certificates = CertificateController(kube, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
@@ -160,7 +160,7 @@ class World:
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         self.changes.append((collection, key, before, after))
 
-    def event(self, about: About, occurrence: Occurrence) -> None:
+    def happened(self, about: About, occurrence: Occurrence) -> None:
         self.events.append(manifest(about, occurrence, "operator-0"))
 
     async def refill(self) -> None:
