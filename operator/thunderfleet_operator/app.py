@@ -21,6 +21,7 @@ from thunderfleet_operator.act.controllers.certificate import CertificateControl
 from thunderfleet_operator.act.controllers.link import LinkController
 from thunderfleet_operator.act.controllers.mac import MacController
 from thunderfleet_operator.act.drains import Drains
+from thunderfleet_operator.act.events import Events
 from thunderfleet_operator.act.executor import CHECK_SECONDS, Executor
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.act.operator_key import KEY_SECRET, operator_keys
@@ -72,8 +73,6 @@ Otherwise a start would read the whole fleet once for each of its cables.
 """
 PODS_SECONDS = 0.1
 """The same for changes of the pods of a ModelDeployment, which are bound and start one after the other."""
-STEPS_SECONDS = 1.0
-"""The same for the phases of the start of a group."""
 MOMENT_SECONDS = 0.1
 """The same for what changes during a round of a ModelDeployment, from its end on: mostly what it writes itself."""
 STOP_SECONDS = 10.0
@@ -110,14 +109,11 @@ class Operator:
         """The queue of the rounds of cables, and of those that check Secrets."""
         self._keys = Keyring()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
-        self.groups = GroupClient(
-            lambda key: self.queue.changed(work_key(DEPLOYMENTS, key)),
-            self.leading,
-            lambda key: self.queue.add_after(work_key(DEPLOYMENTS, key), STEPS_SECONDS),
-        )
+        self.groups = GroupClient(lambda key: self.queue.changed(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed)
         self._index = Index(self.cache, lambda: self._keys)
-        writer = Writer(kube, self.cache, self.metrics, self.term, str(configuration.identity), partial(self.changed, own=True))
+        self._events = Events(kube, self.metrics, self.term, str(configuration.identity))
+        writer = Writer(kube, self.cache, self.metrics, self.term, partial(self.changed, own=True), self._events.later)
         macs = MacController(self._index, writer, _now)
         links = LinkController(self._index, writer, _now)
         certificates = CertificateController(kube, self._index, writer, _now)
@@ -212,12 +208,15 @@ class Operator:
         """One of kopf's events. ``kind`` is None for an object that kopf has listed."""
         store = self.cache[collection]
         before = store.items.kept.get(key_of(item))
-        if kind is None:
-            self.lists.relisted(collection)
-        # Events of the operator's own writes change nothing, so the object before is unpacked only for others.
         if store.drop(item) if kind == "DELETED" else store.put(item):
             old = unpacked(before) if before is not None else None
             self.changed(collection, key_of(item), old, None if kind == "DELETED" else item)
+
+    def _is_news(self, collection: Collection, kind: str | None, item: Json) -> bool:
+        """Whether an event is about more than what the operator has listed or written itself, as at least half of them."""
+        if kind is None:
+            self.lists.relisted(collection)
+        return kind == "DELETED" or self.cache[collection].is_news(item)
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None, *, own: bool = False) -> None:
         """Puts what an object's change concerns on the queue. ``own``: whether the operator has made it."""
@@ -302,6 +301,7 @@ class Operator:
             "leader": self.leader.run,
             "planner": self.planner.run,
             "lists": self.lists.run,
+            "events": self._events.run,
             "components": Components(self._kube, self.leader.leading, self.metrics.unrenewed).run,
             **{name: worker.run for name, worker in self._workers.items()},
         }
@@ -333,7 +333,9 @@ class Operator:
                 start.cancel()
                 return
             await start
-            watch = asyncio.create_task(kopf_watch.run(self._kube, self._event, self._stop, self._watching), name="kopf")
+            watch = asyncio.create_task(
+                kopf_watch.run(self._kube, self._event, self._is_news, self._stop, self._watching), name="kopf"
+            )
             tasks.append(watch)
             ready = asyncio.create_task(_wait(self._watching), name="kopf-ready")
             await asyncio.wait({ready, watch, waiter}, return_when=asyncio.FIRST_COMPLETED)

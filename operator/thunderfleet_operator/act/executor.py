@@ -476,7 +476,7 @@ class Executor:
             raise
         self._pacing.wrote(key)
         for occurrence in occurrences(deployment.status, status):
-            await self._writer.emit(deployment, occurrence)
+            self._writer.event(deployment, occurrence)
         return None
 
     def _drain(self, key: str, decision: Decision) -> list[float | None]:

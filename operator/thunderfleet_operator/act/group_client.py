@@ -1,8 +1,7 @@
 """The client of the groups: polls rank 0 of each for its state, and requests drains, over mutual TLS with the group's keys.
 
 A long poll: rank 0 answers as soon as its group enters another phase, so no failure is missed between two polls. Each change,
-and a silence that lasts, puts the ModelDeployment on the work queue. A group that starts passes its phases in seconds, and only
-the status shows them: those that follow one another quickly have one round.
+and a silence that lasts, puts the ModelDeployment on the work queue.
 """
 
 import asyncio
@@ -35,10 +34,6 @@ REMIND_SECONDS = 10.0
 """How often a silent group puts its ModelDeployment on the queue."""
 
 
-STEPS = frozenset((GroupPhase.WAITING, GroupPhase.PREPARING, GroupPhase.FORMING, GroupPhase.LOADING))
-"""The phases of a start that goes on."""
-
-
 def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
@@ -46,12 +41,6 @@ def _host(address: str) -> str:
 def _without_requests(state: GroupState) -> GroupState:
     """The part of the state whose change needs a round at once. Excludes figures of requests, which change all the time."""
     return state.model_copy(update={"requests": None, "in_flight": None, "idle_seconds": None})
-
-
-def _only_steps(before: GroupState, after: GroupState) -> bool:
-    """Whether a group has only gone on with its start. Whatever has failed needs a round at once."""
-    same = (before.attempt, before.recoveries, before.failure) == (after.attempt, after.recoveries, after.failure)
-    return same and before.phase in STEPS and after.phase in STEPS
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
@@ -73,7 +62,6 @@ class _Poller:
         pair: KeyPair,
         session: aiohttp.ClientSession,
         changed: Callable[[], None],
-        stepped: Callable[[], None],
         leading: Callable[[], bool],
     ) -> None:
         self.plan = plan
@@ -88,7 +76,6 @@ class _Poller:
         self._context = tls.pinned(pair.certificate, pair.key, server=False)
         self._session = session
         self._changed = changed
-        self._stepped = stepped
         self._leading = leading
         self.task = asyncio.create_task(self._run(), name=f"poll {plan.group} e{plan.epoch}")
 
@@ -180,10 +167,7 @@ class _Poller:
                 if self.state is None or self.state.phase is not state.phase:
                     self._phase_since = now
                 before, self.state = self.state, state
-                news = before is None or _without_requests(state) != _without_requests(before)
-                if news and before is not None and not back and _only_steps(before, state):
-                    self._stepped()
-                elif news or back:
+                if before is None or back or _without_requests(state) != _without_requests(before):
                     self._changed()
             elif now - self._answered > REMIND_SECONDS and now - reminded > REMIND_SECONDS:
                 reminded = now
@@ -199,15 +183,11 @@ class _Poller:
 class GroupClient:
     """All pollers.
 
-    ``changed(key)`` is called with the ModelDeployment's ``namespace/name``; if it is given, ``stepped(key)`` is called instead
-    when a group has only gone on with its start. ``leading``: whether this replica may act.
+    ``changed(key)`` is called with the ModelDeployment's ``namespace/name``. ``leading``: whether this replica may act.
     """
 
-    def __init__(
-        self, changed: Callable[[str], None], leading: Callable[[], bool], stepped: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, changed: Callable[[str], None], leading: Callable[[], bool]) -> None:
         self._changed = changed
-        self._stepped = stepped if stepped is not None else changed
         self._leading = leading
         self._pollers: dict[tuple[str, int], _Poller] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -223,8 +203,7 @@ class GroupClient:
                 self._pollers.pop(known).end()
         for index, (plan, pair) in plans.items():
             if (key, index) not in self._pollers and self._session is not None:
-                signals = (lambda: self._changed(key)), (lambda: self._stepped(key))
-                self._pollers[key, index] = _Poller(plan, pair, self._session, *signals, self._leading)
+                self._pollers[key, index] = _Poller(plan, pair, self._session, lambda: self._changed(key), self._leading)
             if (poller := self._pollers.get((key, index))) is not None:
                 poller.connections = (connections or {}).get(index, "")
 

@@ -5,16 +5,14 @@ them, so the writer itself reports each change.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from thunderfleet_crds.names import MANAGED_BY
-from thunderfleet_lib.eventlimit import EventLimit
-from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
+from thunderfleet_lib.kube import Json, Kube, key_of
 
-from thunderfleet_operator.act import events
+from thunderfleet_operator.act.events import About
 from thunderfleet_operator.decide.status.events import Occurrence
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.watch.cache import REQUESTS, Cache, Collection
@@ -47,19 +45,24 @@ Changed = Callable[[Collection, str, Json | None, Json | None], None]
 class Writer:
     """Writes while this replica leads, and a round only in the term in which it began.
 
-    ``term`` returns the number of this replica's term, 0 while it does not lead. ``instance`` is its name, for Events.
+    ``term`` returns the number of this replica's term, 0 while it does not lead. ``event`` has an Event written.
     """
 
     def __init__(
-        self, kube: Kube, cache: Cache, metrics: Metrics, term: Callable[[], int], instance: str, changed: Changed
+        self,
+        kube: Kube,
+        cache: Cache,
+        metrics: Metrics,
+        term: Callable[[], int],
+        changed: Changed,
+        event: Callable[[About, Occurrence], None],
     ) -> None:
         self._kube = kube
         self._changed = changed
-        self._instance = instance
         self._cache = cache
         self._metrics = metrics
         self._term = term
-        self._events = EventLimit()
+        self.event = event
 
     def _counted(self, resource: str, verb: str) -> None:
         term, began = self._term(), _TERM.get()
@@ -149,15 +152,3 @@ class Writer:
                 self.forget(collection, key, uid)
             log.info("deleted %s %s", collection.name, key)
         return left
-
-    async def emit(self, about: events.About, occurrence: Occurrence) -> None:
-        """Creates an Event, unless there were too many about the object. A failure to do so is only logged."""
-        if not self._events.take(str(about.metadata.uid), time.monotonic()):
-            log.debug("Event %s about %s is not created: there were too many", occurrence.reason, about.metadata.name)
-            return
-        self._counted("events", "create")
-        try:
-            body = events.manifest(about, occurrence, self._instance)
-            await self._kube.create(f"/api/v1/namespaces/{body['metadata']['namespace']}/events", body)
-        except ApiError as error:
-            log.warning("cannot create Event %s about %s: %s", occurrence.reason, about.metadata.name, error)

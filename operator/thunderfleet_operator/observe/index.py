@@ -1,12 +1,14 @@
 """The cached objects as values, kept from round to round.
 
-All values follow one rule: a value is made from objects, and is made again when the revision of one of their collections has
-changed. An object that has not changed keeps its value, so code that uses values may compare them by identity.
+All values follow one rule: a value is made from objects or from other values, and is made again when one of them has changed.
+An object that has not changed keeps its value, so code that uses values may compare them by identity. A status of a
+ModelDeployment changes with nearly every round, but rarely what its pods and plans are: tables that are made of these stay.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
@@ -56,17 +58,14 @@ AT_ONCE = 20
 T = TypeVar("T")
 K = TypeVar("K")
 M = TypeVar("M", bound=ApiModel)
-
-
-_PLANS = (CONFIGMAPS, DEPLOYMENTS)
-"""The collections that decide which plans are accepted: the plans, and the status of their ModelDeployments."""
+V = TypeVar("V", Pod, Epoch)
 
 
 class _Kept(NamedTuple):
-    """``revision``: the revision of the collection of ``objects``, or the revisions of the collections of a table."""
+    """``revision``: of the collection of ``objects``, of the collections of a table, or the inputs of a value."""
 
-    revision: object
-    objects: dict[str, Kept]
+    revision: Any
+    objects: dict[str, Any]
     value: Any
 
 
@@ -181,6 +180,45 @@ class Index:
             known = self._kept[name] = _Kept(revision, {}, make())
         return cast("T", known.value)
 
+    def _made(self, name: str, inputs: tuple[object, ...], make: Callable[[], T]) -> T:
+        """A value made from other ones. The same as before if it equals it."""
+        self._follow_keys()
+        known = self._kept.get(name)
+        if known is None or not all(map(is_, known.revision, inputs)):
+            value: Any = make()
+            known = self._kept[name] = _Kept(inputs, {}, known.value if known is not None and known.value == value else value)
+        return cast("T", known.value)
+
+    def _owned(
+        self, name: str, values: Mapping[str, V | None], make: Callable[[V, ModelDeployment | None], V | None]
+    ) -> Mapping[str, V]:
+        """What ``make`` returns for each value and its ModelDeployment. The same mapping while none of that has changed."""
+        deployments, known = self.deployments, self._kept.get(name)
+        inputs = values, deployments
+        if known is not None and all(map(is_, known.revision, inputs)):
+            return cast("Mapping[str, V]", known.value)
+        past = known.objects if known is not None else {}
+        parts, same = dict[str, tuple[V, ModelDeployment | None, V | None]](), known is not None
+        for key, value in values.items():
+            if value is None:
+                continue
+            namespace, owner = value.deployment
+            deployment, before = deployments.get(f"{namespace}/{owner}") if owner else None, past.get(key)
+            if before is None or before[0] is not value or before[1] is not deployment:
+                result = make(value, deployment)
+                if before is not None and before[2] == result:
+                    result = before[2]
+                else:
+                    same = False
+                before = value, deployment, result
+            parts[key] = before
+        if known is None or not same or len(parts) != len(past):
+            found: Any = {key: part[2] for key, part in parts.items() if part[2] is not None}
+        else:
+            found = known.value
+        self._kept[name] = _Kept(inputs, parts, found)
+        return cast("Mapping[str, V]", found)
+
     # --- one value an object -----------------------------------------------------------------------------------------
 
     @property
@@ -197,23 +235,13 @@ class Index:
     def pods(self) -> Mapping[str, Pod]:
         """All pods of the cluster. Only those that the operator made belong to a group."""
         raw = self._objects(PODS, lambda item: read_pod(item, self._keys()))
-        return self._table(
-            "proven pods",
-            (PODS, DEPLOYMENTS),
-            lambda: {key: proven(pod, self._deployment(*pod.deployment)) for key, pod in raw.items()},
-        )
+        return self._owned("proven pods", raw, proven)
 
     @property
     def epochs(self) -> Mapping[str, Epoch]:
         """The plans that the operator made, by the ``namespace/name`` of their ConfigMaps, those being deleted included."""
         raw = self._objects(CONFIGMAPS, lambda item: read_epoch(item, self._keys()))
-
-        def make() -> dict[str, Epoch]:
-            read = {key: epoch for key, epoch in raw.items() if epoch is not None}
-            found = {key: accepted(epoch, self._deployment(*epoch.deployment)) for key, epoch in read.items()}
-            return {key: epoch for key, epoch in found.items() if epoch is not None}
-
-        return self._table("accepted plans", _PLANS, make)
+        return self._owned("accepted plans", raw, accepted)
 
     def _deployment(self, namespace: str, name: str) -> ModelDeployment | None:
         return self.deployments.get(f"{namespace}/{name}") if name else None
@@ -241,14 +269,15 @@ class Index:
 
     def routers(self, namespace: str) -> tuple[Router, ...]:
         """The routers in the namespace of the release that are ready."""
-        return self._table(
+        pods, nodes = self.pods, self.live_nodes
+        return self._made(
             f"routers in {namespace}",
-            (PODS, DEPLOYMENTS, NODES),
+            (pods, nodes),
             lambda: tuple(
                 Router(pod.node, node.address)
-                for pod in self.pods.values()
+                for pod in pods.values()
                 if pod.router and pod.ready and pod.terminating is None and pod.deployment[0] == namespace and pod.node
-                if (node := self.live_nodes.get(pod.node)) is not None and node.address is not None
+                if (node := nodes.get(pod.node)) is not None and node.address is not None
             ),
         )
 
@@ -304,48 +333,50 @@ class Index:
     @property
     def epochs_of(self) -> Mapping[DeploymentKey, tuple[Epoch, ...]]:
         """By the namespace and name of their ModelDeployment."""
-        return self._table("epochs of", _PLANS, lambda: _grouped((e.deployment, e) for e in self.epochs.values()))
+        epochs = self.epochs
+        return self._made("epochs of", (epochs,), lambda: _grouped((e.deployment, e) for e in epochs.values()))
 
     @property
     def pods_of(self) -> Mapping[DeploymentKey, tuple[Pod, ...]]:
         """Runner pods, by the namespace and name of their ModelDeployment."""
-        return self._table(
-            "pods of", (PODS, DEPLOYMENTS), lambda: _grouped((p.deployment, p) for p in self.pods.values() if p.deployment[1])
-        )
+        pods = self.pods
+        return self._made("pods of", (pods,), lambda: _grouped((p.deployment, p) for p in pods.values() if p.deployment[1]))
 
     @property
     def plans(self) -> Mapping[PlacementKey, Plan]:
         """Plans that are not being deleted. Copies of earlier ones are left out."""
-        return self._table(
+        epochs = self.epochs
+        return self._made(
             "plans",
-            _PLANS,
-            lambda: {placement_key(e.plan): e.plan for e in self.epochs.values() if e.current and not e.deleting},
+            (epochs,),
+            lambda: {placement_key(e.plan): e.plan for e in epochs.values() if e.current and not e.deleting},
         )
 
     @property
     def newest_epochs(self) -> Mapping[tuple[str, str, int], int]:
         """By namespace, name and group: the number of the newest plan."""
-        return self._table("newest epochs", _PLANS, lambda: {key[:3]: key[3] for key in sorted(self.plans)})
+        plans = self.plans
+        return self._made("newest epochs", (plans,), lambda: {key[:3]: key[3] for key in sorted(plans)})
 
     @property
     def plans_on(self) -> Mapping[str, tuple[PlacementKey, ...]]:
         """By Mac, the placements whose plan names it."""
-        return self._table(
-            "plans on",
-            _PLANS,
-            lambda: _grouped((rank.node, key) for key, plan in self.plans.items() for rank in plan.ranks),
+        plans = self.plans
+        return self._made(
+            "plans on", (plans,), lambda: _grouped((rank.node, key) for key, plan in plans.items() for rank in plan.ranks)
         )
 
     @property
     def running_on(self) -> Mapping[str, frozenset[PlacementKey]]:
         """By Mac, the placements that have a pod there that has not ended."""
-        return self._table(
+        pods = self.pods
+        return self._made(
             "running on",
-            (PODS, DEPLOYMENTS),
+            (pods,),
             lambda: {
                 node: frozenset(keys)
                 for node, keys in _grouped(
-                    (p.node, p.placement) for p in self.pods.values() if p.owner and p.node and not p.ended
+                    (p.node, p.placement) for p in pods.values() if p.owner and p.node and not p.ended
                 ).items()
             },
         )
@@ -358,19 +389,21 @@ class Index:
     @property
     def usage(self) -> Usage:
         """Everything that reserves something on the Macs."""
+        pods, epochs = self.pods, self.epochs
+        newest = self._made("newest placements", (epochs,), lambda: newest_epochs(epochs.values()))
 
         def make() -> Usage:
-            newest = newest_epochs(self.epochs.values())
             full = {key: epoch for key, epoch in newest.items() if counts(epoch, self._deployment(*epoch.deployment))}
             held = {key: epoch.plan for key, epoch in newest.items() if key not in full}
-            return Usage(self.pods, {key: epoch.plan for key, epoch in full.items()}, held)
+            return Usage(pods, {key: epoch.plan for key, epoch in full.items()}, held)
 
-        return self._table("usage", (PODS, *_PLANS), make)
+        return self._made("usage", (pods, newest, self.deployments), make)
 
     @property
     def taken(self) -> Taken:
         """What is taken on each Mac."""
-        return self._table("taken", (PODS, *_PLANS), lambda: self.usage.taken())
+        usage = self.usage
+        return self._made("taken", (usage,), usage.taken)
 
     @property
     def fleet(self) -> Fleet:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import add
+from typing import NamedTuple
 
 from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.vocabulary import PlacedSplit, Split
@@ -54,8 +55,7 @@ def _with_headroom(reserved: int, memory: MemoryRequest) -> int:
     return -(-reserved * (100 + memory.headroom_percent) // 100)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Memory that every division of a model over a number of ranks needs, on any Macs.
 
     Every Mac needs ``least`` bytes, and all Macs together need ``together`` bytes. If ``even``, the order of ranks does not

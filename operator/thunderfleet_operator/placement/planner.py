@@ -15,7 +15,7 @@ from thunderfleet_operator.placement.rating.score import Score
 from thunderfleet_operator.placement.result import Placement, RunnerUp, Unplaceable
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import Candidate, CandidateSearch
-from thunderfleet_operator.placement.search.hop_graphs import KnownHops
+from thunderfleet_operator.placement.search.hop_graphs import Known
 
 KEPT = "kept its placement"
 MAX_STEPS = 300_000
@@ -34,15 +34,15 @@ def plan(
     runners_up: int = 0,
     max_steps: int = MAX_STEPS,
     explained: bool = True,
-    hops: KnownHops | None = None,
+    known: Known | None = None,
 ) -> Placement | Unplaceable:
     """Where one group goes. The answer does not depend on the order of the fleet's Macs and cables.
 
     ``runners_up``: how many placements with worse scores to report. ``max_steps``: when the search takes more steps, the best
     placement found so far is returned and marked as not proven. ``explained``: whether to find out why there is no placement.
-    ``hops``: what other requests on this fleet have examined.
+    ``known``: what other searches have looked at.
     """
-    found = _placed(CandidateSearch(fleet, request, StepBudget(max_steps), hops=hops), runners_up, max_steps)
+    found = _placed(CandidateSearch(fleet, request, StepBudget(max_steps), known=known), runners_up, max_steps)
     if isinstance(found, Placement):
         return found
     return explain(found) if explained else UNEXPLAINED

@@ -13,7 +13,7 @@ from thunderfleet_operator.placement.inputs.fleet import Fleet
 from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.planner import MAX_STEPS, better, plan
 from thunderfleet_operator.placement.result import Placement, Unplaceable
-from thunderfleet_operator.placement.search.hop_graphs import KnownHops
+from thunderfleet_operator.placement.search.hop_graphs import Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +65,22 @@ def _wanted(request: Request) -> Request:
     return replace(request, avoid={}, no_ring_ports={}, steady_cables=True, corrections={})
 
 
-def answer(question: Question) -> Answer:
-    """Answers at once. Takes up to seconds for a large fleet."""
+def answer(question: Question, known: Known | None = None) -> Answer:
+    """Answers at once. Takes up to seconds for a large fleet. ``known``: what earlier answers have looked at."""
     if isinstance(question, WhatIsBetter):
         return better(question.fleet, question.request, question.running, question.links, question.split)
-    return where(question)
+    return where(question, known)
 
 
-def where(question: WherePlaced) -> Placement | Unplaceable:
-    """Where the group goes, or why it goes nowhere."""
+def where(question: WherePlaced, known: Known | None = None) -> Placement | Unplaceable:
+    """Where the group goes, or why it goes nowhere. ``known``: as in ``answer``."""
     *before, last = question.requests
     # All requests together take the steps of one.
-    steps, hops, more = MAX_STEPS // len(question.requests), KnownHops(), question.runners_up
+    steps, more = MAX_STEPS // len(question.requests), question.runners_up
+    known = Known() if known is None else known
+    known.begin()
     for request in before:
-        found = plan(question.fleet, request, runners_up=more, max_steps=steps, explained=False, hops=hops)
+        found = plan(question.fleet, request, runners_up=more, max_steps=steps, explained=False, known=known)
         if isinstance(found, Placement):
             return found
-    return plan(question.fleet, last, runners_up=more, max_steps=steps, hops=hops)
+    return plan(question.fleet, last, runners_up=more, max_steps=steps, known=known)

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 from thunderfleet_operator.placement.inputs.fleet import Fleet, Mac
 from thunderfleet_operator.placement.inputs.model import ModelFacts
 from thunderfleet_operator.placement.questions import Question, WhatIsBetter, WherePlaced, answer
+from thunderfleet_operator.placement.search.hop_graphs import Known
 from thunderfleet_operator.planning import wire
 
 T = TypeVar("T")
@@ -84,10 +85,10 @@ def _read(source: BinaryIO, messages: "queue.SimpleQueue[object]") -> None:
         os._exit(1)
 
 
-def _answer(question: Question) -> wire.Answered | wire.Failed:
+def _answer(question: Question, known: Known) -> wire.Answered | wire.Failed:
     began = time.process_time()
     try:
-        found = answer(question)
+        found = answer(question, known)
     except MemoryError:
         return wire.Failed(OUT_OF_MEMORY)
     except Exception as error:
@@ -108,16 +109,17 @@ def main() -> None:
     messages: queue.SimpleQueue[object] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, messages), daemon=True).start()
     _limit_memory()
-    fleet, interned = Fleet(), Interned()
+    fleet, interned, known = Fleet(), Interned(), Known()
     while True:
         message = messages.get()
         if isinstance(message, wire.Changed):
             fleet = fleet.changed(interned.macs(message.macs), message.cables, message.gone)
             continue
         if isinstance(message, wire.AskedWhere):
-            found = _answer(WherePlaced(fleet, message.requests))
+            found = _answer(WherePlaced(fleet, message.requests), known)
         elif isinstance(message, wire.AskedBetter):
-            found = _answer(WhatIsBetter(fleet, message.request, message.running, message.links, message.split))
+            better = WhatIsBetter(fleet, message.request, message.running, message.links, message.split)
+            found = _answer(better, known)
         else:
             raise TypeError(f"unknown message {message!r:.200}")
         answers.write(wire.encode(found))

@@ -14,7 +14,7 @@ from thunderfleet_lib.csr.names import REQUESTS as REQUESTS_PATH
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, pod_only, undecided_only, version
+from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, undecided_only, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +136,17 @@ class Store:
 
     def put(self, item: Json) -> bool:
         """Adds or replaces an object; False if it is not newer than the one that is known."""
-        key = key_of(item)
-        new = version(item)
-        if new <= _version(self.items.kept.get(key)) or new <= self.gone.get(key, -1):
+        if not self.is_news(item):
             return False
-        packed = Packed.of(self._reduced(item))
-        if self.collection is PODS and len(packed.text) > POD_BYTES:
-            packed = Packed.of(pod_only(item))
-        self.items.kept[key] = packed
+        key = key_of(item)
+        self.items.kept[key] = Packed.of(self._reduced(item))
         self._changed(key)
         return True
+
+    def is_news(self, item: Json) -> bool:
+        """Whether an object is newer than the one that is known."""
+        key, new = key_of(item), version(item)
+        return new > _version(self.items.kept.get(key)) and new > self.gone.get(key, -1)
 
     def _changed(self, key: str) -> None:
         self.revision += 1

@@ -142,7 +142,7 @@ async def test_what_the_operator_writes_concerns_others_before_the_watch_tells_o
     )
     kube: Any = world
     operator = Operator(kube, configuration, world.cache)
-    writer = Writer(kube, world.cache, world.metrics, lambda: True, "operator-0", operator.changed)
+    writer = Writer(kube, world.cache, world.metrics, lambda: True, operator.changed, world.happened)
 
     name = {"name": "md", "namespace": "ns"}
     await writer.apply_status(DEPLOYMENTS, {"metadata": name, "status": {"benchmark": {"epoch": 1}}})
@@ -207,9 +207,26 @@ async def test_a_write_that_removes_an_object_reports_it_once(world: World) -> N
     world.deploy()
     known = world.cache[DEPLOYMENTS].items["ns/md"]
     kube: Any = world
-    writer = Writer(kube, world.cache, world.metrics, lambda: True, "operator-0", world.changed)
+    writer = Writer(kube, world.cache, world.metrics, lambda: True, world.changed, world.happened)
     for _ in range(2):
         writer.forget(DEPLOYMENTS, "ns/md", known["metadata"]["uid"])
     assert [(collection.name, key, after) for collection, key, _, after in world.changes] == [
         ("modeldeployments", "ns/md", None)
     ]
+
+
+async def test_of_the_events_of_a_watch_only_news_are_handled(world: World) -> None:
+    world.deploy()
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
+    kube: Any = world
+    operator = Operator(kube, configuration, world.cache)
+    known = world.cache[DEPLOYMENTS].items["ns/md"]
+    newer = {**known, "metadata": {**known["metadata"], "resourceVersion": "1000"}}
+    assert not operator._is_news(DEPLOYMENTS, "MODIFIED", known), "its own write, which is in the cache"
+    assert operator._is_news(DEPLOYMENTS, "MODIFIED", newer)
+    assert operator._is_news(DEPLOYMENTS, "DELETED", known)
+    assert not operator.lists._relisted
+    assert not operator._is_news(DEPLOYMENTS, None, known)
+    assert operator.lists._relisted, "deletions that kopf has missed are looked for all the same"

@@ -1,11 +1,16 @@
-"""Events of new placements, and the causes that they name."""
+"""Events of new placements, and the causes that they name; when Events are written."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from thunderfleet_crds.kinds.modeldeployment import Failure, Group, ModelDeploymentStatus, Rank
+from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
-from thunderfleet_operator.decide.status.events import occurrences
+from thunderfleet_lib.kube import ApiError
+from thunderfleet_operator.act.events import Events
+from thunderfleet_operator.decide.status.events import Occurrence, occurrences
+from thunderfleet_operator.metrics import Metrics
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -71,3 +76,40 @@ def test_a_first_place_and_the_same_place_again() -> None:
             "group 0 is placed on a again, placement (epoch) 2, after CrashLoop (it was CrashLoop): fewest Macs that fit",
         )
     ]
+
+
+def cable(name: str) -> ThunderboltLink:
+    ends = {"a": {"node": "a", "port": 1}, "b": {"node": "b", "port": 1}}
+    return ThunderboltLink.load({"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": ends, "status": {}})
+
+
+async def test_events_are_written_later_in_their_order_and_only_in_their_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, term = list[str](), [1]
+
+    class Kube:
+        async def create(self, path: str, body: Any) -> Any:
+            if body["reason"] == "Refused":
+                raise ApiError(403, "Forbidden", "no")
+            written.append(f"{path} {body['involvedObject']['name']} {body['reason']}")
+            return body
+
+    kube: Any = Kube()
+    events = Events(kube, Metrics(), lambda: term[0], "operator-0")
+    for name, reason in (("one", "Connected"), ("one", "Refused"), ("two", "Connected")):
+        events.later(cable(name), Occurrence(reason, "text"))
+    assert not written
+    await events.write()
+    folder = "/api/v1/namespaces/default/events"
+    assert written == [f"{folder} one Connected", f"{folder} two Connected"]
+
+    events.later(cable("one"), Occurrence("Unplugged", "text"))
+    term[0] = 2
+    events.later(cable("two"), Occurrence("Unplugged", "text"))
+    await events.write()
+    assert written[2:] == [f"{folder} two Unplugged"], "the leader between the two terms may have seen something else"
+
+    monkeypatch.setattr("thunderfleet_operator.act.events.MOST_WAITING", 1)
+    for name in ("three", "four"):
+        events.later(cable(name), Occurrence("Connected", "text"))
+    await events.write()
+    assert written[3:] == [f"{folder} three Connected"], "no more wait than the bound"

@@ -120,33 +120,6 @@ async def test_the_report_of_rank_0_and_its_changes_arrive(serve: Any, monkeypat
         await groups.close()
 
 
-async def test_the_steps_of_a_start_are_told_apart_from_what_needs_a_round(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "BUSY_SECONDS", 0.01)
-    pair = group_keys(MASTER, plan(1))
-    state: dict[str, Any] = {"uid": "uid", "index": 0, "epoch": 1, "phase": "Waiting"}
-    heard: asyncio.Queue[str] = asyncio.Queue()
-    groups = GroupClient(lambda key: heard.put_nowait("changed"), lambda: True, lambda key: heard.put_nowait("stepped"))
-    failure = {"fault": "Retry", "reason": "RankExited", "message": "rank 1 ended", "at": "2026-01-01T00:00:00Z"}
-    try:
-        groups.listen("ns/md", {0: (plan_at(await serve(pair, state)), pair)})
-        async with asyncio.timeout(60):
-            assert await heard.get() == "changed", "the first report"
-            for change, told in (
-                ({"phase": "Forming"}, "stepped"),
-                ({"phase": "Loading", "message": "half"}, "stepped"),
-                ({"phase": "Preparing", "failure": failure}, "changed"),
-                ({"phase": "Forming", "attempt": 2}, "changed"),
-                ({"phase": "Loading"}, "stepped"),
-                ({"phase": "Ready"}, "changed"),
-                ({"phase": "Preparing"}, "changed"),
-                ({"phase": "GaveUp"}, "changed"),
-            ):
-                state.update(change)
-                assert await heard.get() == told, change
-    finally:
-        await groups.close()
-
-
 async def test_the_poll_names_the_known_state_so_that_rank_0_answers_on_change(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,8 +24,8 @@ async def test_kopf_does_not_ask_for_the_name_of_its_user(monkeypatch: pytest.Mo
     monkeypatch.delenv("POD_ID", raising=False)
     monkeypatch.setattr(getpass, "getuser", nameless)
     monkeypatch.setattr(kopf, "operator", operator)
-    monkeypatch.setattr(kopf_watch, "registry", lambda kube, event: None)
+    monkeypatch.setattr(kopf_watch, "registry", lambda kube, event, news: None)
     try:
-        await kopf_watch.run(cast(Kube, None), cast(Any, None), asyncio.Event(), asyncio.Event())
+        await kopf_watch.run(cast(Kube, None), cast(Any, None), cast(Any, None), asyncio.Event(), asyncio.Event())
     finally:
         os.environ.pop("POD_ID", None)

@@ -27,14 +27,17 @@ from thunderfleet_operator.placement import (
     Score,
     TensorFacts,
     Unplaceable,
+    WherePlaced,
     confirm,
     plan,
 )
 from thunderfleet_operator.placement.assembly import assemble
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS
 from thunderfleet_operator.placement.planner import MAX_STEPS
+from thunderfleet_operator.placement.questions import where
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
+from thunderfleet_operator.placement.search.hop_graphs import Known
 
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
@@ -583,3 +586,25 @@ def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> Non
     ) == fresh.rates(rdma=False)
     assert all({c.name for c in after.links(n)} == {c.name for c in fresh.links(n)} for n in "abcdefg")
     assert plan(after, request) == plan(fresh, request)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_earlier_searches_have_looked_at_changes_no_answer(seed: int) -> None:
+    tensor = tuple(TensorFacts(size, (-(-100 // size),) * size) for size in (1, 2, 4))
+    facts = ModelFacts(PATH, "org/a", bytes=100, tensor=tensor, layer_bytes=(2,) * 50)
+    fleet, dice, known = large_fleet(seed, 80, facts), random.Random(seed), Known()
+    one = Request(path=PATH, memory=NO_KV, min_nodes=2, max_nodes=4)
+    requests = one, replace(one, transport=Transport.RING)
+    for turn in range(8):
+        question = WherePlaced(fleet, (requests[turn % 4 == 3],))
+        found = where(question, known)
+        assert found == where(question), turn
+        nodes = set(found.nodes) if isinstance(found, Placement) else set[str]()
+        own = {cable.name: cable for name in nodes for cable in fleet.links(name) if cable.other(name) in nodes}
+        slow = replace(dice.choice(list(fleet.cables.values())), speed_mbps=20_000)
+        if turn % 2:
+            # The Macs are the same values.
+            fleet = fleet.changed(cables=[replace(cable, connected=False) for cable in own.values()])
+        else:
+            macs = [replace(fleet.macs[name], free_bytes=fleet.macs[name].free_bytes // 2, in_use=True) for name in nodes]
+            fleet = fleet.changed(macs, ({slow.name: slow} | own if turn == 4 else own).values())

@@ -135,7 +135,7 @@ def changed_child(folder: Path, changes: str) -> PlanningProcess:
 
 
 async def test_a_process_ends_at_its_limit_of_memory(tmp_path: Path) -> None:
-    process = changed_child(tmp_path, "child.MAX_BYTES = 600 * 2**20\nchild.answer = lambda question: bytearray(2**31)")
+    process = changed_child(tmp_path, "child.MAX_BYTES = 600 * 2**20\nchild.answer = lambda question, known: bytearray(2**31)")
     with pytest.raises(PlanningFailed, match="of memory"):
         await process.ask(where(64))
     assert process.pid is None
@@ -143,7 +143,7 @@ async def test_a_process_ends_at_its_limit_of_memory(tmp_path: Path) -> None:
 
 async def test_an_error_of_the_planner_is_told(tmp_path: Path) -> None:
     fails = (
-        "def answer(question):\n"
+        "def answer(question, known):\n"
         "    print('not an answer')\n"
         "    raise AssertionError('the search chose a Mac without room')\n"
         "child.answer = answer"

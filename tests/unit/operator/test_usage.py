@@ -16,8 +16,10 @@ from thunderfleet_operator.observe.objects.pods import Pod, RankPorts, annotated
 from thunderfleet_operator.observe.objects.pods import read_pod as read_signed_pod
 from thunderfleet_operator.observe.objects.proofs import TRUSTING, Finding, Proof
 from thunderfleet_operator.placement import Cable, End, Fleet, Mac
+from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, PODS
 
 from tests.unit.operator.values import plan, pod, view
+from tests.unit.operator.world import World
 
 FLEET = Fleet(
     [Mac("a", "10.0.0.1", 1000, 1000), Mac("b", "10.0.0.2", 1000, 1000), Mac("c", "10.0.0.3", 1000, 1000)],
@@ -332,3 +334,27 @@ def test_what_a_pod_says_of_itself() -> None:
         {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"state": {"waiting": {"reason": "Pulling"}}}]}}
     )
     assert (waits.waiting, waits.crash_looping, waits.running) == ("Pulling", False, False)
+
+
+TABLES = ("pods", "pods_of", "epochs", "epochs_of", "plans", "plans_on", "newest_epochs", "running_on", "usage", "taken")
+
+
+async def test_a_status_that_says_the_same_about_plans_and_pods_leaves_their_tables(world: World) -> None:
+    world.deploy()
+    await world.serve()
+    index = world.index
+    before = {name: getattr(index, name) for name in TABLES}
+    world.change(DEPLOYMENTS, "ns/md", lambda item: item["status"].update(observedGeneration=7))
+    assert [name for name in TABLES if getattr(index, name) is not before[name]] == []
+
+    # What a plan counts depends on the spec, and whose a plan is on the UID.
+    world.edit(replicas=0)
+    assert index.usage is not before["usage"] and not index.usage.plans and index.pods is before["pods"]
+    world.change(DEPLOYMENTS, "ns/md", lambda item: item["metadata"].update(uid="another"))
+    assert not index.plans and index.epochs is not before["epochs"]
+    (pod, *_) = world.pods()
+    world.remove(PODS, f"ns/{pod}")
+    assert f"ns/{pod}" not in index.pods and len(index.pods) == len(before["pods"]) - 1
+    (config_map,) = world.cache[CONFIGMAPS].items
+    world.remove(CONFIGMAPS, config_map)
+    assert not index.epochs and not index.epochs_of

@@ -13,6 +13,7 @@ from thunderfleet_operator.act.controllers.certificate import CertificateControl
 from thunderfleet_operator.act.controllers.link import LinkController
 from thunderfleet_operator.act.controllers.mac import MacController
 from thunderfleet_operator.act.drains import Drains
+from thunderfleet_operator.act.events import About, manifest
 from thunderfleet_operator.act.executor import Executor
 from thunderfleet_operator.act.pacing import Pacing
 from thunderfleet_operator.act.writer import Writer
@@ -20,6 +21,7 @@ from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.placing.ports import PortSettings
 from thunderfleet_operator.decide.routing.endpoints import RouterSettings
+from thunderfleet_operator.decide.status.events import Occurrence
 from thunderfleet_operator.decide.weights.manifests import NO_HUB
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.index import Index
@@ -118,7 +120,7 @@ class World:
         self.scaling = ScalingMemory(lambda: self.now.timestamp())
         self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
-        writer = Writer(kube, self.cache, self.metrics, self.leads, "operator-0", self.changed)
+        writer = Writer(kube, self.cache, self.metrics, self.leads, self.changed, self.happened)
         self.links = LinkController(self.index, writer, lambda: self.now)
         self.certificates = CertificateController(kube, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
@@ -157,6 +159,9 @@ class World:
 
     def changed(self, collection: Collection, key: str, before: Json | None, after: Json | None) -> None:
         self.changes.append((collection, key, before, after))
+
+    def happened(self, about: About, occurrence: Occurrence) -> None:
+        self.events.append(manifest(about, occurrence, "operator-0"))
 
     async def refill(self) -> None:
         """Lists everything once more."""

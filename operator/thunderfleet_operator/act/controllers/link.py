@@ -36,5 +36,5 @@ class LinkController:
             body: Json = {"apiVersion": API_VERSION, "kind": THUNDERBOLTLINK_KIND, "metadata": metadata}
             await self._writer.apply_status(LINKS, {**body, "status": decision.status})
         if decision.event is not None:
-            await self._writer.emit(observed.link, decision.event)
+            self._writer.event(observed.link, decision.event)
         return decision.recheck_seconds

@@ -77,4 +77,4 @@ class MacController:
             return
         if decision.event is not None:
             log.warning("NodeProfile %s: %s", node, decision.event.message)
-            await self._writer.emit(observed.profile, decision.event)
+            self._writer.event(observed.profile, decision.event)

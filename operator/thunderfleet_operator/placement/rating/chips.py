@@ -5,6 +5,7 @@ Studio). Chips that are sold with two bandwidths have one for each number of GPU
 multiplication and an addition each, at the clock of the generation's GPU.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -41,6 +42,7 @@ _CORES = {"": 10, "Pro": 18, "Max": 40, "Ultra": 80}
 _GFLOPS_PER_CORE = {"M1": 327, "M2": 358, "M3": 358, "M4": 404, "M5": 415}
 
 
+@lru_cache(maxsize=256)
 def chip(name: str, gpu_cores: int = 0) -> Chip | None:
     """A chip by its name, such as ``Apple M3 Ultra``; None if it is not in the table."""
     short = name.removeprefix("Apple ").strip()

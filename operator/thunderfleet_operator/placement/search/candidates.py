@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Split, Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort, cohorts
-from thunderfleet_operator.placement.eligibility import ineligible_reason
 from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Fleet
 from thunderfleet_operator.placement.inputs.model import ModelFacts
 from thunderfleet_operator.placement.inputs.request import Request
@@ -29,7 +28,7 @@ from thunderfleet_operator.placement.rating.score import Score
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import Fitting
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
-from thunderfleet_operator.placement.search.hop_graphs import HopGraphs, KnownHops
+from thunderfleet_operator.placement.search.hop_graphs import HopGraphs, Known
 from thunderfleet_operator.placement.search.roots import SetSearch
 from thunderfleet_operator.placement.search.sets import search_sets
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
@@ -72,21 +71,21 @@ class CandidateSearch:
         request: Request,
         budget: StepBudget,
         only: Iterable[str] | None = None,
-        hops: KnownHops | None = None,
+        known: Known | None = None,
     ) -> None:
-        """``only``: names of the Macs that may take a rank; None: all. ``hops``: known from other requests."""
+        """``only``: names of the Macs that may take a rank; None: all. ``known``: by other searches."""
         self.fleet = fleet = fleet if request.steady_cables else fleet.with_last_resort
         self.request = request
         self.budget = budget
         macs = fleet.macs if only is None else {name: fleet.macs[name] for name in only}
-        reasons = ((name, ineligible_reason(mac, request)) for name, mac in macs.items())
-        self.ineligible = {name: why for name, why in reasons if why is not None}
+        known = Known() if known is None else known
+        self.ineligible = known.ineligible(macs, request)
         """Why Macs may not take a rank, by name."""
         self.eligible = {name: mac for name, mac in macs.items() if name not in self.ineligible}
         self.cohorts = cohorts(self.eligible, request)
         self.unreached: list[tuple[PlacedTransport, tuple[str, ...]]] = []
         """Sets in which only a Mac that all others can reach is missing."""
-        self._made = HopGraphs(fleet, request, {} if hops is None else hops)
+        self._made = HopGraphs(fleet, request, known)
         self._graphs: dict[tuple[bool | None, bool, int], list[tuple[Cohort, list[HopGraph]]]] = {}
         self._largest: dict[Stage, int] = {}
 

@@ -1,6 +1,7 @@
 """Macs that may form a group, numbered by free memory, absent files and name, with the hops between them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 from thunderfleet_operator.placement.graph.hops import Hop
@@ -12,6 +13,10 @@ Key = tuple[int, int, int, int, int]
 """Shared, negated speed, negated bandwidth, spread, room: the parts of a score that differ within one stage and size."""
 Tie = tuple[tuple[int, int, str], ...]
 """Free memory, bytes of the model that are absent, and name of each Mac: decides between equal keys."""
+Roots = tuple[list[int], list[tuple[Key, int]]]
+"""By position, how much of a model a Mac can take; the roots of sets with their bounds, the most promising first."""
+MOST_NEEDS = 64
+"""Sizes and needs of which a graph remembers roots."""
 
 
 class HopGraph:
@@ -45,10 +50,17 @@ class HopGraph:
         self._hops_of = hops
         self._hops: list[dict[int, Hop] | None] = [None] * len(self.macs)
         self._speeds: dict[int, frozenset[int]] = {}
+        self._roots: dict[tuple[int, Bounds], Roots] = {}
+        self._holds: dict[tuple[int, Bounds], bool] = {}
         self._slowest: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.macs)
+
+    @cached_property
+    def first(self) -> Tie:
+        """Sort key of graphs of several Macs."""
+        return self.tie((0, 1, len(self) - 1))
 
     def positions(self, names: Sequence[str]) -> tuple[int, ...] | None:
         """Positions of Macs by name; None if one is not in this graph."""
@@ -97,8 +109,30 @@ class HopGraph:
         """Sum of the free memory of the Macs at positions ``first`` to ``last`` (excluded)."""
         return self._least[last] - self._least[first]
 
+    def on(self, hops: Callable[[str], Mapping[str, Hop]]) -> "HopGraph":
+        """This graph on a fleet in which its Macs and their cables are the same. ``hops``: of that fleet."""
+        self._hops_of = hops
+        return self
+
+    def roots(self, size: int, need: Bounds, find: Callable[[], Roots]) -> Roots:
+        """What ``find`` returns for sets of ``size`` Macs with this need, as it was found before."""
+        found = self._roots.get((size, need))
+        if found is None:
+            if len(self._roots) >= MOST_NEEDS:
+                self._roots.clear()
+            found = self._roots[size, need] = find()
+        return found
+
     def may_hold(self, size: int, need: Bounds) -> bool:
         """Whether any ``size`` Macs have room, regardless of hops."""
+        found = self._holds.get((size, need))
+        if found is None:
+            if len(self._holds) >= MOST_NEEDS:
+                self._holds.clear()
+            found = self._holds[size, need] = self._may_hold(size, need)
+        return found
+
+    def _may_hold(self, size: int, need: Bounds) -> bool:
         if len(self) < size or self.free[-size] < need.least or self._most[size] < need.together:
             return False
         return sum(map(need.room, self.free[-size:])) >= need.wanted

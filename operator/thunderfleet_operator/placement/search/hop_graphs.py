@@ -3,29 +3,83 @@
 Hops and buckets are computed once for all searches of the request, also for those among a part of the Macs.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, cached_property, partial
+from operator import is_
+from typing import NamedTuple
 
 from thunderfleet_crds.vocabulary import Transport
 
 from thunderfleet_operator.placement.cohorts import Cohort
+from thunderfleet_operator.placement.eligibility import ineligible_reason
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS, Hop, LANHops, hops_of
-from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Fleet, Mac
+from thunderfleet_operator.placement.inputs.fleet import MAX_RANKS, Cable, Fleet, Mac
 from thunderfleet_operator.placement.inputs.request import Request
 from thunderfleet_operator.placement.rating.buckets import LINK_STEP, MEMORY_STEP, Buckets
 from thunderfleet_operator.placement.rating.preferences import RDMA_TRANSPORTS, Stage, backend
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 
 HopsOf = Callable[[str], Mapping[str, Hop]]
-KnownHops = dict[tuple[int, bool, bool, bool], tuple[Fleet, HopsOf]]
-"""Hops by Mac that several requests use: by identity of the fleet, which is kept, RDMA, LAN, and whether LANs are relayed."""
+
+
+class _Graph(NamedTuple):
+    members: Sequence[Mac]
+    links: Sequence[tuple[Cable, ...]]
+    graph: HopGraph
+
+
+class Known:
+    """What searches have looked at, for those that follow, also on later fleets. No answer depends on it.
+
+    A fleet differs from the one before in few Macs. A graph over cables is used again while its Macs and their cables are the
+    same values, and the rates of the fleet are the same, which decide about buckets.
+    """
+
+    def __init__(self) -> None:
+        self.hops: dict[tuple[int, bool, bool, bool], tuple[Fleet, HopsOf]] = {}
+        """Hops by Mac: by identity of the fleet, which is kept, RDMA, LAN, and whether LANs are relayed."""
+        self._graphs: dict[tuple[bool, int, str], _Graph] = {}
+        self._before: dict[tuple[bool, int, str], _Graph] = {}
+        self._rates: object = None
+        self._request: Request | None = None
+        self._reasons: dict[str, tuple[Mac, str | None]] = {}
+
+    def begin(self) -> None:
+        """Another question follows. What the last one has not used is forgotten, with the earlier fleets that it holds."""
+        self.hops.clear()
+        self._before, self._graphs = self._graphs, {}
+
+    def ineligible(self, macs: Mapping[str, Mac], request: Request) -> dict[str, str]:
+        """Why Macs may not take a rank, by name."""
+        before = self._reasons if self._request == request else {}
+        self._request, self._reasons = request, {}
+        for name, mac in macs.items():
+            known = before.get(name)
+            self._reasons[name] = known if known is not None and known[0] is mac else (mac, ineligible_reason(mac, request))
+        return {name: why for name, (_, why) in self._reasons.items() if why is not None}
+
+    def of(self, fleet: Fleet, members: Sequence[Mac], rdma: bool, hops: HopsOf, make: Callable[[], HopGraph]) -> HopGraph:
+        """The graph of these Macs, as it is known, or as it is made."""
+        rates = fleet.rates(rdma=False), fleet.rates(rdma=True), fleet.memory_rates
+        if self._rates != rates:
+            self._graphs, self._before = {}, {}
+        # The sets of this fleet, which compare by identity from here on.
+        self._rates = rates
+        key, links = (rdma, len(members), members[0].name), [fleet.links(mac.name) for mac in members]
+        known = self._graphs.get(key) or self._before.get(key)
+        if known is not None and all(map(is_, known.members, members)) and all(map(is_, known.links, links)):
+            self._graphs[key] = known
+            return known.graph.on(hops)
+        made = make()
+        self._graphs[key] = _Graph(members, links, made)
+        return made
 
 
 class HopGraphs:
     """Makes the graphs of a request's cohorts on a fleet."""
 
-    def __init__(self, fleet: Fleet, request: Request, known: KnownHops) -> None:
-        """``known``: hops that other requests have examined; those of this one are added."""
+    def __init__(self, fleet: Fleet, request: Request, known: Known) -> None:
+        """``known``: what other requests have looked at; what this one looks at is added."""
         self._fleet = fleet
         self._request = request
         self._known = known
@@ -46,8 +100,10 @@ class HopGraphs:
             members = [mac for mac in part if mac.name not in excluded and needed in mac.backends]
             if len(members) > 1:
                 hops, speeds = self._hops(rdma, lan), self._speeds(rdma, lan)
-                found.append(HopGraph(members, hops, speeds, self._bandwidths, directed=lan))
-        return sorted(found, key=lambda graph: graph.tie((0, 1, len(graph) - 1)))
+                make = partial(HopGraph, members, hops, speeds, self._bandwidths, directed=lan)
+                # Over a LAN, the hops of a Mac depend on all others.
+                found.append(make() if lan else self._known.of(self._fleet, members, rdma, hops, make))
+        return sorted(found, key=lambda graph: graph.first)
 
     @cached_property
     def _bandwidths(self) -> Buckets:
@@ -63,10 +119,10 @@ class HopGraphs:
     def _hops(self, rdma: bool, lan: bool) -> HopsOf:
         fleet, relay = self._fleet, not self._request.ring_without_relay
         key = (id(fleet), rdma, lan, relay)
-        found = self._known.get(key)
+        found = self._known.hops.get(key)
         if found is None:
             hops = cache(hops_of(fleet, Transport.JACCL if rdma else Transport.RING, LANHops(fleet, relay) if lan else None))
-            self._known[key] = found = fleet, hops
+            self._known.hops[key] = found = fleet, hops
         return found[1]
 
 

@@ -12,7 +12,7 @@ from operator import sub
 
 from thunderfleet_operator.placement.memory import Bounds
 from thunderfleet_operator.placement.search.budget import StepBudget
-from thunderfleet_operator.placement.search.hop_graph import HopGraph, Key
+from thunderfleet_operator.placement.search.hop_graph import HopGraph, Key, Roots
 from thunderfleet_operator.placement.search.shortlist import Shortlist
 
 Consider = Callable[[HopGraph, tuple[int, ...], int], None]
@@ -37,13 +37,18 @@ class SetSearch:
     consider: Consider
     rooms: list[int] = field(init=False)
     """By position: how much of the model a Mac can take."""
+    _roots: list[tuple[Key, int]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.rooms, self._roots = self.graph.roots(self.size, self.need, self._found)
+
+    def _found(self) -> Roots:
         known: dict[int, int] = {}
         for free in self.graph.free:
             if free not in known:
                 known[free] = self.need.room(free)
         self.rooms = [known[free] for free in self.graph.free]
+        return self.rooms, sorted(self._bounds())
 
     def _bounds(self) -> Iterator[tuple[Key, int]]:
         """By root from which a set has room: the best key of a set with this root, over the fleet's fastest hops."""
@@ -67,7 +72,7 @@ class SetSearch:
     def roots(self, hops: int) -> Iterator[tuple[int, Key]]:
         """Roots with their bounds, the most promising first. ``hops``: how many every Mac of a set needs."""
         graph = self.graph
-        for bound, root in sorted(self._bounds()):
+        for bound, root in self._roots:
             if not self.budget.step():
                 return
             # With the fleet's fastest hop the bounds are in order: no later root is better.
