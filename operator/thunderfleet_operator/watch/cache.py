@@ -14,7 +14,7 @@ from thunderfleet_lib.csr.names import REQUESTS as REQUESTS_PATH
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.kube import Json, key_of
 
-from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, undecided_only, version
+from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, pod_only, undecided_only, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,10 @@ class Store:
         if not self.is_news(item):
             return False
         key = key_of(item)
-        self.items.kept[key] = Packed.of(self._reduced(item))
+        packed = Packed.of(self._reduced(item))
+        if self.collection is PODS and len(packed.text) > POD_BYTES:
+            packed = Packed.of(pod_only(item))
+        self.items.kept[key] = packed
         self._changed(key)
         return True
 
