@@ -23,6 +23,8 @@ MANAGER = "thunderfleet-run"
 POLL_SECONDS = 1.0
 OBSTACLE_SECONDS = 30.0
 """How long a ModelDeployment may be impossible to place before the command stops: agents and Macs may just be starting."""
+STALE_SECONDS = 90.0
+"""How long the status may report a group that does not serve. After a loss of power it does until the operator runs again."""
 PROMPT_CHARACTERS = 1 << 20
 NOT_PLACEABLE = 3
 KEY_VARIABLE = "THUNDERFLEET_API_KEY"
@@ -206,15 +208,62 @@ def _show(text: str) -> None:
 
 
 def _answer(service: Service, conversation: Conversation, endpoint: str, prompt: str) -> str:
-    """Shows one answer. Returns the endpoint, which may have moved. Retries once if the group does not serve at first."""
-    try:
-        conversation.ask(endpoint, prompt, _show)
-    except NotServing as error:
-        say(f"\n{error}; waiting until it serves again")
-        endpoint = service.until_ready()
-        conversation.ask(endpoint, prompt, _show)
-    _show("\n")
-    return endpoint
+    """Shows one answer. Returns the endpoint, which may have moved.
+
+    While the group does not serve, this tries again: for as long as ``--timeout`` allows if the status reports the reason, and
+    for STALE_SECONDS if the status reports that the group serves. An answer that breaks off is requested once more.
+    """
+    waiting, broken, said = _Waiting(service.seconds), False, ""
+    shown: list[str] = []
+
+    def show(text: str) -> None:
+        shown.append(text)
+        _show(text)
+
+    while True:
+        try:
+            conversation.ask(endpoint, prompt, show)
+        except NotServing as error:
+            if broken or waiting.is_over():
+                raise
+            broken = bool(shown)
+            if str(error) != said:
+                said = str(error)
+                say(f"\n{said}; waiting until it serves again")
+            waiting.began()
+            endpoint = service.until_ready()
+            waiting.ended()
+        else:
+            _show("\n")
+            return endpoint
+
+
+class _Waiting:
+    """How long to wait for a group that does not serve. ``seconds``: the limit in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._limit = time.monotonic() + seconds
+        self._stale: float | None = None
+        """When a status was first read at once that reports that the group serves, although it does not."""
+        self._began = 0.0
+
+    def is_over(self) -> bool:
+        """Whether to give up."""
+        now = time.monotonic()
+        return now >= self._limit or (self._stale is not None and now - self._stale >= STALE_SECONDS)
+
+    def began(self) -> None:
+        """The wait for a status that reports that the group serves begins."""
+        self._began = time.monotonic()
+        if self._stale is None:
+            self._stale = self._began
+
+    def ended(self) -> None:
+        """It has ended. If it was short, that status may be older than the failure."""
+        if time.monotonic() - self._began < POLL_SECONDS:
+            time.sleep(POLL_SECONDS)
+        else:
+            self._stale = None
 
 
 def _lines() -> Iterator[str]:

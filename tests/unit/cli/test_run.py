@@ -316,6 +316,35 @@ def test_a_group_that_moves_is_asked_again(run: Run, endpoint: Endpoint, capsys:
     assert said.out == "Hello\n" and "the group forms; waiting until it serves again" in said.err
 
 
+def test_a_status_from_before_a_loss_of_power_does_not_end_the_wait(
+    run: Run, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = "http://127.0.0.1:1/v1"
+    endpoint.answers = [(503, b'{"error": {"message": "the group loads"}}')] * 3 + [(200, event("Hello") + DONE)]
+    before, after = deployment(*READY, endpoint=gone), deployment(*READY, endpoint=endpoint.url)
+    server = Server(*[before] * 6, *[deployment(*LOADS)] * 4, after)
+    assert run(server, "--prompt", "Hi") == 0
+    said = capsys.readouterr()
+    assert said.out == "Hello\n" and said.err.count("cannot reach http://127.0.0.1:1/v1") == 1
+    assert said.err.count("the group loads; waiting until it serves again") == 1
+
+
+def test_a_machine_that_never_reaches_the_endpoint_gives_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "STALE_SECONDS", 0.05)
+    assert run(Server(deployment(*READY, endpoint="http://127.0.0.1:1/v1")), "--prompt", "Hi") == 1
+    assert "run `thunderfleet run` on a machine in the network of the Macs" in capsys.readouterr().err
+
+
+def test_an_answer_that_breaks_off_twice_is_not_requested_again(
+    run: Run, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.answers = [(200, event("one ")), (200, event("two "))]
+    assert run(Server(deployment(*READY, endpoint=endpoint.url)), "--prompt", "Hi") == 1
+    assert "ended early" in capsys.readouterr().err and len(endpoint.requests) == 2
+
+
 @pytest.mark.parametrize(
     "conditions",
     [
